@@ -134,7 +134,7 @@ def state_publish(context: CommandContext, kind: bytes, name: bytes, message: by
 def state_notify(context: CommandContext, letters: bytes) -> Reply:
     """Sends this connection keyspace events of these classes, whatever notify-keyspace-events is."""
     try:
-        context.server.notifications.ask(context.session, classes_of(letters.decode("latin-1")))
+        context.server.notifications.enable_for(context.session, classes_of(letters.decode("latin-1")))
     except ClassesError as error:
         raise PlainError(str(error)) from None
     return OK

@@ -1,13 +1,15 @@
-"""Keyspace notifications, and a channel for each job's epochs: what this server says to its subscribers by itself.
+"""The messages that a server publishes itself: keyspace notifications, and one channel for each job's epochs.
 
-    __keyspace@0__:<key>      <event>      for each event of a key, first this one ...
-    __keyevent@0__:<event>    <key>        ... then that one, as the classes say that are asked for
+    __keyspace@0__:<key>      <event>      for each event of a key, if the enabled classes have K
+    __keyevent@0__:<event>    <key>        behind it, if they have E
     __sparkis__:epoch:<job>   {"job": "<job>", "term": 1, "epoch": 7}
 
-Appliers keep what happened to each key while somebody wants it (`key_events` of a store). It is read from the view
-that clients are answered from, so that nobody is told of an epoch before it can be read; in portions, and with pauses
-for those who do not take it as fast. Who takes less than the pauses allow has it waiting in the output, up to the limit
-at which clients are cut; and who is so late that the store has let go of what comes next is cut as well.
+While notifications are enabled, appliers keep the events of each key in the store (`key_events`). They are read from
+the view that answers clients, so that no message is ahead of the readable epoch.
+
+Messages are made in batches. Between batches the server waits a bounded time for slow subscribers; after that their
+messages stay in the output buffer, up to the limit at which a client is cut. A subscriber is also cut if the store has
+dropped events that it has not got yet.
 """
 
 from __future__ import annotations
@@ -41,15 +43,15 @@ logger = logging.getLogger("sparkis.server")
 KEYSPACE, KEYEVENT = b"__keyspace@0__:", b"__keyevent@0__:"
 EPOCH = OWN_CHANNELS + b"epoch:"
 
-# What expires is removed once a second or so, and nobody tells of it: how often it is looked for (guess).
-LOOK_S = 0.1
-# How long messages are made before others have their turn.
+# Expired keys are removed about once a second without a signal, so the view is polled this often (guess).
+POLL_S = 0.1
+# How long messages are made before the event loop goes on.
 SLICE_NS = 2_000_000
-# How long is waited for clients that have more waiting than that at which their requests are not read any more.
+# How long to wait for subscribers whose output exceeds `output_pause_bytes`.
 PATIENCE_S = 1.0
 PATIENCE_STEP_S = 0.01
 
-# The classes of events, by their letters; A stands for those that Redis counts as all.
+# The classes of events by their letters; A stands for all but K, E, m and n, as in Redis.
 ALL_CLASSES = "g$lshzxetd"
 CLASSES = {letter: 1 << number for number, letter in enumerate(ALL_CLASSES + "KEmn")}
 TO_KEYSPACE, TO_KEYEVENT = CLASSES["K"], CLASSES["E"]
@@ -84,11 +86,11 @@ EVENTS: Mapping[int, Event] = {
 
 
 class ClassesError(ValueError):
-    """Letters that are no classes of events; the text is Redis'."""
+    """A letter that is no class of events; the text is Redis'."""
 
 
 def classes_of(letters: str) -> int:
-    """Return the classes that letters stand for; ClassesError."""
+    """Return the classes of letters; ClassesError for an unknown one."""
     found = 0
     for letter in letters:
         if letter != "A" and letter not in CLASSES:
@@ -98,39 +100,39 @@ def classes_of(letters: str) -> int:
 
 
 def letters_of(classes: int) -> str:
-    """Return the letters of classes, so that they can be read again."""
+    """Return the letters of classes; `classes_of` reads them."""
     return "".join(letter for letter, each in CLASSES.items() if classes & each)
 
 
 def shown_letters(letters: str) -> str:
-    """Return the letters that Redis shows for these: `n` is not among them where `A` is."""
+    """Return letters as CONFIG GET shows them: `A` hides `n`."""
     classes = classes_of(letters)
     alone = "A" if classes & ALL == ALL else "".join(each for each in ALL_CLASSES + "n" if classes & CLASSES[each])
     return alone + "".join(each for each in "KEm" if classes & CLASSES[each])
 
 
 def says_anything(classes: int) -> bool:
-    """Tell whether these classes make any message at all."""
+    """Tell whether these classes enable any message."""
     return bool(classes & (TO_KEYSPACE | TO_KEYEVENT) and classes & ~(TO_KEYSPACE | TO_KEYEVENT))
 
 
 def may_be_of_keys(way: Way, name: bytes) -> bool:
-    """Tell whether a channel is one of notifications, or a pattern may match one."""
+    """Tell whether a channel is one of keyspace notifications, or whether a pattern may match one."""
     if way is Way.PATTERN:
         literal = re.split(rb"[*?\[\\]", name, maxsplit=1)[0]
         return any(each.startswith(literal) or literal.startswith(each) for each in (KEYSPACE, KEYEVENT))
     return name.startswith((KEYSPACE, KEYEVENT))
 
 
-class _At(NamedTuple):
-    """How far what a job's store keeps was told: up to before `serial`, of what was begun under an id."""
+class _Position(NamedTuple):
+    """The next event to publish of a job: `serial`, in the series of events that the store began under `id`."""
 
     id: bytes
     serial: int
 
 
 class NotificationHost(Protocol):
-    """The process whose clients are notified: of changes that its view shows."""
+    """The process whose clients are notified of the changes in its view."""
 
     config: ServerConfig
     cluster: NodeView | None
@@ -147,7 +149,7 @@ class NotificationHost(Protocol):
 
 
 class Notifications:
-    """What one process tells its subscribers. Runs on the event loop's thread."""
+    """The notifications of one process. Runs on the event loop's thread."""
 
     def __init__(self, host: NotificationHost) -> None:
         self._host = host
@@ -155,113 +157,113 @@ class Notifications:
         self._hub.on_change = self._subscriptions_changed
         self._hub.on_leave = self._leave
         self._classes = classes_of(host.config.notify_events)
-        self._asked: dict[Session, int] = {}
-        self._at: dict[str, _At | None] = {}
+        self._classes_of_clients: dict[Session, int] = {}
+        self._at: dict[str, _Position | None] = {}
         self._epochs: dict[str, tuple[int, int]] = {}
         self._task: asyncio.Task[None] | None = None
-        self._woken = asyncio.Event()
+        self._wakeup = asyncio.Event()
         # The channels and patterns with subscribers that notifications may match.
-        self._listened_to: dict[tuple[Way, bytes], None] = {}
-        self._not_waited_for: set[Session] = set()
+        self._listeners: dict[tuple[Way, bytes], None] = {}
+        self._too_slow: set[Session] = set()
         self._wanted = self._classes  # by anybody
         self._is_wanted = self.is_wanted
-        # Told whether appliers have to keep what happens to keys.
+        # Called when appliers have to start or stop keeping events of keys.
         self.on_demand_change: Callable[[bool], None] = lambda is_wanted: None
 
-    # -- what is wanted -----------------------------------------------------------------------------------------------
+    # -- enabled classes ---------------------------------------------------------------------------------------------
 
     @property
     def is_wanted(self) -> bool:
-        """Tell whether somebody wants notifications."""
-        return any(map(says_anything, (self._classes, *self._asked.values())))
+        """Tell whether notifications are enabled, by the settings or for a client."""
+        return any(map(says_anything, (self._classes, *self._classes_of_clients.values())))
 
     def configure(self) -> None:
-        """Take in what the settings say now."""
+        """Apply changed settings."""
         self._classes = classes_of(self._host.config.notify_events)
         self._settle()
 
-    def ask(self, session: Session, classes: int) -> None:
-        """Have one client told of these classes, whatever the settings say."""
-        self._asked[session] = classes
+    def enable_for(self, session: Session, classes: int) -> None:
+        """Notify one client of these classes, whatever the settings are."""
+        self._classes_of_clients[session] = classes
         self._settle()
 
     def _leave(self, session: Session) -> None:
-        """Forget what a client asked for: it has gone, or sent RESET."""
-        self._not_waited_for.discard(session)
-        if self._asked.pop(session, None) is not None:
+        """Remove a client that disconnected, or sent RESET."""
+        self._too_slow.discard(session)
+        if self._classes_of_clients.pop(session, None) is not None:
             self._settle()
 
     def _settle(self) -> None:
         self._wanted = self._classes
-        for classes in self._asked.values():
+        for classes in self._classes_of_clients.values():
             self._wanted |= classes
         is_wanted = self.is_wanted
         if is_wanted != self._is_wanted:
             self._is_wanted = is_wanted
             self.on_demand_change(is_wanted)
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- polling ------------------------------------------------------------------------------------------------------
 
     def _subscriptions_changed(self, way: Way, name: bytes) -> None:
-        """Take in that a channel or pattern got its first subscriber, or lost its last one."""
+        """Update the listened-to names: this one got its first subscriber, or lost its last one."""
         if way is not Way.SHARD and may_be_of_keys(way, name):
             if name in self._hub.names(way):
-                self._listened_to[way, name] = None
+                self._listeners[way, name] = None
             else:
-                self._listened_to.pop((way, name), None)
+                self._listeners.pop((way, name), None)
         self.poll_soon()
 
     def poll_soon(self) -> None:
-        """Look for what is new as soon as may be: subscriptions, or an epoch, may have changed."""
+        """Poll at once: subscriptions or an epoch may have changed."""
         if self._task is None and not self._hub.is_empty:
             self._begin()
-            self._task = asyncio.get_running_loop().create_task(self._keep_looking())
-        self._woken.set()
+            self._task = asyncio.get_running_loop().create_task(self._poll_forever())
+        self._wakeup.set()
 
     def close(self) -> None:
-        """Tell nothing any more."""
+        """Stop."""
         if self._task is not None:
             self._task.cancel()
 
     def _begin(self) -> None:
-        """Leave out what was before anybody was there to be told."""
+        """Skip all that happened before the first subscription."""
         self._host.look()
         for name, snapshot in self._snapshots():
             kept = snapshot.events_kept()
-            self._at[name] = None if kept is None else _At(kept.id, kept.next)
+            self._at[name] = None if kept is None else _Position(kept.id, kept.next)
             self._epochs[name] = (snapshot.applied.term, snapshot.applied.epoch)
 
-    async def _keep_looking(self) -> None:
+    async def _poll_forever(self) -> None:
         try:
             while not self._hub.is_empty:
-                self._woken.clear()
+                self._wakeup.clear()
                 try:
-                    await self._tell()
-                except StoreError as error:  # who reads is told as well; the next look may find it mended
-                    logger.warning("nobody is notified of a job for now: %s", error)
+                    await self._publish()
+                except StoreError as error:  # readers get the same error; the store may work at the next poll
+                    logger.warning("notifications of a job are paused: %s", error)
                 except Exception as error:
                     self._host.report(error)
                     self._cut_listeners()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), LOOK_S)
+                    await asyncio.wait_for(self._wakeup.wait(), POLL_S)
         finally:
             self._task = None
             self._at.clear()
             self._epochs.clear()
 
-    async def _tell(self) -> None:
-        """Tell everything that is new."""
+    async def _publish(self) -> None:
+        """Publish all new epochs and events."""
         self._host.look()
-        self._tell_epochs()
+        self._publish_epochs()
         for name in [name for name, _ in self._snapshots()]:
-            await self._tell_events(name)
+            await self._publish_events(name)
 
     def _snapshots(self) -> Iterator[tuple[str, Snapshot]]:
         return ((job.name, snapshot) for job, snapshot in self._host.view.snapshots())
 
     # -- epochs -------------------------------------------------------------------------------------------------------
 
-    def _tell_epochs(self) -> None:
+    def _publish_epochs(self) -> None:
         for name, snapshot in self._snapshots():
             applied = snapshot.applied
             reached = (applied.term, applied.epoch)
@@ -270,23 +272,26 @@ class Notifications:
                 self.announce_epoch(name, reached)
 
     def announce_epoch(self, job: str, reached: tuple[int, int]) -> None:
-        """Say that an epoch of a job, by its term and number, can be read from now on."""
-        told = {"job": job, "term": reached[0], "epoch": reached[1]}
+        """Publish that an epoch of a job, given by term and number, is readable."""
+        message = {"job": job, "term": reached[0], "epoch": reached[1]}
         self._host.message_bus.post(
-            Way.CHANNEL, EPOCH + job.encode(), json.dumps(told).encode(), lambda session: can_see_job(session.user, job)
+            Way.CHANNEL,
+            EPOCH + job.encode(),
+            json.dumps(message).encode(),
+            lambda session: can_see_job(session.user, job),
         )
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 
-    async def _tell_events(self, name: str) -> None:
-        """Tell what happened to the keys of a job since the last time, portion by portion."""
+    async def _publish_events(self, name: str) -> None:
+        """Publish a job's new events, batch by batch."""
         while (portion := self._next_portion(name)) is not None:
-            await self._tell_portion(portion)
+            await self._publish_portion(portion)
 
     def _next_portion(self, name: str) -> Portion | None:
         try:
             snapshot = self._host.view.of_job(name)
-        except KeyError:  # it has gone while portions were told
+        except KeyError:  # the job was removed meanwhile
             self._at.pop(name, None)
             return None
         kept = snapshot.events_kept()
@@ -295,32 +300,32 @@ class Notifications:
             return None
         at = self._at.get(name)
         serial = at.serial if at is not None and at.id == kept.id else kept.first
-        if not self._listened_to:
+        if not self._listeners:
             serial = kept.next
         elif serial < kept.first:
             self._cut_listeners()
             serial = kept.next
-        self._at[name] = _At(kept.id, min(serial + 1, kept.next))
+        self._at[name] = _Position(kept.id, min(serial + 1, kept.next))
         return snapshot.events(serial) if serial < kept.next else None
 
     def _cut_listeners(self) -> None:
-        """Cut those who would miss something: they notice, and can read anew."""
-        for way, name in list(self._listened_to):
+        """Cut all listeners, as they would miss events: they reconnect and read again."""
+        for way, name in list(self._listeners):
             for session in self._hub.sessions(way, name):
-                if session.id in self._host.sessions:  # by another name it may have been cut already
-                    self._host.clients.cut(session.id, "what it would be notified of next is lost")
+                if session.id in self._host.sessions:  # it may have been cut for another name
+                    self._host.clients.cut(session.id, "its next notifications are lost")
 
-    async def _tell_portion(self, portion: Portion) -> None:
-        mail = MessageBatch()
+    async def _publish_portion(self, portion: Portion) -> None:
+        batch = MessageBatch()
         ends_ns = perf_counter_ns() + SLICE_NS
         for key, numbers in portion.events:
-            for _ in self._posting(mail, key, numbers):
+            for _ in self._messages(batch, key, numbers):
                 if perf_counter_ns() >= ends_ns:
-                    await self._send(mail)
+                    await self._send(batch)
                     ends_ns = perf_counter_ns() + SLICE_NS
-        await self._send(mail)
+        await self._send(batch)
 
-    def _posting(self, mail: MessageBatch, key: bytes, numbers: bytes) -> Iterator[None]:
+    def _messages(self, batch: MessageBatch, key: bytes, numbers: bytes) -> Iterator[None]:
         cluster = self._host.cluster
         if cluster is not None and slot_of(key) not in cluster.slots:
             return
@@ -328,29 +333,29 @@ class Notifications:
             event = EVENTS[number]
             if event.of & self._wanted:
                 of_key, of_event = (partial(self._wants, key, event.of, where) for where in (TO_KEYSPACE, TO_KEYEVENT))
-                yield from self._hub.posting(mail, KEYSPACE + key, event.name, of_key)
-                yield from self._hub.posting(mail, KEYEVENT + event.name, key, of_event)
+                yield from self._hub.posting(batch, KEYSPACE + key, event.name, of_key)
+                yield from self._hub.posting(batch, KEYEVENT + event.name, key, of_event)
 
     def _wants(self, key: bytes, of: int, where: int, session: Session) -> bool:
-        """Tell whether a client wants, and may have, messages of a class to one of the two channels."""
-        classes = self._asked.get(session, self._classes)
+        """Tell whether a client has enabled a class for one of the two channels, and may read the key."""
+        classes = self._classes_of_clients.get(session, self._classes)
         user = session.user
         return bool(classes & of and classes & where) and (user.is_unrestricted or user.can_read(key))
 
-    async def _send(self, mail: MessageBatch) -> None:
-        """Send messages, and wait until there is room for more at those who take them."""
-        told = mail.send(self._host.clients.push)
+    async def _send(self, batch: MessageBatch) -> None:
+        """Send messages, and wait for slow receivers."""
+        receivers = batch.send(self._host.clients.push)
         await asyncio.sleep(0)
         waits_s = 0.0
-        while slow := self._slow(told):
+        while slow := self._slow(receivers):
             if waits_s >= PATIENCE_S:
-                self._not_waited_for |= slow
+                self._too_slow |= slow
                 return
             waits_s += PATIENCE_STEP_S
             await asyncio.sleep(PATIENCE_STEP_S)
 
-    def _slow(self, told: list[Session]) -> set[Session]:
+    def _slow(self, receivers: list[Session]) -> set[Session]:
         pause_bytes = self._host.config.output_pause_bytes
-        full = {each for each in told if self._host.clients.output_bytes(each.id) > pause_bytes}
-        self._not_waited_for -= set(told) - full
-        return full - self._not_waited_for
+        full = {each for each in receivers if self._host.clients.output_bytes(each.id) > pause_bytes}
+        self._too_slow -= set(receivers) - full
+        return full - self._too_slow

@@ -53,8 +53,8 @@ EVERYBODY: KeyHolders = ()
 class TrackingTable:
     """The tracking clients of one process, and the keys that they cache.
 
-    full_invalidations: how often everything was invalidated. If a reply was requested before the last time, its keys are
-    not recorded.
+    full_invalidations: how often everything was invalidated. If a reply was requested before the last time, its keys
+    are not recorded.
     """
 
     def __init__(self, keys_max: int = KEYS_MAX, bytes_max: int = TABLE_BYTES_MAX) -> None:

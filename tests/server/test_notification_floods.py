@@ -115,14 +115,14 @@ def test_a_job_that_goes_while_it_is_told_of_leaves_the_others_told_of(
     running.call(lambda: server.keyspace.put(Job("other", "g1", STATES, other)))
     listener = running.connect()
     listener.answers(PSUBSCRIBE, SUBSCRIBED)
-    tell_portion = server.notifications._tell_portion
+    tell_portion = server.notifications._publish_portion
 
     async def told(portion: Any) -> None:
         server.keyspace.remove("job")
         server.look()  # as any request does
         await tell_portion(portion)
 
-    server.notifications._tell_portion = told
+    server.notifications._publish_portion = told
     running.call(lambda: publish(store, 1, KEYS))  # in many portions, of which one is told
     running.call(lambda: publish(other, 1, 1, "other"))
     listener.read_until(message(b"other:v:000"))
