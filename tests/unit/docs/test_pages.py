@@ -35,6 +35,14 @@ def test_the_navigation_has_every_page_once() -> None:
     assert sorted(listed(SITE["nav"])) == sorted(pages.page_of(source) for source, _ in pages.all_pages())
 
 
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/internals.md"])
+def test_the_pages_about_the_code_name_files_that_are_there(page: str) -> None:
+    named = set(re.findall(r"[`\"]([\w/]+\.pyx?)[`\"]", (ROOT / page).read_text()))
+    there = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("[!.]*/**/*.py*")]
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not any(f"/{path}".endswith(f"/{name}") for path in there)] == []
+
+
 def test_the_site_and_the_package_name_the_same_addresses() -> None:
     assert SITE["repo_url"] == PROJECT["urls"]["Repository"]
     assert SITE["site_url"] == PROJECT["urls"]["Documentation"]
