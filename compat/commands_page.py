@@ -15,8 +15,8 @@ from compat.conformance.judge import Deviations
 from resp_server.command_table.table import Command, CommandTable
 from resp_server.commands import command_table
 from resp_server.config import REDIS_VERSION
-from resp_server.proxy.dispatcher import OF_SERVERS_ALONE
-from resp_server.proxy.request_policy import SPLIT, Way, way_of
+from resp_server.proxy.dispatcher import INTERNAL_COMMANDS
+from resp_server.proxy.request_policy import SPLIT, RequestPolicy, policy_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "commands.md"
 
@@ -46,12 +46,12 @@ AS_MISSING = "as for a missing key: no state is of this kind"
 MISSING_KINDS = ("stream",)
 
 WAYS = {
-    Way.HERE: "the proxy itself",
-    Way.KEYS: "the key's server",
-    Way.ALL: "all servers",
-    Way.SCAN: "the servers in turn",
-    Way.JOBS: "all servers",
-    Way.JOB: "a server of the job",
+    RequestPolicy.LOCAL: "the proxy itself",
+    RequestPolicy.BY_KEYS: "the key's server",
+    RequestPolicy.ALL_SHARDS: "all servers",
+    RequestPolicy.BY_CURSOR: "the servers in turn",
+    RequestPolicy.ALL_JOBS: "all servers",
+    RequestPolicy.ONE_JOB: "a server of the job",
 }
 # Why commands that reply with an error of Redis are not applicable.
 REASONS = {
@@ -151,14 +151,14 @@ def _keys(command: Command) -> str:
 def _proxy(command: Command) -> str:
     if command.declaration is None:
         return ""
-    if command.name in OF_SERVERS_ALONE:
+    if command.name in INTERNAL_COMMANDS:
         return "not for clients of a proxy"
     if command.facts.group == "transactions":
         return "the owners of the keys, at one epoch of each job"
-    way = way_of(command)
-    if way is Way.KEYS and SPLIT in command.facts.tips:
+    policy = policy_of(command)
+    if policy is RequestPolicy.BY_KEYS and SPLIT in command.facts.tips:
         return "the keys' servers, split"
-    return WAYS[way]
+    return WAYS[policy]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ from resp_server.config import ServerConfig
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
-from resp_server.proxy.pubsub_relay import feed_clients
+from resp_server.proxy.pubsub_relay import connect_pubsub
 from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.serving.server import Server
 from state_backend.codec import packed_map
@@ -160,10 +160,10 @@ class ProxyPlace(Place):
         )
         self._restrict(proxy)
         proxy.context.upstreams = applications.facts
-        self._feeds = feed_clients(applications, proxy.context)
+        self._feeds = connect_pubsub(applications, proxy.context)
         applications.start()
-        for upstreams, its_topology in zip(many, shown, strict=False):
-            upstreams.take(its_topology, "the place")
+        for cluster, its_topology in zip(many, shown, strict=False):
+            cluster.take(its_topology, "the place")
         return proxy
 
     def _add(self, host: str, its_topology: Topology) -> None:
@@ -181,9 +181,9 @@ class ProxyPlace(Place):
 
     @property
     def is_idle(self) -> bool:
-        lanes = [lane for upstreams in self._applications.each for lane in upstreams.lanes.values()]
+        upstreams = [upstream for cluster in self._applications.each for upstream in cluster.upstreams.values()]
         # Where servers say anything, proxies ask again and again for themselves.
-        return super().is_idle and (self._said is not None or all(lane.is_idle for lane in lanes))
+        return super().is_idle and (self._said is not None or all(upstream.is_idle for upstream in upstreams))
 
     def close(self) -> None:
         for address in self._addresses:

@@ -1,12 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """A proxy's hop: plain reads out of a client's buffer to the servers of their slots, and the replies back in order.
 
-What a client sent is cut, and each request appended as it is to a `Run`: what is asked over one connection in one round
+What a client sent is cut, and each request appended as it is to a `PipelineBatch`: what is asked over one connection in one round
 of the event loop. MGET becomes a STATE MGET for each server. Replies are found in what a server sent and kept as they
-are; when all that one client waits for are there (`Asking`), they are its answer.
+are; when all that one client waits for are there (`ClientBatch`), they are its answer.
 
 The hop stops at a request that is none of these, and leaves it to the general path. Errors, pushes, replies in parts
-and lost connections are the general path's too: to it a run is what any question is (`resp_server.proxy.requests.Asked`).
+and lost connections are the general path's too: to it a run is what any question is (`resp_server.proxy.requests.InFlightRequest`).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -18,10 +18,10 @@ from resp_server.native.core cimport Hearer
 from resp_server.native.wire cimport Output, Spec, Word, command_of, cut, number_line, put, put_line, reserve, set_spec
 from state_backend.native.lookup cimport slot_of
 
-from resp_server.session.epoch_feed import NOT_TOLD
+from resp_server.session.epoch_feed import NO_EPOCHS
 from resp_server.protocol.request_parser import RequestParser
-from resp_server.proxy.requests import ASKS_MAX, PING, SENDS_MAX, UpstreamRequest, ask_by_slots, not_understood
-from resp_server.proxy.raw_replies import WHOLE_BYTES_MAX, Pieces, Sent
+from resp_server.proxy.requests import REQUESTS_MAX, PING, SENDS_MAX, UpstreamRequest, send_mget_by_slots, malformed_reply
+from resp_server.proxy.raw_replies import JOINED_BYTES_MAX, ReplyChunks, RawReplySender
 from resp_server.proxy.reply_splitter import FrameError
 from resp_server.proxy.epoch_floors import behind, has_reached, together
 
@@ -31,17 +31,17 @@ cdef enum:
     QUESTIONS_MAX = 256  # of one client at once, which bounds what is held of replies
     ITEMS_MAX = 2048
     COMMANDS_MAX = 128
-    LANES_MAX = 256
+    UPSTREAMS_MAX = 256
     SLOTS = 16384
     LINE_BYTES_MAX = 65536
-    BEGUN_BYTES_MAX = 32768  # of what is not all here: what is looked at again with what comes next (guess)
+    PARTIAL_BYTES_MAX = 32768  # of what is not all here: what is looked at again with what comes next (guess)
     DEPTH_MAX = 8
 
 cdef struct Item:  # one value that a client waits for
     size_t at  # in what is held
     size_t size
     uint16_t slot
-    uint8_t lane
+    uint8_t upstream
     uint8_t told
 
 cdef struct Question:  # one request
@@ -60,7 +60,7 @@ cdef struct Entry:  # what one reply is awaited for
     size_t end
     uint32_t question
     uint16_t slot
-    uint8_t lane
+    uint8_t upstream
     bint is_done
 
 
@@ -121,7 +121,7 @@ cdef Py_ssize_t reply_of(const uint8_t* start, const uint8_t* end, int depth) no
     return -1
 
 
-cdef class Asking:
+cdef class ClientBatch:
     """What one client asked at once, and the replies as far as they are there."""
 
     cdef object taker
@@ -175,13 +175,13 @@ cdef class Asking:
             self.missing -= 1
             return 0
         for i in range(question.items):
-            if item[i].lane == entry.lane:
+            if item[i].upstream == entry.upstream:
                 item[i].told = number
                 self.missing -= 1
         if size and data[0] == 45:
             self.refuse(question, at, size)
-        elif not self.take_items(question, entry.lane, at, at + size):
-            reply = not_understood(FrameError("what came is not one value for each key"))
+        elif not self.take_items(question, entry.upstream, at, at + size):
+            reply = malformed_reply(FrameError("what came is not one value for each key"))
             at = self.held.used
             put(&self.held, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
             self.refuse(question, at, PyBytes_GET_SIZE(reply))
@@ -200,8 +200,8 @@ cdef class Asking:
             question.is_refused = True
             self.items[question.first].at, self.items[question.first].size = at, size
 
-    cdef bint take_items(self, Question* question, uint8_t lane, size_t start, size_t stop) noexcept:
-        """Take the values of an array, which is held, for the keys that were asked over a lane."""
+    cdef bint take_items(self, Question* question, uint8_t upstream, size_t start, size_t stop) noexcept:
+        """Take the values of an array, which is held, for the keys that were asked over a upstream."""
         cdef const uint8_t* base = <const uint8_t*>self.held.data
         cdef const uint8_t* at = base + start
         cdef const uint8_t* end = base + stop
@@ -215,7 +215,7 @@ cdef class Asking:
             return False
         at += 1 + took
         for i in range(question.items):
-            if item[i].lane != lane:
+            if item[i].upstream != upstream:
                 continue
             if at == end or at[0] != 36:
                 return False
@@ -232,8 +232,8 @@ cdef class Asking:
         """Return the replies in their order, as they are sent: if they are long, in steps."""
         cdef Output out
         cdef size_t i
-        if self.held.used + self.long_bytes > <size_t>WHOLE_BYTES_MAX:
-            return Sent(self.texts(), self.held.used + self.long_bytes)
+        if self.held.used + self.long_bytes > <size_t>JOINED_BYTES_MAX:
+            return RawReplySender(self.texts(), self.held.used + self.long_bytes)
         if self.question_count == 1 and not self.questions[0].is_array and self.protocol == 2:
             return PyBytes_FromStringAndSize(self.held.data + self.items[0].at, self.items[0].size)
         out.data, out.used, out.size = NULL, 0, 0
@@ -284,7 +284,7 @@ cdef class Asking:
 
     cdef told(self):
         """Return what the replies are from."""
-        cdef object told = NOT_TOLD
+        cdef object told = NO_EPOCHS
         for each in self.tolds:
             told = together(told, each)
         return told
@@ -297,28 +297,28 @@ cdef class Asking:
         if len(self.tolds) <= 1 or self.question_count == 1:
             return False
         for i in range(self.question_count):
-            question, told = &self.questions[i], NOT_TOLD
+            question, told = &self.questions[i], NO_EPOCHS
             for j in range(question.items):
                 told = together(told, self.tolds[self.items[question.first + j].told])
             each.append(told)
         return bool(behind(each))
 
 
-cdef class Run:
-    """What is asked over one connection in one round. `wants` and the rest are as in `resp_server.proxy.requests.Asked`."""
+cdef class PipelineBatch:
+    """What is asked over one connection in one round. `wants` and the rest are as in `resp_server.proxy.requests.InFlightRequest`."""
 
     cdef Hop hop
-    cdef object lane
+    cdef object upstream
     cdef readonly double deadline_s
-    cdef readonly bint is_begun
+    cdef readonly bint has_partial
     cdef Entry* entries
     cdef size_t count, size, next, room
     cdef Output out
     cdef bytes text
     cdef list askings
 
-    def __cinit__(self, Hop hop, lane, double deadline_s, size_t room):
-        self.hop, self.lane, self.deadline_s, self.room = hop, lane, deadline_s, room
+    def __cinit__(self, Hop hop, upstream, double deadline_s, size_t room):
+        self.hop, self.upstream, self.deadline_s, self.room = hop, upstream, deadline_s, room
         self.askings = []
 
     def __dealloc__(self):
@@ -333,7 +333,7 @@ cdef class Run:
     def wants(self, size_t wants):
         self.next = self.count - min(wants, self.count)
 
-    cdef int add(self, Asking asking, uint32_t question, uint16_t slot, uint8_t lane, size_t start) except -1:
+    cdef int add(self, ClientBatch asking, uint32_t question, uint16_t slot, uint8_t upstream, size_t start) except -1:
         """Wait for one more reply; what is asked ends the text so far."""
         cdef Entry* entries
         cdef Entry* entry
@@ -343,7 +343,7 @@ cdef class Run:
                 raise MemoryError
             self.entries, self.size = entries, self.size * 2 + 16
         entry = &self.entries[self.count]
-        entry.asking, entry.question, entry.slot, entry.lane = <void*>asking, question, slot, lane
+        entry.asking, entry.question, entry.slot, entry.upstream = <void*>asking, question, slot, upstream
         entry.start, entry.end, entry.is_done = start, self.out.used, False
         self.count += 1
         self.room -= 1
@@ -359,7 +359,7 @@ cdef class Run:
     def feed(self, bytes data, size_t start, told):
         """Take the replies at the front of what came, from a byte on; return where they end.
 
-        What is left is in parts (`is_begun`), or somebody else's to look at.
+        What is left is in parts (`has_partial`), or somebody else's to look at.
         """
         cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(data)
         return start + self.take_all(base + start, base + PyBytes_GET_SIZE(data), told)
@@ -368,7 +368,7 @@ cdef class Run:
         cdef const uint8_t* at = start
         cdef Py_ssize_t took = 1
         cdef size_t index
-        self.is_begun = False
+        self.has_partial = False
         while self.next < self.count:
             took = reply_of(at, end, 0)
             if took <= 0:
@@ -377,7 +377,7 @@ cdef class Run:
             self.next += 1
             self.accept(index, <const char*>at, took, told)
             at += took
-        self.is_begun = took == 0
+        self.has_partial = took == 0
         return at - start
 
     def take(self, replies, told):
@@ -394,7 +394,7 @@ cdef class Run:
     cdef int accept(self, size_t index, const char* data, size_t size, told) except -1:
         """Take a reply, and answer the client if it was the last one that it waits for. What is raised is its alone."""
         cdef Entry* entry = &self.entries[index]
-        cdef Asking asking = <Asking>entry.asking
+        cdef ClientBatch asking = <ClientBatch>entry.asking
         if entry.is_done:
             return 0
         entry.is_done = True
@@ -411,7 +411,7 @@ cdef class Run:
     cdef int accept_long(self, size_t index, reply, told) except -1:
         """Take a long reply, likewise."""
         cdef Entry* entry = &self.entries[index]
-        cdef Asking asking = <Asking>entry.asking
+        cdef ClientBatch asking = <ClientBatch>entry.asking
         entry.is_done = True
         try:
             asking.take_long(entry, reply, told)
@@ -430,33 +430,33 @@ cdef class Run:
     def fail(self, index, error):
         """Pass on what was raised instead of the answer to a question of a number."""
         cdef size_t at = -1 - index if index < 0 else index
-        cdef Asking asking = <Asking>self.entries[at].asking
+        cdef ClientBatch asking = <ClientBatch>self.entries[at].asking
         self.entries[at].is_done = True
         if not asking.is_over:
             self.hop.give_up(asking, error)
 
-    def next_ask(self):
+    def next_request(self):
         """Return the next question to be answered as one of its own. One for many keys is not asked again as it is."""
         cdef size_t index = self.next
         cdef Entry* entry = &self.entries[index]
         if index >= self.count:
             raise IndexError("nothing waits")
         self.next += 1
-        if (<Asking>entry.asking).questions[entry.question].is_array:
-            return UpstreamRequest(PING, 0, 2, self.deadline_s, self, index, self.lane.key.address, sends=SENDS_MAX)
+        if (<ClientBatch>entry.asking).questions[entry.question].is_array:
+            return UpstreamRequest(PING, 0, 2, self.deadline_s, self, index, self.upstream.key.address, sends=SENDS_MAX)
         return UpstreamRequest(self.text[entry.start : entry.end], entry.slot, 2, self.deadline_s, self, index, sends=1)
 
-    def seen_by(self, index):
+    def seen_epochs(self, index):
         """Return what the client has seen."""
         cdef size_t at = -1 - index if index < 0 else index
-        return (<Asking>self.entries[at].asking).taker.seen
+        return (<ClientBatch>self.entries[at].asking).taker.seen
 
-    def put(self, index, reply, told=NOT_TOLD):
+    def put(self, index, reply, told=NO_EPOCHS):
         """Take the answer to such a question; below zero: what came when an MGET was asked by slots."""
         cdef size_t at = -1 - index if index < 0 else index
         cdef Entry* entry = &self.entries[at]
-        cdef bint is_array = (<Asking>entry.asking).questions[entry.question].is_array
-        cdef Asking asking = <Asking>entry.asking
+        cdef bint is_array = (<ClientBatch>entry.asking).questions[entry.question].is_array
+        cdef ClientBatch asking = <ClientBatch>entry.asking
         if entry.is_done or asking.is_over:
             return
         # A long reply to an MGET is put together by the general path. The answer to the PING that stands in its place,
@@ -467,10 +467,10 @@ cdef class Run:
         if type(reply) is not bytes:
             self.accept_long(at, reply, told)
             return
-        if index >= 0 and is_array and reply[:1] == b"-" and self.hop.upstreams.now_s < self.deadline_s:
+        if index >= 0 and is_array and reply[:1] == b"-" and self.hop.cluster.now_s < self.deadline_s:
             try:
                 keys = RequestParser().feed(self.text[entry.start : entry.end])[0][2:]
-                ask_by_slots(self.hop.upstreams, keys, self.deadline_s, self, -1 - index)
+                send_mget_by_slots(self.hop.cluster, keys, self.deadline_s, self, -1 - index)
             except Exception as error:
                 self.fail(index, error)
             return
@@ -481,10 +481,10 @@ cdef class Hop:
     """Asks the servers of one application for what clients ask a proxy for.
 
     commands: name, the least and the most words, a command_stats of calls; the first one is GET, the second MGET.
-    is_begun: what was looked at last ends in the beginning of a request.
+    has_partial: what was looked at last ends in the beginning of a request.
     """
 
-    cdef readonly object upstreams
+    cdef readonly object cluster
     cdef object server, stats
     cdef list names, tallies
     cdef Spec specs[COMMANDS_MAX]
@@ -495,17 +495,17 @@ cdef class Hop:
     cdef Item items[ITEMS_MAX]
     cdef Question questions[QUESTIONS_MAX]
     cdef size_t item_count, question_count
-    cdef uint32_t entries[LANES_MAX]  # of each connection, by its number
-    cdef int lanes[LANES_MAX]
-    cdef int lane_count
+    cdef uint32_t entries[UPSTREAMS_MAX]  # of each connection, by its number
+    cdef int upstreams[UPSTREAMS_MAX]
+    cdef int upstream_count
     cdef list runs
-    cdef public bint is_begun
+    cdef public bint has_partial
     cdef readonly object last_command
 
-    def __init__(self, upstreams, server, commands):
+    def __init__(self, cluster, server, commands):
         cdef int i = 0
-        self.upstreams, self.server, self.stats = upstreams, server, server.stats
-        self.names, self.tallies, self.runs = [], [], [None] * LANES_MAX
+        self.cluster, self.server, self.stats = cluster, server, server.stats
+        self.names, self.tallies, self.runs = [], [], [None] * UPSTREAMS_MAX
         for name, least, most, command_stats in commands[:COMMANDS_MAX]:
             set_spec(&self.specs[i], name.encode(), least, most)
             self.names.append(name)
@@ -520,13 +520,13 @@ cdef class Hop:
 
     cdef size_t ask_for(self, taker, const uint8_t* data, size_t size, int protocol) except? 0:
         cdef size_t took = self.gather(data, data + size, protocol)
-        cdef Asking asking
+        cdef ClientBatch asking
         if not took:
             return 0
         if not self.have_room(taker):
-            self.is_begun = False
+            self.has_partial = False
             return 0
-        asking = Asking.__new__(Asking)
+        asking = ClientBatch.__new__(ClientBatch)
         asking.taker, asking.protocol = taker, protocol
         asking.data = PyBytes_FromStringAndSize(<const char*>data, took)
         asking.items = <Item*>malloc(self.item_count * sizeof(Item))
@@ -547,21 +547,21 @@ cdef class Hop:
     cdef size_t gather(self, const uint8_t* start, const uint8_t* end, int protocol) except? 0:
         """Cut plain reads off the front of a buffer, and find over which connections they are asked."""
         cdef const uint8_t* at = start
-        cdef bytes table = self.upstreams.table
+        cdef bytes table = self.cluster.table
         cdef const uint8_t* numbers = <const uint8_t*>PyBytes_AS_STRING(table)
         cdef size_t count = 0, i, first
         cdef Py_ssize_t took
         cdef int command
         cdef Question* question
         cdef Item* item
-        self.is_begun = False
+        self.has_partial = False
         self.item_count = self.question_count = 0
         if PyBytes_GET_SIZE(table) < SLOTS:
             return 0
         while at < end and self.question_count < QUESTIONS_MAX:
             took = cut(at, end, self.words, WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
-                self.is_begun = took == 0
+                self.has_partial = took == 0
                 break
             command = command_of(self.specs, self.commands, self.words)
             if command < 0 or (command > 1 and protocol != 2):
@@ -575,9 +575,9 @@ cdef class Hop:
             for i in range(count):
                 item = &self.items[first + i]
                 item.slot = slot_of(self.words[1 + i].at, self.words[1 + i].size)
-                item.lane = numbers[item.slot]
+                item.upstream = numbers[item.slot]
                 item.at = item.size = item.told = 0
-                if not item.lane:
+                if not item.upstream:
                     break
             else:
                 question = &self.questions[self.question_count]
@@ -596,86 +596,86 @@ cdef class Hop:
         """Tell whether all connections can take these questions, and their servers have reached what a client saw."""
         cdef size_t i
         cdef int number
-        cdef Run run
-        cdef list open_lanes = self.upstreams.open_lanes
+        cdef PipelineBatch run
+        cdef list open_upstreams = self.cluster.open_upstreams
         memset(self.entries, 0, sizeof(self.entries))
-        self.lane_count = 0
+        self.upstream_count = 0
         for i in range(self.item_count):
-            number = self.items[i].lane
+            number = self.items[i].upstream
             if not self.entries[number]:
-                self.lanes[self.lane_count] = number
-                self.lane_count += 1
+                self.upstreams[self.upstream_count] = number
+                self.upstream_count += 1
             self.entries[number] += 1  # no more than these
-        for i in range(self.lane_count):
-            number = self.lanes[i]
-            lane_ = open_lanes[number] if number < len(open_lanes) else None
-            if lane_ is None:
+        for i in range(self.upstream_count):
+            number = self.upstreams[i]
+            upstream_ = open_upstreams[number] if number < len(open_upstreams) else None
+            if upstream_ is None:
                 return False
-            run = lane_.run
-            if not self.upstreams.is_level:
-                floor = self.upstreams.own(taker.seen)
-                if not has_reached(lane_.told, floor, self.upstreams.gone_jobs):
+            run = upstream_.run
+            if not self.cluster.is_level:
+                floor = self.cluster.own(taker.seen)
+                if not has_reached(upstream_.told, floor, self.cluster.removed_jobs):
                     return False
             if run is None:
-                if not lane_.has_room(self.entries[number]):
+                if not upstream_.has_room(self.entries[number]):
                     return False
             elif run.room < self.entries[number]:
                 return False
             self.runs[number] = run
-        for i in range(self.lane_count):
-            number = self.lanes[i]
+        for i in range(self.upstream_count):
+            number = self.upstreams[i]
             if self.runs[number] is None:
-                lane_ = open_lanes[number]
-                run = Run(self, lane_, self.upstreams.deadline_s(), ASKS_MAX - min(<size_t>ASKS_MAX, lane_.waiting))
-                lane_.begin(run)
+                upstream_ = open_upstreams[number]
+                run = PipelineBatch(self, upstream_, self.cluster.deadline_s(), REQUESTS_MAX - min(<size_t>REQUESTS_MAX, upstream_.waiting))
+                upstream_.begin(run)
                 self.runs[number] = run
         return True
 
-    cdef int send(self, Asking asking) except -1:
+    cdef int send(self, ClientBatch asking) except -1:
         """Put questions into the runs of their connections."""
         cdef size_t i, start
         cdef int j
-        cdef Run run
+        cdef PipelineBatch run
         cdef Question* question
         cdef uint8_t number
-        for j in range(self.lane_count):
-            run = self.runs[self.lanes[j]]
+        for j in range(self.upstream_count):
+            run = self.runs[self.upstreams[j]]
             run.askings.append(asking)
         for i in range(asking.question_count):
             question = &asking.questions[i]
             self.calls[question.command] += 1
             if question.is_array:
-                for j in range(self.lane_count):
-                    self.send_keys(asking, i, self.lanes[j])
+                for j in range(self.upstream_count):
+                    self.send_keys(asking, i, self.upstreams[j])
             else:
-                number = asking.items[question.first].lane
-                run = <Run>self.runs[number]
+                number = asking.items[question.first].upstream
+                run = <PipelineBatch>self.runs[number]
                 start = run.out.used
                 put(&run.out, question.at, question.size)
                 run.add(asking, i, asking.items[question.first].slot, number, start)
-        for j in range(self.lane_count):
-            self.runs[self.lanes[j]] = None
+        for j in range(self.upstream_count):
+            self.runs[self.upstreams[j]] = None
         self.last_command = self.names[asking.questions[asking.question_count - 1].command]
         return 0
 
-    cdef int send_keys(self, Asking asking, uint32_t index, uint8_t number) except -1:
+    cdef int send_keys(self, ClientBatch asking, uint32_t index, uint8_t number) except -1:
         """UpstreamRequest for those keys of an MGET that are asked over a connection, if there are any."""
         cdef Question* question = &asking.questions[index]
         cdef Item* item = &asking.items[question.first]
-        cdef Run run = <Run>self.runs[number]
+        cdef PipelineBatch run = <PipelineBatch>self.runs[number]
         cdef size_t i, count = 0, size = 0, start = run.out.used
         cdef const uint8_t* at = question.keys
         cdef const uint8_t* end = question.at + question.size
         cdef Py_ssize_t took
         for i in range(question.items):
-            count += item[i].lane == number
+            count += item[i].upstream == number
         if not count:
             return 0
         put_line(&run.out, 42, count + 2)
         put(&run.out, b"$5\r\nSTATE\r\n$4\r\nMGET\r\n", 21)
         for i in range(question.items):
             took = 1 + number_line(at + 1, end, &size) + size + 2
-            if item[i].lane == number:
+            if item[i].upstream == number:
                 put(&run.out, at, took)
             at += took
         return run.add(asking, index, 0, number, start)
@@ -690,7 +690,7 @@ cdef class Hop:
             self.tallies[i].calls += self.calls[i]
             self.calls[i] = 0
 
-    cdef int finish(self, Asking asking) except -1:
+    cdef int finish(self, ClientBatch asking) except -1:
         """Answer a client, or have it asked again where replies are from uneven epochs."""
         asking.is_over = True
         told = asking.last_told if len(asking.tolds) == 1 else asking.told()
@@ -700,7 +700,7 @@ cdef class Hop:
             asking.taker.answered(asking.joined(), told)
         return 0
 
-    cdef int ask_again(self, Asking asking, told) except -1:
+    cdef int ask_again(self, ClientBatch asking, told) except -1:
         """Have what a client asked asked again, the general way; it was counted when it was asked first."""
         cdef size_t i
         for i in range(asking.question_count):
@@ -708,16 +708,16 @@ cdef class Hop:
         asking.taker.ask_again(asking.data, told)
         return 0
 
-    cdef int begin_again(self, Asking asking) except -1:
+    cdef int begin_again(self, ClientBatch asking) except -1:
         """Have what a client asked asked again, the general way, whatever came of it so far."""
         asking.is_over = True
         try:
-            self.ask_again(asking, NOT_TOLD)
+            self.ask_again(asking, NO_EPOCHS)
         except Exception as error:
             self.server.report(error)
         return 0
 
-    cdef int give_up(self, Asking asking, error) except -1:
+    cdef int give_up(self, ClientBatch asking, error) except -1:
         """Take what was raised for what a client asked: of several requests it may be only one's."""
         asking.is_over = True
         try:
@@ -725,7 +725,7 @@ cdef class Hop:
                 asking.taker.fail(0, error)
             else:
                 self.server.report(error)
-                self.ask_again(asking, NOT_TOLD)
+                self.ask_again(asking, NO_EPOCHS)
         except Exception as another:
             self.server.report(another)
         return 0
@@ -739,29 +739,29 @@ cdef class Asker(Hearer):
 
     cdef Hop hop
     cdef object connection, session, write, last_told
-    cdef bytes begun  # of a request: it may be one that the hop asks for
+    cdef bytes partial_request  # of a request: it may be one that the hop asks for
 
     def __init__(self, Hop hop, connection, write):
         self.hop, self.connection, self.session, self.write = hop, connection, connection.session, write
-        self.begun = b""
+        self.partial_request = b""
 
     cdef size_t hear(self, const uint8_t* data, size_t size) except? 0:
-        if self.begun or not self.begin(data, size):
+        if self.partial_request or not self.begin(data, size):
             return 0
         self.hop.input_bytes += size
         return size
 
     def left_of(self, bytes data):
         """UpstreamRequest for what plain reads are at the front of what came; return all of it where that is none."""
-        if self.begun:
-            data, self.begun = self.begun + data, b""
+        if self.partial_request:
+            data, self.partial_request = self.partial_request + data, b""
         if self.begin(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)) or self.keeps_begun(data):
             return b""
         return data
 
     cdef bint begin(self, const uint8_t* data, size_t size) except -1:
         """UpstreamRequest for what plain reads are at the front of what came, if nothing is waited for."""
-        self.hop.is_begun = False
+        self.hop.has_partial = False
         return self.connection.is_calm and self.session.is_plain and self.ask_for(data, size)
 
     def ask(self, bytes data):
@@ -784,9 +784,9 @@ cdef class Asker(Hearer):
 
     def keeps_begun(self, bytes data):
         """Keep what is no more than the beginning of a request; tell whether it is that."""
-        if not self.hop.is_begun or PyBytes_GET_SIZE(data) > BEGUN_BYTES_MAX:
+        if not self.hop.has_partial or PyBytes_GET_SIZE(data) > PARTIAL_BYTES_MAX:
             return False
-        self.begun = data
+        self.partial_request = data
         return True
 
     @property
@@ -800,7 +800,7 @@ cdef class Asker(Hearer):
 
     def fail(self, index, error):
         """Take what was raised instead of the replies."""
-        self.answered(self.connection.error_reply(error), NOT_TOLD)
+        self.answered(self.connection.error_reply(error), NO_EPOCHS)
 
     def answered(self, reply, told):
         """Send what was waited for, and go on with what came meanwhile. What is raised ends this connection alone."""

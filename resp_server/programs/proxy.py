@@ -27,7 +27,7 @@ from resp_server.programs.serve import (
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
-from resp_server.proxy.pubsub_relay import feed_clients
+from resp_server.proxy.pubsub_relay import connect_pubsub
 from resp_server.proxy.request_policy import APPLICATIONS_MAX
 from resp_server.proxy.topology_sources import FileSource, LogSource, RegistrySource, Source
 from resp_server.proxy.upstream_cluster import TIMEOUT_S, UpstreamCluster
@@ -139,9 +139,9 @@ async def _serve(options: argparse.Namespace) -> None:
     password = config.upstream_password or config.password
     sources = _sources(options)
     for source in sources:
-        source.upstreams = UpstreamCluster(source.name, password, options.upstream_timeout / MS_PER_S)
-        source.upstreams.certificates = certificates
-    applications = Applications([source.upstreams for source in sources])
+        source.cluster = UpstreamCluster(source.name, password, options.upstream_timeout / MS_PER_S)
+        source.cluster.certificates = certificates
+    applications = Applications([source.cluster for source in sources])
     server = Server(
         Keyspace(),
         replace(config, upstream_password=None),  # with which nobody comes here
@@ -150,7 +150,7 @@ async def _serve(options: argparse.Namespace) -> None:
     )
     load_users(server.users)
     server.context.upstreams = applications.facts
-    feeds = feed_clients(applications, server.context)
+    feeds = connect_pubsub(applications, server.context)
     applications.start()
     epoch_feed: list[asyncio.Task[None]] = []
     try:

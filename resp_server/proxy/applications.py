@@ -10,7 +10,7 @@ import hiredis
 
 from resp_server.protocol.errors import LoadingError, PlainError
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.requests import MISREAD, OnItsOwn, UpstreamRequest
+from resp_server.proxy.requests import MALFORMED_REPLY_ERRORS, BackgroundSink, UpstreamRequest
 from resp_server.proxy.upstream_cluster import UpstreamCluster
 
 logger = logging.getLogger("sparkis.proxy")
@@ -32,20 +32,20 @@ class Applications:
 
     def start(self) -> None:
         """Begin to look after them."""
-        for upstreams in self.each:
+        for cluster in self.each:
             if self.only is None:
-                upstreams.on_new_job = self.learn_keys
-            upstreams.start()
+                cluster.on_new_job = self.learn_keys
+            cluster.start()
 
     def follow_keys(self, is_wanted: bool) -> None:
         """Have all servers tell which keys change, or not."""
-        for upstreams in self.each:
-            upstreams.follow_keys(is_wanted)
+        for cluster in self.each:
+            cluster.follow_keys(is_wanted)
 
     def stop(self) -> None:
         """Close all connections."""
-        for upstreams in self.each:
-            upstreams.stop()
+        for cluster in self.each:
+            cluster.stop()
 
     def facts(self) -> Mapping[str, object]:
         """Return what INFO shows: a line per server; with several applications, behind their numbers."""
@@ -61,39 +61,39 @@ class Applications:
         """Return the application to ask for a key; LoadingError, PlainError if several could have it."""
         if self.only is not None:
             return self.only
-        found = [(upstreams, job) for upstreams in self.each if (job := upstreams.keys.job_of(key)) is not None]
+        found = [(cluster, job) for cluster in self.each if (job := cluster.keys.job_of(key)) is not None]
         if len(found) == 1:
             return found[0][0]
         if found:
             (one, job), (other, its_job) = found[:2]
             raise PlainError(clash(one, job, other, its_job))
-        for upstreams in self.each:
-            if not upstreams.keys.is_known:
-                raise LoadingError(f"the jobs of {upstreams.name} are not known yet, ask again in a moment")
+        for cluster in self.each:
+            if not cluster.keys.is_known:
+                raise LoadingError(f"the jobs of {cluster.name} are not known yet, ask again in a moment")
         return self.each[0]  # no job makes such a key: anybody answers that it does not exist
 
     def slot_ownership(self, job: str) -> list[UpstreamCluster]:
         """Return the applications that have a job of this name."""
-        return [upstreams for upstreams in self.each if job in upstreams.keys.names]
+        return [cluster for cluster in self.each if job in cluster.keys.names]
 
-    def learn_keys(self, upstreams: UpstreamCluster, address: str) -> None:
+    def learn_keys(self, cluster: UpstreamCluster, address: str) -> None:
         """Ask a server which keys its jobs make."""
-        for job in upstreams.keys.names:
+        for job in cluster.keys.names:
             for other in self.slot_ownership(job):
-                self._say_once(upstreams, other, job)
-        whose = LearnsKeys(self, upstreams, address)
-        upstreams.send(UpstreamRequest(JOBS, 0, 2, upstreams.deadline_s(), whose, 0, address, is_long=True))
+                self._say_once(cluster, other, job)
+        whose = JobKeysReplySink(self, cluster, address)
+        cluster.send(UpstreamRequest(JOBS, 0, 2, cluster.deadline_s(), whose, 0, address, is_long=True))
 
-    def learn_keys_later(self, upstreams: UpstreamCluster, address: str) -> None:
+    def learn_keys_later(self, cluster: UpstreamCluster, address: str) -> None:
         """Ask a server that did not tell once more in a moment, as long as it is one of the application's."""
-        row = (upstreams.name, address)
+        row = (cluster.name, address)
 
         def again() -> None:
             self._asked_again.discard(row)
-            if upstreams.knows(address):
-                self.learn_keys(upstreams, address)
+            if cluster.knows(address):
+                self.learn_keys(cluster, address)
 
-        if row not in self._asked_again and upstreams.later(float("inf"), again):
+        if row not in self._asked_again and cluster.later(float("inf"), again):
             self._asked_again.add(row)
 
     def _say_once(self, one: UpstreamCluster, other: UpstreamCluster, job: str) -> None:
@@ -114,21 +114,21 @@ def clash(one: UpstreamCluster, job: str, other: UpstreamCluster, its_job: str) 
 
 
 @dataclass
-class LearnsKeys(OnItsOwn):
+class JobKeysReplySink(BackgroundSink):
     """Takes what a server says of its jobs."""
 
     applications: Applications
-    upstreams: UpstreamCluster
+    cluster: UpstreamCluster
     address: str
 
     def take_in(self, reply: bytes) -> None:
         if reply[:1] == b"-":
-            self.applications.learn_keys_later(self.upstreams, self.address)
+            self.applications.learn_keys_later(self.cluster, self.address)
             logger.warning("%s does not tell its jobs: %s", self.address, reply[1:200].decode("utf-8", "replace"))
             return
         try:
-            self.upstreams.keys.learn(formats_in(reply))
-        except MISREAD as error:
+            self.cluster.keys.learn(formats_in(reply))
+        except MALFORMED_REPLY_ERRORS as error:
             logger.warning("%s tells jobs that cannot be read: %s", self.address, error)
 
 

@@ -8,10 +8,10 @@ from functools import partial
 from resp_server.protocol.errors import PlainError, TryAgainError
 from resp_server.protocol.replies import Pending
 from resp_server.proxy.epoch_floors import behind
-from resp_server.proxy.raw_replies import WHOLE_BYTES_MAX, Answer, Pieces, Sent, texts_of, whole
+from resp_server.proxy.raw_replies import JOINED_BYTES_MAX, RawReply, RawReplySender, ReplyChunks, as_bytes, chunks_of
 from resp_server.proxy.requests import ReplySink, UpstreamRequest
 from resp_server.proxy.upstream_cluster import LONG_TIMEOUT_S, UpstreamCluster
-from resp_server.session.epoch_feed import NOT_TOLD, Epochs, Told
+from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
 from resp_server.session.session import Session
 
 # Longer than any question waits, so that it ends nothing unless something is wrong here.
@@ -20,7 +20,7 @@ BATCH_S_MAX = 2 * LONG_TIMEOUT_S
 BATCH_BYTES_MAX = 256 << 20
 
 
-class Batch(Pending, ReplySink):
+class ReplyBatch(Pending, ReplySink):
     """Replies to requests that came together, in their order.
 
     They are asked of several servers at once. Where one is from an earlier epoch than a reply before it, it is asked
@@ -38,8 +38,8 @@ class Batch(Pending, ReplySink):
         self._session = session
         self._error_reply = error_reply
         self._now_s, self._deadline_s = now_s, deadline_s
-        self._replies: list[Answer | None] = []
-        self._told: dict[int, Told] = {}
+        self._replies: list[RawReply | None] = []
+        self._told: dict[int, ReplyEpochs] = {}
         self._again: dict[int, Callable[[], object]] = {}
         self._silenced: set[int] = set()
         self._bytes = 0
@@ -52,14 +52,14 @@ class Batch(Pending, ReplySink):
         self._replies.append(reply)
 
     def ask(
-        self, upstreams: UpstreamCluster, packed: bytes, slot: int, is_silent: bool = False, master: str | None = None
+        self, cluster: UpstreamCluster, packed: bytes, slot: int, is_silent: bool = False, master: str | None = None
     ) -> None:
         """Add one that whoever answers a slot, or a master's shard, is asked for."""
         deadline_s = self._deadline_s
         index = self.expect(is_silent)
         ask = UpstreamRequest(packed, slot, self._session.protocol, deadline_s, self, index, None, master)
-        self._again[index] = partial(upstreams.send_again, ask)
-        upstreams.send(ask)
+        self._again[index] = partial(cluster.send_again, ask)
+        cluster.send(ask)
 
     def expect(self, is_silent: bool = False) -> int:
         """Add one that is to come; return its number. One that is silent is waited for, and left out."""
@@ -80,10 +80,10 @@ class Batch(Pending, ReplySink):
     def __len__(self) -> int:
         return len(self._replies)
 
-    def seen_by(self, index: int) -> Epochs:
+    def seen_epochs(self, index: int) -> Epochs:
         return self._session.seen.epochs
 
-    def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
+    def put(self, index: int, reply: RawReply, told: ReplyEpochs = NO_EPOCHS) -> None:
         """Take a reply that was to come."""
         try:
             self._put(index, reply, told)
@@ -107,7 +107,7 @@ class Batch(Pending, ReplySink):
             self._silenced.discard(index)
         self._replies[index] = b"" if self._session.is_silent else self._error_reply(error)
 
-    def _put(self, index: int, reply: Answer, told: Told) -> None:
+    def _put(self, index: int, reply: RawReply, told: ReplyEpochs) -> None:
         if self._replies[index] is not None:
             return
         self._bytes += len(reply)
@@ -130,7 +130,7 @@ class Batch(Pending, ReplySink):
             seen.add(told)
         if len(set(map(id, self._told.values()))) <= 1:
             return False
-        late = behind([self._told.get(index, NOT_TOLD) for index in range(len(self._replies))])
+        late = behind([self._told.get(index, NO_EPOCHS) for index in range(len(self._replies))])
         if self._now_s() >= self._deadline_s:
             error = TryAgainError("the servers are not at the same epoch")
             for index in late:
@@ -150,35 +150,37 @@ class Batch(Pending, ReplySink):
         """Say that nothing is added any more."""
         self._is_sealed = True
 
-    def replies(self) -> Sequence[Answer]:
+    def replies(self) -> Sequence[RawReply]:
         """Return the replies in their order."""
         late = b"-%b\r\n" % PlainError("no server answered in time").line
         return [late if reply is None else reply for reply in self._replies]
 
-    def joined(self) -> bytes | Sent:
+    def joined(self) -> bytes | RawReplySender:
         """Return the replies as they are sent: if they are long, in steps."""
         replies = self.replies()
         size = sum(map(len, replies))
-        return b"".join(map(whole, replies)) if size <= WHOLE_BYTES_MAX else Sent(texts_of(replies), size)
+        return (
+            b"".join(map(as_bytes, replies)) if size <= JOINED_BYTES_MAX else RawReplySender(chunks_of(replies), size)
+        )
 
 
-class HopTaker:
+class BatchHopSink:
     """The place in a batch of a request that the compiled hop asks for."""
 
-    def __init__(self, batch: Batch, index: int, by_slots: Callable[[], None]) -> None:
+    def __init__(self, batch: ReplyBatch, index: int, by_slots: Callable[[], None]) -> None:
         self._batch, self._index = batch, index
         self._by_slots = by_slots
 
     @property
     def seen(self) -> Epochs:
         """What the client has seen."""
-        return self._batch.seen_by(self._index)
+        return self._batch.seen_epochs(self._index)
 
-    def answered(self, reply: bytes | Sent, told: Told) -> None:
+    def answered(self, reply: bytes | RawReplySender, told: ReplyEpochs) -> None:
         """Take the reply. It is one server's megabyte each at most."""
-        self._batch.put(self._index, reply if isinstance(reply, bytes) else Pieces(list(reply.texts)), told)
+        self._batch.put(self._index, reply if isinstance(reply, bytes) else ReplyChunks(list(reply.texts)), told)
 
-    def ask_again(self, data: bytes, told: Told) -> None:
+    def ask_again(self, data: bytes, told: ReplyEpochs) -> None:
         """Ask in another way."""
         self._by_slots()
 

@@ -11,18 +11,18 @@ from resp_server.execution.long_requests import Cut, of_bounded_size
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import Pending, encode, encode_header
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
-from resp_server.proxy.batch import Batch
-from resp_server.proxy.raw_replies import Answer, Steps, answer_of, is_error, split_off_head
+from resp_server.proxy.batch import ReplyBatch
+from resp_server.proxy.raw_replies import RawReply, Steps, is_error, raw_reply_of, split_header
 from resp_server.proxy.reply_splitter import pack
 
 # Of one request that is not cut (guess: to put it together takes some milliseconds).
 PACKED_BYTES_MAX = 32 << 20
 
 # Sends one portion, and returns the batch that its reply comes in; it may raise.
-SendPortion = Callable[[Request], Batch]
+SendPortion = Callable[[Request], ReplyBatch]
 
 
-def packing(request: LongRequest) -> Steps[bytes]:
+def pack_in_steps(request: LongRequest) -> Steps[bytes]:
     """Pack a request of many words, some at each step. But for its first words it is let go of on the way."""
     texts = [b"*%d\r\n" % len(request)]
     size = 0
@@ -39,7 +39,7 @@ def packing(request: LongRequest) -> Steps[bytes]:
     return b"".join(texts)
 
 
-class Portions(Pending):
+class ChunkedRequest(Pending):
     """The reply to a request whose keys are asked for in portions."""
 
     def __init__(
@@ -82,11 +82,11 @@ class Portions(Pending):
         else:
             self._take(*batch.replies())
 
-    def _take(self, reply: Answer) -> None:
+    def _take(self, reply: RawReply) -> None:
         if is_error(reply):
             self.resolve(lambda: reply)
             return
-        line, texts = split_off_head(reply)
+        line, texts = split_header(reply)
         self._count += int(line[1:])  # the number of items, or the number itself
         self._texts += texts
         self._bytes += len(reply)
@@ -95,16 +95,16 @@ class Portions(Pending):
         self._ask_next()
 
     def _end(self, error: Exception) -> None:
-        def answer() -> Answer:
+        def answer() -> RawReply:
             raise error
 
         self.resolve(answer)
 
-    def _joined(self) -> Answer:
+    def _joined(self) -> RawReply:
         if self._cut.shape is int:
             return encode(self._count, self._protocol)
-        return answer_of([encode_header(list, self._count, self._protocol), *self._texts])
+        return raw_reply_of([encode_header(list, self._count, self._protocol), *self._texts])
 
 
-def _too_late() -> Answer:
+def _too_late() -> RawReply:
     raise PlainError("no server answered in time")

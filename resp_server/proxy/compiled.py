@@ -5,5 +5,5 @@ from __future__ import annotations
 from state_backend.native import built
 
 hop = built("resp_server.native.hop")
-Run = None if hop is None else hop.Run
+PipelineBatch = None if hop is None else hop.PipelineBatch
 Asker = None if hop is None else hop.Asker

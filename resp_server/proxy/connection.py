@@ -9,7 +9,7 @@ from resp_server.client.connection import Connection, ConnectionHost
 from resp_server.net.guarded import alone
 from resp_server.proxy.compiled import Asker
 from resp_server.proxy.dispatcher import ProxyDispatcher
-from resp_server.session.epoch_feed import Told
+from resp_server.session.epoch_feed import ReplyEpochs
 
 
 class ProxyConnection(Connection):
@@ -47,7 +47,7 @@ class ProxyConnection(Connection):
         return self._proxy_dispatcher.error_reply(error)
 
     @alone
-    def ask_again(self, data: bytes, told: Told) -> None:
+    def ask_again(self, data: bytes, told: ReplyEpochs) -> None:
         """Have requests answered by the general path, by servers that have reached the epochs of all replies so far."""
         self.session.seen.add(told)
         if self.take_back():

@@ -32,17 +32,17 @@ from resp_server.protocol.errors import (
 from resp_server.protocol.replies import InSteps, Pending, Sliced, SlicedEncoder, encode
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
 from resp_server.proxy.applications import Applications, clash
-from resp_server.proxy.batch import BATCH_BYTES_MAX, BATCH_S_MAX, Batch, HopTaker
-from resp_server.proxy.chunked_request import Portions, packing
+from resp_server.proxy.batch import BATCH_BYTES_MAX, BATCH_S_MAX, BatchHopSink, ReplyBatch
+from resp_server.proxy.chunked_request import ChunkedRequest, pack_in_steps
 from resp_server.proxy.compiled import hop
-from resp_server.proxy.job_queries import Jobs, text_in, wanted_of_servers
-from resp_server.proxy.keyspace_queries import Survey
-from resp_server.proxy.raw_replies import Answer, Steps, whole
+from resp_server.proxy.job_queries import JobQueries, server_sections, text_in
+from resp_server.proxy.keyspace_queries import KeyspaceQuery
+from resp_server.proxy.raw_replies import RawReply, Steps, as_bytes
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.request_policy import SPLIT, Part, Way, lone_key_at, split, way_of, within
-from resp_server.proxy.requests import Merge, ReplyAggregator, ReplySink, Step, UpstreamRequest
-from resp_server.proxy.tracking_recorder import Remembers
-from resp_server.proxy.transactions import TransactionRun, WatchRun
+from resp_server.proxy.request_policy import SPLIT, Part, RequestPolicy, policy_of, single_key_at, split_by_slot, within
+from resp_server.proxy.requests import Merge, ReplyAggregator, ReplySink, ReplyStage, UpstreamRequest
+from resp_server.proxy.tracking_recorder import TrackingRecorder
+from resp_server.proxy.transactions import ExecRun, WatchRun
 from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import TrackingState
@@ -56,17 +56,17 @@ HOP_NAME_BYTES_MAX = 16
 LOCATE = "state|locate"
 TRANSACTIONS = "transactions"
 # What proxies ask of servers; who asks a proxy needs none of it.
-OF_SERVERS_ALONE = ("state|at", "state|expect", "state|within", "state|publish", "state|notify")
+INTERNAL_COMMANDS = ("state|at", "state|expect", "state|within", "state|publish", "state|notify")
 # What changes how the rest of a transaction is answered.
-NOT_WITHIN = ("select", "hello", "client|reply")
+NOT_IN_TRANSACTION = ("select", "hello", "client|reply")
 
 
-class Rule(NamedTuple):
+class CommandRoute(NamedTuple):
     """What becomes of a command under a name as typed. lone_key_at: 0 if it is not as simple as that."""
 
     command: Command
-    way: Way
-    lone_key_at: int
+    policy: RequestPolicy
+    single_key_at: int
     command_stats: CommandStats
 
 
@@ -77,19 +77,19 @@ class ProxyDispatcher(Dispatcher):
         super().__init__(server)
         self.compiled = None  # nothing is here to be looked up
         self._applications = applications
-        self._rules: dict[bytes, Rule | None] = {}
+        self._rules: dict[bytes, CommandRoute | None] = {}
         only = applications.only
         # With several applications each key has to be looked at.
         self.hop = None if only is None or hop is None else hop.Hop(only, server, self._hop_commands())
         self._tracking = server.tracking
         self._tracking.on_use = applications.follow_keys
-        for upstreams in applications.each:
-            upstreams.on_changed = self._tracking.changed
-            upstreams.defer = server.clients.defer
+        for cluster in applications.each:
+            cluster.on_changed = self._tracking.changed
+            cluster.defer = server.clients.defer
 
     def poll(self, poller: Any) -> None:
-        for upstreams in self._applications.each:
-            upstreams.poller = poller
+        for cluster in self._applications.each:
+            cluster.poller = poller
 
     def stop(self) -> None:
         self._applications.stop()
@@ -100,7 +100,7 @@ class ProxyDispatcher(Dispatcher):
         found = []
         for name in names:
             rule = self._learn_rule(name.encode())
-            if rule is None or len(name) > HOP_NAME_BYTES_MAX or (rule.lone_key_at != 1 and name != "mget"):
+            if rule is None or len(name) > HOP_NAME_BYTES_MAX or (rule.single_key_at != 1 and name != "mget"):
                 continue
             arity = rule.command.facts.arity
             least = 3 if name == "mget" else abs(arity)  # one key's is no other question than a server's own
@@ -117,7 +117,7 @@ class ProxyDispatcher(Dispatcher):
     ) -> Later | None:
         session, applications, rules = context.session, self._applications, self._rules
         first = applications.each[0]
-        batch = Batch(session, first.clock, first.deadline_s(), self.error_reply)
+        batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply)
         answered, later = 0, None
         for request in requests[:requests_max]:
             answered += 1
@@ -126,13 +126,13 @@ class ProxyDispatcher(Dispatcher):
                 name = request[0]
                 rule = rules[name] if name in rules else self._learn_rule(name)
                 is_long = type(request) is LongRequest
-                is_lone = rule is not None and rule.lone_key_at and session.is_plain and _fits(rule, request)
-                upstreams = applications.only
-                if rule is not None and is_lone and not is_long and upstreams is not None:
+                is_lone = rule is not None and rule.single_key_at and session.is_plain and _fits(rule, request)
+                cluster = applications.only
+                if rule is not None and is_lone and not is_long and cluster is not None:
                     rule.command_stats.calls += 1
                     session.last_command = rule.command.name
-                    slot = slot_of(request[rule.lone_key_at])
-                    batch.ask(upstreams, pack(request), slot)
+                    slot = slot_of(request[rule.single_key_at])
+                    batch.ask(cluster, pack(request), slot)
                     if perf_counter_ns() >= ends_ns:
                         break
                     continue
@@ -152,15 +152,15 @@ class ProxyDispatcher(Dispatcher):
                 break
         del requests[:answered]
         if later is not None:
-            out += map(whole, batch.replies())
+            out += map(as_bytes, batch.replies())
             return later
         batch.seal()
         if batch.missing:
             return batch
-        out += map(whole, batch.replies())
+        out += map(as_bytes, batch.replies())
         return None
 
-    def _refuse(self, session: Session, request: Request, batch: Batch, place: int, error: Exception) -> None:
+    def _refuse(self, session: Session, request: Request, batch: ReplyBatch, place: int, error: Exception) -> None:
         """Answer a request with what it raised; a transaction that it is part of is not run, or over."""
         if session.transaction is not None:
             if request[0].lower() == b"exec":
@@ -171,26 +171,28 @@ class ProxyDispatcher(Dispatcher):
 
     def _check(self, context: CommandContext, command: Command, request: Request) -> None:
         super()._check(context, command, request)
-        if command.name in OF_SERVERS_ALONE:
+        if command.name in INTERNAL_COMMANDS:
             raise not_served(command.name)
         if context.session.transaction is None:
             return
-        way = way_of(command)
-        if way not in (Way.HERE, Way.KEYS) or command.name in NOT_WITHIN:
+        policy = policy_of(command)
+        if policy not in (RequestPolicy.LOCAL, RequestPolicy.BY_KEYS) or command.name in NOT_IN_TRANSACTION:
             raise PlainError(f"command '{command.name}' cannot be in a transaction through a proxy")
-        if way is Way.KEYS and not (SPLIT in command.facts.tips and self._applications.only is not None):
-            split(command.facts, request, self.place_of)  # one of another slot, or of no application, is an error now
+        if policy is RequestPolicy.BY_KEYS and not (
+            SPLIT in command.facts.tips and self._applications.only is not None
+        ):
+            split_by_slot(command.facts, request, self.target_of)  # raises for a key of another slot or application
 
     def _cut_of(self, command: Command, request: Request) -> Cut | None:
         """Return how a long request is cut: what servers are asked for, and nothing else."""
         cut = super()._cut_of(command, request)
-        if cut is None or (way_of(command) is Way.KEYS and cut.shape in (int, list)):
+        if cut is None or (policy_of(command) is RequestPolicy.BY_KEYS and cut.shape in (int, list)):
             return cut
         if not is_whole(request):
             raise too_long(command)
         return None
 
-    def _ask_long(self, context: CommandContext, request: Request, batch: Batch) -> bool:
+    def _ask_long(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
         """Ask for a long request's answer; False if it is asked for as others. What comes behind it has to wait."""
         session = context.session
         command = self._table.find(request)
@@ -207,7 +209,7 @@ class ProxyDispatcher(Dispatcher):
         if session.is_silent:  # it would do nothing else
             return True
         before = batch.missing
-        ask = self._asking_whole if lone_key_at(command) else self._asking_in_portions
+        ask = self._asking_whole if single_key_at(command) else self._asking_in_portions
         start = ask(context, command, request, cut, batch)
         if before:
             batch.before_last(start)  # no answer before this one is to be of a later epoch
@@ -216,51 +218,53 @@ class ProxyDispatcher(Dispatcher):
         return True
 
     def _asking_whole(
-        self, context: CommandContext, command: Command, request: Request, cut: Cut, batch: Batch
+        self, context: CommandContext, command: Command, request: Request, cut: Cut, batch: ReplyBatch
     ) -> Callable[[], None]:
         """Have a long request about one key be asked as it is, so that its answer is from one epoch.
 
         It goes over a connection for what takes long, as no other client is to wait behind it.
         """
         session, tracking = context.session, self._tracking
-        key = request[lone_key_at(command)]
-        number, slot = self.place_of(key)
-        upstreams, index = self._applications.each[number], batch.expect()
+        key = request[single_key_at(command)]
+        number, slot = self.target_of(key)
+        cluster, index = self._applications.each[number], batch.expect()
         tracked = session.tracked if session.tracked is not None and session.tracked.remembers else None
 
         def send(packed: bytes) -> None:
-            whose: ReplySink = batch if tracked is None else Remembers(batch, index, tracking, tracked, [key])
-            deadline_s = upstreams.deadline_s(is_long=True)
-            upstreams.send(UpstreamRequest(packed, slot, session.protocol, deadline_s, whose, index, is_long=True))
+            whose: ReplySink = batch if tracked is None else TrackingRecorder(batch, index, tracking, tracked, [key])
+            deadline_s = cluster.deadline_s(is_long=True)
+            cluster.send(UpstreamRequest(packed, slot, session.protocol, deadline_s, whose, index, is_long=True))
 
         def take(packed: bytes) -> None:
             batch.again(index, partial(send, packed))
             send(packed)
 
-        step = Step(batch, index)
-        return partial(step.attempt, step.go_on, packing(cast(LongRequest, request)), take, self._server.clients.defer)
+        step = ReplyStage(batch, index)
+        return partial(
+            step.attempt, step.go_on, pack_in_steps(cast(LongRequest, request)), take, self._server.clients.defer
+        )
 
     def _asking_in_portions(
-        self, context: CommandContext, command: Command, request: Request, cut: Cut, batch: Batch
+        self, context: CommandContext, command: Command, request: Request, cut: Cut, batch: ReplyBatch
     ) -> Callable[[], None]:
         """Have a long request about keys of many slots be asked in portions."""
         session, first = context.session, self._applications.each[0]
 
-        def ask(portion: Request) -> Batch:
+        def ask(portion: Request) -> ReplyBatch:
             self._check(context, command, portion)
-            its_batch = Batch(session, first.clock, first.deadline_s(), self.error_reply)
-            if not self._ask_of(command, Way.KEYS, portion, session, its_batch):
+            its_batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply)
+            if not self._ask_of(command, RequestPolicy.BY_KEYS, portion, session, its_batch):
                 raise PlainError("the request makes no sense")
             its_batch.seal()
             return its_batch
 
-        pending = Portions(
+        pending = ChunkedRequest(
             session.protocol, cut, cut.portions(command, request, PORTION_KEYS), ask, BATCH_S_MAX, BATCH_BYTES_MAX
         )
         self.when_there(context, pending, partial(batch.put, batch.expect()))
         return pending.start
 
-    def _transact(self, context: CommandContext, command: Command, request: Request, batch: Batch) -> bool:
+    def _transact(self, context: CommandContext, command: Command, request: Request, batch: ReplyBatch) -> bool:
         """Take a request within a transaction, or about one; tell whether the next one has to wait for its answer.
 
         command: by the request's first word alone, so that of another name it may be one of several.
@@ -289,7 +293,7 @@ class ProxyDispatcher(Dispatcher):
         is_refused = session.is_monitor and "readonly" in command.facts.flags
         return not is_refused and (session.subscriptions is None or session.protocol != RESP2)
 
-    def _execute(self, context: CommandContext, requests: Sequence[Request], batch: Batch) -> None:
+    def _execute(self, context: CommandContext, requests: Sequence[Request], batch: ReplyBatch) -> None:
         session = context.session
         watched, session.last_command = session.watched, "exec"
         session.end_transaction()
@@ -300,8 +304,8 @@ class ProxyDispatcher(Dispatcher):
         keys: list[bytes] = []
         if session.tracked is not None and not session.tracked.is_bcast:
             # The epoch that it is answered from may be older than what was told.
-            whose = Remembers(batch, index, self._tracking, session.tracked, keys, is_kept=False)
-        run = TransactionRun(self, self._applications, context, requests, watched, whose, index)
+            whose = TrackingRecorder(batch, index, self._tracking, session.tracked, keys, is_kept=False)
+        run = ExecRun(self, self._applications, context, requests, watched, whose, index)
         start = partial(run.start, self._before_exec(session, requests, keys))
         if before:
             batch.before_last(start)  # no answer before this one is to be of a later epoch
@@ -318,14 +322,14 @@ class ProxyDispatcher(Dispatcher):
         is_tracked = session.tracked is not None and not session.tracked.is_bcast
         for each in requests if is_tracked or session.is_observed else ():
             command = self.command(each)
-            if way_of(command) is Way.KEYS:
+            if policy_of(command) is RequestPolicy.BY_KEYS:
                 self._show(session, command, each)
             if is_tracked:
                 keys += keys_read(command, each)
             yield
         self._show(session, self.command((b"exec",)), (b"exec",))
 
-    def _watch(self, context: CommandContext, request: Request, batch: Batch) -> None:
+    def _watch(self, context: CommandContext, request: Request, batch: ReplyBatch) -> None:
         session = context.session
         session.last_command = "watch"
         self._show(session, self.command(request), request)
@@ -334,7 +338,7 @@ class ProxyDispatcher(Dispatcher):
             if len(request) > PORTION_WORDS:
                 raise too_long(self.command(request), PORTION_WORDS)
             check_room_to_watch(session.watched, new)
-            places = [self.place_of(key)[0] for key in new]
+            places = [self.target_of(key)[0] for key in new]
         except ReplyError:
             self._stats.command_stats("watch").failed += 1
             raise
@@ -358,21 +362,24 @@ class ProxyDispatcher(Dispatcher):
             return self.error_reply(error)
 
     def later_reply(self, context: CommandContext, pending: Pending) -> bytes | InSteps:
-        return pending.joined() if isinstance(pending, Batch) else super().later_reply(context, pending)
+        return pending.joined() if isinstance(pending, ReplyBatch) else super().later_reply(context, pending)
 
-    def _learn_rule(self, name: bytes) -> Rule | None:
+    def _learn_rule(self, name: bytes) -> CommandRoute | None:
         command = self._table.get(name) if b"|" not in name else None
         rule = None
         if command is not None:
-            way = way_of(command)
-            rule = Rule(
-                command, way, lone_key_at(command) if way is Way.KEYS else 0, self._stats.command_stats(command.name)
+            policy = policy_of(command)
+            rule = CommandRoute(
+                command,
+                policy,
+                single_key_at(command) if policy is RequestPolicy.BY_KEYS else 0,
+                self._stats.command_stats(command.name),
             )
         if len(self._rules) < SPELLINGS_MAX:
             self._rules[name] = rule
         return rule
 
-    def _ask(self, context: CommandContext, request: Request, batch: Batch) -> bool:
+    def _ask(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
         """Ask the servers; False if the request is answered, or refused, here."""
         session = context.session
         try:
@@ -380,11 +387,11 @@ class ProxyDispatcher(Dispatcher):
             command.check_arity(request)
         except ReplyError:
             return False
-        way = way_of(command)
+        policy = policy_of(command)
         # The other databases are empty everywhere, so here as well.
-        if way is Way.HERE or session.db != 0 or not self._may_be_asked(context, command, request):
+        if policy is RequestPolicy.LOCAL or session.db != 0 or not self._may_be_asked(context, command, request):
             return False
-        is_asked = self._ask_of(command, way, request, session, batch)
+        is_asked = self._ask_of(command, policy, request, session, batch)
         if is_asked:
             session.last_command = command.name
             self._stats.command_stats(command.name).calls += 1
@@ -397,29 +404,31 @@ class ProxyDispatcher(Dispatcher):
         if session.is_observed:
             self._server.monitors.record(session, command, request)
 
-    def _ask_of(self, command: Command, way: Way, request: Request, session: Session, batch: Batch) -> bool:
+    def _ask_of(
+        self, command: Command, policy: RequestPolicy, request: Request, session: Session, batch: ReplyBatch
+    ) -> bool:
         protocol, is_silent = session.protocol, session.is_silent
-        if way in (Way.ALL, Way.SCAN):
-            if way is Way.SCAN:
+        if policy in (RequestPolicy.ALL_SHARDS, RequestPolicy.BY_CURSOR):
+            if policy is RequestPolicy.BY_CURSOR:
                 cursor(request[1])  # a bad one is an error now
             index = batch.expect(is_silent)
-            survey = Survey(self._applications, request, protocol, batch, index, within(session.user))
+            survey = KeyspaceQuery(self._applications, request, protocol, batch, index, within(session.user))
             batch.again(index, survey.ask)
             survey.ask()
             return True
-        if way is Way.JOBS:
+        if policy is RequestPolicy.ALL_JOBS:
             return self._ask_about_jobs(command, request, session, batch)
-        if way is Way.JOB:
-            upstreams = self._having(request[2].partition(b":")[0])[0]
-            master = next(iter(upstreams.slots.counts), None)
+        if policy is RequestPolicy.ONE_JOB:
+            cluster = self._having(request[2].partition(b":")[0])[0]
+            master = next(iter(cluster.slots.counts), None)
             if master is None:
                 raise ClusterDownError
-            batch.ask(upstreams, pack((*within(session.user), *request)), 0, is_silent, master)
+            batch.ask(cluster, pack((*within(session.user), *request)), 0, is_silent, master)
             return True
         tracked = session.tracked if session.tracked is not None and session.tracked.remembers else None
         if command.name == "mget" and tracked is None and self._ask_for_many(command, request, session, batch):
             return True
-        found = split(command.facts, request, self.place_of)
+        found = split_by_slot(command.facts, request, self.target_of)
         if found is None:
             return False
         parts, merge = found
@@ -439,7 +448,7 @@ class ProxyDispatcher(Dispatcher):
         parts: Sequence[Part],
         merge: Merge,
         session: Session,
-        batch: Batch,
+        batch: ReplyBatch,
         index: int,
         tracked: TrackingState | None = None,
     ) -> None:
@@ -448,18 +457,18 @@ class ProxyDispatcher(Dispatcher):
         def ask() -> Steps[None]:
             for place, part in enumerate(parts):
                 number, slot = cast("tuple[int, int]", part.place)
-                upstreams = self._applications.each[number]
+                cluster = self._applications.each[number]
                 whose: ReplySink = joined
                 if tracked is not None:
-                    whose = Remembers(joined, place, self._tracking, tracked, keys_read(command, part.request))
-                upstreams.send(
-                    UpstreamRequest(pack(part.request), slot, session.protocol, upstreams.deadline_s(), whose, place)
+                    whose = TrackingRecorder(joined, place, self._tracking, tracked, keys_read(command, part.request))
+                cluster.send(
+                    UpstreamRequest(pack(part.request), slot, session.protocol, cluster.deadline_s(), whose, place)
                 )
                 yield
 
         joined.attempt(joined.go_on, ask(), lambda _: None, self._server.clients.defer)
 
-    def _ask_for_many(self, command: Command, request: Request, session: Session, batch: Batch) -> bool:
+    def _ask_for_many(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Ask each server once for its keys; False if that cannot be now."""
         # It goes over connections of RESP2. What stands before in the same pipeline has to go over the same ones, or it
         # could be answered later, and from a later epoch.
@@ -468,12 +477,12 @@ class ProxyDispatcher(Dispatcher):
         hop, packed, index = self.hop, pack(request), batch.expect(session.is_silent)
 
         def by_slots() -> None:
-            found = split(command.facts, request, self.place_of)
+            found = split_by_slot(command.facts, request, self.target_of)
             assert found is not None  # it has keys
             self._ask_parts(command, *found, session, batch, index)
 
         def again() -> None:
-            if hop.ask(HopTaker(batch, index, by_slots), packed, 2) == len(packed):
+            if hop.ask(BatchHopSink(batch, index, by_slots), packed, 2) == len(packed):
                 self._stats.command_stats(command.name).calls -= 1  # it is counted by whoever asks
             else:
                 by_slots()
@@ -482,7 +491,7 @@ class ProxyDispatcher(Dispatcher):
         again()
         return True
 
-    def place_of(self, key: bytes) -> tuple[int, int]:
+    def target_of(self, key: bytes) -> tuple[int, int]:
         """Return the number of a key's application, and its slot."""
         if self._applications.only is not None:
             return 0, slot_of(key)
@@ -499,11 +508,11 @@ class ProxyDispatcher(Dispatcher):
             raise PlainError(clash(found[0], name, found[1], name))
         return found or each[:1]
 
-    def _ask_about_jobs(self, command: Command, request: Request, session: Session, batch: Batch) -> bool:
+    def _ask_about_jobs(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Ask all servers about their jobs; False if INFO wants nothing of them."""
         asked = self._applications.each
         if command.name == "info":
-            wanted = wanted_of_servers(request[1:])
+            wanted = server_sections(request[1:])
             if not wanted:
                 return False
             answered = self.reply_to(CommandContext(session, self._server), request)
@@ -511,13 +520,13 @@ class ProxyDispatcher(Dispatcher):
                 batch.add(b"" if session.is_silent else answered)
                 return True
             own = text_in(answered)
-            jobs = Jobs(asked, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
+            jobs = JobQueries(asked, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
             jobs.info(own, wanted)
             self._stats.command_stats("info").calls -= 1  # counted here, and by whoever asks
             return True
         if command.name == "state|list":
             asked = self._having(request[2])
-        jobs = Jobs(asked, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
+        jobs = JobQueries(asked, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
         if command.name == "state|list":
             jobs.states(request)
         elif command.name == "state|lag":
@@ -526,13 +535,13 @@ class ProxyDispatcher(Dispatcher):
             jobs.jobs()
         return True
 
-    def _with_address(self, replies: Sequence[Answer], key: bytes) -> bytes:
+    def _with_address(self, replies: Sequence[RawReply], key: bytes) -> bytes:
         """Name the server in what it said of where a key is."""
-        upstreams = self._applications.of(key)
-        address = upstreams.answering(str(upstreams.slots.owners[slot_of(key)]))
-        return whole(replies[0]).replace(encode(b"this server", 2), encode(address.encode(), 2))
+        cluster = self._applications.of(key)
+        address = cluster.answering(str(cluster.slots.owners[slot_of(key)]))
+        return as_bytes(replies[0]).replace(encode(b"this server", 2), encode(address.encode(), 2))
 
-    def _answer_here(self, context: CommandContext, request: Request, batch: Batch) -> Later | None:
+    def _answer_here(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Later | None:
         """Answer a request as a server without keys; one that comes in steps is returned if nothing is before it."""
         reply = self.reply_to(context, request)
         if isinstance(reply, Sliced):
@@ -556,9 +565,9 @@ class ProxyDispatcher(Dispatcher):
         def answered() -> None:
             late.cancel()
             pending.when_resolved(None)
-            reply: Answer
+            reply: RawReply
             try:
-                if isinstance(pending, Portions):
+                if isinstance(pending, ChunkedRequest):
                     reply = pending.make()
                 else:
                     reply = self.pending_reply(context, pending)
@@ -575,7 +584,7 @@ class ProxyDispatcher(Dispatcher):
             pending.when_resolved(answered)
 
 
-def _fits(rule: Rule, request: Request) -> bool:
+def _fits(rule: CommandRoute, request: Request) -> bool:
     arity = rule.command.facts.arity
     return len(request) == arity if arity > 0 else len(request) >= -arity
 

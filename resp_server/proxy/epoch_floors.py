@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from resp_server.proxy.slot_map import ends_of_runs
-from resp_server.session.epoch_feed import GONE, NOTHING, Epochs, Told, latest
+from resp_server.session.epoch_feed import GONE, NOTHING, Epochs, ReplyEpochs, latest
 from state_backend.model.slots import SLOTS
 
 
@@ -24,14 +24,14 @@ def is_behind(told: Epochs, seen: Epochs) -> bool:
     return any(told.get(job, reached) < reached for job, reached in seen.items())
 
 
-def together(told: Told, more: Told) -> Told:
+def together(told: ReplyEpochs, more: ReplyEpochs) -> ReplyEpochs:
     """Return what both are from, each once."""
     if told is more or not more:
         return told
     return told + tuple(each for each in more if not any(each is other for other in told)) if told else more
 
 
-def behind(replies: Sequence[Told]) -> list[int]:
+def behind(replies: Sequence[ReplyEpochs]) -> list[int]:
     """Return the numbers of the replies that are from earlier epochs than some reply before them."""
     found = []
     newest: Epochs = NOTHING

@@ -20,11 +20,11 @@ from resp_server.proxy.job_merge import (
     rows_in,
     shares_of,
 )
-from resp_server.proxy.raw_replies import Answer, whole
+from resp_server.proxy.raw_replies import RawReply, as_bytes
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.requests import MISREAD, ReplySink, Step, UpstreamRequest, not_understood
+from resp_server.proxy.requests import MALFORMED_REPLY_ERRORS, ReplySink, ReplyStage, UpstreamRequest, malformed_reply
 from resp_server.proxy.upstream_cluster import UpstreamCluster
-from resp_server.session.epoch_feed import Told
+from resp_server.session.epoch_feed import ReplyEpochs
 from state_backend.model.key_groups import NONE, KeyGroups
 
 JOBS, LAG = (b"STATE", b"JOBS"), (b"STATE", b"LAG")
@@ -35,7 +35,7 @@ OF_SERVERS = {"keyspace", "sparkis"}
 SEVERAL = {"default", "all", "everything"}
 
 
-class Answers(NamedTuple):
+class ServerReplies(NamedTuple):
     """What one server answered to the questions, in their order."""
 
     address: str
@@ -47,44 +47,44 @@ class Answers(NamedTuple):
         return next((each for each in self.replies if each[:1] == b"-"), None)
 
 
-class Gathering(Step):
+class JobQuery(ReplyStage):
     """The same questions to whoever answers each shard, of some applications. finish: makes a reply of the answers."""
 
     def __init__(
         self,
         asked: Sequence[UpstreamCluster],
         requests: Sequence[Request],
-        finish: Callable[[Sequence[Answers]], bytes],
+        finish: Callable[[Sequence[ServerReplies]], bytes],
         whose: ReplySink,
         index: int,
     ) -> None:
         super().__init__(whose, index)
-        places = [(upstreams, master) for upstreams in asked for master in upstreams.slots.counts]
+        places = [(cluster, master) for cluster in asked for master in cluster.slots.counts]
         self._finish = finish
         self._count = len(requests)
-        self._addresses = [upstreams.answering(master) for upstreams, master in places]
+        self._addresses = [cluster.answering(master) for cluster, master in places]
         self._replies: list[bytes] = [b""] * (len(places) * len(requests))
         self._missing = len(self._replies)
         if not places:
             self.end(finish([]))
-        for at, (upstreams, master) in enumerate(places):
+        for at, (cluster, master) in enumerate(places):
             for number, request in enumerate(requests, at * len(requests)):
-                upstreams.send(UpstreamRequest(pack(request), 0, 2, upstreams.deadline_s(), self, number, None, master))
+                cluster.send(UpstreamRequest(pack(request), 0, 2, cluster.deadline_s(), self, number, None, master))
 
-    def take_in(self, index: int, reply: Answer, told: Told) -> None:
+    def take_in(self, index: int, reply: RawReply, told: ReplyEpochs) -> None:
         """Take one answer."""
-        self._replies[index] = whole(reply)
+        self._replies[index] = as_bytes(reply)
         self._missing -= 1
         if not self._missing:
             parts = [self._replies[at : at + self._count] for at in range(0, len(self._replies), self._count)]
-            answers = [Answers(*row) for row in zip(self._addresses, parts, strict=True)]
+            answers = [ServerReplies(*row) for row in zip(self._addresses, parts, strict=True)]
             try:
                 self.end(self._finish(answers))
-            except MISREAD as error:
-                self.end(not_understood(error))
+            except MALFORMED_REPLY_ERRORS as error:
+                self.end(malformed_reply(error))
 
 
-class Jobs:
+class JobQueries:
     """Asks about jobs for one client."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Jobs:
         """Ask for STATE LIST. A server that does not answer makes it an error: its keys would be missing."""
         job = bytes(request[2]).decode("utf-8", "surrogateescape")
 
-        def finish(answers: Sequence[Answers]) -> bytes:
+        def finish(answers: Sequence[ServerReplies]) -> bytes:
             told = [each for each in answers if each.error is None]
             if not told or len(told) < len(answers):
                 return next((each.error for each in answers if each.error), b"-CLUSTERDOWN no server is known\r\n")
@@ -120,7 +120,7 @@ class Jobs:
     def info(self, own: str, wanted: set[str]) -> None:
         """Add to what INFO says here the sections that are wanted of what the servers have."""
 
-        def finish(answers: Sequence[Answers]) -> bytes:
+        def finish(answers: Sequence[ServerReplies]) -> bytes:
             told = [each for each in answers if each.error is None]
             rows = [rows_in(each.replies[0]) for each in told]
             shares = shares_of(_held_of_first(each) for each in rows)
@@ -135,7 +135,7 @@ class Jobs:
         self._gather([JOBS, KEYSPACE], finish)
 
     def _rows(self, request: Request, merged: Callable[[Sequence[Sequence[Row]]], list[Row]]) -> None:
-        def finish(answers: Sequence[Answers]) -> bytes:
+        def finish(answers: Sequence[ServerReplies]) -> bytes:
             failed = [each for each in answers if each.error is not None]
             told = [rows_in(each.replies[0]) for each in answers if each.error is None]
             if failed and not told:
@@ -148,11 +148,11 @@ class Jobs:
 
         self._gather([request], finish)
 
-    def _gather(self, requests: Sequence[Request], finish: Callable[[Sequence[Answers]], bytes]) -> None:
-        Gathering(self._asked, [(*self._within, *each) for each in requests], finish, self._whose, self._index)
+    def _gather(self, requests: Sequence[Request], finish: Callable[[Sequence[ServerReplies]], bytes]) -> None:
+        JobQuery(self._asked, [(*self._within, *each) for each in requests], finish, self._whose, self._index)
 
 
-def wanted_of_servers(names: Sequence[bytes]) -> set[str]:
+def server_sections(names: Sequence[bytes]) -> set[str]:
     """Return the sections of INFO that servers have to be asked for."""
     wanted = {name.decode("utf-8", "replace").lower() for name in names}
     return OF_SERVERS & wanted if wanted and not wanted & SEVERAL else set(OF_SERVERS)

@@ -14,12 +14,12 @@ from resp_server.protocol.errors import ClusterDownError, ReplyError, TryAgainEr
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.epoch_floors import together
-from resp_server.proxy.raw_replies import Answer, is_error, whole
+from resp_server.proxy.raw_replies import RawReply, as_bytes, is_error
 from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.request_policy import POSITION_BITS, merge_all, scan_reply
-from resp_server.proxy.requests import Merge, ReplySink, Step, UpstreamRequest, understood
+from resp_server.proxy.requests import Merge, ReplySink, ReplyStage, UpstreamRequest, merge_or_error
 from resp_server.proxy.upstream_cluster import UpstreamCluster
-from resp_server.session.epoch_feed import NOT_TOLD, Told
+from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from state_backend.model.slots import HASH_BITS, SLOTS
 
 TOPOLOGY = pack((b"CLUSTER", b"INFO"))
@@ -30,13 +30,13 @@ ASKS = 3
 class Place(NamedTuple):
     """A server that is asked: the master of a shard, or who answers for it."""
 
-    upstreams: UpstreamCluster
+    cluster: UpstreamCluster
     master: str
     version: int
     slots: int
 
 
-class Survey(Step):
+class KeyspaceQuery(ReplyStage):
     """One such question."""
 
     def __init__(
@@ -97,17 +97,17 @@ class Survey(Step):
                 for master, count in each.slots.counts.items()
             ]
         packed = pack((*self._within, *request))
-        self._told = NOT_TOLD
-        self._replies: list[Answer | None] = [None] * (ASKS * len(self._places))
+        self._told = NO_EPOCHS
+        self._replies: list[RawReply | None] = [None] * (ASKS * len(self._places))
         self._missing = len(self._replies)
-        for at, (upstreams, master, _, _) in enumerate(self._places):
+        for at, (cluster, master, _, _) in enumerate(self._places):
             for place, each in enumerate((TOPOLOGY, packed, TOPOLOGY), ASKS * at):
                 ask = UpstreamRequest(
                     each, 0, self._protocol, self._deadline_s, self, place, None, master, not self._is_scan
                 )
-                upstreams.send(ask)
+                cluster.send(ask)
 
-    def take_in(self, index: int, reply: Answer, told: Told) -> None:
+    def take_in(self, index: int, reply: RawReply, told: ReplyEpochs) -> None:
         """Take one server's answer."""
         self._replies[index] = reply
         self._told = together(self._told, told)
@@ -115,7 +115,7 @@ class Survey(Step):
         if not self._missing:
             self._done([each for each in self._replies if each is not None])
 
-    def _done(self, replies: Sequence[Answer]) -> None:
+    def _done(self, replies: Sequence[RawReply]) -> None:
         error = next(filter(is_error, replies), None)
         if error is not None:
             self.end(error, self._told)
@@ -123,23 +123,25 @@ class Survey(Step):
         others = [
             place
             for place, (before, _, after) in zip(self._places, zip(*[iter(replies)] * ASKS, strict=True), strict=True)
-            if any(b"\r\ncluster_current_epoch:%d\r\n" % place.version not in whole(each) for each in (before, after))
+            if any(
+                b"\r\ncluster_current_epoch:%d\r\n" % place.version not in as_bytes(each) for each in (before, after)
+            )
         ]
-        if others or any(place.version != place.upstreams.slots.version for place in self._places):
+        if others or any(place.version != place.cluster.slots.version for place in self._places):
             for place in others:
-                place.upstreams.refresh(place.upstreams.answering(place.master))
-            if not self._places[0].upstreams.later(self._agree_s, lambda: self.attempt(self._ask)):
+                place.cluster.refresh(place.cluster.answering(place.master))
+            if not self._places[0].cluster.later(self._agree_s, lambda: self.attempt(self._ask)):
                 self._end(TryAgainError("the servers do not show the same version of the topology"))
         elif self._is_scan:
             count = len(self._applications)
-            self._make(lambda answers: scan_reply(whole(answers[0]), self._last, self._number, count), replies[1:2])
+            self._make(lambda answers: scan_reply(as_bytes(answers[0]), self._last, self._number, count), replies[1:2])
         else:
             weights = [place.slots for place in self._places]
             self._make(lambda answers: merge_all(self._name, answers, weights), replies[1::ASKS])
 
-    def _make(self, merge: Merge, answers: Sequence[Answer]) -> None:
-        defer = self._places[0].upstreams.defer
-        self.go_on(understood(merge, answers), lambda reply: self.end(reply, self._told), defer)
+    def _make(self, merge: Merge, answers: Sequence[RawReply]) -> None:
+        defer = self._places[0].cluster.defer
+        self.go_on(merge_or_error(merge, answers), lambda reply: self.end(reply, self._told), defer)
 
     def _end(self, error: ReplyError) -> None:
         self.end(b"-%b\r\n" % error.line)

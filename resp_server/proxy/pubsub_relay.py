@@ -32,7 +32,7 @@ from resp_server.protocol.replies import Frames, Pending, Reply
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.requests import PING, OnItsOwn, UpstreamRequest
+from resp_server.proxy.requests import PING, BackgroundSink, UpstreamRequest
 from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.proxy.upstream_connection import ConnectionKey
 from resp_server.push.deliveries import TURN_NS_MAX
@@ -65,12 +65,12 @@ def _none() -> Names:
     return {way: set() for way in VERBS}
 
 
-class Feed(asyncio.Protocol):
+class RelayConnection(asyncio.Protocol):
     """A connection to a server over which messages come."""
 
-    def __init__(self, feeds: Feeds, upstreams: UpstreamCluster, address: str) -> None:
+    def __init__(self, feeds: PubsubRelay, cluster: UpstreamCluster, address: str) -> None:
         self.address = address
-        self.upstreams = upstreams
+        self.cluster = cluster
         self.wanted = _none()
         self._wanted_bytes = 0
         self.pings = 0  # sent, or to be sent when there is a connection
@@ -133,9 +133,9 @@ class Feed(asyncio.Protocol):
 
     async def _connect(self) -> None:
         host, _, port = self.address.rpartition(":")
-        certificates, password = self.upstreams.certificates, self.upstreams.password
+        certificates, password = self.cluster.certificates, self.cluster.password
         try:
-            async with asyncio.timeout(self.upstreams.timeout_s):
+            async with asyncio.timeout(self.cluster.timeout_s):
                 context = None if certificates is None else certificates.for_server()
                 transport, _ = await self._loop.create_connection(lambda: self, host, int(port), ssl=context)
         except (OSError, TimeoutError) as error:
@@ -165,7 +165,7 @@ class Feed(asyncio.Protocol):
 
     def check(self) -> None:
         """Have a server that is silent say something; end the connection if it does not."""
-        timeout_s = self.upstreams.timeout_s
+        timeout_s = self.cluster.timeout_s
         if self._transport is None or self._paused_steps or self._passing_on is not None:
             return
         self._silent_looks += 1
@@ -255,7 +255,7 @@ class Feed(asyncio.Protocol):
         self._has[Way.SHARD].clear()
         self._changed[Way.SHARD] |= self.wanted[Way.SHARD]
         if reason.startswith("MOVED"):
-            self.upstreams.refresh(self.address)
+            self.cluster.refresh(self.address)
 
     def _wait_for(self, told: list[Session]) -> None:
         """Read nothing more while clients do not take what they are sent, for a while."""
@@ -286,7 +286,7 @@ def _in_parts(verb: bytes, names: Iterable[bytes]) -> Iterator[Request]:
         yield (verb, *some)
 
 
-class Feeds:
+class PubsubRelay:
     """All of a proxy's feeds."""
 
     def __init__(self, applications: Applications, server: ServerContext) -> None:
@@ -294,10 +294,10 @@ class Feeds:
         self._applications = applications
         self._hub = server.message_bus.hub
         # By application and address. A server lets one connection be subscribed to so much, then there is another.
-        self._feeds: defaultdict[tuple[int, str], list[Feed]] = defaultdict(list)
+        self._feeds: defaultdict[tuple[int, str], list[RelayConnection]] = defaultdict(list)
         self._changed: dict[tuple[Way, bytes], None] = {}  # what clients came to, or left, since `settle`
         self._home: str | None = None
-        self._waiting: list[tuple[dict[Feed, int], Callable[[], None]]] = []
+        self._waiting: list[tuple[dict[RelayConnection, int], Callable[[], None]]] = []
         self._epochs: dict[tuple[int, str], tuple[int, int]] = {}
         self._looking: asyncio.TimerHandle | None = None
         self._not_waited_for: set[Session] = set()
@@ -316,7 +316,7 @@ class Feeds:
         for feed in self._each():
             feed.close()
 
-    def _each(self) -> list[Feed]:
+    def _each(self) -> list[RelayConnection]:
         return [feed for feeds in self._feeds.values() for feed in feeds]
 
     @property
@@ -328,8 +328,8 @@ class Feeds:
         return self._home
 
     def _answering(self, number: int) -> list[str]:
-        upstreams = self._applications.each[number]
-        return list(dict.fromkeys(upstreams.answering(master) for master in upstreams.slots.counts))
+        cluster = self._applications.each[number]
+        return list(dict.fromkeys(cluster.answering(master) for master in cluster.slots.counts))
 
     def _subscriptions_changed(self, way: Way, name: bytes) -> None:
         self._also_on_change(way, name)
@@ -407,7 +407,7 @@ class Feeds:
             holder = next((feed for feed in feeds if feed.has_room(name)), None)
             if holder is None:
                 number, address = place
-                holder = Feed(self, self._applications.each[number], address)
+                holder = RelayConnection(self, self._applications.each[number], address)
                 feeds.append(holder)
         if holder is not None:
             holder.want(way, name, is_wanted)
@@ -431,21 +431,21 @@ class Feeds:
 
     def _reached(self) -> Iterator[tuple[tuple[int, str], tuple[int, int]]]:
         """Iterate over the epochs of jobs that all shards show."""
-        for number, upstreams in enumerate(self._applications.each):
-            lanes = [upstreams.lanes.get(ConnectionKey(each, 2, False)) for each in self._answering(number)]
-            told = [lane.told for lane in lanes if lane is not None and lane.is_connected]
-            if told and len(told) == len(lanes):
+        for number, cluster in enumerate(self._applications.each):
+            upstreams = [cluster.upstreams.get(ConnectionKey(each, 2, False)) for each in self._answering(number)]
+            told = [upstream.told for upstream in upstreams if upstream is not None and upstream.is_connected]
+            if told and len(told) == len(upstreams):
                 for job in set(told[0]).intersection(*told[1:]):
                     yield (number, job), min(each[job] for each in told)
 
     # -- what feeds tell ----------------------------------------------------------------------------------------------
 
     def pass_on(
-        self, mail: MessageBatch, feed: Feed, way: Way, name: bytes, channel: bytes, text: bytes
+        self, mail: MessageBatch, feed: RelayConnection, way: Way, name: bytes, channel: bytes, text: bytes
     ) -> Iterator[None]:
         """Give a message to those who are subscribed to what it came for, a client at each step."""
         is_of_keys = way is not Way.SHARD and channel.startswith((KEYSPACE, KEYEVENT))
-        is_from_home = feed.address == self._home and feed.upstreams is self._applications.each[0]
+        is_from_home = feed.address == self._home and feed.cluster is self._applications.each[0]
         if channel.startswith(OWN_CHANNELS) or not (is_of_keys or is_from_home or way is Way.SHARD):
             return
         key = text if channel.startswith(KEYEVENT) else channel.removeprefix(KEYSPACE)
@@ -492,7 +492,7 @@ class Feeds:
             else:
                 then()
 
-    def lost(self, feed: Feed) -> None:
+    def lost(self, feed: RelayConnection) -> None:
         """Cut those who may have missed something."""
         for way, names in feed.wanted.items():
             for session in [each for name in names for each in self._hub.sessions(way, name)]:
@@ -500,7 +500,7 @@ class Feeds:
                     self.server.clients.cut(session.id, f"{feed.address}, which its messages come from, is gone")
 
 
-class _Counted(OnItsOwn):
+class _Counted(BackgroundSink):
     """Takes a server's answer to a PUBLISH."""
 
     def __init__(self, pending: Pending, count: Callable[[int], int]) -> None:
@@ -524,7 +524,7 @@ class _Counted(OnItsOwn):
 class ProxyMessageBus(MessageBus):
     """Publishing at a proxy: at its home, from where it comes back to the proxy's own clients as well."""
 
-    def __init__(self, server: ServerContext, applications: Applications, feeds: Feeds) -> None:
+    def __init__(self, server: ServerContext, applications: Applications, feeds: PubsubRelay) -> None:
         super().__init__(server, server.message_bus.hub)
         self.applications = applications
         self.feeds = feeds
@@ -532,19 +532,19 @@ class ProxyMessageBus(MessageBus):
     def publish(self, publisher: Session, way: Way, channel: bytes, text: bytes, *, is_forwarded: bool = True) -> Reply:
         if channel.startswith(OWN_CHANNELS):
             raise PlainError(f"channels that begin with {OWN_CHANNELS.decode()} are the server's own")
-        upstreams = self.applications.each[0]
+        cluster = self.applications.each[0]
         home = self.feeds.home
         if home is None:
             raise ClusterDownError
         check_name(channel)
         found = Found()  # here, and so what the server counts that they came from
-        pending = Pending(2 * upstreams.timeout_s, _too_late)
+        pending = Pending(2 * cluster.timeout_s, _too_late)
         packed = pack((b"SPUBLISH" if way is Way.SHARD else b"PUBLISH", channel, text))
         counted = _Counted(pending, lambda count: max(count - found.names, 0) + found.clients)
         address = None if way is Way.SHARD else home
 
         def ask() -> None:
-            upstreams.send(UpstreamRequest(packed, slot_of(channel), 2, upstreams.deadline_s(), counted, 0, address))
+            cluster.send(UpstreamRequest(packed, slot_of(channel), 2, cluster.deadline_s(), counted, 0, address))
 
         self._deliveries.add(self.hub.counting(found, way, channel), lambda: None, ask)
         return pending
@@ -556,9 +556,9 @@ class ProxyMessageBus(MessageBus):
         return pending
 
 
-def feed_clients(applications: Applications, server: ServerContext) -> Feeds:
+def connect_pubsub(applications: Applications, server: ServerContext) -> PubsubRelay:
     """Connect the publishing and the subscriptions of a proxy's clients with the servers."""
-    feeds = Feeds(applications, server)
+    feeds = PubsubRelay(applications, server)
     server.message_bus = ProxyMessageBus(server, applications, feeds)
     return feeds
 

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 from resp_server.protocol.replies import STEP_BYTES_MAX
 
 # Together in one text up to here (guess: 0.2 ms).
-WHOLE_BYTES_MAX = 1 << 20
+JOINED_BYTES_MAX = 1 << 20
 
 Result = TypeVar("Result")
 # Work in steps of well below a millisecond, and what comes of it.
 Steps = Generator[None, None, Result]
 
 
-class Pieces:
+class ReplyChunks:
     """A long answer as the texts that it is made of. It is no error: these are short."""
 
     __slots__ = ("_size", "texts")
@@ -32,51 +32,51 @@ class Pieces:
         return self._size
 
 
-Answer = bytes | Pieces
+RawReply = bytes | ReplyChunks
 
 
-def answer_of(parts: Sequence[Answer]) -> Answer:
+def raw_reply_of(parts: Sequence[RawReply]) -> RawReply:
     """Return one answer made of parts."""
-    is_long = sum(map(len, parts)) > WHOLE_BYTES_MAX
-    if Pieces in set(map(type, parts)):
-        parts = list(texts_of(parts))
-    return Pieces(parts) if is_long else b"".join(parts)  # type: ignore[arg-type]
+    is_long = sum(map(len, parts)) > JOINED_BYTES_MAX
+    if ReplyChunks in set(map(type, parts)):
+        parts = list(chunks_of(parts))
+    return ReplyChunks(parts) if is_long else b"".join(parts)  # type: ignore[arg-type]
 
 
-def texts_of(parts: Iterable[Answer]) -> Iterator[bytes]:
+def chunks_of(parts: Iterable[RawReply]) -> Iterator[bytes]:
     """Return the texts of answers."""
     for part in parts:
-        if isinstance(part, Pieces):
+        if isinstance(part, ReplyChunks):
             yield from part.texts
         else:
             yield part
 
 
-def whole(answer: Answer) -> bytes:
+def as_bytes(answer: RawReply) -> bytes:
     """Return an answer as one text: for what is short but in theory."""
-    return b"".join(answer.texts) if isinstance(answer, Pieces) else answer
+    return b"".join(answer.texts) if isinstance(answer, ReplyChunks) else answer
 
 
-def is_error(answer: Answer) -> bool:
+def is_error(answer: RawReply) -> bool:
     """Tell whether an answer is an error."""
     return isinstance(answer, bytes) and answer[:1] == b"-"
 
 
-def split_off_head(answer: Answer) -> tuple[bytes, list[bytes]]:
+def split_header(answer: RawReply) -> tuple[bytes, list[bytes]]:
     """Return the first line of an answer, and the texts behind it."""
-    first, *others = answer.texts if isinstance(answer, Pieces) else [answer]
+    first, *others = answer.texts if isinstance(answer, ReplyChunks) else [answer]
     head, _, body = first.partition(b"\r\n")
     return head, [body, *others]
 
 
-def done(found: Answer | Steps[Answer]) -> Steps[Answer]:
+def done(found: RawReply | Steps[RawReply]) -> Steps[RawReply]:
     """Do what may be work in steps."""
     if isinstance(found, Generator):
         return (yield from found)
     return found
 
 
-class Sent:
+class RawReplySender:
     """A reply that is sent a step at a time, as `SlicedEncoder` sends others. What was sent is let go of."""
 
     holds_epoch = False

@@ -12,7 +12,7 @@ import hiredis
 
 from resp_server import native
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.raw_replies import Answer, Steps, answer_of, split_off_head, whole
+from resp_server.proxy.raw_replies import RawReply, Steps, as_bytes, raw_reply_of, split_header
 
 BULKS = b"$="
 BULK_MARKS = (b"$", b"=")
@@ -75,11 +75,11 @@ class Frames:
         return self.error is None and not (self._done or self._rest)
 
     @property
-    def begun_bytes(self) -> int:
+    def partial_bytes(self) -> int:
         """How long the reply that is not complete is at least."""
         return self._done_bytes + self._text_missing + max(self._rest_bytes, self._wanted_bytes)
 
-    def feed(self, data: bytes) -> list[Answer]:
+    def feed(self, data: bytes) -> list[RawReply]:
         """Take bytes, return the replies that are complete by now: the same ones however the bytes are cut."""
         if self.error is not None:
             return []
@@ -94,7 +94,7 @@ class Frames:
             self._rest = []
         return self._cut(data)
 
-    def _take_text(self, data: bytes) -> list[Answer]:
+    def _take_text(self, data: bytes) -> list[RawReply]:
         """Take what comes of a long text, and what is behind it."""
         some = data[: self._text_missing]
         self._text_missing -= len(some)
@@ -109,23 +109,23 @@ class Frames:
         if self._text_end != b"\r\n":
             self.error = FrameError("a text does not end where it was said to")
             return []
-        replies: list[Answer] = []
+        replies: list[RawReply] = []
         self._missing -= 1
         if not self._missing:
             self._missing = 1
             replies.append(self._take_done())
         return replies + self._cut(data[len(some) :]) if len(some) < len(data) else replies
 
-    def _take_done(self) -> Answer:
+    def _take_done(self) -> RawReply:
         """Return the reply that is complete."""
         done, self._done, self._done_bytes = self._done, [], 0
-        return answer_of(done) if self.keeps_pieces else b"".join(done)
+        return raw_reply_of(done) if self.keeps_pieces else b"".join(done)
 
     def _too_large(self) -> FrameError:
         return FrameError(f"a reply is larger than {self._bytes_max} bytes")
 
-    def _cut(self, data: bytes) -> list[Answer]:
-        replies: list[Answer] = []
+    def _cut(self, data: bytes) -> list[RawReply]:
+        replies: list[RawReply] = []
         start = at = 0
         missing = self._missing
         while True:
@@ -205,20 +205,20 @@ def _no_reply(data: bytes, at: int) -> FrameError:
     return FrameError(f"no reply begins with {data[at : at + 16]!r}")
 
 
-def array_of(answer: Answer) -> tuple[int, list[bytes]]:
+def array_of(answer: RawReply) -> tuple[int, list[bytes]]:
     """Return how many items an array has, and the texts of the items as they were sent."""
-    head, texts = split_off_head(answer)
+    head, texts = split_header(answer)
     if head[:1] != b"*" or head == b"*-1":
         raise FrameError(f"an array was expected, not {head[:16]!r}")
     return int(head[1:]), texts
 
 
-def items_of(answer: Answer) -> Steps[Sequence[Answer]]:
+def items_of(answer: RawReply) -> Steps[Sequence[RawReply]]:
     """Return the items of an array, each as it was sent."""
     count, texts = array_of(answer)
     size = sum(map(len, texts))
     if count == 1:
-        items: list[Answer] = [answer_of(texts)]
+        items: list[RawReply] = [raw_reply_of(texts)]
     else:
         items, frames = [], Frames(size + 1, keeps_pieces=True)
         for some in _cut_up(texts):
@@ -235,23 +235,25 @@ def _cut_up(texts: Sequence[bytes]) -> Iterator[bytes]:
             yield text[at : at + STEP_BYTES]
 
 
-def sum_of(answers: Sequence[Answer]) -> bytes:
+def sum_of_replies(answers: Sequence[RawReply]) -> bytes:
     """Return the sum of numbers, as a reply; ValueError if one is none."""
-    return b":%d\r\n" % sum(int(whole(answer)[1:]) for answer in answers)
+    return b":%d\r\n" % sum(int(as_bytes(answer)[1:]) for answer in answers)
 
 
-def joined(answers: Sequence[Answer]) -> Answer:
+def joined(answers: Sequence[RawReply]) -> RawReply:
     """Return one array of the items of all."""
     arrays = [array_of(answer) for answer in answers]
-    return answer_of([b"*%d\r\n" % sum(count for count, _ in arrays), *(text for _, texts in arrays for text in texts)])
+    return raw_reply_of(
+        [b"*%d\r\n" % sum(count for count, _ in arrays), *(text for _, texts in arrays for text in texts)]
+    )
 
 
-def in_order(answers: Sequence[Answer], places: Sequence[Sequence[int]]) -> Steps[Answer]:
+def array_in_order(answers: Sequence[RawReply], places: Sequence[Sequence[int]]) -> Steps[RawReply]:
     """Return one array of the items of all, each at its place: `places` has those of each answer's items."""
-    items: list[Answer] = [b""] * sum(map(len, places))
+    items: list[RawReply] = [b""] * sum(map(len, places))
     for number, (answer, its_places) in enumerate(zip(answers, places, strict=True)):
         if not number % ANSWERS_AT_ONCE:
             yield
         for place, item in zip(its_places, (yield from items_of(answer)), strict=True):
             items[place] = item
-    return answer_of([b"*%d\r\n" % len(items), *items])
+    return raw_reply_of([b"*%d\r\n" % len(items), *items])

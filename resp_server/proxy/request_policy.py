@@ -21,8 +21,8 @@ from resp_server.command_table.table import Command
 from resp_server.protocol.errors import CrossSlotError
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.raw_replies import Answer, Steps
-from resp_server.proxy.reply_splitter import in_order, joined, sum_of
+from resp_server.proxy.raw_replies import RawReply, Steps
+from resp_server.proxy.reply_splitter import array_in_order, joined, sum_of_replies
 from resp_server.proxy.requests import Merge
 from resp_server.session.session import Account
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_of
@@ -38,27 +38,32 @@ SLOT_BITS = SLOTS.bit_length() - 1
 NOTHING = (b"$-1\r\n", b"_\r\n")
 
 
-class Way(Enum):
+class RequestPolicy(Enum):
     """Who answers a command."""
 
-    HERE = auto()  # the proxy
-    KEYS = auto()  # the owners of its keys
-    ALL = auto()  # every server, for its own keys
-    SCAN = auto()  # the owner of a cursor's slot
-    JOBS = auto()  # every server, for the jobs that it shows
-    JOB = auto()  # a server of the application that has the job
+    LOCAL = auto()  # the proxy
+    BY_KEYS = auto()  # the owners of its keys
+    ALL_SHARDS = auto()  # every server, for its own keys
+    BY_CURSOR = auto()  # the owner of a cursor's slot
+    ALL_JOBS = auto()  # every server, for the jobs that it shows
+    ONE_JOB = auto()  # a server of the application that has the job
 
 
-WAYS = {"dbsize": Way.ALL, "keys": Way.ALL, "randomkey": Way.ALL, "scan": Way.SCAN}
-WAYS |= {f"state|{name}": Way.JOBS for name in ("jobs", "list", "lag")}
-WAYS |= {"state|describe": Way.JOB, "info": Way.JOBS}
+POLICIES = {
+    "dbsize": RequestPolicy.ALL_SHARDS,
+    "keys": RequestPolicy.ALL_SHARDS,
+    "randomkey": RequestPolicy.ALL_SHARDS,
+    "scan": RequestPolicy.BY_CURSOR,
+}
+POLICIES |= {f"state|{name}": RequestPolicy.ALL_JOBS for name in ("jobs", "list", "lag")}
+POLICIES |= {"state|describe": RequestPolicy.ONE_JOB, "info": RequestPolicy.ALL_JOBS}
 
 
-def way_of(command: Command) -> Way:
+def policy_of(command: Command) -> RequestPolicy:
     """Return who answers a command. What is not served is refused by the proxy."""
     if command.declaration is None or command.facts.group in ("transactions", "pubsub"):
-        return Way.HERE
-    return Way.KEYS if command.facts.key_specs else WAYS.get(command.name, Way.HERE)
+        return RequestPolicy.LOCAL
+    return RequestPolicy.BY_KEYS if command.facts.key_specs else POLICIES.get(command.name, RequestPolicy.LOCAL)
 
 
 def within(user: Account) -> Request:
@@ -68,7 +73,7 @@ def within(user: Account) -> Request:
     return (b"STATE", b"WITHIN", b"%d" % len(user.read_patterns), *user.read_patterns)
 
 
-def lone_key_at(command: Command) -> int:
+def single_key_at(command: Command) -> int:
     """Return where the key of a command with one at a fixed place is; 0 if it is not as simple as that."""
     facts = command.facts
     is_simple = len(facts.key_specs) == 1 and "|" not in command.name and facts.first_key == facts.last_key
@@ -82,15 +87,15 @@ class Part(NamedTuple):
     request: Request
 
 
-def split(
-    facts: Facts, request: Request, place_of: Callable[[bytes], Hashable] = slot_of
+def split_by_slot(
+    facts: Facts, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
 ) -> tuple[list[Part], Merge] | None:
     """Return what to ask for the keys of a request, and how the answers are joined; CrossSlotError.
 
     place_of: where a key is; it may raise. None if the request makes no sense; any server, and the proxy, has the
     error for that.
     """
-    steps = splitting(facts, request, place_of)
+    steps = split_in_steps(facts, request, target_of)
     while True:
         try:
             next(steps)
@@ -99,8 +104,8 @@ def split(
             return found
 
 
-def splitting(
-    facts: Facts, request: Request, place_of: Callable[[bytes], Hashable] = slot_of
+def split_in_steps(
+    facts: Facts, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
 ) -> Steps[tuple[list[Part], Merge] | None]:
     """Do what `split` does in steps."""
     keys = [key for key, _ in keys_of(facts, request) or ()]
@@ -108,7 +113,7 @@ def splitting(
         return None
     places: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):
-        places.setdefault(place_of(key), []).append(place)
+        places.setdefault(target_of(key), []).append(place)
         if not place % KEYS_AT_ONCE:
             yield
     if len(places) == 1:
@@ -120,17 +125,17 @@ def splitting(
         parts.append(Part(where, (request[0], *(keys[place] for place in some))))
         if not len(parts) % KEYS_AT_ONCE:
             yield
-    return parts, sum_of if SUMMED in facts.tips else partial(in_order, places=list(places.values()))
+    return parts, sum_of_replies if SUMMED in facts.tips else partial(array_in_order, places=list(places.values()))
 
 
-def _only(replies: Sequence[Answer]) -> Answer:
+def _only(replies: Sequence[RawReply]) -> RawReply:
     return replies[0]
 
 
-def merge_all(name: str, replies: Sequence[Answer], weights: Sequence[int]) -> Answer:
+def merge_all(name: str, replies: Sequence[RawReply], weights: Sequence[int]) -> RawReply:
     """Join what all servers said of their keys. weights: how many slots each of them has."""
     if name == "dbsize":
-        return sum_of(replies)
+        return sum_of_replies(replies)
     if name == "keys":
         return joined(replies)
     found = [row for row in zip(replies, weights, strict=True) if row[0] not in NOTHING]

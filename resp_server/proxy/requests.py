@@ -18,16 +18,16 @@ import hiredis
 
 from resp_server.protocol.errors import PlainError, ReplyError, internal_error
 from resp_server.proxy.epoch_floors import together
-from resp_server.proxy.raw_replies import Answer, Result, Steps, done, is_error, whole
-from resp_server.proxy.reply_splitter import FrameError, in_order, pack
-from resp_server.session.epoch_feed import NOT_TOLD, NOTHING, Epochs, Told
+from resp_server.proxy.raw_replies import RawReply, Result, Steps, as_bytes, done, is_error
+from resp_server.proxy.reply_splitter import FrameError, array_in_order, pack
+from resp_server.session.epoch_feed import NO_EPOCHS, NOTHING, Epochs, ReplyEpochs
 from state_backend.model.errors import SparkisError
 from state_backend.model.slots import slot_of
 
 logger = logging.getLogger("sparkis.proxy")
 
 # What may wait at one connection (guess).
-ASKS_MAX = 100_000
+REQUESTS_MAX = 100_000
 # How often a question is sent: once more where a connection was lost under it.
 SENDS_MAX = 2
 PING = pack((b"PING",))
@@ -35,30 +35,30 @@ PING = pack((b"PING",))
 Arguments = ParamSpec("Arguments")
 
 # Makes one answer of several, at once or in steps.
-Merge = Callable[[Sequence[Answer]], "Answer | Steps[Answer]"]
+Merge = Callable[[Sequence[RawReply]], "RawReply | Steps[RawReply]"]
 # Has something be called in a turn to come.
-PutOff = Callable[[Callable[[], None]], object]
+Defer = Callable[[Callable[[], None]], object]
 # What is done at once of what takes steps (guess: a fifth of a turn).
 STEPS_NS_MAX = 1_000_000
 
 
 # What comes of reading an answer that is whole, and not what was asked for.
-MISREAD = (
+MALFORMED_REPLY_ERRORS = (
     *(FrameError, hiredis.HiredisError, SparkisError, ReplyError),
     *(ValueError, TypeError, LookupError, AttributeError),
 )
 
 
-def understood(merge: Merge, answers: Sequence[Answer]) -> Steps[Answer]:
+def merge_or_error(merge: Merge, answers: Sequence[RawReply]) -> Steps[RawReply]:
     """Return the reply that is made of servers' answers, or an error: whoever waits for it gets one."""
     try:
-        found: Answer = yield from done(merge(answers))
-    except MISREAD as error:
-        return not_understood(error)
+        found: RawReply = yield from done(merge(answers))
+    except MALFORMED_REPLY_ERRORS as error:
+        return malformed_reply(error)
     return found
 
 
-def not_understood(error: Exception) -> bytes:
+def malformed_reply(error: Exception) -> bytes:
     """Return the reply where servers' answers are not what was asked for."""
     logger.warning("what a server answered is not understood: %s", error, exc_info=error)
     return b"-%b\r\n" % PlainError("what a server answered is not understood").line
@@ -67,18 +67,18 @@ def not_understood(error: Exception) -> bytes:
 class ReplySink(Protocol):
     """Whoever waits for an answer. None of this raises: others' answers come behind."""
 
-    def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
+    def put(self, index: int, reply: RawReply, told: ReplyEpochs = NO_EPOCHS) -> None:
         """Take the answer to the question of a number, and what it is from: nothing where the proxy itself answers."""
 
     def fail(self, index: int, error: Exception) -> None:
         """Take what was raised instead of the answer to the question of a number."""
 
-    def seen_by(self, index: int) -> Epochs:
+    def seen_epochs(self, index: int) -> Epochs:
         """Return what a client has seen for whom a question is asked: nothing before that will do."""
         return NOTHING
 
 
-class Asked(Protocol):
+class InFlightRequest(Protocol):
     """What waits for answers at a connection to a server: one question, or several that were sent together.
 
     wants: how many answers are still to come. deadline_s: until when they may.
@@ -87,13 +87,13 @@ class Asked(Protocol):
     deadline_s: float
     wants: int
 
-    def take(self, replies: Sequence[Answer], told: Told) -> None:
+    def take(self, replies: Sequence[RawReply], told: ReplyEpochs) -> None:
         """Take the next answers, no more than are wanted, and what they are from."""
 
     def fail_all(self, error: Exception) -> None:
         """Take what was raised when answers were taken: whoever waits for these gets no others."""
 
-    def next_ask(self) -> UpstreamRequest:
+    def next_request(self) -> UpstreamRequest:
         """Return the next question to be answered as one of its own; it is wanted here no more."""
 
 
@@ -117,10 +117,10 @@ class UpstreamRequest:
     sends: int = 0
     moves: int = 0
     floor: Epochs | None = None
-    held_until_s: float | None = None
+    queued_until_s: float | None = None
     wants: int = 1
 
-    def take(self, replies: Sequence[Answer], told: Told) -> None:
+    def take(self, replies: Sequence[RawReply], told: ReplyEpochs) -> None:
         """Pass the answer on."""
         self.whose.put(self.index, replies[0], told)
 
@@ -128,7 +128,7 @@ class UpstreamRequest:
         """Pass on what was raised."""
         self.whose.fail(self.index, error)
 
-    def next_ask(self) -> UpstreamRequest:
+    def next_request(self) -> UpstreamRequest:
         """Return itself."""
         return self
 
@@ -137,12 +137,12 @@ class UpstreamRequest:
         self.whose.put(self.index, b"-%b\r\n" % error.line)
 
 
-class OnItsOwn(ReplySink):
+class BackgroundSink(ReplySink):
     """Takes answers that no client waits for. What is raised is logged."""
 
-    def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
+    def put(self, index: int, reply: RawReply, told: ReplyEpochs = NO_EPOCHS) -> None:
         try:
-            self.take_in(whole(reply))
+            self.take_in(as_bytes(reply))
         except Exception as error:
             self.fail(index, error)
 
@@ -153,21 +153,21 @@ class OnItsOwn(ReplySink):
         """Take the answer."""
 
 
-class Nobody(OnItsOwn):
+class DiscardSink(BackgroundSink):
     """Takes answers that nobody needs."""
 
 
-class Step(ReplySink):
+class ReplyStage(ReplySink):
     """Makes one answer of others. Whoever waits for it gets one, or what was raised instead, and nothing after that."""
 
     def __init__(self, whose: ReplySink, index: int) -> None:
         self._whose, self._index = whose, index
         self._is_over = False
 
-    def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
+    def put(self, index: int, reply: RawReply, told: ReplyEpochs = NO_EPOCHS) -> None:
         self.attempt(self.take_in, index, reply, told)
 
-    def take_in(self, index: int, reply: Answer, told: Told) -> None:
+    def take_in(self, index: int, reply: RawReply, told: ReplyEpochs) -> None:
         """Take one of the answers."""
         raise NotImplementedError
 
@@ -180,7 +180,7 @@ class Step(ReplySink):
         except Exception as error:
             self.fail(0, error)
 
-    def go_on(self, steps: Steps[Result], then: Callable[[Result], None], defer: PutOff) -> None:
+    def go_on(self, steps: Steps[Result], then: Callable[[Result], None], defer: Defer) -> None:
         """Work for some time, and in turns to come until it is done; `then` takes what comes of it."""
         ends_ns = perf_counter_ns() + STEPS_NS_MAX
         try:
@@ -191,7 +191,7 @@ class Step(ReplySink):
         else:
             defer(partial(self.attempt, self.go_on, steps, then, defer))
 
-    def end(self, reply: Answer, told: Told = NOT_TOLD) -> None:
+    def end(self, reply: RawReply, told: ReplyEpochs = NO_EPOCHS) -> None:
         """Pass the answer on."""
         if self._is_over:
             return
@@ -210,22 +210,22 @@ class Step(ReplySink):
             self._is_over = True
             self._whose.fail(self._index, error)
 
-    def seen_by(self, index: int) -> Epochs:
-        return self._whose.seen_by(self._index)
+    def seen_epochs(self, index: int) -> Epochs:
+        return self._whose.seen_epochs(self._index)
 
 
-class ReplyAggregator(Step):
+class ReplyAggregator(ReplyStage):
     """Answers of several servers that make one reply. The first error among them is the reply."""
 
-    def __init__(self, count: int, merge: Merge, whose: ReplySink, index: int, defer: PutOff) -> None:
+    def __init__(self, count: int, merge: Merge, whose: ReplySink, index: int, defer: Defer) -> None:
         super().__init__(whose, index)
-        self._replies: list[Answer | None] = [None] * count
+        self._replies: list[RawReply | None] = [None] * count
         self._missing = count
         self._merge = merge
         self._put_off = defer
-        self._told = NOT_TOLD
+        self._told = NO_EPOCHS
 
-    def take_in(self, index: int, reply: Answer, told: Told) -> None:
+    def take_in(self, index: int, reply: RawReply, told: ReplyEpochs) -> None:
         self._replies[index] = reply
         self._told = together(self._told, told)
         self._missing -= 1
@@ -234,7 +234,7 @@ class ReplyAggregator(Step):
         replies = [each for each in self._replies if each is not None]
         error = next(filter(is_error, replies), None)
         if error is None:
-            self.go_on(understood(self._merge, replies), lambda reply: self.end(reply, self._told), self._put_off)
+            self.go_on(merge_or_error(self._merge, replies), lambda reply: self.end(reply, self._told), self._put_off)
         else:
             self.end(error, self._told)
 
@@ -242,18 +242,20 @@ class ReplyAggregator(Step):
 class Asker(Protocol):
     """Whoever asks servers. put_off: has something be called in a turn to come."""
 
-    defer: PutOff
+    defer: Defer
 
     def send(self, ask: UpstreamRequest) -> None:
         """Ask; the answer comes later, or an error, at once or later."""
 
 
-def ask_by_slots(asker: Asker, keys: Sequence[bytes], deadline_s: float, whose: ReplySink, index: int) -> None:
+def send_mget_by_slots(asker: Asker, keys: Sequence[bytes], deadline_s: float, whose: ReplySink, index: int) -> None:
     """Ask for the values of keys, those of each slot of whoever answers it; the answer is one array."""
     places: dict[int, list[int]] = {}
     for at, key in enumerate(keys):
         places.setdefault(slot_of(key), []).append(at)
-    joined = ReplyAggregator(len(places), partial(in_order, places=list(places.values())), whose, index, asker.defer)
+    joined = ReplyAggregator(
+        len(places), partial(array_in_order, places=list(places.values())), whose, index, asker.defer
+    )
     for number, (slot, some) in enumerate(places.items()):
         packed = pack((b"MGET", *(keys[at] for at in some)))
         asker.send(UpstreamRequest(packed, slot, 2, deadline_s, joined, number, sends=1))

@@ -37,7 +37,7 @@ class Source(ABC):
     """One application's source, of which some is learned before anything is answered."""
 
     name: str
-    upstreams: UpstreamCluster
+    cluster: UpstreamCluster
 
     def begin(self) -> None:  # noqa: B027  (most have nothing to begin with)
         """Learn what has to be known before anything is answered; SparkisError if that cannot be."""
@@ -62,8 +62,8 @@ class FileSource(Source):
 
     def take(self, topology: Topology, name: str) -> None:
         """Learn a topology; TopologyError if what is known is newer."""
-        known = self.upstreams.slots
-        if not self.upstreams.take(topology, "the file") and topology.version < known.version:
+        known = self.cluster.slots
+        if not self.cluster.take(topology, "the file") and topology.version < known.version:
             raise TopologyError(
                 f"version {topology.version} of the topology is older than the servers' {known.version}"
             )
@@ -97,7 +97,7 @@ class LogSource(Source):
         try:
             given = json.loads(stored)
             if given["topology"] is not None:  # there is no server yet
-                self.upstreams.take(Topology.of_json(given["topology"]), RECORD, int(given["term"]))
+                self.cluster.take(Topology.of_json(given["topology"]), RECORD, int(given["term"]))
         except (ValueError, KeyError, TypeError, TopologyError) as error:
             raise TopologyError(f"{self._filesystem.root}/{RECORD} is not a registry's record: {error}") from None
 
@@ -125,7 +125,7 @@ class RegistrySource(Source):
 
     async def _watch(self) -> None:
         async with asyncio.timeout(REACH_S_MAX):
-            certificates = self.upstreams.certificates
+            certificates = self.cluster.certificates
             context = None if certificates is None else certificates.for_server()
             reader, writer = await asyncio.open_connection(self._host, self._port, ssl=context)
         try:
@@ -149,4 +149,4 @@ class RegistrySource(Source):
                 raise ValueError(f"it refuses: {reply}")
             case ["topology", term, str(text)]:
                 self._problem = ""
-                self.upstreams.take(Topology.parse(text), self.name, int(str(term)))
+                self.cluster.take(Topology.parse(text), self.name, int(str(term)))

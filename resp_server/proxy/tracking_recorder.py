@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from resp_server.proxy.raw_replies import Answer
-from resp_server.proxy.requests import ReplySink, Step
+from resp_server.proxy.raw_replies import RawReply
+from resp_server.proxy.requests import ReplySink, ReplyStage
 from resp_server.push.tracking_table import TrackingTable
-from resp_server.session.epoch_feed import Told
+from resp_server.session.epoch_feed import ReplyEpochs
 from resp_server.session.tracking import TrackingState
 
 NEVER = -1
 
 
-class Remembers(Step):
+class TrackingRecorder(ReplyStage):
     """Passes an answer on, and has it remembered whose it is. is_kept: False has it told to be invalid behind it."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Remembers(Step):
         self._keys = keys
         self._full_invalidations = tracking.full_invalidations if is_kept else NEVER
 
-    def take_in(self, index: int, reply: Answer, told: Told) -> None:
+    def take_in(self, index: int, reply: RawReply, told: ReplyEpochs) -> None:
         """Take the answer."""
         if self._tracking.full_invalidations == self._full_invalidations:
             self._tracking.remember(self._client, self._keys)

@@ -13,19 +13,19 @@ from resp_server.execution.exec_runner import NOTHING_RUN
 from resp_server.protocol.errors import ClusterDownError, PlainError, ReplyError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
-from resp_server.proxy.raw_replies import Answer, Steps, is_error, split_off_head, whole
+from resp_server.proxy.raw_replies import RawReply, Steps, as_bytes, is_error, split_header
 from resp_server.proxy.reply_splitter import items_of, pack
-from resp_server.proxy.request_policy import Way, splitting, way_of
-from resp_server.proxy.requests import ASKS_MAX, PING, SENDS_MAX, ReplySink, UpstreamRequest
-from resp_server.proxy.upstream_cluster import NOT_YET, UpstreamCluster
+from resp_server.proxy.request_policy import RequestPolicy, policy_of, split_in_steps
+from resp_server.proxy.requests import PING, REQUESTS_MAX, SENDS_MAX, ReplySink, UpstreamRequest
+from resp_server.proxy.upstream_cluster import RETRY_ERRORS, UpstreamCluster
 from resp_server.proxy.upstream_connection import ConnectionKey
-from resp_server.session.epoch_feed import NOT_TOLD, Reached, Told
+from resp_server.session.epoch_feed import NO_EPOCHS, Reached, ReplyEpochs
 from resp_server.session.transaction import Mark
 
 # More commands than this go where long answers are waited for (guess: they take a server some milliseconds).
 SHORT_COMMANDS_MAX = 512
 # Commands for one server, into which those with keys of several slots are split (guess: others ask there, too).
-COMMANDS_MAX = ASKS_MAX * 9 // 10
+COMMANDS_MAX = REQUESTS_MAX * 9 // 10
 # Answers to commands that are looked at in one step (guess: 0.1 ms).
 LOOKED_AT_ONCE = 512
 
@@ -33,7 +33,7 @@ MULTI, EXEC = pack((b"MULTI",)), pack((b"EXEC",))
 
 # What becomes of a queued command: a server's block and the command's number in it, for each part that is asked; None:
 # it is answered here. Numbers alone, as Python's garbage collector looks at all else that is held.
-Parts = tuple[tuple[int, int], ...] | None
+ReplyParts = tuple[tuple[int, int], ...] | None
 
 
 class BlockOwner(Protocol):
@@ -52,21 +52,21 @@ class CommandRouting(Protocol):
     def command(self, request: Request) -> Command:
         """Return the command of a queued request."""
 
-    def place_of(self, key: bytes) -> tuple[int, int]:
+    def target_of(self, key: bytes) -> tuple[int, int]:
         """Return the number of a key's application, and the key's slot."""
 
 
 @dataclass
-class Block(ReplySink):
+class TransactionBlock(ReplySink):
     """What one server is asked in one write, and its answers so far. Asked again as a whole, or not at all."""
 
-    upstreams: UpstreamCluster
+    cluster: UpstreamCluster
     address: str
     owner: BlockOwner
     packed: list[bytes] = field(default_factory=list)
     watched: dict[bytes, Mark] = field(default_factory=dict)
-    replies: list[Answer] = field(default_factory=list)
-    items: Sequence[Answer] = ()
+    replies: list[RawReply] = field(default_factory=list)
+    items: Sequence[RawReply] = ()
     wants: int = 0
     deadline_s: float = 0.0
     protocol: int = 2
@@ -79,22 +79,22 @@ class Block(ReplySink):
     def send(self, epochs: dict[str, Reached], clock_ms: int, protocol: int) -> bool:
         """Ask the server; False if there is no connection to it yet."""
         is_long = len(self.packed) > SHORT_COMMANDS_MAX
-        lane = self.upstreams.lane(ConnectionKey(self.address, protocol, is_long))
+        upstream = self.cluster.upstream(ConnectionKey(self.address, protocol, is_long))
         if len(self.packed) > COMMANDS_MAX:
             raise PlainError(f"a transaction may have {COMMANDS_MAX} commands for one server; split it")
         words = [pack((b"STATE", b"AT", *_named(epochs), b"%d" % clock_ms)), MULTI, *self.packed, EXEC]
         if self.watched:
             pairs = [each for key, mark in self.watched.items() for each in (key, mark.text)]
             words.insert(0, pack((b"STATE", b"EXPECT", *pairs)))
-        if not lane.is_ready or not lane.has_room(len(words)):
-            lane.connect()
+        if not upstream.is_ready or not upstream.has_room(len(words)):
+            upstream.connect()
             return False
         self.replies, self.wants = [], len(words)
-        self.deadline_s, self.protocol = self.upstreams.deadline_s(is_long), protocol
-        lane.send(b"".join(words), self)
+        self.deadline_s, self.protocol = self.cluster.deadline_s(is_long), protocol
+        upstream.send(b"".join(words), self)
         return True
 
-    def take(self, replies: Sequence[Answer], told: Told) -> None:
+    def take(self, replies: Sequence[RawReply], told: ReplyEpochs) -> None:
         """Take the next answers."""
         self.wants -= len(replies)
         self.replies += replies
@@ -108,7 +108,7 @@ class Block(ReplySink):
     def fail(self, index: int, error: Exception) -> None:
         self.owner.fail(0, error)
 
-    def next_ask(self) -> UpstreamRequest:
+    def next_request(self) -> UpstreamRequest:
         """Return a question that brings the next answer, if it is an error or will never come.
 
         Where it is asked again alone, that is a PING: part of a transaction is of no use.
@@ -118,7 +118,7 @@ class Block(ReplySink):
         ask.sends = SENDS_MAX
         return ask
 
-    def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
+    def put(self, index: int, reply: RawReply, told: ReplyEpochs = NO_EPOCHS) -> None:
         """Take the answer to such a question."""
         self.replies.append(reply)
         if not self.wants and self.is_complete:
@@ -132,7 +132,7 @@ class Block(ReplySink):
     @property
     def head(self) -> bytes:
         """The first line of EXEC's answer."""
-        return split_off_head(self.replies[-1])[0]
+        return split_header(self.replies[-1])[0]
 
     @property
     def is_dropped(self) -> bool:
@@ -146,15 +146,15 @@ class Block(ReplySink):
         """
         found = next(filter(is_error, self.replies), None)
         if found is not None or self.is_dropped:
-            return None if found is None else whole(found)
+            return None if found is None else as_bytes(found)
         if self.head[:1] != b"*":
             return b"-%b\r\n" % PlainError("the transaction was not answered").line
         self.items = yield from items_of(self.replies[-1])
         for at in range(0, len(self.items), LOOKED_AT_ONCE):
             yield
             for item in self.items[at : at + LOOKED_AT_ONCE]:
-                if is_error(item) and whole(item).startswith((b"-MOVED ", *NOT_YET)):
-                    return whole(item)
+                if is_error(item) and as_bytes(item).startswith((b"-MOVED ", *RETRY_ERRORS)):
+                    return as_bytes(item)
         return None
 
 
@@ -166,8 +166,8 @@ class TransactionPlan:
     the queued command. numbers: each block's position.
     """
 
-    blocks: dict[tuple[int, str], Block] = field(default_factory=dict)
-    parts: list[Parts] = field(default_factory=list)
+    blocks: dict[tuple[int, str], TransactionBlock] = field(default_factory=dict)
+    parts: list[ReplyParts] = field(default_factory=list)
     errors: dict[int, ReplyError] = field(default_factory=dict)
     numbers: dict[tuple[int, str], int] = field(default_factory=dict)
 
@@ -189,16 +189,16 @@ class TransactionPlanner:
             yield
         for (db, key), mark in watched.items():
             if db == 0:  # the other databases are empty
-                _, block = self._block_at(plan, *self._routing.place_of(key))
+                _, block = self._block_at(plan, *self._routing.target_of(key))
                 block.watched[key] = mark
                 yield
         return plan
 
-    def _add(self, plan: TransactionPlan, request: Request) -> Steps[Parts]:
+    def _add(self, plan: TransactionPlan, request: Request) -> Steps[ReplyParts]:
         command = self._routing.command(request)
-        if way_of(command) is not Way.KEYS or self._context.session.db != 0:
+        if policy_of(command) is not RequestPolicy.BY_KEYS or self._context.session.db != 0:
             return None
-        found = yield from splitting(command.facts, request, self._routing.place_of)
+        found = yield from split_in_steps(command.facts, request, self._routing.target_of)
         if found is None:
             return None
         if command.name == "sort_ro":
@@ -214,17 +214,17 @@ class TransactionPlanner:
             yield
         return tuple(parts)
 
-    def _block_at(self, plan: TransactionPlan, application: int, slot: int) -> tuple[int, Block]:
+    def _block_at(self, plan: TransactionPlan, application: int, slot: int) -> tuple[int, TransactionBlock]:
         """Return the block of a slot's server, and the block's number."""
-        upstreams = self._applications.each[application]
-        master = upstreams.slots.owners[slot]
+        cluster = self._applications.each[application]
+        master = cluster.slots.owners[slot]
         if master is None:
             raise ClusterDownError
-        key = application, upstreams.answering(master)
+        key = application, cluster.answering(master)
         block = plan.blocks.get(key)
         if block is None:
             plan.numbers[key] = len(plan.blocks)
-            block = plan.blocks[key] = Block(upstreams, key[1], self._owner)
+            block = plan.blocks[key] = TransactionBlock(cluster, key[1], self._owner)
         return plan.numbers[key], block
 
 

@@ -23,26 +23,26 @@ from resp_server.protocol.errors import ReplyError, TryAgainError
 from resp_server.protocol.replies import Pending
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
-from resp_server.proxy.raw_replies import Answer, Steps, answer_of, done, is_error, whole
+from resp_server.proxy.raw_replies import RawReply, Steps, as_bytes, done, is_error, raw_reply_of
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.request_policy import splitting
+from resp_server.proxy.request_policy import split_in_steps
 from resp_server.proxy.requests import (
-    MISREAD,
+    MALFORMED_REPLY_ERRORS,
     STEPS_NS_MAX,
     ReplySink,
-    Step,
+    ReplyStage,
     UpstreamRequest,
-    not_understood,
+    malformed_reply,
 )
 from resp_server.proxy.transaction_plan import (
     SHORT_COMMANDS_MAX,
-    Block,
     CommandRouting,
+    TransactionBlock,
     TransactionPlan,
     TransactionPlanner,
 )
-from resp_server.proxy.upstream_cluster import NOT_YET, UpstreamCluster
-from resp_server.session.epoch_feed import Reached, Told
+from resp_server.proxy.upstream_cluster import RETRY_ERRORS, UpstreamCluster
+from resp_server.session.epoch_feed import Reached, ReplyEpochs
 from resp_server.session.transaction import Mark
 from state_backend.model.slots import slot_of
 
@@ -66,7 +66,7 @@ class QueuedCommands(CommandRouting, Protocol):
         """Return the error reply for an exception."""
 
 
-class TransactionRun(Step):
+class ExecRun(ReplyStage):
     """One EXEC of a client."""
 
     def __init__(
@@ -100,7 +100,7 @@ class TransactionRun(Step):
         """Ask the servers. before: what is done first; an error that it raises is the answer."""
         self.attempt(self.go_on, self._checked(before), lambda _: self._start(), self._put_off)
 
-    def take_in(self, index: int, reply: Answer, told: Told) -> None:
+    def take_in(self, index: int, reply: RawReply, told: ReplyEpochs) -> None:
         """Take an error of the proxy's own."""
         self.end(reply, told)
 
@@ -134,7 +134,7 @@ class TransactionRun(Step):
         self._waiting = 1  # so that nothing ends before all were asked
         is_sent = True
         for (number, address), block in self._plan.blocks.items():
-            jobs = self._jobs.setdefault(address, set(block.upstreams.seen.get(address, ())))
+            jobs = self._jobs.setdefault(address, set(block.cluster.seen.get(address, ())))
             epochs = {job: reached for job, reached in self._epochs[number].items() if job in jobs}
             self._waiting += 1
             if not block.send(epochs, clock_ms, self._protocol):
@@ -165,7 +165,7 @@ class TransactionRun(Step):
         """End with the reply, or ask again."""
         self.go_on(self._read_all(), self._take_answers, self._put_off)
 
-    def _read_all(self) -> Steps[list[tuple[Block, bytes]]]:
+    def _read_all(self) -> Steps[list[tuple[TransactionBlock, bytes]]]:
         """Read what the servers answered; return those that did not run their part, and why."""
         failed = []
         try:
@@ -173,18 +173,18 @@ class TransactionRun(Step):
                 error = yield from block.read()
                 if error is not None:
                     failed.append((block, error))
-        except MISREAD as error:
-            self.end(not_understood(error))
+        except MALFORMED_REPLY_ERRORS as error:
+            self.end(malformed_reply(error))
         return failed
 
-    def _take_answers(self, failed: Sequence[tuple[Block, bytes]]) -> None:
+    def _take_answers(self, failed: Sequence[tuple[TransactionBlock, bytes]]) -> None:
         if self._is_over:
             return
         if not failed:
             self._take_replies()
             return
         for block, error in failed:
-            answer = whole(block.replies[-1])
+            answer = as_bytes(block.replies[-1])
             if answer.startswith(b"-NOTHELD "):
                 self._take_held(block, answer)
             elif not self._is_passing(block, error):
@@ -192,17 +192,17 @@ class TransactionRun(Step):
                 return
         self._again("the servers have no epoch in common", self._start)
 
-    def _is_passing(self, block: Block, error: bytes) -> bool:
+    def _is_passing(self, block: TransactionBlock, error: bytes) -> bool:
         """Tell whether to ask again: where the slots are elsewhere by now, or not ready, or a connection was lost."""
         if error.startswith(b"-MOVED "):
-            block.upstreams.refresh(block.address)
+            block.cluster.refresh(block.address)
             return True
-        if error.startswith(NOT_YET):
+        if error.startswith(RETRY_ERRORS):
             return True
         self._losses += 1
         return block.head[:6] != b"-EXECA" and self._losses <= LOSSES_MAX
 
-    def _take_held(self, block: Block, answer: bytes) -> None:
+    def _take_held(self, block: TransactionBlock, answer: bytes) -> None:
         """Learn which epochs a server holds: read at the next one that it has, where it passed the one asked for by."""
         number = next(number for (number, address) in self._plan.blocks if address == block.address)
         epochs, held = self._epochs[number], held_in(answer)
@@ -245,12 +245,12 @@ class TransactionRun(Step):
                     return
         except StopIteration:
             pass
-        except MISREAD as error:
-            self.end(not_understood(error))
+        except MALFORMED_REPLY_ERRORS as error:
+            self.end(malformed_reply(error))
 
     def _make(self) -> Generator[Pending | None, bytes | None]:
         """Make the reply of the servers'. Yields what has to be waited for, and is sent it; and None between steps."""
-        replies: list[Answer] = []
+        replies: list[RawReply] = []
         blocks = list(self._plan.blocks.values())
         for number, (request, parts) in enumerate(zip(self._requests, self._plan.parts, strict=True)):
             if number in self._plan.errors:
@@ -272,21 +272,21 @@ class TransactionRun(Step):
                         break
                     yield None
             yield None
-        reply = answer_of([b"*%d\r\n" % len(replies), *replies])
+        reply = raw_reply_of([b"*%d\r\n" % len(replies), *replies])
         self.end(reply, tuple(self._epochs.values()))
 
-    def _joined(self, request: Request, found: Sequence[Answer]) -> Steps[Answer]:
+    def _joined(self, request: Request, found: Sequence[RawReply]) -> Steps[RawReply]:
         """Join the answers to the parts of a queued command."""
         error = next(filter(is_error, found), None)
         if error is not None or len(found) == 1:
             return found[0] if error is None else error
-        again = yield from splitting(self._dispatcher.command(request).facts, request, self._dispatcher.place_of)
+        again = yield from split_in_steps(self._dispatcher.command(request).facts, request, self._dispatcher.target_of)
         assert again is not None
-        answer: Answer = yield from done(again[1](found))
+        answer: RawReply = yield from done(again[1](found))
         return answer
 
 
-class WatchRun(Step):
+class WatchRun(ReplyStage):
     """One WATCH of a client: what its keys are like is asked of their owners, and noted."""
 
     def __init__(
@@ -303,20 +303,20 @@ class WatchRun(Step):
 
     def ask(self) -> None:
         """Ask the owners of the keys."""
-        for at, (upstreams, key) in enumerate(self._asked):
+        for at, (cluster, key) in enumerate(self._asked):
             packed = pack((b"STATE", b"MARK", key))
-            upstreams.send(UpstreamRequest(packed, slot_of(key), 2, upstreams.deadline_s(), self, at))
+            cluster.send(UpstreamRequest(packed, slot_of(key), 2, cluster.deadline_s(), self, at))
 
-    def take_in(self, index: int, reply: Answer, told: Told) -> None:
+    def take_in(self, index: int, reply: RawReply, told: ReplyEpochs) -> None:
         """Take the mark of one key."""
         try:
-            mark = whole(reply)
+            mark = as_bytes(reply)
             if is_error(mark):
                 self._error = self._error or mark
             else:
                 self._watched[0, self._asked[index][1]] = Mark.parse(mark.partition(b"\r\n")[2][:-2])
-        except MISREAD as error:
-            self._error = self._error or not_understood(error)
+        except MALFORMED_REPLY_ERRORS as error:
+            self._error = self._error or malformed_reply(error)
         self._missing -= 1
         if not self._missing:
             self.end(self._error or b"+OK\r\n")

@@ -24,13 +24,13 @@ from resp_server.net.tls import Certificates
 from resp_server.protocol.errors import ClusterDownError, PlainError, TryAgainError, internal_error
 from resp_server.proxy.epoch_floors import EpochFloors, has_reached
 from resp_server.proxy.job_keys import JobKeys
-from resp_server.proxy.raw_replies import Answer
+from resp_server.proxy.raw_replies import RawReply
 from resp_server.proxy.replica_choice import Shard
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.requests import SENDS_MAX, OnItsOwn, PutOff, UpstreamRequest
+from resp_server.proxy.requests import SENDS_MAX, BackgroundSink, Defer, UpstreamRequest
 from resp_server.proxy.slot_map import NO_TERM, SlotMap
 from resp_server.proxy.upstream_connection import REPLY_BYTES_MAX, ConnectionKey, UpstreamConnection, UpstreamProtocol
-from resp_server.session.epoch_feed import GONE, NOTHING, Epochs, Reached, Told, latest
+from resp_server.session.epoch_feed import GONE, NOTHING, Epochs, Reached, ReplyEpochs, latest
 from state_backend.model.slots import SLOTS
 
 logger = logging.getLogger("sparkis.proxy")
@@ -39,16 +39,16 @@ TIMEOUT_S = 1.0
 # For what a server answers from all of its keys, and for long replies.
 LONG_TIMEOUT_S = 60.0
 # At most two turns at once: one stale answer is normal after a move, two mean that servers do not agree yet.
-MOVES_AT_ONCE_MAX = 2
+REDIRECTS_AT_ONCE_MAX = 2
 # Between two tries at servers that do not agree, or are not ready.
 AGREE_PAUSE_S = 0.05
 CHECKS_PER_TIMEOUT = 10
 # A job that no server tells of for so long is gone, and nothing waits for it any more (guess).
-GONE_S = 5.0
+REMOVED_AFTER_S = 5.0
 # What says that a server, or its shard, can answer in a moment.
-NOT_YET = (b"-LOADING ", b"-CLUSTERDOWN ", b"-TRYAGAIN ")
+RETRY_ERRORS = (b"-LOADING ", b"-CLUSTERDOWN ", b"-TRYAGAIN ")
 # Lanes that the short way of GETs tells apart: a byte each.
-OPEN_LANES_MAX = 255
+OPEN_UPSTREAMS_MAX = 255
 CLOSED = bytes(4 * SLOTS)
 
 
@@ -66,24 +66,24 @@ class UpstreamCluster:
     timeout_s: float = TIMEOUT_S
     slots: SlotMap = field(default_factory=SlotMap)
     keys: JobKeys = field(default_factory=JobKeys)
-    lanes: dict[ConnectionKey, UpstreamConnection] = field(default_factory=dict)
+    upstreams: dict[ConnectionKey, UpstreamConnection] = field(default_factory=dict)
     seen: dict[str, dict[str, Reached]] = field(default_factory=dict)
     newest: Epochs = field(default_factory=lambda: NOTHING)
     is_level: bool = True
-    gone_jobs: set[str] = field(default_factory=set)
+    removed_jobs: set[str] = field(default_factory=set)
     moves: int = 0
     losses: int = 0
     table: bytes = CLOSED
-    open_lanes: list[UpstreamConnection | None] = field(default_factory=lambda: [None])
+    open_upstreams: list[UpstreamConnection | None] = field(default_factory=lambda: [None])
     # With these the servers have to speak TLS.
     certificates: Certificates | None = field(default=None, repr=False)
     # Whether servers are to tell which keys change, and who is told then; None: any.
     follows_keys: bool = False
     on_changed: Callable[[Sequence[bytes] | None], None] = lambda keys: None
     # Called when there is a job that was not told of before, or one with another writer, whose states may be others.
-    on_new_job: Callable[[UpstreamCluster, str], object] = lambda upstreams, address: None
+    on_new_job: Callable[[UpstreamCluster, str], object] = lambda cluster, address: None
     # Has something be called in a turn to come; the proxy's own way, once there is one.
-    defer: PutOff = lambda run: asyncio.get_running_loop().call_soon(run)
+    defer: Defer = lambda run: asyncio.get_running_loop().call_soon(run)
     # The compiled core's epoll for clients and servers, where there is one.
     poller: Any = None
 
@@ -101,7 +101,7 @@ class UpstreamCluster:
         self._is_table_made = True
         self._is_some_slot_behind = False
         self._untold_since_s: dict[str, float] = {}
-        self._newest_alone: Told = (self.newest,)
+        self._newest_alone: ReplyEpochs = (self.newest,)
         self._long_replies = LongReplies(self)
         self._check()
 
@@ -126,8 +126,8 @@ class UpstreamCluster:
         """Close all connections."""
         self._is_stopping = True
         self._checking.cancel()
-        for lane in list(self.lanes.values()):
-            lane.close()
+        for upstream in list(self.upstreams.values()):
+            upstream.close()
         self._long_replies.stop()
 
     @property
@@ -159,21 +159,21 @@ class UpstreamCluster:
             address = self.answering(master)
             ask.floor = self._floors.by_slot[ask.slot] if ask.master is None else self._floor_of(master)
             if not self.is_level:
-                ask.floor = latest(ask.floor, self.own(ask.whose.seen_by(ask.index)))
-        self.lane(ConnectionKey(address, ask.protocol, ask.is_long)).add(ask)
+                ask.floor = latest(ask.floor, self.own(ask.whose.seen_epochs(ask.index)))
+        self.upstream(ConnectionKey(address, ask.protocol, ask.is_long)).add(ask)
 
     def send_again(self, ask: UpstreamRequest) -> None:
         """Ask what was answered once more, as if it had not been."""
         ask.sends = ask.moves = 0
-        ask.held_until_s = None
+        ask.queued_until_s = None
         self.send(ask)
 
-    def lane(self, key: ConnectionKey) -> UpstreamConnection:
+    def upstream(self, key: ConnectionKey) -> UpstreamConnection:
         """Return a connection, which may have to be opened."""
-        lane = self.lanes.get(key)
-        if lane is None:
-            lane = self.lanes[key] = UpstreamConnection(self, key)
-        return lane
+        upstream = self.upstreams.get(key)
+        if upstream is None:
+            upstream = self.upstreams[key] = UpstreamConnection(self, key)
+        return upstream
 
     def knows(self, address: str) -> bool:
         """Tell whether a server is one of this application's."""
@@ -200,12 +200,12 @@ class UpstreamCluster:
         }
         answering = {self.answering(master): master for master in self.slots.counts}
         for number, address in enumerate(self._addresses()):
-            lanes = [lane for lane in self.lanes.values() if lane.key.address == address]
-            connections = sum(lane.is_connected for lane in lanes)
-            is_up = not any(lane.reason for lane in lanes)
+            upstreams = [upstream for upstream in self.upstreams.values() if upstream.key.address == address]
+            connections = sum(upstream.is_connected for upstream in upstreams)
+            is_up = not any(upstream.reason for upstream in upstreams)
             rows[f"upstream{number}"] = (
                 f"addr={address},slots={self.slots.counts.get(answering.get(address, ''), 0)},"
-                f"connections={connections},waiting={sum(lane.waiting for lane in lanes)},"
+                f"connections={connections},waiting={sum(upstream.waiting for upstream in upstreams)},"
                 f"status={'up' if is_up else 'down'}"
             )
         return rows
@@ -232,7 +232,7 @@ class UpstreamCluster:
         self._answered_by_others(before)
         self._known = frozenset(self._addresses())
         for address in self._addresses():
-            self.lane(ConnectionKey(address, 2, False)).connect()
+            self.upstream(ConnectionKey(address, 2, False)).connect()
         self._reconsider()
         return True
 
@@ -241,7 +241,7 @@ class UpstreamCluster:
         if address not in self._refreshing:
             self._refreshing.add(address)
             packed = pack((b"STATE", b"TOPOLOGY"))
-            self.send(UpstreamRequest(packed, 0, 2, self.deadline_s(), Learner(self, address), 0, address))
+            self.send(UpstreamRequest(packed, 0, 2, self.deadline_s(), TopologyReplySink(self, address), 0, address))
 
     def learn(self, reply: bytes, address: str) -> None:
         """Take what a server says of its topology, if that is newer than what is known."""
@@ -273,17 +273,17 @@ class UpstreamCluster:
             if was is not None:
                 left.setdefault(was, []).append(slot)
         for address, slots in left.items():
-            self.lose_track()
+            self.tracking_lost()
             self._floors.leave(slots, dict(self.seen.get(address, NOTHING)))
 
     # -- what servers tell --------------------------------------------------------------------------------------------
 
-    def told_version(self, version: int, address: str) -> None:
+    def on_topology_version(self, version: int, address: str) -> None:
         """Take in that a server shows a topology."""
         if version > self.slots.version:
             self.refresh(address)
 
-    def shared(self, told: Epochs) -> Told:
+    def shared(self, told: Epochs) -> ReplyEpochs:
         """Return what a server told, as the same object for all servers that are as far as any."""
         newest = latest(self.newest, told)
         if newest != self.newest:
@@ -292,60 +292,62 @@ class UpstreamCluster:
 
     def compare(self) -> None:
         """Learn whether all servers that can be asked are as far as any ever was."""
-        ready = [lane for lane in self.lanes.values() if lane.is_ready]
-        self.is_level = all(lane.replies_from is self._newest_alone for lane in ready)
+        ready = [upstream for upstream in self.upstreams.values() if upstream.is_ready]
+        self.is_level = all(upstream.replies_from is self._newest_alone for upstream in ready)
 
     def own(self, seen: Epochs) -> Epochs:
         """Return what a client has seen of jobs that are here."""
         return seen if seen is self.newest else {job: seen[job] for job in seen.keys() & self.newest.keys()}
 
-    def told_epoch(self, lane: UpstreamConnection, job: str, reached: Reached) -> None:
+    def on_epoch(self, upstream: UpstreamConnection, job: str, reached: Reached) -> None:
         """Take in what a server shows of a job."""
         self.compare()
-        seen = self.seen.setdefault(lane.key.address, {})
+        seen = self.seen.setdefault(upstream.key.address, {})
         if reached == GONE:
             seen.pop(job, None)
         elif reached > seen.get(job, GONE):
             seen[job] = reached
-        self.gone_jobs.discard(job)
+        self.removed_jobs.discard(job)
         self._untold_since_s.pop(job, None)
         if self.keys.told(job, reached):
-            self.on_new_job(self, lane.key.address)
-        if lane.is_connected:
-            lane.settle()
+            self.on_new_job(self, upstream.key.address)
+        if upstream.is_connected:
+            upstream.settle()
             if self._is_some_slot_behind:
                 self._close_table()
 
-    def changed_state(self, lane: UpstreamConnection) -> None:
+    def state_changed(self, upstream: UpstreamConnection) -> None:
         """Take in that a connection is there, or could not be made."""
         if self._is_stopping:
             return
         self._reconsider()
         # An answer that is long takes its connection with it: the next one is not to ask for it again.
-        if lane.is_connected and not lane.key.is_long:
-            self.on_new_job(self, lane.key.address)
-        if lane.is_connected:
-            for other in self.lanes.values():
-                if other.key.address == lane.key.address:
+        if upstream.is_connected and not upstream.key.is_long:
+            self.on_new_job(self, upstream.key.address)
+        if upstream.is_connected:
+            for other in self.upstreams.values():
+                if other.key.address == upstream.key.address:
                     other.wake()
-        if not lane.is_connected and (not lane.is_idle or self._is_wanted(lane.key)):
-            lane.connect()
+        if not upstream.is_connected and (not upstream.is_idle or self._is_wanted(upstream.key)):
+            upstream.connect()
 
-    def hangs(self, address: str) -> None:
+    def cut_silent_server(self, address: str) -> None:
         """Cut all connections to a server that does not answer."""
-        for lane in list(self.lanes.values()):
-            if lane.key.address == address:
-                lane.cut(f"{address} did not answer in time")
+        for upstream in list(self.upstreams.values()):
+            if upstream.key.address == address:
+                upstream.cut(f"{address} did not answer in time")
 
-    def answered(self, ask: UpstreamRequest, reply: bytes, lane: UpstreamConnection) -> None:
+    def answered(self, ask: UpstreamRequest, reply: bytes, upstream: UpstreamConnection) -> None:
         """Pass an error on; one that sends elsewhere is followed, and one that comes too early is not taken."""
         try:
             if ask.address is not None:
                 ask.whose.put(ask.index, reply)
             elif reply[:7] == b"-MOVED ":
-                self._moved(ask, reply, lane.key.address)
-            elif ask.is_long or not (reply.startswith(NOT_YET) and self.later(ask.deadline_s, lambda: self.send(ask))):
-                ask.whose.put(ask.index, reply, lane.replies_from)
+                self._moved(ask, reply, upstream.key.address)
+            elif ask.is_long or not (
+                reply.startswith(RETRY_ERRORS) and self.later(ask.deadline_s, lambda: self.send(ask))
+            ):
+                ask.whose.put(ask.index, reply, upstream.replies_from)
         except Exception as error:
             ask.fail_all(error)
 
@@ -359,22 +361,22 @@ class UpstreamCluster:
                 ask.refuse(PlainError(reason))
             else:
                 self.send(ask)
-        for lane in self.lanes.values():
-            if self._is_wanted(lane.key) and not self._is_stopping:
-                lane.connect()
+        for upstream in self.upstreams.values():
+            if self._is_wanted(upstream.key) and not self._is_stopping:
+                upstream.connect()
 
     def follow_keys(self, is_wanted: bool) -> None:
         """Have all servers tell which keys change from now on, before answers to what is asked from now on; or not."""
         self.follows_keys = is_wanted
-        for lane in self.lanes.values():
-            lane.follow()
+        for upstream in self.upstreams.values():
+            upstream.follow()
 
-    def lose_track(self) -> None:
+    def tracking_lost(self) -> None:
         """Take in that nobody tells any more which keys change that were answered before."""
         if self.follows_keys:
             self.on_changed(None)
 
-    def let_go(self, link: UpstreamProtocol, ask: UpstreamRequest, told: Told) -> None:
+    def let_go(self, link: UpstreamProtocol, ask: UpstreamRequest, told: ReplyEpochs) -> None:
         """Have a long reply come over a connection of its own; told: what it is from."""
         self._long_replies.take(link, ask, told)
 
@@ -387,7 +389,7 @@ class UpstreamCluster:
             return
         if was != owner:
             if was is not None:
-                self.lose_track()
+                self.tracking_lost()
                 self._floors.leave([int(slot)], dict(self.seen.get(self.answering(was), NOTHING)))
             self.slots.moved(int(slot), owner)
             self._close_table()
@@ -395,7 +397,7 @@ class UpstreamCluster:
         self.moves += 1
         ask.moves += 1
         ask.sends = 0
-        if ask.moves <= MOVES_AT_ONCE_MAX:
+        if ask.moves <= REDIRECTS_AT_ONCE_MAX:
             self.send(ask)
         elif not self.later(ask.deadline_s, lambda: self.send(ask)):
             ask.refuse(TryAgainError(f"the servers do not agree on who answers slot {ask.slot}"))
@@ -415,20 +417,24 @@ class UpstreamCluster:
         self._stand_in(changed)
         self._close_table()
         left = set(changed.values())
-        for key, lane in list(self.lanes.items()):
-            if key.address not in self._known and lane.is_idle:
-                lane.close()
-                self.lanes.pop(key, None)
-            elif not lane.is_usable or key.address in left:
-                for ask in lane.take_back():
+        for key, upstream in list(self.upstreams.items()):
+            if key.address not in self._known and upstream.is_idle:
+                upstream.close()
+                self.upstreams.pop(key, None)
+            elif not upstream.is_usable or key.address in left:
+                for ask in upstream.take_back():
                     self.send(ask)
 
     def _choose(self) -> dict[str, str]:
         """Choose who answers each shard; return who did where that changed, by the shards' masters."""
         changed: dict[str, str] = {}
         for shard in self._shards.values():
-            lanes = {each: self.lanes.get(ConnectionKey(each, 2, False)) for each in shard.servers}
-            told = {each: lane.told for each, lane in lanes.items() if lane is not None and lane.is_usable}
+            upstreams = {each: self.upstreams.get(ConnectionKey(each, 2, False)) for each in shard.servers}
+            told = {
+                each: upstream.told
+                for each, upstream in upstreams.items()
+                if upstream is not None and upstream.is_usable
+            }
             before = shard.answering
             if shard.choose(told, self.now_s) != before:
                 logger.info("%s: %s answers for the shard of %s", self.name, shard.answering, shard.master)
@@ -438,7 +444,7 @@ class UpstreamCluster:
     def _stand_in(self, changed: Mapping[str, str]) -> None:
         """Raise the floors of the slots of masters whose shards others answer now."""
         for master, before in changed.items():
-            self.lose_track()
+            self.tracking_lost()
             slots = [slot for slot, owner in enumerate(self.slots.owners) if owner == master]
             self._floors.leave(slots, dict(self.seen.get(before, NOTHING)))
 
@@ -460,7 +466,7 @@ class UpstreamCluster:
             return
         self._is_table_made = True
         numbers = bytearray(SLOTS)
-        lanes: list[UpstreamConnection | None] = [None]
+        upstreams: list[UpstreamConnection | None] = [None]
         floors: dict[str, Epochs] = {}
         known: dict[tuple[str, int], int] = {}
         is_behind = False
@@ -471,20 +477,20 @@ class UpstreamCluster:
                 continue
             number = known.get((master, id(floor)))
             if number is None:
-                lane = self.lanes.get(ConnectionKey(self.answering(master), 2, False))
-                is_ready = lane is not None and lane.is_ready
-                is_open = is_ready and lane is not None and has_reached(lane.told, floor, self.gone_jobs)
+                upstream = self.upstreams.get(ConnectionKey(self.answering(master), 2, False))
+                is_ready = upstream is not None and upstream.is_ready
+                is_open = is_ready and upstream is not None and has_reached(upstream.told, floor, self.removed_jobs)
                 is_behind |= is_ready and not is_open
                 number = 0
-                if is_open and (lane in lanes or len(lanes) <= OPEN_LANES_MAX):
-                    if lane not in lanes:
-                        lanes.append(lane)
-                    number = lanes.index(lane)
+                if is_open and (upstream in upstreams or len(upstreams) <= OPEN_UPSTREAMS_MAX):
+                    if upstream not in upstreams:
+                        upstreams.append(upstream)
+                    number = upstreams.index(upstream)
                 known[master, id(floor)] = number
                 floors[master] = latest(floors.get(master, NOTHING), floor)
             if number:
                 numbers[first:end] = bytes([number]) * (end - first)
-        self.table, self.open_lanes, self._master_floors = bytes(numbers) * 4, lanes, floors
+        self.table, self.open_upstreams, self._master_floors = bytes(numbers) * 4, upstreams, floors
         self._is_some_slot_behind = is_behind
 
     def _check(self) -> None:
@@ -492,10 +498,10 @@ class UpstreamCluster:
         now_s = self.clock.tick()
         self._forget_gone_jobs(now_s)
         replaceable = self._replaceable()
-        for lane in list(self.lanes.values()):
-            is_hurried = lane.key.address in replaceable and not lane.key.is_long
+        for upstream in list(self.upstreams.values()):
+            is_hurried = upstream.key.address in replaceable and not upstream.key.is_long
             try:
-                lane.check(now_s, self.timeout_s / 2 if is_hurried else self.timeout_s)
+                upstream.check(now_s, self.timeout_s / 2 if is_hurried else self.timeout_s)
             except Exception as error:  # the others are to be looked at as well
                 internal_error(error)
         self._long_replies.check(now_s)
@@ -508,18 +514,18 @@ class UpstreamCluster:
         found = set()
         for shard in self._shards.values():
             others = [
-                self.lanes.get(ConnectionKey(each, 2, False)) for each in shard.servers if each != shard.answering
+                self.upstreams.get(ConnectionKey(each, 2, False)) for each in shard.servers if each != shard.answering
             ]
-            if any(lane is not None and lane.is_usable for lane in others):
+            if any(upstream is not None and upstream.is_usable for upstream in others):
                 found.add(shard.answering)
         return found
 
     def _forget_gone_jobs(self, now_s: float) -> None:
         """Stop to wait for jobs of which no server has told for a while: they were removed or renamed."""
-        told = {job for lane in self.lanes.values() if lane.is_connected for job in lane.told}
-        for job in {job for seen in self.seen.values() for job in seen} - told - self.gone_jobs:
-            if now_s - self._untold_since_s.setdefault(job, now_s) > GONE_S and told:
-                self.gone_jobs.add(job)
+        told = {job for upstream in self.upstreams.values() if upstream.is_connected for job in upstream.told}
+        for job in {job for seen in self.seen.values() for job in seen} - told - self.removed_jobs:
+            if now_s - self._untold_since_s.setdefault(job, now_s) > REMOVED_AFTER_S and told:
+                self.removed_jobs.add(job)
                 self.keys.forget(job)
                 for seen in self.seen.values():
                     seen.pop(job, None)
@@ -529,20 +535,20 @@ class UpstreamCluster:
     def _forget_newest(self, job: str) -> None:
         self.newest = {name: reached for name, reached in self.newest.items() if name != job}
         self._newest_alone = (self.newest,)
-        for lane in self.lanes.values():
-            lane.replies_from = self.shared(lane.told)
+        for upstream in self.upstreams.values():
+            upstream.replies_from = self.shared(upstream.told)
         self.compare()
 
 
 @dataclass
-class Learner(OnItsOwn):
+class TopologyReplySink(BackgroundSink):
     """Takes a server's topology."""
 
-    upstreams: UpstreamCluster
+    cluster: UpstreamCluster
     address: str
 
     def take_in(self, reply: bytes) -> None:
-        self.upstreams.learn(reply, self.address)
+        self.cluster.learn(reply, self.address)
 
 
 async def connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
@@ -567,7 +573,7 @@ class LongReply:
     """A reply that came to have a connection of its own, which is held until it is complete."""
 
     def __init__(
-        self, others: LongReplies, link: UpstreamProtocol, ask: UpstreamRequest, told: Told, deadline_s: float
+        self, others: LongReplies, link: UpstreamProtocol, ask: UpstreamRequest, told: ReplyEpochs, deadline_s: float
     ) -> None:
         self.link = link
         self._told = told
@@ -576,7 +582,7 @@ class LongReply:
         self._others = others
         self._ask = ask
 
-    def heard(self, replies: Sequence[Answer]) -> None:
+    def heard(self, replies: Sequence[RawReply]) -> None:
         """Take the reply; what may come behind it was asked again elsewhere."""
         self._others.remove(self)
         self.link.forget()
@@ -594,14 +600,14 @@ class LongReply:
 class LongReplies:
     """The long replies that are under way: together they take no more than the longest one may."""
 
-    def __init__(self, upstreams: UpstreamCluster) -> None:
-        self._upstreams = upstreams
+    def __init__(self, cluster: UpstreamCluster) -> None:
+        self._upstreams = cluster
         self._all: list[LongReply] = []
         self._held_bytes = 0
 
-    def take(self, link: UpstreamProtocol, ask: UpstreamRequest, told: Told) -> None:
+    def take(self, link: UpstreamProtocol, ask: UpstreamRequest, told: ReplyEpochs) -> None:
         """Take a connection over whose next reply is long. It is read on as soon as there is room."""
-        if link.begun_bytes > REPLY_BYTES_MAX:
+        if link.partial_bytes > REPLY_BYTES_MAX:
             link.forget()
             ask.refuse(PlainError(f"a reply is larger than {REPLY_BYTES_MAX} bytes"))
             return
@@ -622,8 +628,8 @@ class LongReplies:
         for reply in list(self._all):
             if now_s > reply.deadline_s:
                 reply.link.cut("a long reply did not come in time")
-            elif reply.held_bytes and reply.link.begun_bytes > reply.held_bytes:
-                grown = reply.link.begun_bytes - reply.held_bytes
+            elif reply.held_bytes and reply.link.partial_bytes > reply.held_bytes:
+                grown = reply.link.partial_bytes - reply.held_bytes
                 if self._held_bytes + grown > REPLY_BYTES_MAX:
                     reply.link.cut("too many long replies were asked for at once")
                 else:
@@ -637,7 +643,7 @@ class LongReplies:
 
     def _go_on(self) -> None:
         for reply in self._all:
-            if not reply.held_bytes and self._held_bytes + reply.link.begun_bytes <= REPLY_BYTES_MAX:
-                reply.held_bytes = reply.link.begun_bytes
+            if not reply.held_bytes and self._held_bytes + reply.link.partial_bytes <= REPLY_BYTES_MAX:
+                reply.held_bytes = reply.link.partial_bytes
                 self._held_bytes += reply.held_bytes
                 reply.link.pause(False)

@@ -22,12 +22,12 @@ from resp_server.acl.rules import DEFAULT_USER
 from resp_server.net.tls import Certificates, why
 from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.compiled import Run
+from resp_server.proxy.compiled import PipelineBatch
 from resp_server.proxy.epoch_floors import has_reached
-from resp_server.proxy.raw_replies import Answer, whole
+from resp_server.proxy.raw_replies import RawReply, as_bytes
 from resp_server.proxy.reply_splitter import FrameError, Frames, pack
-from resp_server.proxy.requests import ASKS_MAX, PING, Asked, Nobody, UpstreamRequest
-from resp_server.session.epoch_feed import GONE, NOT_TOLD, NOTHING, Epochs, Reached, Told
+from resp_server.proxy.requests import PING, REQUESTS_MAX, DiscardSink, InFlightRequest, UpstreamRequest
+from resp_server.session.epoch_feed import GONE, NO_EPOCHS, NOTHING, Epochs, Reached, ReplyEpochs
 
 logger = logging.getLogger("sparkis.proxy")
 
@@ -42,7 +42,7 @@ REPLY_BYTES_MAX = 256 << 20
 # A longer reply has a connection of its own (guess: 10 ms of a gigabit).
 LONG_REPLY_BYTES = 1 << 20
 # Of a reply that is not all here, what is looked at again with what comes next (guess).
-BEGUN_BYTES_MAX = 32 << 10
+PARTIAL_BYTES_MAX = 32 << 10
 # Told when keys changed: the keys as one text, or nil.
 CHANGED = b">2\r\n$7\r\nchanged\r\n"
 
@@ -77,14 +77,14 @@ class UpstreamFacts(Protocol):
     @property
     def seen(self) -> Mapping[str, Epochs]: ...
     @property
-    def gone_jobs(self) -> set[str]: ...
+    def removed_jobs(self) -> set[str]: ...
     @property
     def follows_keys(self) -> bool: ...
 
     def deadline_s(self, is_long: bool = False) -> float:
         """Return the deadline of a request that is sent now."""
 
-    def shared(self, told: Epochs) -> Told:
+    def shared(self, told: Epochs) -> ReplyEpochs:
         """Return these epochs as an object that all servers at the same epochs share."""
 
     def soon(self, then: Callable[[], None]) -> None:
@@ -105,45 +105,45 @@ class UpstreamEvents(UpstreamFacts, Protocol):
     @property
     def on_changed(self) -> Callable[[Sequence[bytes] | None], None]: ...
 
-    def answered(self, ask: UpstreamRequest, reply: bytes, lane: UpstreamConnection) -> None:
+    def answered(self, ask: UpstreamRequest, reply: bytes, upstream: UpstreamConnection) -> None:
         """Handle an error reply."""
 
-    def told_version(self, version: int, address: str) -> None:
+    def on_topology_version(self, version: int, address: str) -> None:
         """Handle a server's report of its topology version."""
 
-    def told_epoch(self, lane: UpstreamConnection, job: str, reached: Reached) -> None:
+    def on_epoch(self, upstream: UpstreamConnection, job: str, reached: Reached) -> None:
         """Handle a server's report of a job's epoch."""
 
     def compare(self) -> None:
         """Compare the epochs of all servers: one of them became ready."""
 
-    def changed_state(self, lane: UpstreamConnection) -> None:
+    def state_changed(self, upstream: UpstreamConnection) -> None:
         """Handle a connection that was opened, or could not be."""
 
     def lost(self, asks: Sequence[UpstreamRequest], reason: str) -> None:
         """Handle a lost connection and the requests that were sent over it."""
 
-    def lose_track(self) -> None:
+    def tracking_lost(self) -> None:
         """Handle that changes of keys may be missed."""
 
-    def hangs(self, address: str) -> None:
+    def cut_silent_server(self, address: str) -> None:
         """Handle a server that does not answer."""
 
-    def let_go(self, link: UpstreamProtocol, ask: UpstreamRequest, told: Told) -> None:
+    def let_go(self, link: UpstreamProtocol, ask: UpstreamRequest, told: ReplyEpochs) -> None:
         """Take over a socket whose next reply is long."""
 
 
 class UpstreamConnection:
     """One connection to a server, and what waits for it."""
 
-    def __init__(self, upstreams: UpstreamEvents, key: ConnectionKey) -> None:
-        self._upstreams = upstreams
+    def __init__(self, cluster: UpstreamEvents, key: ConnectionKey) -> None:
+        self._upstreams = cluster
         self.key = key
         self._loop = asyncio.get_running_loop()
         self._held: list[UpstreamRequest] = []  # not sent: there is no connection, or its server is behind
         self._held_bytes = 0
         self._out: list[bytes] = []  # sent with this turn's write
-        self._waiting: deque[Asked] = deque()
+        self._waiting: deque[InFlightRequest] = deque()
         self.run: Any = None  # of the compiled hop: more may be asked with it
         self._asked = 0  # how many answers those wait for
         self._link: UpstreamProtocol | None = None
@@ -157,7 +157,7 @@ class UpstreamConnection:
         self._heard_s = 0.0
         self._floor: Epochs = NOTHING  # what this server was known to have reached before this connection
         self.told: Epochs = NOTHING
-        self.replies_from: Told = NOT_TOLD  # as the only thing that a reply is from
+        self.replies_from: ReplyEpochs = NO_EPOCHS  # as the only thing that a reply is from
         self._follows_keys = False  # what this connection, or the one being made, was asked to tell
         self.is_ready = False
         self.is_parting = False  # with its connection, and about to have another
@@ -185,16 +185,16 @@ class UpstreamConnection:
 
     def add(self, ask: UpstreamRequest) -> None:
         """Ask as soon as that may be."""
-        if self.waiting >= ASKS_MAX or self._output_bytes() + len(ask.packed) > WAITING_BYTES_MAX:
+        if self.waiting >= REQUESTS_MAX or self._output_bytes() + len(ask.packed) > WAITING_BYTES_MAX:
             ask.refuse(PlainError(f"too much waits to be asked of {self.key.address}"))
-        elif self.is_ready and has_reached(self.told, ask.floor or NOTHING, self._upstreams.gone_jobs):
+        elif self.is_ready and has_reached(self.told, ask.floor or NOTHING, self._upstreams.removed_jobs):
             ask.sends += 1
             self.send(ask.packed, ask)
         elif self._is_given_up():
             ask.refuse(PlainError(self.reason))
         else:
-            if ask.held_until_s is None:
-                ask.held_until_s = min(ask.deadline_s, self._upstreams.clock() + self._upstreams.timeout_s)
+            if ask.queued_until_s is None:
+                ask.queued_until_s = min(ask.deadline_s, self._upstreams.clock() + self._upstreams.timeout_s)
             self._held.append(ask)
             self._held_bytes += len(ask.packed)
             self.connect()
@@ -203,9 +203,9 @@ class UpstreamConnection:
         """Tell whether so many short questions may be sent."""
         link = self._link
         is_open = self.is_ready and link is not None and link.output_bytes <= WAITING_BYTES_MAX
-        return is_open and self._asked + count <= ASKS_MAX
+        return is_open and self._asked + count <= REQUESTS_MAX
 
-    def send(self, packed: bytes, asked: Asked) -> None:
+    def send(self, packed: bytes, asked: InFlightRequest) -> None:
         """Send with this turn's write; for a lane that is ready."""
         self._end_run()
         if not self._out:
@@ -250,12 +250,12 @@ class UpstreamConnection:
                 # A look-up may wait for the timeout, so this is its patience after it was asked.
                 until_s = self._waiting[0].deadline_s - timeout_s + patience_s
                 if now_s > max(until_s, self._heard_s + patience_s):
-                    self._upstreams.hangs(self.key.address)
+                    self._upstreams.cut_silent_server(self.key.address)
             elif now_s > self._heard_s + timeout_s / 2:
-                self.send(PING, UpstreamRequest(PING, 0, 2, now_s + timeout_s, Nobody(), 0))
-        if any((ask.held_until_s or 0.0) <= now_s for ask in self._held):
+                self.send(PING, UpstreamRequest(PING, 0, 2, now_s + timeout_s, DiscardSink(), 0))
+        if any((ask.queued_until_s or 0.0) <= now_s for ask in self._held):
             for ask in self.take_back():
-                if (ask.held_until_s or 0.0) > now_s:
+                if (ask.queued_until_s or 0.0) > now_s:
                     self.add(ask)
                 elif self.is_ready:
                     ask.refuse(TryAgainError(f"{self.key.address} is behind what was answered before"))
@@ -278,10 +278,10 @@ class UpstreamConnection:
 
     # -- called by the link -------------------------------------------------------------------------------------------
 
-    def heard_of_runs(self, data: bytes) -> bytes:
+    def take_batch_replies(self, data: bytes) -> bytes:
         """Take what answers the hop's questions from the front of what came; return what is left."""
         at, waiting = 0, self._waiting
-        while waiting and type(waiting[0]) is Run and at < len(data):
+        while waiting and type(waiting[0]) is PipelineBatch and at < len(data):
             run: Any = waiting[0]
             if run is self.run:
                 self._end_run()
@@ -297,12 +297,12 @@ class UpstreamConnection:
             self._heard_s = self._upstreams.clock()
         return data[at:] if at else data
 
-    def heard(self, replies: Sequence[Answer]) -> None:
+    def heard(self, replies: Sequence[RawReply]) -> None:
         """Take replies in the order of the questions."""
         self._heard_s = self._upstreams.clock()
-        for reply in map(whole, replies):
+        for reply in map(as_bytes, replies):
             if reply[:1] == b">":
-                self.told_of(reply)
+                self.handle_push(reply)
                 continue
             if not self._waiting:
                 raise FrameError("more replies than questions")
@@ -312,7 +312,7 @@ class UpstreamConnection:
                 self._waiting.popleft()
             self._asked -= 1
             if reply[:1] == b"-":
-                self._upstreams.answered(asked.next_ask(), reply, self)
+                self._upstreams.answered(asked.next_request(), reply, self)
             else:
                 try:
                     asked.take([reply], self.replies_from)
@@ -322,37 +322,37 @@ class UpstreamConnection:
                         asked.wants = wants - 1
 
     @property
-    def is_run_begun(self) -> bool:
+    def has_partial_batch(self) -> bool:
         """Tell whether what was left last is the beginning of a reply to the hop's questions."""
         first: Any = self._waiting[0] if self._waiting else None
-        return type(first) is Run and first.is_begun
+        return type(first) is PipelineBatch and first.has_partial
 
-    def told_of(self, push: bytes) -> None:
+    def handle_push(self, push: bytes) -> None:
         """Take in what the server says of its epochs and its topology."""
         if push.startswith(CHANGED):
             self._upstreams.on_changed(_keys_in(push[len(CHANGED) :]))
             return
         words = push.split(b"\r\n")
         if words[2] == b"topology":
-            self._upstreams.told_version(int(words[3][1:]), self.key.address)
+            self._upstreams.on_topology_version(int(words[3][1:]), self.key.address)
         elif words[2] == b"epoch":
             job, reached = words[4].decode(), (int(words[5][1:]), int(words[6][1:]))
             others = {name: each for name, each in self.told.items() if name != job}
             self.replies_from = self._upstreams.shared(others if reached == GONE else {**others, job: reached})
             self.told = self.replies_from[0]
-            self._upstreams.told_epoch(self, job, reached)
+            self._upstreams.on_epoch(self, job, reached)
 
     def follow(self) -> None:
         """Have the server tell which keys change, behind the answers from before, if somebody wants to know; or not."""
         if self._link is not None and self._follows_keys != self._upstreams.follows_keys:
             self._follows_keys = self._upstreams.follows_keys
             packed = pack(epoch_feed(has_keys=self._follows_keys))
-            self.send(packed, UpstreamRequest(packed, 0, 2, self._upstreams.deadline_s(), Nobody(), 0))
+            self.send(packed, UpstreamRequest(packed, 0, 2, self._upstreams.deadline_s(), DiscardSink(), 0))
 
     def settle(self) -> None:
         """Look whether what is held can be asked now."""
         if not self.is_ready and self._link is not None:
-            self.is_ready = has_reached(self.told, self._floor, self._upstreams.gone_jobs)
+            self.is_ready = has_reached(self.told, self._floor, self._upstreams.removed_jobs)
             self.is_parting &= not self.is_ready
             self._upstreams.compare()
         if self.is_ready and self._held:
@@ -363,12 +363,12 @@ class UpstreamConnection:
         """Give a connection to the reply that comes over it, and ask what is behind over another one."""
         self._end_run()
         asked, self._link = self._waiting[0], None
-        ask = asked.next_ask()
+        ask = asked.next_request()
         if not asked.wants or asked is ask:
             self._waiting.popleft()
         self.is_parting, self.is_ready = True, False
         behind = self._asks_waiting()
-        self._upstreams.lose_track()
+        self._upstreams.tracking_lost()
         self._upstreams.let_go(link, ask, self.replies_from)
         for each in behind:
             self._upstreams.send(each)
@@ -377,7 +377,7 @@ class UpstreamConnection:
     def gone(self, reason: str) -> None:
         """Take in that the connection is lost."""
         self._link, self.is_ready = None, False
-        self._upstreams.lose_track()
+        self._upstreams.tracking_lost()
         asks = [*self._asks_waiting(), *self.take_back()]
         self._failed(reason)
         self._was_reached = True
@@ -390,7 +390,7 @@ class UpstreamConnection:
         self._end_run()
         asks = []
         for asked in self._waiting:
-            asks += [asked.next_ask() for _ in range(asked.wants)]
+            asks += [asked.next_request() for _ in range(asked.wants)]
         self._waiting.clear()
         self._asked = 0
         return asks
@@ -431,7 +431,7 @@ class UpstreamConnection:
     async def _connect(self) -> None:
         host, _, port = self.key.address.rpartition(":")
         certificates = self._upstreams.certificates
-        self.told, self.replies_from = NOTHING, NOT_TOLD
+        self.told, self.replies_from = NOTHING, NO_EPOCHS
         self._floor = dict(self._upstreams.seen.get(self.key.address, NOTHING))
         try:
             await self._pause()
@@ -461,7 +461,7 @@ class UpstreamConnection:
             self.settle()
         finally:
             self._connecting = None
-        self._upstreams.changed_state(self)
+        self._upstreams.state_changed(self)
 
     async def _pause(self) -> None:
         """Wait until the server may be tried again."""
@@ -500,10 +500,10 @@ def _keys_in(text: bytes) -> list[bytes] | None:
     return keys
 
 
-class HasLink(Protocol):
+class ReplyReceiver(Protocol):
     """Whoever takes what comes over a connection."""
 
-    def heard(self, replies: Sequence[Answer]) -> None:
+    def heard(self, replies: Sequence[RawReply]) -> None:
         """Take replies."""
 
     def gone(self, reason: str) -> None:
@@ -516,15 +516,15 @@ class UpstreamProtocol(asyncio.Protocol):
     _transport: asyncio.Transport
     is_calm = False  # the server's core knows nothing of this
 
-    def __init__(self, lane: UpstreamConnection) -> None:
-        self._lane = lane
-        self._whose: HasLink | None = lane
+    def __init__(self, upstream: UpstreamConnection) -> None:
+        self._lane = upstream
+        self._whose: ReplyReceiver | None = upstream
         self._frames = Frames(REPLY_BYTES_MAX)
         self._greeting: asyncio.Future[None] | None = None
         self._words: list[Request] = []
         self._is_lost = False
-        self._begun = b""  # of a reply to the hop's questions
-        self._reason = f"{lane.key.address} closed the connection"
+        self._partial_reply = b""  # of a reply to the hop's questions
+        self._reason = f"{upstream.key.address} closed the connection"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -552,11 +552,11 @@ class UpstreamProtocol(asyncio.Protocol):
         return self._transport.get_write_buffer_size()
 
     @property
-    def begun_bytes(self) -> int:
+    def partial_bytes(self) -> int:
         """How long the reply that is not complete is at least."""
-        return self._frames.begun_bytes
+        return self._frames.partial_bytes
 
-    def give(self, whose: HasLink) -> None:
+    def give(self, whose: ReplyReceiver) -> None:
         """Have somebody else take what comes from now on, a long reply as the pieces that it comes in."""
         self._whose = whose
         self._frames.keeps_pieces = True
@@ -587,13 +587,18 @@ class UpstreamProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            if Run is not None and self._whose is self._lane and self._greeting is None and self._frames.is_empty:
-                data = self._lane.heard_of_runs(self._begun + data if self._begun else data)
-                self._begun = b""
+            if (
+                PipelineBatch is not None
+                and self._whose is self._lane
+                and self._greeting is None
+                and self._frames.is_empty
+            ):
+                data = self._lane.take_batch_replies(self._partial_reply + data if self._partial_reply else data)
+                self._partial_reply = b""
                 if not data:
                     return
-                if len(data) <= BEGUN_BYTES_MAX and self._lane.is_run_begun:
-                    self._begun = data
+                if len(data) <= PARTIAL_BYTES_MAX and self._lane.has_partial_batch:
+                    self._partial_reply = data
                     return
             replies = self._frames.feed(data)
             if self._greeting is not None:
@@ -601,7 +606,7 @@ class UpstreamProtocol(asyncio.Protocol):
             elif self._whose is not None:
                 if replies:
                     self._whose.heard(replies)
-                if self._whose is self._lane and self._frames.begun_bytes > LONG_REPLY_BYTES:
+                if self._whose is self._lane and self._frames.partial_bytes > LONG_REPLY_BYTES:
                     self._lane.part(self)
             if self._frames.error is not None:
                 raise self._frames.error
@@ -614,11 +619,11 @@ class UpstreamProtocol(asyncio.Protocol):
         self._is_lost = True
         self._fail(self._reason if error is None else f"{self._reason}: {error}")
 
-    def _greeted(self, replies: Sequence[Answer]) -> None:
+    def _greeted(self, replies: Sequence[RawReply]) -> None:
         assert self._greeting is not None
-        for reply in map(whole, replies):
+        for reply in map(as_bytes, replies):
             if reply[:1] == b">":
-                self._lane.told_of(reply)
+                self._lane.handle_push(reply)
                 continue
             word = self._words.pop(0)[0]
             # A server that is no cluster's node has nothing to allow.

@@ -21,12 +21,12 @@ Reached = tuple[int, int]
 # What was reached in each job. Never changed: what is newer is another one.
 Epochs: TypeAlias = Mapping[str, Reached]
 # What the parts of a reply are from, each once.
-Told: TypeAlias = tuple[Epochs, ...]
+ReplyEpochs: TypeAlias = tuple[Epochs, ...]
 
 GONE: Reached = (-1, -1)
 NO_TOPOLOGY = -1
 NOTHING: Epochs = {}
-NOT_TOLD: Told = ()
+NO_EPOCHS: ReplyEpochs = ()
 
 
 def latest(first: Epochs, second: Epochs) -> Epochs:
@@ -41,9 +41,9 @@ class Seen:
 
     def __init__(self) -> None:
         self.epochs = NOTHING
-        self._last = NOT_TOLD
+        self._last = NO_EPOCHS
 
-    def add(self, told: Told) -> None:
+    def add(self, told: ReplyEpochs) -> None:
         """Take in what an answer is from."""
         if told is not self._last:
             self._last = told

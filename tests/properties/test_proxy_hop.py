@@ -16,13 +16,13 @@ from resp_server.protocol.request_parser import RequestParser
 from resp_server.proxy.compiled import hop
 from resp_server.proxy.reply_splitter import Frames, items_of, pack
 from resp_server.proxy.requests import UpstreamRequest
-from resp_server.session.epoch_feed import NOT_TOLD, NOTHING, Epochs, Told
+from resp_server.session.epoch_feed import NO_EPOCHS, NOTHING, Epochs, ReplyEpochs
 from state_backend.model.slots import SLOTS, slot_of
 
 pytestmark = pytest.mark.skipif(hop is None, reason="the compiled core is not built")
 
-OLD: Told = ({"job": (1, 1)},)
-NEW: Told = ({"job": (1, 2)},)
+OLD: ReplyEpochs = ({"job": (1, 1)},)
+NEW: ReplyEpochs = ({"job": (1, 2)},)
 
 keys = st.one_of(st.binary(max_size=12), st.sampled_from([b"{a}b", b"\r\n$3\r\nGET", b"*2\r\n", b"x" * 3000]))
 gets = st.tuples(st.sampled_from([b"GET", b"get", b"gEt"]), keys)
@@ -53,7 +53,7 @@ class UpstreamConnection:
         return b"" if run is None else run.close()
 
 
-class Taker:
+class HopSink:
     """Stands for a client."""
 
     seen: Epochs = NOTHING
@@ -63,10 +63,10 @@ class Taker:
         self.again: list[bytes] = []
         self.failed: list[Exception] = []
 
-    def answered(self, reply: bytes, told: Told) -> None:
+    def answered(self, reply: bytes, told: ReplyEpochs) -> None:
         self.replies.append(reply)
 
-    def ask_again(self, data: bytes, told: Told) -> None:
+    def ask_again(self, data: bytes, told: ReplyEpochs) -> None:
         self.again.append(data)
 
     def fail(self, index: int, error: Exception) -> None:
@@ -77,13 +77,13 @@ class Scene:
     """A hop to two servers, each with half of the slots."""
 
     def __init__(self) -> None:
-        self.lanes = [UpstreamConnection(), UpstreamConnection()]
+        self.upstreams = [UpstreamConnection(), UpstreamConnection()]
         self.sent: list[UpstreamRequest] = []
-        self.upstreams = SimpleNamespace(
+        self.cluster = SimpleNamespace(
             table=bytes([1, 2] * (SLOTS // 2)),
-            open_lanes=[None, *self.lanes],
+            open_upstreams=[None, *self.upstreams],
             is_level=True,
-            gone_jobs=set(),
+            removed_jobs=set(),
             now_s=0.0,
             deadline_s=lambda: 1.0,
             own=lambda seen: seen,
@@ -94,13 +94,13 @@ class Scene:
         rows = [("get", 2, 2), ("mget", 2, 1024), ("strlen", 2, 2)]
         assert hop is not None
         self.hop = hop.Hop(
-            self.upstreams,
+            self.cluster,
             SimpleNamespace(report=print, stats=Stats()),
             [(*row, self.tallies[row[0]]) for row in rows],
         )
 
-    def lane_of(self, key: bytes) -> UpstreamConnection:
-        return self.lanes[slot_of(key) % 2]
+    def upstream_of(self, key: bytes) -> UpstreamConnection:
+        return self.upstreams[slot_of(key) % 2]
 
 
 def value_of(key: bytes) -> bytes:
@@ -122,15 +122,15 @@ def parsed(data: bytes) -> list[list[bytes]]:
 
 @given(asked=st.lists(requests, min_size=1, max_size=12), cuts=st.lists(st.integers(0, 1 << 14), max_size=5))
 def test_replies_come_in_the_order_of_the_requests(asked: list[tuple[bytes, ...]], cuts: list[int]) -> None:
-    scene, taker = Scene(), Taker()
+    scene, taker = Scene(), HopSink()
     data = b"".join(map(pack, asked))
     assert scene.hop.ask(taker, data, 2) == len(data)
-    for lane in scene.lanes:
-        sent = lane.asked()
+    for upstream in scene.upstreams:
+        sent = upstream.asked()
         if not sent:
             continue
         replies = b"".join(map(reply_to, parsed(sent)))
-        (run,) = lane.runs
+        (run,) = upstream.runs
         rest, start = b"", 0
         for end in sorted({*(cut % (len(replies) + 1) for cut in cuts), len(replies)}):
             rest += replies[start:end]
@@ -144,19 +144,19 @@ def test_replies_come_in_the_order_of_the_requests(asked: list[tuple[bytes, ...]
 
 @given(asked=st.lists(requests, min_size=1, max_size=4), data=st.data())
 def test_what_is_taken_of_any_input_is_what_a_parser_finds(asked: list[tuple[bytes, ...]], data: st.DataObject) -> None:
-    whole = b"".join(map(pack, asked)) + data.draw(
+    as_bytes = b"".join(map(pack, asked)) + data.draw(
         st.sampled_from([b"", b"*1\r\n$4\r\nPING\r\n", b"\r\n", b"*2\r\n$3"])
     )
-    at = data.draw(st.integers(0, len(whole) - 1))
-    whole = whole[:at] + data.draw(st.sampled_from([b"", b"*", b"\r\n", b"1", b"$", b"-"])) + whole[at + 1 :]
-    scene, taker = Scene(), Taker()
-    took = scene.hop.ask(taker, whole, 2)
+    at = data.draw(st.integers(0, len(as_bytes) - 1))
+    as_bytes = as_bytes[:at] + data.draw(st.sampled_from([b"", b"*", b"\r\n", b"1", b"$", b"-"])) + as_bytes[at + 1 :]
+    scene, taker = Scene(), HopSink()
+    took = scene.hop.ask(taker, as_bytes, 2)
     if took:
-        found = [words for lane in scene.lanes for words in parsed(lane.asked())]
-        expected = parsed(whole[:took])
+        found = [words for upstream in scene.upstreams for words in parsed(upstream.asked())]
+        expected = parsed(as_bytes[:took])
         names = [[each.upper() for each in words[:1]] for words in expected]
         assert sum(name == [b"GET"] for name in names) == sum(words[0].upper() == b"GET" for words in found)
-        assert sum(run.wants for lane in scene.lanes for run in lane.runs) == len(found)
+        assert sum(run.wants for upstream in scene.upstreams for run in upstream.runs) == len(found)
         # Each key goes to whom its slot has, once for each time that it is asked for.
         keys = sorted(key for words in expected for key in words[1:])
         assert keys == sorted(key for words in found for key in words[2 if words[0] == b"STATE" else 1 :])
@@ -173,12 +173,12 @@ def test_replies_are_cut_as_frames_cuts_them(replies: list[bytes], data: st.Data
     at = data.draw(st.integers(0, len(sent) - 1))
     odd = data.draw(st.sampled_from([b"", b"\r", b"\n", b"-", b"0", b"$", b"*", b"-ERR no\r\n", b">1\r\n:1\r\n"]))
     sent = sent[:at] + odd + sent[at + data.draw(st.integers(0, 1)) :]
-    scene, takers = Scene(), [Taker() for _ in range(len(replies) + 2)]
+    scene, takers = Scene(), [HopSink() for _ in range(len(replies) + 2)]
     for taker in takers:
         scene.hop.ask(taker, pack((b"GET", b"k")), 2)
-    lane = scene.lane_of(b"k")
-    lane.asked()
-    took = lane.runs[0].feed(sent, 0, NOT_TOLD)
+    upstream = scene.upstream_of(b"k")
+    upstream.asked()
+    took = upstream.runs[0].feed(sent, 0, NO_EPOCHS)
     found = [reply for taker in takers for reply in taker.replies]
     frames = Frames(1 << 20)
     assert frames.feed(sent[:took]) == found
@@ -187,14 +187,14 @@ def test_replies_are_cut_as_frames_cuts_them(replies: list[bytes], data: st.Data
 
 def test_replies_from_uneven_epochs_are_asked_for_again() -> None:
     for first, second, is_even in ((NEW, NEW, True), (OLD, NEW, True), (NEW, OLD, False)):
-        scene, taker = Scene(), Taker()
+        scene, taker = Scene(), HopSink()
         one = next(key for key in (b"%d" % n for n in range(99)) if slot_of(key) % 2 == 0)
         other = next(key for key in (b"%d" % n for n in range(99)) if slot_of(key) % 2 == 1)
         data = pack((b"GET", one)) + pack((b"GET", other))
         assert scene.hop.ask(taker, data, 2) == len(data)
-        for lane, told in zip(scene.lanes, (first, second), strict=True):
-            lane.asked()
-            lane.runs[0].feed(b"$1\r\na\r\n", 0, told)
+        for upstream, told in zip(scene.upstreams, (first, second), strict=True):
+            upstream.asked()
+            upstream.runs[0].feed(b"$1\r\na\r\n", 0, told)
         assert taker.replies == ([b"$1\r\na\r\n" * 2] if is_even else [])
         assert taker.again == ([] if is_even else [data])
         scene.hop.collect()
@@ -205,22 +205,22 @@ def test_replies_from_uneven_epochs_are_asked_for_again() -> None:
     "reply", [b"*1\r\n$1\r\na\r\n", b"*3\r\n$1\r\na\r\n$1\r\na\r\n$1\r\na\r\n", b":1\r\n", b"*2\r\n:1\r\n:2\r\n"]
 )
 def test_an_mget_is_answered_with_an_error_where_a_server_says_something_else(reply: bytes) -> None:
-    scene, taker = Scene(), Taker()
+    scene, taker = Scene(), HopSink()
     key = b"k"
     scene.hop.ask(taker, pack((b"MGET", key, key)), 2)
-    lane = scene.lane_of(key)
-    lane.asked()
-    assert lane.runs[0].feed(reply, 0, NEW) == len(reply)
+    upstream = scene.upstream_of(key)
+    upstream.asked()
+    assert upstream.runs[0].feed(reply, 0, NEW) == len(reply)
     assert taker.replies == [b"-ERR what a server answered is not understood\r\n"]
 
 
 def test_what_was_lost_is_asked_again_as_it_was_and_an_mget_by_slots() -> None:
-    scene, taker = Scene(), Taker()
+    scene, taker = Scene(), HopSink()
     scene.hop.ask(taker, pack((b"GET", b"k")) + pack((b"MGET", b"k", b"k")), 2)
-    lane = scene.lane_of(b"k")
-    lane.asked()
-    run = lane.runs[0]
-    get, mget = run.next_ask(), run.next_ask()
+    upstream = scene.upstream_of(b"k")
+    upstream.asked()
+    run = upstream.runs[0]
+    get, mget = run.next_request(), run.next_request()
     assert (get.packed, get.slot, get.sends, run.wants) == (pack((b"GET", b"k")), slot_of(b"k"), 1, 0)
     get.whose.put(get.index, b"$1\r\na\r\n", NEW)
     mget.whose.put(mget.index, b"-ERR lost\r\n", NEW)
@@ -231,11 +231,11 @@ def test_what_was_lost_is_asked_again_as_it_was_and_an_mget_by_slots() -> None:
 
 
 def test_a_newer_protocol_has_its_own_nil_and_no_other_command() -> None:
-    scene, taker = Scene(), Taker()
+    scene, taker = Scene(), HopSink()
     data = pack((b"GET", b"k"))
     assert scene.hop.ask(taker, data + pack((b"STRLEN", b"k")), 3) == len(data)
-    lane = scene.lane_of(b"k")
-    lane.asked()
-    lane.runs[0].feed(b"$-1\r\n", 0, NEW)
+    upstream = scene.upstream_of(b"k")
+    upstream.asked()
+    upstream.runs[0].feed(b"$-1\r\n", 0, NEW)
     assert taker.replies == [b"_\r\n"]
     assert result_of(items_of(b"*1\r\n$-1\r\n")) == [b"$-1\r\n"]

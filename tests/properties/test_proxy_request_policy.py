@@ -14,7 +14,7 @@ from resp_server.commands import command_table
 from resp_server.protocol.replies import ReplySet, encode
 from resp_server.proxy.epoch_floors import EpochFloors
 from resp_server.proxy.reply_splitter import Frames, items_of
-from resp_server.proxy.request_policy import scan_reply, split
+from resp_server.proxy.request_policy import scan_reply, split_by_slot
 from resp_server.proxy.slot_map import SlotMap, runs_of
 from state_backend.model.slots import SLOTS, position_of, slot_of
 
@@ -45,14 +45,14 @@ def test_any_chunking_gives_the_same_replies_as_soon_as_they_are_there(
     given: list[object], protocol: int, data: st.DataObject
 ) -> None:
     sent = [encode(each, protocol) for each in given]
-    whole = b"".join(sent)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
+    as_bytes = b"".join(sent)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(as_bytes)), max_size=8)))
     frames = Frames(1 << 20)
     found: list[bytes] = []
-    for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
-        found += frames.feed(whole[start:end])
+    for start, end in zip([0, *cuts], [*cuts, len(as_bytes)], strict=True):
+        found += frames.feed(as_bytes[start:end])
         assert len(found) == sum(each <= end for each in accumulate(map(len, sent)))
-        assert frames.begun_bytes >= end - sum(map(len, found))
+        assert frames.partial_bytes >= end - sum(map(len, found))
     assert found == sent
 
 
@@ -65,7 +65,7 @@ def test_the_items_of_an_array_are_as_they_were_sent(given: list[object], protoc
 
 @given(asked=st.lists(keys, min_size=1, max_size=30))
 def test_a_split_request_asks_each_key_once_of_its_slot_and_answers_come_in_order(asked: list[bytes]) -> None:
-    found = split(TABLE.find([b"mget"]).facts, [b"MGET", *asked])
+    found = split_by_slot(TABLE.find([b"mget"]).facts, [b"MGET", *asked])
     assert found is not None
     parts, merge = found
     assert len({part.place for part in parts}) == len(parts)
@@ -78,7 +78,7 @@ def test_a_split_request_asks_each_key_once_of_its_slot_and_answers_come_in_orde
 
 @given(asked=st.lists(keys, min_size=1, max_size=30))
 def test_counts_of_a_split_request_are_added_up(asked: list[bytes]) -> None:
-    found = split(TABLE.find([b"exists"]).facts, [b"EXISTS", *asked])
+    found = split_by_slot(TABLE.find([b"exists"]).facts, [b"EXISTS", *asked])
     assert found is not None
     parts, merge = found
     assert result_of(merge([encode(len(part.request) - 1, 2) for part in parts])) == encode(len(asked), 2)
@@ -142,7 +142,7 @@ def test_steps_of_a_scan_that_end_with_a_run_of_slots_find_each_key_once(
 ) -> None:
     """The server's step may go on to its next run: keys from there are left for when the cursor is there."""
     bounds = [*sorted(data.draw(st.sets(st.integers(1, SLOTS - 1), max_size=4))), SLOTS]
-    in_order = sorted(names, key=position_of)
+    array_in_order = sorted(names, key=position_of)
     found: list[bytes] = []
     cursor = 0
     for _ in range(2 * len(names) + len(bounds) + 1):
@@ -150,7 +150,7 @@ def test_steps_of_a_scan_that_end_with_a_run_of_slots_find_each_key_once(
         # Of a server that owns every other run from this one on.
         own = bounds[bounds.index(behind) :: 2]
         firsts = {end: ([0, *bounds])[bounds.index(end)] for end in own}
-        left = [key for key in in_order if position_of(key) >= cursor]
+        left = [key for key in array_in_order if position_of(key) >= cursor]
         left = [key for key in left if any(firsts[end] <= slot_of(key) < end for end in own)]
         step = data.draw(st.integers(1, 5))
         place = position_of(left[step - 1]) if len(left) >= step else 0

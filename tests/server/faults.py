@@ -23,7 +23,7 @@ from resp_server.config import ServerConfig
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
-from resp_server.proxy.pubsub_relay import feed_clients
+from resp_server.proxy.pubsub_relay import connect_pubsub
 from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.serving.server import Server
 from state_backend.model.descriptor import StateDescriptor
@@ -87,8 +87,8 @@ class Scene:
         for node, row in zip(self.nodes, topology.nodes, strict=True):
             node.set_topology(topology, row.id)
         # Nothing is to be asked again because a loaded machine took its time.
-        self.upstreams = UpstreamCluster(timeout_s=WAIT_S_MAX)
-        applications = Applications([self.upstreams])
+        self.cluster = UpstreamCluster(timeout_s=WAIT_S_MAX)
+        applications = Applications([self.cluster])
         self.proxy = Server(
             Keyspace(),
             config,
@@ -97,10 +97,10 @@ class Scene:
             connection=ProxyConnection,
         )
         self.proxy.context.upstreams = applications.facts
-        self.feeds = feed_clients(applications, self.proxy.context)
+        self.feeds = connect_pubsub(applications, self.proxy.context)
         self.applications = applications
         applications.start()
-        self.upstreams.take(topology, "the test")
+        self.cluster.take(topology, "the test")
         await self.proxy.start()
         self.alone = self._server(self.nodes[0].context.keyspace, config)
         await self.alone.start()
@@ -166,7 +166,7 @@ class Scene:
     @property
     def waiting(self) -> int:
         """How many questions the proxy waits for."""
-        return sum(lane.waiting for lane in self.upstreams.lanes.values())
+        return sum(upstream.waiting for upstream in self.cluster.upstreams.values())
 
     def stop(self) -> None:
         for peer in self.peers:

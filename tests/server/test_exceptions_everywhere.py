@@ -183,8 +183,8 @@ GUARDS = {
     "serving/server.py:Server._keep_telling",
     "client/turn_scheduler.py:TurnScheduler._step",
     "execution/context.py:ServerContext.attempt",
-    "proxy/asks.py:Step.attempt",
-    "proxy/batch.py:Batch.put",
+    "proxy/requests.py:ReplyStage.attempt",
+    "proxy/batch.py:ReplyBatch.put",
     "proxy/dispatcher.py:ProxyDispatcher.when_there.<locals>.answered",
     "proxy/upstream_connection.py:UpstreamConnection._flush",
 }

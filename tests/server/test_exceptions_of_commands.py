@@ -17,8 +17,8 @@ from faults import ERROR, KEYS, InjectedError, Scene
 
 from compat.conformance.wire import replies_in, request
 from resp_server.command_table.table import Command
-from resp_server.proxy.dispatcher import OF_SERVERS_ALONE
-from resp_server.proxy.request_policy import lone_key_at
+from resp_server.proxy.dispatcher import INTERNAL_COMMANDS
+from resp_server.proxy.request_policy import single_key_at
 from resp_server.serving.server import Server
 
 AFTER, BEFORE = b"$5\r\nafter\r\n", b"$6\r\nbefore\r\n"
@@ -115,7 +115,7 @@ def test_what_a_commands_body_raises_is_its_answer(scene: Scene, caplog: pytest.
         if of == "proxy" and command.name in ("exec", "watch", "state|mget", "info"):
             continue  # it has no body there: see `test_exceptions_everywhere`
         with raising(scene, (server, *others), command.name, "execute"):
-            is_served = command.declaration is not None and (of == "server" or command.name not in OF_SERVERS_ALONE)
+            is_served = command.declaration is not None and (of == "server" or command.name not in INTERNAL_COMMANDS)
             peers = check(scene, server.port, command, caplog, is_bug=is_served)
         check_that_nothing_is_left(scene, peers)
 
@@ -127,7 +127,7 @@ def test_what_is_raised_when_a_request_is_looked_at_is_its_answer(
     caplog.set_level(logging.ERROR)
     server = scene.alone if of == "server" else scene.proxy
     for command in all_commands(scene):
-        if of == "proxy" and (lone_key_at(command) or command.name in ("exec", "watch")):
+        if of == "proxy" and (single_key_at(command) or command.name in ("exec", "watch")):
             continue  # told by its name alone
         with raising(scene, [server], command.name, "check_arity"):
             peers = check(scene, server.port, command, caplog, is_bug=True)

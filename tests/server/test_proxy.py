@@ -29,7 +29,7 @@ from resp_server.commands import command_table
 from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.requests import ReplySink, UpstreamRequest
 from resp_server.proxy.upstream_cluster import UpstreamCluster
-from resp_server.session.epoch_feed import NOT_TOLD, Told
+from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from state_backend.model.slots import slot_of
 
 MANY = {f"many:{number:03d}".encode(): b"%d" % number for number in range(300)}
@@ -377,7 +377,7 @@ class Waiting(ReplySink):
     def __init__(self) -> None:
         self.reply: bytes | None = None
 
-    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+    def put(self, index: int, reply: bytes, told: ReplyEpochs = NO_EPOCHS) -> None:
         self.reply = reply
 
 
@@ -386,15 +386,17 @@ def test_a_question_waits_no_shorter_because_the_proxy_itself_stood_still(serve:
     nodes = [{"host": "127.0.0.1", "port": port, "slots": "0-16383"}]
 
     async def play() -> bytes | None:
-        upstreams, waiting = UpstreamCluster(timeout_s=2.0), Waiting()
-        upstreams.start()
-        upstreams.take(Topology.of_json({"version": 1, "nodes": nodes}), "a test")
-        upstreams.send(UpstreamRequest(pack((b"GET", key)), slot_of(key), 2, upstreams.deadline_s(), waiting, 0))
-        await eventually_async(lambda: any(lane.reason for lane in upstreams.lanes.values()), awaited="a try fails")
+        cluster, waiting = UpstreamCluster(timeout_s=2.0), Waiting()
+        cluster.start()
+        cluster.take(Topology.of_json({"version": 1, "nodes": nodes}), "a test")
+        cluster.send(UpstreamRequest(pack((b"GET", key)), slot_of(key), 2, cluster.deadline_s(), waiting, 0))
+        await eventually_async(
+            lambda: any(upstream.reason for upstream in cluster.upstreams.values()), awaited="a try fails"
+        )
         serve(port=port)
-        sleep(2 * upstreams.timeout_s)  # on the thread of the event loop
+        sleep(2 * cluster.timeout_s)  # on the thread of the event loop
         await eventually_async(lambda: waiting.reply)
-        upstreams.stop()
+        cluster.stop()
         return waiting.reply
 
     assert asyncio.run(play()) == b"$1\r\n1\r\n"

@@ -21,7 +21,7 @@ from compat.conformance.wire import Connection, Reply, requests
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.execution.exec_runner import NOTHING_RUN
 from resp_server.net.client import Client
-from resp_server.proxy.transaction_plan import Block
+from resp_server.proxy.transaction_plan import TransactionBlock
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
@@ -211,14 +211,14 @@ def test_a_pipeline_with_transactions_is_answered_in_order(cluster: Cluster) -> 
 def test_an_item_that_says_that_a_slot_is_elsewhere_or_not_ready_is_the_whole_blocks_error(
     item: bytes, is_of_all: bool
 ) -> None:
-    block = Block(cast(Any, None), "127.0.0.1:7400", cast(Any, None))
+    block = TransactionBlock(cast(Any, None), "127.0.0.1:7400", cast(Any, None))
     block.replies = [b"+OK\r\n", b"*2\r\n$1\r\nx\r\n" + item]
     assert result_of(block.read()) == (item if is_of_all else None)
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_what_a_server_answers_where_a_watched_key_changed_is_no_error(protocol: int) -> None:
-    block = Block(cast(Any, None), "127.0.0.1:7400", cast(Any, None))
+    block = TransactionBlock(cast(Any, None), "127.0.0.1:7400", cast(Any, None))
     block.replies = [b"+OK\r\n", NOTHING_RUN[protocol]]
     assert block.is_dropped and result_of(block.read()) is None
 

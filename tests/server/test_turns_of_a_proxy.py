@@ -16,7 +16,7 @@ from resp_server.protocol.replies import encode
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
-from resp_server.proxy.pubsub_relay import Feeds, feed_clients
+from resp_server.proxy.pubsub_relay import PubsubRelay, connect_pubsub
 from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.serving.server import Server
 from state_backend.lmdb.store import LmdbStore
@@ -62,8 +62,8 @@ class Proxy(LoopThread):
         server.set_topology(topology, node_id)
 
     async def _start(self, topology: Topology) -> None:
-        self.upstreams = UpstreamCluster(timeout_s=WAIT_S_MAX)
-        self.applications = Applications([self.upstreams])
+        self.cluster = UpstreamCluster(timeout_s=WAIT_S_MAX)
+        self.applications = Applications([self.cluster])
         self.server = Server(
             Keyspace(),
             CONFIG,
@@ -72,9 +72,9 @@ class Proxy(LoopThread):
             connection=ProxyConnection,
         )
         self.server.context.upstreams = self.applications.facts
-        self.feeds: Feeds = feed_clients(self.applications, self.server.context)
+        self.feeds: PubsubRelay = connect_pubsub(self.applications, self.server.context)
         self.applications.start()
-        self.upstreams.take(topology, "the test")
+        self.cluster.take(topology, "the test")
         await self.server.start()
 
     def stop(self) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from resp_server.acl.rules import User
-from resp_server.proxy.batch import Batch
-from resp_server.session.epoch_feed import Told
+from resp_server.proxy.batch import ReplyBatch
+from resp_server.session.epoch_feed import ReplyEpochs
 from resp_server.session.session import Session
 
-OLD: Told = ({"job": (1, 1)},)
-NEW: Told = ({"job": (1, 2)},)
+OLD: ReplyEpochs = ({"job": (1, 1)},)
+NEW: ReplyEpochs = ({"job": (1, 2)},)
 
 
 def test_what_comes_last_is_asked_for_when_what_is_before_it_is_there_and_as_new_as_it_has_to_be() -> None:
-    batch = Batch(Session(1, "", "", User.default(), 0), lambda: 0.0, 1.0, lambda error: b"-ERR\r\n")
+    batch = ReplyBatch(Session(1, "", "", User.default(), 0), lambda: 0.0, 1.0, lambda error: b"-ERR\r\n")
     asked: list[str] = []
     first, second, last = (batch.expect() for _ in range(3))
     batch.again(second, lambda: asked.append("second"))
@@ -36,9 +36,11 @@ def test_what_comes_last_is_asked_for_when_what_is_before_it_is_there_and_as_new
     [(0.5, NEW, b"+1\r\n"), (1.0, OLD, b"-TRYAGAIN the servers are not at the same epoch\r\n")],
     ids=["in time", "too late"],
 )
-def test_what_is_behind_is_asked_for_again_until_its_time_is_over(passed_s: float, told: Told, end: bytes) -> None:
+def test_what_is_behind_is_asked_for_again_until_its_time_is_over(
+    passed_s: float, told: ReplyEpochs, end: bytes
+) -> None:
     clock = iter([*[0.0] * 100, passed_s])
-    batch = Batch(Session(1, "", "", User.default(), 0), lambda: next(clock), 1.0, lambda error: b"-ERR\r\n")
+    batch = ReplyBatch(Session(1, "", "", User.default(), 0), lambda: next(clock), 1.0, lambda error: b"-ERR\r\n")
     asked: list[int] = []
     first, second = batch.expect(), batch.expect()
     batch.again(second, lambda: asked.append(second))
