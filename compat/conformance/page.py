@@ -42,7 +42,7 @@ def tables(cells: Sequence[Cell], versions: Mapping[str, str], replayed: Sequenc
         ]
         for pair in shown
     ]
-    return text + "\n" + _table(["not run here", "what it begins with", "replayed"], rows)
+    return text + "\n" + _table(["client (not run)", "first requests", "replayed"], rows)
 
 
 def put_into(path: Path, text: str) -> None:
