@@ -234,9 +234,9 @@ class Saying(Connection):
 def _close(server: Server) -> None:
     for connection in list(server._connections.values()):
         connection.abort("the place is left")
-    server._invalid.stop()
+    server._invalidations.stop()
     server.context.close()
-    for timer in (server._telling, server._sweep):
+    for timer in (server._notify_timer, server._sweep):
         if timer is not None:
             timer.cancel()
 

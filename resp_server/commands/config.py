@@ -112,7 +112,7 @@ def _text(value: Any) -> str:
 
 
 def _port(server: ServerContext) -> str:
-    return str(server.port if server.port != server.tls_port else 0)
+    return str(server.process.port if server.process.port != server.process.tls_port else 0)
 
 
 # The fields of each client class: hard limit, soft limit, soft seconds.
@@ -193,7 +193,7 @@ SETTINGS: dict[str, Setting] = {
     "tcp-backlog": immutable("backlog_connections"),
     "tcp-keepalive": modifiable("tcp_keepalive_seconds", integer_between(0, INT32_MAX)),
     "tracking-table-max-keys": modifiable("tracked_keys_max", integer_between(0, 2**63 - 1)),
-    "tls-port": Setting(lambda server: str(server.tls_port), is_modifiable=True),
+    "tls-port": Setting(lambda server: str(server.process.tls_port), is_modifiable=True),
     "timeout": modifiable("idle_timeout_seconds", integer_between(0, INT32_MAX)),
 }
 

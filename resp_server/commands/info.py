@@ -59,7 +59,7 @@ def process_stats(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     watch_counts = [len(each.watched) for each in sessions if each.watched]
     pending_output = [server.clients.output_bytes(each.id) for each in sessions]
     channels, patterns, shard_channels = (len(server.message_bus.hub.names(kind)) for kind in Way)
-    own = ProcessStats.of_this_process(server.stats, len(sessions), server.memory_at_start)
+    own = ProcessStats.of_this_process(server.stats, len(sessions), server.process.memory_at_start)
     own = replace(
         own,
         output_bytes=sum(pending_output),
@@ -94,7 +94,7 @@ def _section_text(title: str, section: Section) -> str:
 
 def _server(context: CommandContext, total: ProcessStats) -> Section:
     server = context.server
-    uptime_seconds = max(0, context.now_ms - server.started_ms) // 1000
+    uptime_seconds = max(0, context.now_ms - server.process.started_ms) // 1000
     return {
         "redis_version": REDIS_VERSION,
         "redis_git_sha1": "00000000",
@@ -107,10 +107,10 @@ def _server(context: CommandContext, total: ProcessStats) -> Section:
         "multiplexing_api": "uvloop",
         "atomicvar_api": "c11-builtin",
         "gcc_version": "0.0.0",
-        "process_id": server.process_id,
+        "process_id": server.process.process_id,
         "process_supervised": "no",
-        "run_id": server.run_id,
-        "tcp_port": server.port,
+        "run_id": server.process.run_id,
+        "tcp_port": server.process.port,
         "server_time_usec": server.clock() * 1000,
         "uptime_in_seconds": uptime_seconds,
         "uptime_in_days": uptime_seconds // 86_400,
@@ -127,7 +127,10 @@ def _server(context: CommandContext, total: ProcessStats) -> Section:
 
 def _listeners(server: ServerContext) -> Section:
     hosts = "".join(f",bind={host}" for host in server.config.hosts)
-    ports = {"tcp": server.port if server.port != server.tls_port else 0, "tls": server.tls_port}
+    ports = {
+        "tcp": server.process.port if server.process.port != server.process.tls_port else 0,
+        "tls": server.process.tls_port,
+    }
     listeners = [f"name={name}{hosts},port={port}" for name, port in ports.items() if port]
     return {f"listener{number}": text for number, text in enumerate(listeners)}
 
@@ -234,7 +237,7 @@ def _human_bytes(size: float) -> str:
 
 def _persistence(context: CommandContext, total: ProcessStats) -> Section:
     """Return the fields of a read-only server, which never saves and never forks."""
-    loading = {"loading_start_time": context.server.started_ms // 1000, "loading_eta_seconds": LOADING_ETA_S}
+    loading = {"loading_start_time": context.server.process.started_ms // 1000, "loading_eta_seconds": LOADING_ETA_S}
     return {
         "loading": int(context.server.is_loading),
         "async_loading": 0,
@@ -363,7 +366,7 @@ def _replication(context: CommandContext, total: ProcessStats) -> Section:
             for number, each in enumerate(replicas)
         },
         "master_failover_state": "no-failover",
-        "master_replid": context.server.run_id,
+        "master_replid": context.server.process.run_id,
         "master_replid2": "0" * 40,
         "master_repl_offset": 0,
         "second_repl_offset": -1,

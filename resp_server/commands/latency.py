@@ -46,14 +46,16 @@ ADVICE = {
 @question("latency events")
 def latency_events(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     """Return this process's latency events."""
-    return server.latency.to_json()
+    return server.slow_requests.latency.to_json()
 
 
 @question("reset latency events")
 def reset_latency_events(server: ServerContext, names: list[str]) -> list[str]:
     """Remove events of this process, all if `names` is empty; return the names of those removed."""
-    removed = [name for name in names or list(server.latency.each) if name in server.latency.each]
-    server.latency.reset(removed)
+    removed = [
+        name for name in names or list(server.slow_requests.latency.each) if name in server.slow_requests.latency.each
+    ]
+    server.slow_requests.latency.reset(removed)
     return removed
 
 

@@ -63,7 +63,7 @@ def lastsave(context: CommandContext) -> Reply:
 def last_save_s(context: CommandContext) -> int:
     """Return when the newest visible epoch was committed, in Unix seconds; without one, when the server started."""
     times = [snapshot.applied.clock_ms for _, snapshot in context.jobs.snapshots() if snapshot.applied.epoch >= 0]
-    return max(times, default=context.server.started_ms) // 1000
+    return max(times, default=context.server.process.started_ms) // 1000
 
 
 @command("lolwut")

@@ -59,7 +59,7 @@ def _row(entry: SlowRequest) -> Reply:
 @question("slow requests")
 def slow_requests(server: ServerContext, count: int) -> list[list[Any]]:
     """Return this process's newest slow requests."""
-    return [each.to_json() for each in server.slow.newest(count)]
+    return [each.to_json() for each in server.slow_requests.log.newest(count)]
 
 
 @command("slowlog|len")
@@ -72,7 +72,7 @@ def slowlog_len(context: CommandContext) -> Reply:
 @question("slow count")
 def slow_count(server: ServerContext, nothing: None) -> int:
     """Return the number of this process's slow requests."""
-    return len(server.slow)
+    return len(server.slow_requests.log)
 
 
 @command("slowlog|reset")
@@ -84,7 +84,7 @@ def slowlog_reset(context: CommandContext) -> Reply:
 @question("clear slow requests")
 def clear_slow_requests(server: ServerContext, nothing: None) -> None:
     """Remove this process's slow requests."""
-    server.slow.clear()
+    server.slow_requests.log.clear()
 
 
 @command("slowlog|help")

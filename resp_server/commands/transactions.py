@@ -136,7 +136,7 @@ def _watch_in_batches(context: CommandContext, view: KeyspaceView, keys: Sequenc
 
 def _watch(context: CommandContext, view: KeyspaceView, keys: Sequence[bytes]) -> None:
     """Record the keys' marks: of all keys, or of none if one cannot be read."""
-    marks = {(context.session.db, key): mark_of(context.server, view, key) for key in keys}
+    marks = {(context.session.db, key): mark_of(context.server.process.run_id, view, key) for key in keys}
     context.session.watched.update(marks)
 
 
@@ -167,7 +167,7 @@ KEY_AND_MARK = [{"name": name, "type": "string", "display_text": name} for name 
 )
 def state_mark(context: CommandContext, key: bytes) -> bytes:
     """Returns the mark that WATCH would record of a key, for STATE EXPECT."""
-    return mark_of(context.server, context.view, key).text
+    return mark_of(context.server.process.run_id, context.view, key).text
 
 
 @command(

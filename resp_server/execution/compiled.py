@@ -45,7 +45,7 @@ def reads_of(server: ServerContext) -> Reads | None:
     def note(session: Session, data: bytes, elapsed_ns: int) -> None:
         """Keep what took long: a request, or the first of some that were answered together, and how many these are."""
         requests = RequestParser().feed(data)
-        server.note(session, server.table.find(requests[0]), together_as_one(requests), elapsed_ns)
+        server.slow_requests.record(session, server.table.find(requests[0]), together_as_one(requests), elapsed_ns)
 
     reads: Reads = native.core.Reads(server, lambda user: rules_of(user, server.table), note)
     return reads

@@ -13,11 +13,10 @@ from resp_server.acl.users import Change, Outcome, Users
 from resp_server.acl.visibility import Visibility
 from resp_server.cluster.node_view import NodeView
 from resp_server.command_table.declaration import Question
-from resp_server.command_table.table import Command, CommandTable
+from resp_server.command_table.table import CommandTable
 from resp_server.config import ServerConfig
-from resp_server.metrics.latency import LatencyEvents
-from resp_server.metrics.process_stats import memory_now
-from resp_server.metrics.slow_log import SlowLog, redacted
+from resp_server.execution.slow_requests import SlowRequests
+from resp_server.metrics.process_stats import Memory, memory_now
 from resp_server.metrics.stats import Stats
 from resp_server.protocol.errors import PlainError, internal_error
 from resp_server.protocol.replies import Pending, Reply
@@ -48,12 +47,26 @@ GATHER_S_MAX = 2.0
 # Below this a buffer of many requests may well take longer than SLOWLOG asks for while none of them does, so that they
 # are measured one by one (guess: half a millisecond is the most that a buffer of 16 KiB takes).
 ONE_BY_ONE_US = 1_000
-NEVER_NS = 1 << 63
+
+
+@dataclass
+class ProcessInfo:
+    """How a server presents itself; with workers, these are the master's.
+
+    tls_port: may be the same as `port`; 0: no TLS.
+    """
+
+    started_ms: int
+    run_id: str = field(default_factory=lambda: secrets.token_hex(20))
+    process_id: int = field(default_factory=os.getpid)
+    port: int = 0
+    tls_port: int = 0
+    memory_at_start: Memory | None = field(default_factory=memory_now)
 
 
 @dataclass
 class ServerContext:
-    """One server as its commands know it. Lives on the event loop's thread."""
+    """What commands and connections see of the server. Used on the event loop's thread alone."""
 
     config: ServerConfig
     keyspace: Keyspace
@@ -61,15 +74,10 @@ class ServerContext:
     clock: Clock = now_ms
     stats: Stats = field(default_factory=Stats)
     sessions: dict[int, Session] = field(default_factory=dict)
-    run_id: str = field(default_factory=lambda: secrets.token_hex(20))
-    port: int = 0
-    tls_port: int = 0  # where TLS is spoken, which may be the only port; 0: nowhere
     # While jobs of the logs are still to be opened: commands about keys are answered with LOADING.
     is_loading: bool = False
     # What this server is in a cluster; None: it is in none, and answers for all slots. Set by `stand`.
     cluster: NodeView | None = None
-    # The process that the outside sees: the master's, where workers serve.
-    process_id: int = field(default_factory=os.getpid)
     clients: Clients = field(default_factory=NoClients)
     peers: PeerProcesses | None = None  # None: this is the only process that serves the port
     # What is known of the servers behind a proxy, for INFO; None: this is none.
@@ -78,14 +86,13 @@ class ServerContext:
     change_counter: int = 0
 
     def __post_init__(self) -> None:
-        self.started_ms = self.clock()
+        self.process = ProcessInfo(self.clock())
         config = self.config
         self.users = Users(self.table, config.password, config.acl_file, config.limits, config.upstream_password)
         self.tracking = TrackingTable(self.config.tracked_keys_max)
-        self.view = self._own_view(self.started_ms)
-        self.nothing = Keyspace().view(self.started_ms)
-        self.slow, self.latency = SlowLog(), LatencyEvents()
-        self.memory_at_start = memory_now()
+        self.view = self._own_view(self.process.started_ms)
+        self.nothing = Keyspace().view(self.process.started_ms)
+        self.slow_requests = SlowRequests(self)
         self.monitors = Monitors(self)
         self.paused_until_ms = 0  # by CLIENT PAUSE
         self.update_observation()
@@ -117,7 +124,7 @@ class ServerContext:
         if "password" in changes:
             self.users.set_password(changes["password"])
             self.look_at_users()
-        self.slow.cut(self.config.slow_entries_max)
+        self.slow_requests.configure()
         self.notifications.configure()
         self.tracking.limit(self.config.tracked_keys_max)
         self.update_observation()
@@ -136,9 +143,7 @@ class ServerContext:
 
     def update_observation(self) -> None:
         """Do what `is_observed` says, and say from which time on a request is noted."""
-        config = self.config
-        slow_ns = config.slow_over_us * 1000 if config.slow_over_us >= 0 else NEVER_NS
-        self.noted_ns = min(slow_ns, config.latency_over_ms * 1_000_000 or NEVER_NS)
+        self.noted_ns = self.slow_requests.threshold_ns
         is_observed = self.is_observed
         for session in self.sessions.values():
             if session.is_observed != is_observed:
@@ -161,20 +166,6 @@ class ServerContext:
         if self.paused_until_ms and not left_ms:
             self.unpause()
         return left_ms
-
-    def note(self, session: Session, command: Command, words: Sequence[bytes], nanoseconds: int) -> None:
-        """Keep a request that took long, for SLOWLOG and LATENCY, as far as these want it."""
-        config, flags = self.config, command.facts.flags
-        microseconds = nanoseconds // 1000
-        if 0 <= config.slow_over_us <= microseconds and "skip_slowlog" not in flags:
-            shown = redacted(command.name, words)
-            self.slow.add(self.clock(), microseconds, shown, session.address, session.name, config.slow_entries_max)
-        self.note_event("fast-command" if "fast" in flags else "command", microseconds // 1000)
-
-    def note_event(self, name: str, milliseconds: int) -> None:
-        """Keep what took long for LATENCY, if it wants it."""
-        if 0 < self.config.latency_over_ms <= milliseconds:
-            self.latency.add(name, self.clock(), milliseconds)
 
     def view_of(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> KeyspaceView:
         """Open a view of what this server shows of a keyspace."""

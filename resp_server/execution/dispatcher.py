@@ -23,9 +23,10 @@ from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS, Denial, deni
 from resp_server.command_table.key_specs import keys_of
 from resp_server.command_table.table import Command
 from resp_server.execution.compiled import reads_of
-from resp_server.execution.context import NEVER_NS, CommandContext, ServerContext
+from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.exec_runner import ExecPlan, ExecRunner
 from resp_server.execution.long_requests import Cut, cut_of, head_of, in_portions, is_whole, too_long
+from resp_server.execution.slow_requests import NEVER_NS
 from resp_server.metrics.slow_log import together_as_one
 from resp_server.metrics.stats import CommandStats
 from resp_server.protocol.errors import (
@@ -203,7 +204,9 @@ class Dispatcher:
             if type(last) is not bytes:
                 break
             if now_ns - began_ns >= server.noted_ns:
-                server.note(context.session, command, together_as_one(run[: len(replies)]), now_ns - began_ns)
+                server.slow_requests.record(
+                    context.session, command, together_as_one(run[: len(replies)]), now_ns - began_ns
+                )
             began_ns = now_ns
             out += replies
             answered += len(replies)
@@ -242,7 +245,7 @@ class Dispatcher:
         command_stats.nanoseconds += nanoseconds
         command_stats.took[nanoseconds.bit_length()] += 1
         if nanoseconds >= self._server.noted_ns:
-            self._server.note(context.session, command, request, nanoseconds)
+            self._server.slow_requests.record(context.session, command, request, nanoseconds)
 
     def _answer_one(
         self, context: CommandContext, request: Request, out: list[bytes], ends_ns: int

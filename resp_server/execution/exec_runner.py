@@ -131,7 +131,7 @@ class ExecRunner:
             yield from self._answer(request)
 
     def _look_at_watched(self) -> Iterator[bool]:
-        watch = Watch(self._context.server, self._context.pinned)
+        watch = Watch(self._context.server.process.run_id, self._context.pinned)
         # All databases but the first are empty, and stay so.
         return (watch.is_changed(key, mark) for (db, key), mark in self._to_run.watched.items() if db == 0)
 

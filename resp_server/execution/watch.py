@@ -13,7 +13,6 @@ from collections.abc import Collection
 from hashlib import blake2b
 from itertools import islice
 
-from resp_server.execution.context import ServerContext
 from resp_server.session.transaction import Mark
 from state_backend.codec.packed_list import ELEMENTS_MAX
 from state_backend.model.descriptor import Kind
@@ -31,17 +30,17 @@ COUNT_STEPS_MAX = 4
 NOT_SEEN = "?"
 
 
-def mark_of(server: ServerContext, view: KeyspaceView, key: bytes) -> Mark:
+def mark_of(run_id: str, view: KeyspaceView, key: bytes) -> Mark:
     """Look at a key; StoreError if it cannot be read here."""
     snapshot = view.at(key)
     seen, is_whole = _look(snapshot, key)
-    return Mark(lineage_at(server, view, key), snapshot.applied.epoch, seen, is_whole)
+    return Mark(lineage_at(run_id, view, key), snapshot.applied.epoch, seen, is_whole)
 
 
-def lineage_at(server: ServerContext, view: KeyspaceView, key: bytes) -> str:
+def lineage_at(run_id: str, view: KeyspaceView, key: bytes) -> str:
     """Name the store that a key's job has: epochs with the same number in stores of one name are the same."""
     store = view.store_at(key)
-    return "" if store is None else f"{server.run_id}/{store.lineage}"
+    return "" if store is None else f"{run_id}/{store.lineage}"
 
 
 def _look(snapshot: Snapshot, key: bytes) -> tuple[str, bool]:
@@ -81,15 +80,15 @@ def _look(snapshot: Snapshot, key: bytes) -> tuple[str, bool]:
 class Watch:
     """Tells of one view which keys are not what their marks say."""
 
-    def __init__(self, server: ServerContext, view: KeyspaceView) -> None:
-        self._server = server
+    def __init__(self, run_id: str, view: KeyspaceView) -> None:
+        self._run_id = run_id
         self._view = view
         self._changed: dict[tuple[str, int], Collection[bytes] | None] = {}
 
     def is_changed(self, key: bytes, mark: Mark) -> bool:
         """Tell whether a key has changed since, or may have."""
         try:
-            now = mark_of(self._server, self._view, key)
+            now = mark_of(self._run_id, self._view, key)
         except StoreError:
             return True  # it cannot be read here any more, or not yet
         if now.seen != mark.seen or now.seen == NOT_SEEN:

@@ -17,9 +17,10 @@ from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS
 from resp_server.command_table.table import Command
 from resp_server.commands.generic import cursor
 from resp_server.commands.sort import check_request
-from resp_server.execution.context import NEVER_NS, CommandContext, ServerContext
+from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import SPELLINGS_MAX, Dispatcher, Later, end_caching, keys_read, let_go
 from resp_server.execution.long_requests import Cut, head_of, is_whole, too_long
+from resp_server.execution.slow_requests import NEVER_NS
 from resp_server.metrics.stats import CommandStats
 from resp_server.protocol.errors import (
     ClusterDownError,

@@ -82,12 +82,12 @@ class Server:
     @property
     def port(self) -> int:
         """The port that the server listens on; known after `start`."""
-        return self.context.port
+        return self.context.process.port
 
     @property
     def tls_port(self) -> int:
         """The port where TLS is spoken, which may be the only one; 0: there is none."""
-        return self.context.tls_port
+        return self.context.process.tls_port
 
     async def start(self) -> None:
         """Listen. OSError if an address cannot be had; a loopback address that the machine lacks is left out.
@@ -97,7 +97,7 @@ class Server:
         config = self.context.config
         certificates = None if config.tls is None else Certificates(config.tls)
         plain, encrypted = listen_at_ports(config)
-        self.context.port = (plain or encrypted)[0].getsockname()[1]
+        self.context.process.port = (plain or encrypted)[0].getsockname()[1]
         self.begin_polling()
         if self._poller is not None:
             self._listeners += [PolledListener(self._poller, each, lambda: self._connect(self)) for each in plain]
@@ -109,7 +109,7 @@ class Server:
                 )
             )
         if certificates is not None:
-            self.context.tls_port = encrypted[0].getsockname()[1]
+            self.context.process.tls_port = encrypted[0].getsockname()[1]
             for each in encrypted:
                 self._listeners.append(TlsListener(each, partial(self._take_encrypted, certificates), self._has_room))
         self.start_sweeping()
@@ -300,7 +300,7 @@ class Server:
         """Start the sweep that runs once a second."""
         loop = asyncio.get_running_loop()
         if self._sweep is not None:  # its delay is how long the loop was blocked
-            self.context.note_event("event-loop", int((loop.time() - self._sweep.when()) * 1000))
+            self.context.slow_requests.record_event("event-loop", int((loop.time() - self._sweep.when()) * 1000))
         self._sweep = loop.call_later(SWEEP_SECONDS, self.start_sweeping)
         self.context.stats.sample(loop.time())
         self.sweep(self.context.clock())

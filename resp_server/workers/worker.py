@@ -95,7 +95,7 @@ class Worker:
             case "settled":
                 self._answer(line, None)
             case "port":
-                self.server.context.port, self.server.context.tls_port = line["port"], line["tls_port"]
+                self.server.context.process.port, self.server.context.process.tls_port = line["port"], line["tls_port"]
             case _:
                 self._take_of_job(line)
 
@@ -147,10 +147,10 @@ class Worker:
         self._certificates = None if tls is None else Certificates(tls)
         make_room_for(config.clients_max)
         server = self._server = Server(self._keyspace, config)
-        server.context.run_id = line["run_id"]
-        server.context.started_ms = line["started_ms"]
-        server.context.process_id = os.getppid()
-        server.context.slow.number_as(line["number"] - 1, line["count"])
+        server.context.process.run_id = line["run_id"]
+        server.context.process.started_ms = line["started_ms"]
+        server.context.process.process_id = os.getppid()
+        server.context.slow_requests.log.number_as(line["number"] - 1, line["count"])
         server.context.peers = self
         server.watch_event_demand(self._want_events)
         server.begin_polling()

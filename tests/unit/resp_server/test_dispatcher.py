@@ -167,7 +167,9 @@ def test_what_took_long_together_is_noted_as_one(client: Any) -> None:
     client.server.noted_ns = 0
     client.server.config = replace(client.server.config, slow_over_us=0)
     client.send(*[[b"GET", b"job:temp:%d" % number] for number in range(3)])
-    assert [each.words for each in client.server.slow.newest(9)] == [[b"GET", b"job:temp:0", b"... (2 more requests)"]]
+    assert [each.words for each in client.server.slow_requests.log.newest(9)] == [
+        [b"GET", b"job:temp:0", b"... (2 more requests)"]
+    ]
 
 
 def test_nothing_is_lost_behind_a_reply_in_steps(client: Any) -> None:

@@ -19,9 +19,9 @@ def test_without_a_threshold_all_requests_are_in_the_slow_log_the_newest_first(c
     client = connect(slow_over_us=0)
     client.session.observe(client.server.is_observed)
     client.send_buffer(GET, [b"MGET", b"job:temp:1", b"job:temp:2"], [b"HGETALL", b"job:visits:/"])
-    words = [entry.words for entry in client.server.slow.newest(10)]
+    words = [entry.words for entry in client.server.slow_requests.log.newest(10)]
     assert words == [[b"HGETALL", b"job:visits:/"], [b"MGET", b"job:temp:1", b"job:temp:2"], GET]
-    assert [entry.id for entry in client.server.slow.newest(10)] == [2, 1, 0]
+    assert [entry.id for entry in client.server.slow_requests.log.newest(10)] == [2, 1, 0]
 
 
 def test_no_request_is_in_the_slow_log_that_was_fast_enough(connect: Callable[..., Any]) -> None:
@@ -44,7 +44,7 @@ def test_a_slow_request_says_when_who_and_how_long(connect: Callable[..., Any]) 
     client.session.observe(True)
     client.ask("CLIENT SETNAME me")
     client.send(GET)
-    entry = client.server.slow.newest(1)[0]
+    entry = client.server.slow_requests.log.newest(1)[0]
     head = b"*1\r\n*6\r\n:1\r\n:1700000000\r\n:%d\r\n" % entry.microseconds
     rest = b"*2\r\n$3\r\nGET\r\n$10\r\njob:temp:1\r\n$14\r\n127.0.0.1:5000\r\n$2\r\nme\r\n"
     assert client.ask("SLOWLOG GET 1") == head + rest
@@ -57,7 +57,7 @@ def test_a_reply_in_steps_is_timed_to_its_end(connect: Callable[..., Any]) -> No
     encoder_ns = client.server.stats.command_stats("keys")
     client.send([b"KEYS", b"*"])
     steps.append(encoder_ns.calls)
-    (entry,) = client.server.slow.newest(1)
+    (entry,) = client.server.slow_requests.log.newest(1)
     assert entry.words == [b"KEYS", b"*"]
     assert sum(encoder_ns.took) == encoder_ns.calls == 1
     assert entry.microseconds == encoder_ns.nanoseconds // 1000
@@ -98,7 +98,7 @@ def test_the_slow_log_keeps_the_newest() -> None:
 
 def test_the_slow_logs_of_several_processes_are_one(connect: Callable[..., Any]) -> None:
     client = connect(slow_over_us=-1, slow_entries_max=2)
-    client.server.slow.add(5_000, 7, [b"A"], "a:1", b"", 2)
+    client.server.slow_requests.log.add(5_000, 7, [b"A"], "a:1", b"", 2)
     other = [[9, 6_000, 8, ["B"], "b:2", ""], [8, 4_000, 8, ["C"], "b:2", ""]]
     client.server.peers = SimpleNamespace(query=lambda question, argument, then: then([other]))
     pending = client.dispatcher.reply_to(client.call, [b"SLOWLOG", b"GET"])
@@ -133,7 +133,7 @@ def test_latency_commands_tell_of_events(connect: Callable[..., Any]) -> None:
     server = client.server
     for name, now_ms, milliseconds in [("command", -3_000, 8), ("command", 0, 20), ("command", 0, 3), ("fast", 0, 5)]:
         server.clock = lambda now_ms=now_ms: 1_700_000_000_000 + now_ms
-        server.note_event(name, milliseconds)
+        server.slow_requests.record_event(name, milliseconds)
     assert client.ask("LATENCY LATEST") == (
         b"*2\r\n*4\r\n$7\r\ncommand\r\n:1700000000\r\n:20\r\n:20\r\n*4\r\n$4\r\nfast\r\n:1700000000\r\n:5\r\n:5\r\n"
     )
@@ -150,7 +150,7 @@ def test_a_graph_is_drawn_as_redis_draws_it(connect: Callable[..., Any]) -> None
     client = connect(latency_over_ms=1)
     for age_s, milliseconds in [(90, 10), (5, 100), (3, 55), (0, 500)]:
         client.server.clock = lambda age_s=age_s: 1_700_000_000_000 - age_s * 1000
-        client.server.note_event("command", milliseconds)
+        client.server.slow_requests.record_event("command", milliseconds)
     text = client.ask("LATENCY GRAPH command").partition(b"\r\n")[2].decode()
     assert text == (
         "command - high 500 ms, low 10 ms (all time high 500 ms)\n"

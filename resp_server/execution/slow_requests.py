@@ -1,0 +1,58 @@
+"""Records slow requests and events for SLOWLOG and LATENCY, as far as the settings ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from resp_server.command_table.table import Command
+from resp_server.config import ServerConfig
+from resp_server.metrics.latency import LatencyEvents
+from resp_server.metrics.slow_log import SlowLog, redacted
+from resp_server.session.session import Session
+from state_backend.model.clock import Clock
+
+NEVER_NS = 1 << 63
+
+
+class SlowRequestsHost(Protocol):
+    """The process whose requests are timed."""
+
+    config: ServerConfig
+
+    @property
+    def clock(self) -> Clock: ...
+
+
+class SlowRequests:
+    """The slow log and the latency events of one process."""
+
+    def __init__(self, host: SlowRequestsHost) -> None:
+        self._host = host
+        self.log, self.latency = SlowLog(), LatencyEvents()
+
+    @property
+    def threshold_ns(self) -> int:
+        """The duration from which on a request has to be recorded."""
+        config = self._host.config
+        slow_ns = config.slow_over_us * 1000 if config.slow_over_us >= 0 else NEVER_NS
+        return min(slow_ns, config.latency_over_ms * 1_000_000 or NEVER_NS)
+
+    def configure(self) -> None:
+        """Apply changed settings."""
+        self.log.cut(self._host.config.slow_entries_max)
+
+    def record(self, session: Session, command: Command, words: Sequence[bytes], nanoseconds: int) -> None:
+        """Record a request, if it was slow."""
+        config, flags = self._host.config, command.facts.flags
+        microseconds = nanoseconds // 1000
+        if 0 <= config.slow_over_us <= microseconds and "skip_slowlog" not in flags:
+            now_ms, entries_max = self._host.clock(), config.slow_entries_max
+            words = redacted(command.name, words)
+            self.log.add(now_ms, microseconds, words, session.address, session.name, entries_max)
+        self.record_event("fast-command" if "fast" in flags else "command", microseconds // 1000)
+
+    def record_event(self, name: str, milliseconds: int) -> None:
+        """Record an event of LATENCY, if it took long."""
+        if 0 < self._host.config.latency_over_ms <= milliseconds:
+            self.latency.add(name, self._host.clock(), milliseconds)
