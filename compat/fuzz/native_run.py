@@ -14,6 +14,7 @@ import logging
 import os
 import random
 import socket
+import ssl
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from unittest.mock import patch
 
 import lmdb
 
+from compat.conformance.certificates import Authority
 from compat.conformance.wire import requests
 from compat.fuzz import corpus
 from compat.fuzz.places import EPOCHS, NODE, NOW_MS, PASSWORD, PROXY, SAID, STATES, TWO, USER, fill
@@ -34,6 +36,7 @@ from compat.fuzz.subject import ASKED, FoundError, Subject, Wire
 from resp_server import native
 from resp_server.client.connection import Connection
 from resp_server.config import ServerConfig
+from resp_server.net.tls import TlsFiles
 from resp_server.serving.server import Server
 from state_backend.codec.checksums import CHECK_BYTES, sealed
 from state_backend.lmdb.store import LmdbStore
@@ -269,15 +272,29 @@ def of_sockets(dice: random.Random, folder: str) -> Iterator[None]:
     store = store_at(folder)
     keyspace = Keyspace()
     keyspace.put(Job("j", "g", STATES, store))
+    authority = Authority(Path(folder) / "authority")
+    cert, key = authority.issue("server")
+    files = TlsFiles(str(cert), str(key))
     while True:
         config = ServerConfig(
-            port=0, hosts=("127.0.0.1",), clients_max=50, output_bytes_max=dice.choice((1 << 18, 1 << 25))
+            port=0,
+            hosts=("127.0.0.1",),
+            clients_max=50,
+            output_bytes_max=dice.choice((1 << 18, 1 << 25)),
+            tls=files,
+            tls_port=0,
         )
         server = Server(keyspace, config, clock=lambda: NOW_MS)
         loop.run_until_complete(server.start())
-        clients: list[socket.socket] = []
+        clients: list[socket.socket | EncryptedClient] = []
         for _ in range(INPUTS_PER_LIE * 5):
-            _act(server.port, clients, dice)
+            if not clients or (len(clients) < 40 and dice.random() < 0.05):
+                is_plain = dice.random() < 0.5
+                client = socket.create_connection(("127.0.0.1", server.port if is_plain else server.tls_port))
+                client.setblocking(False)
+                clients.append(client if is_plain else EncryptedClient(client, authority, dice))
+            else:
+                _act(clients, dice)
             for _ in range(dice.choice((0, 1, 3))):
                 loop.run_until_complete(asyncio.sleep(0))
             yield
@@ -301,12 +318,50 @@ LINES += [b"CLIENT TRACKING ON", b"HGETALL j:m:l", b"LRANGE j:l:l 0 -1", b"MULTI
 LINES += [b"CLIENT PAUSE 1", b"CLIENT UNPAUSE", b"CLIENT REPLY SKIP", b"KEYS *", b"NOPE"]
 
 
-def _act(port: int, clients: list[socket.socket], dice: random.Random) -> None:
-    """Let one client come, or one that is there do something."""
-    if not clients or (len(clients) < 40 and dice.random() < 0.05):
-        clients.append(socket.create_connection(("127.0.0.1", port)))
-        clients[-1].setblocking(False)
-        return
+class EncryptedClient:
+    """A socket's methods on TLS: handshakes go on when something is sent; a record may be damaged, or sent in part."""
+
+    def __init__(self, client: socket.socket, authority: Authority, dice: random.Random) -> None:
+        self._socket, self._dice = client, dice
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = authority.context().wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
+        self._has_begun = False
+
+    def send(self, data: bytes) -> None:
+        if not self._has_begun:
+            self._has_begun = self._do(self._tls.do_handshake)
+        if self._has_begun:
+            self._do(lambda: self._tls.write(data))
+
+    def recv(self, size: int) -> None:
+        self._incoming.write(self._socket.recv(size))
+        self._do(lambda: self._tls.read(size))
+
+    def shutdown(self, how: int) -> None:
+        self._do(self._tls.unwrap)
+
+    def setsockopt(self, *given: Any) -> None:
+        self._socket.setsockopt(*given)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _do(self, step: Callable[[], object]) -> bool:
+        """Return whether a step of TLS is done; what it wrote is sent, as much as the socket takes."""
+        try:
+            step()
+            return True
+        except ssl.SSLWantReadError:
+            with suppress(BlockingIOError):
+                self._incoming.write(self._socket.recv(1 << 16))
+            return False
+        finally:
+            sealed = self._outgoing.read()
+            self._socket.send(mutated(sealed, self._dice) if self._dice.random() < 0.01 else sealed)
+
+
+def _act(clients: list[socket.socket | EncryptedClient], dice: random.Random) -> None:
+    """Let a client do something."""
     client = dice.choice(clients)
     chance = dice.random()
     with suppress(OSError):

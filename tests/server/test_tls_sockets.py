@@ -8,7 +8,6 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,7 +100,7 @@ def start(
     cert, key = authority.issue("server")
 
     def started(**settings: Any) -> Any:
-        return serve(lmdb, STATES, tls=TlsFiles(Path(cert), Path(key), None, None), **settings)
+        return serve(lmdb, STATES, tls=TlsFiles(str(cert), str(key)), **settings)
 
     return started
 
