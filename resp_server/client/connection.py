@@ -451,7 +451,7 @@ class Connection(asyncio.Protocol):
 
     def _is_held_back(self) -> bool:
         """Wait for the end of a CLIENT PAUSE, unless an answer is on its way; tell whether that is so."""
-        left_ms = self._server_context.pause_left_ms()
+        left_ms = self._server_context.pause_remaining_ms()
         self.session.is_held_back = left_ms > 0 and self._sliced is None and self._pending is None
         if self.session.is_held_back:
             self.is_calm = False

@@ -1,7 +1,7 @@
-"""The compiled core as a server uses it: what it may answer for whom, and where it is told what took long.
+"""The compiled core as a server uses it: which users may read what there, and how slow requests are recorded.
 
-A buffer's requests go to the core first (`native.core.Reads`), which answers what it can from the front, and cuts what
-it leaves into words. These go through the general path (see `dispatcher`). Without the core everything goes that way.
+A buffer goes to the core first (`native.core.Reads`). The core answers the requests at its front that it can, and splits
+the others into words. These go through the general path (see `dispatcher`), as all do without the core.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from resp_server.session.session import Session
 
 
 class Reads(Protocol):
-    """What answers first of what a connection brings.
+    """Answers the requests at the front of a buffer.
 
-    is_full: more of the last buffer could be answered, but not at once, because the replies are long. is_incomplete:
-    what is left of it is the beginning of a request.
+    is_full: the last buffer has more requests that can be answered here, later, as their replies are long.
+    is_incomplete: the rest of the last buffer is the beginning of a request.
     """
 
     @property
@@ -31,14 +31,14 @@ class Reads(Protocol):
     def is_incomplete(self) -> bool: ...
 
     def answer(self, session: Session, data: bytes) -> tuple[bytes, list[Request], bytes]:
-        """Return the replies to the requests at a buffer's front, requests behind them, and what of it is left.
+        """Return replies to the requests at the front, the requests behind them, and the rest of the buffer.
 
-        Where there are neither replies nor requests, the parser has to look at what is left, unless it is incomplete.
+        Without replies and requests, the rest is for the parser, unless it is incomplete.
         """
 
 
 def reads_of(server: ServerContext) -> Reads | None:
-    """Return the compiled core for an instance; None where it is not there."""
+    """Return the compiled core for a server; None if it is not built."""
     if native.core is None:
         return None
 
@@ -52,7 +52,7 @@ def reads_of(server: ServerContext) -> Reads | None:
 
 
 def rules_of(user: User, table: CommandTable) -> Any:
-    """Return what a user may read, as the core asks for it."""
+    """Return a user's rights to read, as the core takes them."""
     assert native.core is not None
     selectors: list[tuple[list[bytes], Sequence[bytes] | None]] = []
     for selector in user.selectors:

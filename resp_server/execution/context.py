@@ -1,4 +1,4 @@
-"""What commands see of the server they run in, and of the connection that calls them: values, no sockets."""
+"""The server and the connection, as commands see them: values, no sockets."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from state_backend.store.store import Entry, Snapshot, Text
 
 Found = TypeVar("Found")
 
-# How long a command waits for the other processes of its server. These are asked for less, so that it is exceeded only
-# when the master is stuck.
+# How long a command waits for the other processes of its server. The master waits less for each, so this is exceeded
+# only if the master is stuck.
 GATHER_S_MAX = 2.0
 
-# Below this a buffer of many requests may well take longer than SLOWLOG asks for while none of them does, so that they
-# are measured one by one (guess: half a millisecond is the most that a buffer of 16 KiB takes).
+# The fast path times a buffer of requests as a whole. With a lower threshold than this a buffer may exceed it though no
+# request does, so requests are timed one by one (guess: a buffer of 16 KiB takes at most half a millisecond).
 ONE_BY_ONE_US = 1_000
 
 
@@ -74,15 +74,15 @@ class ServerContext:
     clock: Clock = now_ms
     stats: Stats = field(default_factory=Stats)
     sessions: dict[int, Session] = field(default_factory=dict)
-    # While jobs of the logs are still to be opened: commands about keys are answered with LOADING.
+    # While jobs are being opened, commands about keys are answered with LOADING.
     is_loading: bool = False
-    # What this server is in a cluster; None: it is in none, and answers for all slots. Set by `stand`.
+    # This server as a node of a cluster; None: it is in no cluster, and owns all slots. Set by `become_node`.
     cluster: NodeView | None = None
     clients: Clients = field(default_factory=NoClients)
     peers: PeerProcesses | None = None  # None: this is the only process that serves the port
-    # What is known of the servers behind a proxy, for INFO; None: this is none.
+    # The state of the servers behind a proxy, for INFO; None: this is no proxy.
     upstreams: Callable[[], Mapping[str, object]] | None = None
-    # Grows whenever an answer may be from another epoch, or of another topology, than those before.
+    # Grows whenever the next reply may be from another epoch or topology than the last one.
     change_counter: int = 0
 
     def __post_init__(self) -> None:
@@ -91,58 +91,58 @@ class ServerContext:
         self.users = Users(self.table, config.password, config.acl_file, config.limits, config.upstream_password)
         self.tracking = TrackingTable(self.config.tracked_keys_max)
         self.view = self._own_view(self.process.started_ms)
-        self.nothing = Keyspace().view(self.process.started_ms)
+        self.empty_view = Keyspace().view(self.process.started_ms)
         self.slow_requests = SlowRequests(self)
         self.monitors = Monitors(self)
         self.paused_until_ms = 0  # by CLIENT PAUSE
         self.update_observation()
-        self.held = PinnedEpochs(self.keyspace)
+        self.pinned_epochs = PinnedEpochs(self.keyspace)
         self.cluster_bus = ClusterBus(self)
         self.message_bus = MessageBus(self)
         self.notifications = Notifications(self)
         self.keyspace.on_epoch = self._on_epoch
 
     def _on_epoch(self) -> None:
-        self.held.look(self.clock())
+        self.pinned_epochs.look(self.clock())
         if self.view.routes_version != self.keyspace.version:
-            self.renew()  # it keeps the files of stores that went until then, and no client may ask for long
+            self.renew()  # the view keeps the files of removed stores open, and the next request may be far off
         self.notifications.poll_soon()
 
-    def stand(self, standing: NodeView) -> None:
-        """Answer as this node of this topology from the next input buffer on."""
+    def become_node(self, node: NodeView) -> None:
+        """Answer as this node of a cluster from the next input buffer on."""
         self._on_changed_keys(None)
-        self.cluster = standing
+        self.cluster = node
         before, self.view = self.view, self._own_view(self.clock())
         before.close()
         for session in self.sessions.values():
-            session.serve_from(standing.is_replica)
-        self.message_bus.leave_slots(standing.slots)
+            session.serve_from(node.is_replica)
+        self.message_bus.leave_slots(node.slots)
 
     def configure(self, changes: Mapping[str, Any]) -> None:
-        """Change settings, given as fields of ServerConfig, from now on."""
+        """Change settings, given as fields of ServerConfig."""
         self.config = replace(self.config, **changes)
         if "password" in changes:
             self.users.set_password(changes["password"])
-            self.look_at_users()
+            self.apply_user_changes()
         self.slow_requests.configure()
         self.notifications.configure()
         self.tracking.limit(self.config.tracked_keys_max)
         self.update_observation()
 
     def reset_statistics(self) -> None:
-        """Count from zero again."""
+        """Set all counters to zero."""
         self.stats.reset()
 
-    # -- what is looked at request by request -------------------------------------------------------------------------
+    # -- requests that need a look one by one -------------------------------------------------------------------------
 
     @property
     def is_observed(self) -> bool:
-        """Tell whether each request has to be looked at by itself, so that the compiled core answers none."""
+        """Tell whether each request is shown, timed or paused by itself; then the fast path is off."""
         is_measured = 0 <= self.config.slow_over_us < ONE_BY_ONE_US
         return is_measured or bool(self.monitors) or self.paused_until_ms > 0
 
     def update_observation(self) -> None:
-        """Do what `is_observed` says, and say from which time on a request is noted."""
+        """Apply `is_observed` to all sessions, and the threshold of slow requests."""
         self.noted_ns = self.slow_requests.threshold_ns
         is_observed = self.is_observed
         for session in self.sessions.values():
@@ -150,25 +150,25 @@ class ServerContext:
                 session.observe(is_observed)
 
     def pause(self, until_ms: int) -> None:
-        """Answer nobody until a time, or until a later one that was given before."""
+        """Pause all clients until a time, or until a later one that was set before."""
         self.paused_until_ms = max(self.paused_until_ms, until_ms)
         self.update_observation()
 
     def unpause(self) -> None:
-        """Answer again."""
+        """End the pause."""
         self.paused_until_ms = 0
         self.update_observation()
         self.clients.resume()
 
-    def pause_left_ms(self) -> int:
-        """Return for how long nobody is answered; 0: everybody is."""
-        left_ms = max(0, self.paused_until_ms - self.clock())
-        if self.paused_until_ms and not left_ms:
+    def pause_remaining_ms(self) -> int:
+        """Return how long the pause lasts; 0: there is none."""
+        remaining_ms = max(0, self.paused_until_ms - self.clock())
+        if self.paused_until_ms and not remaining_ms:
             self.unpause()
-        return left_ms
+        return remaining_ms
 
     def view_of(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> KeyspaceView:
-        """Open a view of what this server shows of a keyspace."""
+        """Open a view of a keyspace; in a cluster, of this node's slots."""
         if self.cluster is None or self.cluster.slots == ALL:
             return keyspace.view(now_ms, on_change)
         return SlotView(keyspace, self.cluster.slots, now_ms, on_change)
@@ -179,14 +179,14 @@ class ServerContext:
         return view
 
     def _on_removal(self, snapshot: Snapshot, removals: int) -> None:
-        """Tell who holds keys that have expired."""
+        """Report keys that have expired."""
         if not self.tracking.is_idle:
             self.change_counter += 1
             self._record_changes(snapshot.expired_since(removals))
 
     @property
     def is_slave(self) -> bool:
-        """Tell whether clients are told that this is a replica: by the topology of a cluster, else by the settings."""
+        """Tell whether this is a replica: by the topology of a cluster, else by the settings."""
         return self.config.is_slave if self.cluster is None else self.cluster.is_replica
 
     def _on_changed_keys(self, keys: Sequence[bytes] | None) -> None:
@@ -194,27 +194,27 @@ class ServerContext:
         self._record_changes(keys)
 
     def _record_changes(self, keys: Sequence[bytes] | None) -> None:
-        """Have those told who hold keys. This runs in the turn of whoever reads first: it is not to pay for others."""
+        """Enqueue invalidations. This runs in the turn of the first reader, which an exception must not hit."""
         if not self.attempt(self.tracking.changed, keys):
-            self.cut_who_tracks()
+            self.cut_caching_clients()
 
     def renew(self) -> None:
         """Move to the newest epochs: once per round of the event loop, whose requests see one epoch and one time."""
         self.view.renew(self.clock())
 
     def look(self) -> None:
-        """Move to the newest epochs of all jobs, whether they are asked for or not."""
+        """Move to the newest epochs of all jobs, also of those without requests."""
         self.renew()
         for _ in self.view.snapshots():
             pass
 
     def pending_pushes(self, epoch_feed: EpochFeed) -> bytes:
-        """Return what a connection that follows this server has not been told, as it is sent."""
+        """Return the encoded pushes that a following connection has not got yet."""
         epoch_feed.change_counter = self.change_counter
         return epoch_feed.pending_pushes(self.view.reached(), self._topology_version)
 
     def pending_pushes_around(self, epoch_feed: EpochFeed) -> bytes:
-        """Move to the newest epochs, and return what is new, before a reply that may be as new or a little older."""
+        """Move to the newest epochs, and return the pushes for a reply that may be from these or from older epochs."""
         self.look()
         epoch_feed.change_counter = self.change_counter
         return epoch_feed.pending_pushes_around(self.view.reached(), self._topology_version)
@@ -224,7 +224,7 @@ class ServerContext:
         return NO_TOPOLOGY if self.cluster is None else self.cluster.topology.version
 
     def follow(self, session: Session, *, has_keys: bool) -> bytes:
-        """Have a connection told what is new, from now on; return what is readable. has_keys: and which keys change."""
+        """Begin STATE FOLLOW for a session; return the current epochs as pushes. has_keys: report changed keys, too."""
         self._leave(session)
         session.epoch_feed = EpochFeed()
         self.look()
@@ -233,7 +233,7 @@ class ServerContext:
         return self.pending_pushes(session.epoch_feed)
 
     def leave(self, session: Session) -> None:
-        """Tell a session nothing more that it has not asked for: it has gone, or sent RESET."""
+        """End all pushes to a session: it disconnected, or sent RESET."""
         for leave in (self.message_bus.leave, self.monitors.remove, self._leave, self._end_tracking):
             self.attempt(leave, session)
 
@@ -248,7 +248,7 @@ class ServerContext:
             session.epoch_feed = None
 
     def invalid_for(self, session: Session, *, is_within: bool = False) -> bytes:
-        """Return what a client that tracks has to be told, as it is sent. is_within: see `Tracked.take`."""
+        """Return a client's encoded pending invalidations. is_within: see `TrackingState.take`."""
         tracked = session.tracked
         if tracked is None or not tracked.has_pending or tracked.redirect:
             return b""
@@ -260,12 +260,12 @@ class ServerContext:
         keyspace = Keyspace(dict(self.keyspace.jobs), dict(self.keyspace.unreadable))
         view = self.view_of(keyspace, self.view.now_ms)
         for _ in view.snapshots():
-            pass  # they are opened when they are asked for, and later would be another epoch
+            pass  # each job's snapshot is opened by its first use, which later would be at another epoch
         return view
 
     def pin_at(self, reads_at: ReadsAt) -> KeyspaceView | None:
-        """Open a view of all jobs at given epochs and a given clock reading; None if one of these is not held."""
-        snapshots = self.held.take(reads_at.epochs, reads_at.clock_ms, self.clock())
+        """Open a view of all jobs at given epochs and a given clock reading; None if one is no longer pinned."""
+        snapshots = self.pinned_epochs.take(reads_at.epochs, reads_at.clock_ms, self.clock())
         if snapshots is None:
             return None
         view = self.view_of(Keyspace(dict(self.keyspace.jobs), dict(self.keyspace.unreadable)), reads_at.clock_ms)
@@ -273,7 +273,7 @@ class ServerContext:
         return view
 
     def gather(self, question: Question, argument: Any, join: Callable[[Sequence[Any]], Reply]) -> Reply:
-        """Ask every process that serves this port, this one at once, and join the answers, its own first, to a reply.
+        """Ask all processes that serve this port, and join their answers, this process's first, to a reply.
 
         A process that does not answer in time is left out. `join` may raise ReplyError.
         """
@@ -285,41 +285,42 @@ class ServerContext:
         return pending
 
     def change_users(self, change: Change, caller: Session, finish: Callable[[Outcome], Reply]) -> Reply:
-        """Change users in all processes that serve this port, and answer what `finish` makes of it; it may raise."""
+        """Change users in all processes that serve this port. `finish` makes the reply of the outcome; it may raise."""
         if self.peers is None:
             outcome = self.users.change(change)
-            self.look_at_users(caller.id)
+            self.apply_user_changes(caller.id)
             return finish(outcome)
         pending = Pending(GATHER_S_MAX, no_answer)
         self.peers.change_users(change, caller.id, lambda answer: pending.resolve(lambda: finish(Outcome(**answer))))
         return pending
 
-    def look_at_users(self, caller_id: int = 0) -> None:
-        """Take in that users have changed: at once, for all connections. Who is nobody any more is cut, but the caller.
+    def apply_user_changes(self, caller_id: int = 0) -> None:
+        """Apply changed users to all connections at once.
 
-        Nor may anybody stay subscribed to what it may not be.
+        Clients of a removed user are cut; the caller gets its reply first. So are clients with a subscription that is
+        not allowed any more.
         """
         for session in list(self.sessions.values()):
-            is_gone = not self.users.is_current(session.user)
-            if is_gone and session.id != caller_id:
+            is_removed = not self.users.is_current(session.user)
+            if is_removed and session.id != caller_id:
                 self.clients.cut(session.id)
-            elif is_gone:
+            elif is_removed:
                 session.log_out()
-                session.close()  # it still gets the reply
+                session.close()  # it still gets its reply
             else:
                 session.look_at_user()
-                if session.subscriptions is not None and not may_be_subscribed(session.user, session.subscriptions):
+                if session.subscriptions is not None and not may_stay_subscribed(session.user, session.subscriptions):
                     self.clients.cut(session.id)
 
-    # -- what nobody expected -----------------------------------------------------------------------------------------
+    # -- unexpected exceptions -----------------------------------------------------------------------------------------
 
     def report(self, error: Exception) -> PlainError:
-        """Log and count an exception that nobody expected; return what a client is told of it."""
+        """Log and count an unexpected exception; return the error reply."""
         self.stats.internal_errors += 1
         return internal_error(error)
 
     def attempt(self, do: Callable[..., object], *arguments: object) -> bool:
-        """Do what no client waits for; False if it raised, which ends nothing else."""
+        """Call a function that no client waits for; False if it raised, which is logged."""
         try:
             do(*arguments)
         except Exception as error:
@@ -327,32 +328,32 @@ class ServerContext:
             return False
         return True
 
-    def cut_who_tracks(self) -> None:
-        """Cut whoever may hold a key in a cache of its own, and may not have been told that the key changed."""
+    def cut_caching_clients(self) -> None:
+        """Cut all clients with a cache of their own: they may have missed that a key changed."""
         for session in list(self.sessions.values()):
             if session.tracked is not None or session.epoch_feed is not None:
-                self.clients.cut(session.id, "which keys changed could not be told")
+                self.clients.cut(session.id, "its invalidations could not be made")
 
     def close(self) -> None:
-        """Let go of all snapshots."""
+        """Close all snapshots."""
         self.notifications.close()
-        self.held.close()
+        self.pinned_epochs.close()
         self.view.close()
 
 
-def may_be_subscribed(user: Account, subscriptions: Subscriptions) -> bool:
-    """Tell whether a user may use all that one of its clients is subscribed to."""
+def may_stay_subscribed(user: Account, subscriptions: Subscriptions) -> bool:
+    """Tell whether a user may use all channels and patterns of some subscriptions."""
     return all(user.can_subscribe(name, is_pattern=way is Way.PATTERN) for way in Way for name in subscriptions.of(way))
 
 
 def no_answer() -> Reply:
-    """Raise what is answered if the users cannot be changed in time."""
+    """Raise the error for users that could not be changed in time."""
     raise PlainError("the users were not changed in time; look at ACL LIST before you try again")
 
 
 @dataclass(slots=True)
 class CommandContext:
-    """Who calls, and where. One per connection."""
+    """A connection's session and its server: what a command is called with."""
 
     session: Session
     server: ServerContext
@@ -365,20 +366,20 @@ class CommandContext:
     @property
     def view(self) -> KeyspaceView:
         """The selected database: all jobs are in database 0."""
-        return self.server.view if self.session.db == 0 else self.server.nothing
+        return self.server.view if self.session.db == 0 else self.server.empty_view
 
     @property
     def user(self) -> Account:
-        """Who asks."""
+        """The client's user."""
         return self.session.user
 
     @property
     def visibility(self) -> Visibility:
-        """What who asks may be told of in the selected database."""
+        """The keys of the selected database that the client may see."""
         return self.visibility_of(self.view)
 
     def visibility_of(self, view: KeyspaceView) -> Visibility:
-        """Return what who asks may be told of in a view."""
+        """Return the keys of a view that the client may see."""
         return Visibility(self.user, view)
 
     @property
@@ -387,11 +388,11 @@ class CommandContext:
         return self.server.view.now_ms
 
     def at(self, key: bytes) -> Snapshot:
-        """Return what to ask for a key."""
+        """Return the snapshot that has a key."""
         return self.view.at(key)
 
     def entry(self, key: bytes) -> Entry | None:
-        """Describe what stands at a key, and count the look-up."""
+        """Return a key's entry, and count the look-up."""
         return self.counted(self.at(key).entry(key))
 
     def counted(self, found: Found) -> Found:
@@ -411,7 +412,7 @@ class CommandContext:
         return texts
 
     def deny(self, reason: Reason, of: bytes, user: bytes | None = None) -> None:
-        """Keep for ACL LOG that something was denied: a command, a key, a channel, or to log in as a user."""
+        """Record a denial for ACL LOG: of a command, a key, a channel, or a login."""
         session, server = self.session, self.server
         server.stats.denied[reason.name.lower()] += 1
         server.users.denials.add(
@@ -429,5 +430,5 @@ class CommandContext:
         return self.server.pin() if self.session.db == 0 else Keyspace().view(self.now_ms)
 
     def unpin(self, view: KeyspaceView) -> None:
-        """Let go of what `pin` returned."""
+        """Close a view that `pin` returned."""
         view.close()

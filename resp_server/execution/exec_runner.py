@@ -1,4 +1,4 @@
-"""The reply to EXEC: what was queued, answered in order, in steps that are short whatever was queued."""
+"""EXEC: runs the queued commands in order, in short steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTHING_RUN = {2: b"*-1\r\n", 3: b"_\r\n"}
 
 
 class ExecPlan(NamedTuple):
-    """What EXEC found: commands, the view to answer them from, and the keys that must be what they were."""
+    """What EXEC has to run: the queued commands, the view that they read, and the watched keys."""
 
     requests: Sequence[Request]
     view: KeyspaceView
@@ -31,7 +31,7 @@ class ExecPlan(NamedTuple):
 
 @dataclass(slots=True)
 class ExecContext(CommandContext):
-    """Who called EXEC: all commands are answered from one view, which stays where it is."""
+    """The context of queued commands: all of them read one pinned view."""
 
     pinned: KeyspaceView
 
@@ -41,7 +41,7 @@ class ExecContext(CommandContext):
 
     @property
     def view(self) -> KeyspaceView:
-        return self.pinned if self.session.db == 0 else self.server.nothing
+        return self.pinned if self.session.db == 0 else self.server.empty_view
 
     @property
     def now_ms(self) -> int:
@@ -51,7 +51,7 @@ class ExecContext(CommandContext):
         return self.view
 
     def unpin(self, view: KeyspaceView) -> None:
-        pass  # EXEC goes on with it
+        pass  # EXEC still needs it
 
 
 class QueuedRunner(Protocol):
@@ -68,46 +68,45 @@ class QueuedRunner(Protocol):
 
 
 class ExecRunner:
-    """Makes the reply to an EXEC, a step at a time, as `SlicedEncoder` does for others.
+    """Makes the reply to EXEC step by step, as `SlicedEncoder` does for other replies.
 
-    While `pending` is there the next step has to wait for it. What CLIENT REPLY among the commands silences is left out
-    here already.
+    While `pending` is set, the next step waits for it. Replies that a queued CLIENT REPLY suppresses are dropped.
     """
 
-    def __init__(self, dispatcher: QueuedRunner, context: CommandContext, to_run: ExecPlan) -> None:
+    def __init__(self, dispatcher: QueuedRunner, context: CommandContext, plan: ExecPlan) -> None:
         self._dispatcher = dispatcher
-        self._context = ExecContext(context.session, context.server, to_run.view)
-        self._to_run = to_run
+        self._context = ExecContext(context.session, context.server, plan.view)
+        self._plan = plan
         self._parts = self._make()
         self.pending: Pending | None = None
         self.when_done: Callable[[], None] = lambda: None
         self.holds_epoch = True
         self.held_bytes = 0
         self.has_begun = False
-        self.before: Iterator[None] = iter(())  # what is to be done first, step by step
+        self.before: Iterator[None] = iter(())  # runs before the first command
         self.is_done = False
 
     @property
     def requests(self) -> Sequence[Request]:
-        """What is answered."""
-        return self._to_run.requests
+        """The queued commands."""
+        return self._plan.requests
 
     def step(self) -> bytes:
-        """Answer some more, and return what can be sent now, which may be nothing."""
+        """Run some more commands, and return the bytes to send now; there may be none."""
         out: list[bytes] = []
         size, ends_ns = 0, perf_counter_ns() + STEP_NS_MAX
-        for part in self._parts:
-            out.append(part)
-            size += len(part)
+        for reply in self._parts:
+            out.append(reply)
+            size += len(reply)
             if self.pending is not None or size >= STEP_BYTES_MAX or perf_counter_ns() >= ends_ns:
                 return b"".join(out)
         self.is_done = True
         return b"".join(out)
 
     def close(self) -> None:
-        """End the transaction. To be called once, at the end or instead of it."""
+        """End the transaction, also an unfinished one. Called once."""
         self._parts.close()
-        self._to_run.view.close()
+        self._plan.view.close()
         self._context.session.end_transaction()
         self.when_done()
         if self._context.session.tracked is not None:
@@ -117,7 +116,7 @@ class ExecRunner:
         session = self._context.session
         for _ in self.before:
             yield b""
-        for is_changed in self._look_at_watched():
+        for is_changed in self._check_watched():
             if is_changed:
                 yield b"" if session.is_silent else NOTHING_RUN[session.protocol]
                 return
@@ -125,15 +124,15 @@ class ExecRunner:
         session.watched.clear()
         session.reads_at = None
         self.has_begun = True
-        count = len(self._to_run.requests)
+        count = len(self._plan.requests)
         yield b"" if session.is_silent else encode_header(list, count, session.protocol)
-        for request in self._to_run.requests:
+        for request in self._plan.requests:
             yield from self._answer(request)
 
-    def _look_at_watched(self) -> Iterator[bool]:
+    def _check_watched(self) -> Iterator[bool]:
         watch = Watch(self._context.server.process.run_id, self._context.pinned)
-        # All databases but the first are empty, and stay so.
-        return (watch.is_changed(key, mark) for (db, key), mark in self._to_run.watched.items() if db == 0)
+        # All databases but the first are always empty.
+        return (watch.is_changed(key, mark) for (db, key), mark in self._plan.watched.items() if db == 0)
 
     def _answer(self, request: Request) -> Iterator[bytes]:
         session = self._context.session
@@ -143,8 +142,8 @@ class ExecRunner:
             yield b""
             self.pending = None
             reply = self._dispatcher.pending_reply(self._context, reply)
-        # A CLIENT REPLY SKIP among the commands silences the one after EXEC, and itself.
-        is_skip = session.reply_mode is ReplyMode.SKIP_NEXT and session_is_told(request)
+        # A queued CLIENT REPLY SKIP suppresses its own reply, and the one after EXEC.
+        is_skip = session.reply_mode is ReplyMode.SKIP_NEXT and is_client_reply(request)
         is_silent = is_skip or session.reply_mode in (ReplyMode.OFF, ReplyMode.SKIP)
         if not isinstance(reply, Sliced):
             yield b"" if is_silent else reply
@@ -170,6 +169,6 @@ class ExecRunner:
             encoder.close()
 
 
-def session_is_told(request: Request) -> bool:
-    """Tell whether a request is a CLIENT REPLY."""
+def is_client_reply(request: Request) -> bool:
+    """Tell whether a request is CLIENT REPLY."""
     return len(request) > 1 and request[0].lower() == b"client" and request[1].lower() == b"reply"

@@ -1,10 +1,10 @@
-"""What WATCH remembers of a key, and how EXEC tells whether the key has changed since.
+"""WATCH records a mark for each key; EXEC compares it with the key as it is then.
 
-A mark says which epoch the key was looked at, and what was seen: that it is missing; or its kind, its expiry and either
-all of its value, as a digest, or, of something large, its size. EXEC looks again. If something else is seen the key has
-changed: by an epoch, or because it expired. If the same is seen, the store is asked which keys the epochs between have
-changed; where it does not know (there were too many, it was built anew, or slots moved) a whole digest is proof that
-the key reads as before, and what is only known by its size is taken as changed.
+A mark has the epoch at which the key was read, and a digest. The digest covers the key's kind, expiry and size, and its
+value unless that is large. EXEC makes another digest. If it differs, the key has changed: by an epoch, or because it
+expired. If it is the same, the store is asked which keys the epochs in between changed. The store may not know: there
+were too many, it was rebuilt, or slots moved. Then a digest with the value proves that the key is unchanged, and a key
+whose digest has only the size counts as changed.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from state_backend.model.errors import StoreError
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import LongText, Snapshot
 
-# A value of more bytes is known by its length: to digest this much takes 0.1 ms (guess).
+# Of a longer value the digest has only the size: to digest this much takes 0.1 ms (guess).
 VALUE_BYTES_MAX = 64 << 10
 DIGEST_BYTES = 16
-# Steps of counting a map's fields while some have expired; each is well below a millisecond.
+# Steps of counting a map's fields when some have expired; each takes well below a millisecond.
 COUNT_STEPS_MAX = 4
 
-# Of a map that cannot be counted in time: never the same twice.
+# The digest of a map that cannot be counted in time: it equals none.
 NOT_SEEN = "?"
 
 
 def mark_of(run_id: str, view: KeyspaceView, key: bytes) -> Mark:
-    """Look at a key; StoreError if it cannot be read here."""
+    """Make a key's mark; StoreError if it cannot be read here."""
     snapshot = view.at(key)
-    seen, is_whole = _look(snapshot, key)
+    seen, is_whole = _digest_of(snapshot, key)
     return Mark(lineage_at(run_id, view, key), snapshot.applied.epoch, seen, is_whole)
 
 
 def lineage_at(run_id: str, view: KeyspaceView, key: bytes) -> str:
-    """Name the store that a key's job has: epochs with the same number in stores of one name are the same."""
+    """Name the store of a key's job: an epoch number means the same epoch in all stores of one name."""
     store = view.store_at(key)
     return "" if store is None else f"{run_id}/{store.lineage}"
 
 
-def _look(snapshot: Snapshot, key: bytes) -> tuple[str, bool]:
+def _digest_of(snapshot: Snapshot, key: bytes) -> tuple[str, bool]:
     entry = snapshot.entry(key)
     if entry is None:
         return "", True
@@ -78,7 +78,7 @@ def _look(snapshot: Snapshot, key: bytes) -> tuple[str, bool]:
 
 
 class Watch:
-    """Tells of one view which keys are not what their marks say."""
+    """Compares watched keys with their marks, in one view."""
 
     def __init__(self, run_id: str, view: KeyspaceView) -> None:
         self._run_id = run_id
@@ -86,22 +86,22 @@ class Watch:
         self._changed: dict[tuple[str, int], Collection[bytes] | None] = {}
 
     def is_changed(self, key: bytes, mark: Mark) -> bool:
-        """Tell whether a key has changed since, or may have."""
+        """Tell whether a key has changed since its mark, or may have."""
         try:
             now = mark_of(self._run_id, self._view, key)
         except StoreError:
-            return True  # it cannot be read here any more, or not yet
+            return True  # it cannot be read here now
         if now.seen != mark.seen or now.seen == NOT_SEEN:
             return True
         changed = self._keys_changed(key, mark) if now.lineage == mark.lineage else None
         return not mark.is_whole if changed is None else key in changed
 
     def _keys_changed(self, key: bytes, mark: Mark) -> Collection[bytes] | None:
-        """Return the keys of its job that epochs after the mark's changed; None if that is not known."""
+        """Return the keys of its job that later epochs changed; None if the store does not know."""
         if not mark.lineage:
             return None
-        asked = mark.lineage, mark.epoch
-        if asked not in self._changed:
+        since = mark.lineage, mark.epoch
+        if since not in self._changed:
             keys = self._view.at(key).changed_since(mark.epoch)
-            self._changed[asked] = None if keys is None else frozenset(keys)
-        return self._changed[asked]
+            self._changed[since] = None if keys is None else frozenset(keys)
+        return self._changed[since]

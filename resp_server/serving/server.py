@@ -77,7 +77,7 @@ class Server:
     def reload_users(self) -> None:
         """Read the ACL file again, for all connections; AccessError for a bad file, and then nothing changes."""
         self.users.load()
-        self.context.look_at_users()
+        self.context.apply_user_changes()
 
     @property
     def port(self) -> int:
@@ -188,7 +188,7 @@ class Server:
 
     def set_topology(self, topology: Topology, node_id: str) -> None:
         """Answer as this node of a cluster from now on."""
-        self.context.stand(NodeView(topology, node_id))
+        self.context.become_node(NodeView(topology, node_id))
 
     def watch_event_demand(self, then: Callable[[bool], None]) -> None:
         """Call back now, and whenever appliers have to start or stop keeping events of keys."""
@@ -307,8 +307,8 @@ class Server:
 
     def sweep(self, now: int) -> None:
         """Close idle clients, and end replies that take too long. `now` is in milliseconds."""
-        self.context.held.look(now)
-        self.context.pause_left_ms()
+        self.context.pinned_epochs.look(now)
+        self.context.pause_remaining_ms()
         self.context.monitors.announce()
         config = self.context.config
         idle_ms_max, limits = config.idle_timeout_seconds * 1000, config.request_limits

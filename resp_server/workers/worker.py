@@ -158,7 +158,7 @@ class Worker:
 
     def _take_users(self, line: dict[str, Any]) -> None:
         self.server.context.users.adopt(line["rules"])
-        self.server.context.look_at_users(line["caller"])
+        self.server.context.apply_user_changes(line["caller"])
         if "id" in line:
             self._answer(line, None)
 

@@ -352,9 +352,9 @@ def test_epochs_are_held_once_they_are_asked_for_and_no_longer_than_they_may(ser
     epochs.publish()
     peer.answers(reads_at(1, 12, *two), answered(bulk(b"12"), bulk(b"12")))
     context = server.server.context
-    assert server.call(lambda: len(context.held.held()["job"])) == 2
+    assert server.call(lambda: len(context.pinned_epochs.held()["job"])) == 2
     server.call(lambda: server.server.sweep(clock[0] + pinned_epochs.WANTED_MS))
-    assert server.call(context.held.held) == {}
+    assert server.call(context.pinned_epochs.held) == {}
 
 
 def test_a_transaction_at_an_epoch_reads_it_to_its_end_though_it_is_let_go_meanwhile(
@@ -367,7 +367,7 @@ def test_a_transaction_at_an_epoch_reads_it_to_its_end_though_it_is_let_go_meanw
     answer_queued = dispatcher.answer_queued
 
     def noted(call: Any, request: Any) -> Any:
-        server.server.context.held.close()
+        server.server.context.pinned_epochs.close()
         return answer_queued(call, request)
 
     monkeypatch.setattr(dispatcher, "answer_queued", noted)

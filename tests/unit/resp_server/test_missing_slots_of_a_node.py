@@ -69,7 +69,7 @@ class Node:
 
     def stand(self, slots: KeyGroups) -> None:
         self._version += 1
-        self.client.server.stand(NodeView(topology(self._version, slots), HERE))
+        self.client.server.become_node(NodeView(topology(self._version, slots), HERE))
 
     def ask(self, line: str) -> Any:
         try:
