@@ -1,6 +1,6 @@
 """The compiled core as a server uses it: which users may read what there, and how slow requests are recorded.
 
-A buffer goes to the core first (`native.core.Reads`). The core answers the requests at its front that it can, and splits
+A buffer goes to the core first (`native.core.Reads`). The core answers what it can at its front, and splits
 the others into words. These go through the general path (see `dispatcher`), as all do without the core.
 """
 
