@@ -6,7 +6,7 @@ of the event loop. MGET becomes a STATE MGET for each server. Replies are found 
 are; when all that one client waits for are there (`ClientBatch`), they are its answer.
 
 The hop stops at a request that is none of these, and leaves it to the general path. Errors, pushes, replies in parts
-and lost connections are the general path's too: to it a run is what any question is (`resp_server.proxy.requests.InFlightRequest`).
+and lost connections are the general path's too: to it a batch is what any question is (`resp_server.proxy.requests.InFlightRequest`).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -42,7 +42,7 @@ cdef struct Item:  # one value that a client waits for
     size_t size
     uint16_t slot
     uint8_t upstream
-    uint8_t told
+    uint8_t epochs
 
 cdef struct Question:  # one request
     const uint8_t* at
@@ -55,7 +55,7 @@ cdef struct Question:  # one request
     bint is_refused  # its error is the first item
 
 cdef struct Entry:  # what one reply is awaited for
-    void* asking
+    void* client_batch
     size_t start  # of the request in the run's text
     size_t end
     uint32_t question
@@ -124,22 +124,22 @@ cdef Py_ssize_t reply_of(const uint8_t* start, const uint8_t* end, int depth) no
 cdef class ClientBatch:
     """What one client asked at once, and the replies as far as they are there."""
 
-    cdef object taker
+    cdef object sink
     cdef object data  # as it was asked
     cdef int protocol
     cdef Output held
     cdef Item* items
     cdef Question* questions
     cdef size_t item_count, question_count, missing
-    cdef list tolds  # what items are from, by their numbers
-    cdef object last_told
+    cdef list epoch_sets  # what items are from, by their numbers
+    cdef object last_epochs
     cdef uint8_t last_number
     cdef bint is_over
     cdef dict longs  # replies of more than a megabyte, by the numbers of their questions
     cdef size_t long_bytes
 
     def __cinit__(self):
-        self.tolds = []
+        self.epoch_sets = []
         self.longs = {}
 
     def __dealloc__(self):
@@ -147,36 +147,36 @@ cdef class ClientBatch:
         free(self.items)
         free(self.questions)
 
-    cdef int number_of(self, told) except -1:
+    cdef int number_of(self, epochs) except -1:
         """Return the number of what a reply is from."""
         cdef int i
-        if told is not self.last_told:
-            for i in range(len(self.tolds)):
-                if self.tolds[i] is told:
+        if epochs is not self.last_epochs:
+            for i in range(len(self.epoch_sets)):
+                if self.epoch_sets[i] is epochs:
                     break
             else:
-                i = len(self.tolds)
+                i = len(self.epoch_sets)
                 if i == 255:  # more than a round has
-                    self.tolds[254] = together(self.tolds[254], told)
+                    self.epoch_sets[254] = together(self.epoch_sets[254], epochs)
                     return 254
-                self.tolds.append(told)
-            self.last_told, self.last_number = told, i
+                self.epoch_sets.append(epochs)
+            self.last_epochs, self.last_number = epochs, i
         return self.last_number
 
-    cdef int take(self, const Entry* entry, const char* data, size_t size, told) except -1:
+    cdef int take(self, const Entry* entry, const char* data, size_t size, epochs) except -1:
         """Take a reply: of a request, or of some of an MGET's keys."""
         cdef Question* question = &self.questions[entry.question]
         cdef Item* item = &self.items[question.first]
-        cdef int number = self.number_of(told)
+        cdef int number = self.number_of(epochs)
         cdef size_t at = self.held.used, i
         put(&self.held, data, size)
         if not question.is_array:
-            item.at, item.size, item.told = at, size, number
+            item.at, item.size, item.epochs = at, size, number
             self.missing -= 1
             return 0
         for i in range(question.items):
             if item[i].upstream == entry.upstream:
-                item[i].told = number
+                item[i].epochs = number
                 self.missing -= 1
         if size and data[0] == 45:
             self.refuse(question, at, size)
@@ -187,9 +187,9 @@ cdef class ClientBatch:
             self.refuse(question, at, PyBytes_GET_SIZE(reply))
         return 0
 
-    cdef int take_long(self, const Entry* entry, reply, told) except -1:
+    cdef int take_long(self, const Entry* entry, reply, epochs) except -1:
         """Take a reply that is not copied, of a request that has one item."""
-        self.items[self.questions[entry.question].first].told = self.number_of(told)
+        self.items[self.questions[entry.question].first].epochs = self.number_of(epochs)
         self.longs[entry.question] = reply
         self.long_bytes += len(reply)
         self.missing -= 1
@@ -282,30 +282,30 @@ cdef class ClientBatch:
             return put(out, b"_\r\n", 3)
         return put(out, data, item.size)
 
-    cdef told(self):
+    cdef epochs(self):
         """Return what the replies are from."""
-        cdef object told = NO_EPOCHS
-        for each in self.tolds:
-            told = together(told, each)
-        return told
+        cdef object epochs = NO_EPOCHS
+        for each in self.epoch_sets:
+            epochs = together(epochs, each)
+        return epochs
 
     cdef bint is_uneven(self) except -1:
         """Tell whether a reply is from an earlier epoch than one before it."""
         cdef size_t i, j
         cdef Question* question
         cdef list each = []
-        if len(self.tolds) <= 1 or self.question_count == 1:
+        if len(self.epoch_sets) <= 1 or self.question_count == 1:
             return False
         for i in range(self.question_count):
-            question, told = &self.questions[i], NO_EPOCHS
+            question, epochs = &self.questions[i], NO_EPOCHS
             for j in range(question.items):
-                told = together(told, self.tolds[self.items[question.first + j].told])
-            each.append(told)
+                epochs = together(epochs, self.epoch_sets[self.items[question.first + j].epochs])
+            each.append(epochs)
         return bool(behind(each))
 
 
 cdef class PipelineBatch:
-    """What is asked over one connection in one round. `wants` and the rest are as in `resp_server.proxy.requests.InFlightRequest`."""
+    """What is asked over one connection in one round. `remaining` and the rest are as in `resp_server.proxy.requests.InFlightRequest`."""
 
     cdef Hop hop
     cdef object upstream
@@ -315,25 +315,25 @@ cdef class PipelineBatch:
     cdef size_t count, size, next, room
     cdef Output out
     cdef bytes text
-    cdef list askings
+    cdef list client_batches
 
     def __cinit__(self, Hop hop, upstream, double deadline_s, size_t room):
         self.hop, self.upstream, self.deadline_s, self.room = hop, upstream, deadline_s, room
-        self.askings = []
+        self.client_batches = []
 
     def __dealloc__(self):
         free(self.entries)
         free(self.out.data)
 
     @property
-    def wants(self):
+    def remaining(self):
         return self.count - self.next
 
-    @wants.setter
-    def wants(self, size_t wants):
-        self.next = self.count - min(wants, self.count)
+    @remaining.setter
+    def remaining(self, size_t remaining):
+        self.next = self.count - min(remaining, self.count)
 
-    cdef int add(self, ClientBatch asking, uint32_t question, uint16_t slot, uint8_t upstream, size_t start) except -1:
+    cdef int add(self, ClientBatch client_batch, uint32_t question, uint16_t slot, uint8_t upstream, size_t start) except -1:
         """Wait for one more reply; what is asked ends the text so far."""
         cdef Entry* entries
         cdef Entry* entry
@@ -343,7 +343,7 @@ cdef class PipelineBatch:
                 raise MemoryError
             self.entries, self.size = entries, self.size * 2 + 16
         entry = &self.entries[self.count]
-        entry.asking, entry.question, entry.slot, entry.upstream = <void*>asking, question, slot, upstream
+        entry.client_batch, entry.question, entry.slot, entry.upstream = <void*>client_batch, question, slot, upstream
         entry.start, entry.end, entry.is_done = start, self.out.used, False
         self.count += 1
         self.room -= 1
@@ -356,15 +356,15 @@ cdef class PipelineBatch:
         self.out.data, self.out.used, self.out.size = NULL, 0, 0
         return self.text
 
-    def feed(self, bytes data, size_t start, told):
+    def feed(self, bytes data, size_t start, epochs):
         """Take the replies at the front of what came, from a byte on; return where they end.
 
         What is left is in parts (`has_partial`), or somebody else's to look at.
         """
         cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(data)
-        return start + self.take_all(base + start, base + PyBytes_GET_SIZE(data), told)
+        return start + self.take_all(base + start, base + PyBytes_GET_SIZE(data), epochs)
 
-    cdef size_t take_all(self, const uint8_t* start, const uint8_t* end, told) except? 0:
+    cdef size_t take_all(self, const uint8_t* start, const uint8_t* end, epochs) except? 0:
         cdef const uint8_t* at = start
         cdef Py_ssize_t took = 1
         cdef size_t index
@@ -375,12 +375,12 @@ cdef class PipelineBatch:
                 break
             index = self.next
             self.next += 1
-            self.accept(index, <const char*>at, took, told)
+            self.accept(index, <const char*>at, took, epochs)
             at += took
         self.has_partial = took == 0
         return at - start
 
-    def take(self, replies, told):
+    def take(self, replies, epochs):
         """Take the next replies."""
         cdef bytes reply
         cdef size_t index
@@ -389,36 +389,36 @@ cdef class PipelineBatch:
                 raise FrameError("more replies than questions")
             index = self.next
             self.next += 1
-            self.accept(index, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), told)
+            self.accept(index, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), epochs)
 
-    cdef int accept(self, size_t index, const char* data, size_t size, told) except -1:
+    cdef int accept(self, size_t index, const char* data, size_t size, epochs) except -1:
         """Take a reply, and answer the client if it was the last one that it waits for. What is raised is its alone."""
         cdef Entry* entry = &self.entries[index]
-        cdef ClientBatch asking = <ClientBatch>entry.asking
+        cdef ClientBatch client_batch = <ClientBatch>entry.client_batch
         if entry.is_done:
             return 0
         entry.is_done = True
-        if asking.is_over:
+        if client_batch.is_over:
             return 0
         try:
-            asking.take(entry, data, size, told)
-            if not asking.missing:
-                self.hop.finish(asking)
+            client_batch.take(entry, data, size, epochs)
+            if not client_batch.missing:
+                self.hop.finish(client_batch)
         except Exception as error:
-            self.hop.give_up(asking, error)
+            self.hop.give_up(client_batch, error)
         return 0
 
-    cdef int accept_long(self, size_t index, reply, told) except -1:
+    cdef int accept_long(self, size_t index, reply, epochs) except -1:
         """Take a long reply, likewise."""
         cdef Entry* entry = &self.entries[index]
-        cdef ClientBatch asking = <ClientBatch>entry.asking
+        cdef ClientBatch client_batch = <ClientBatch>entry.client_batch
         entry.is_done = True
         try:
-            asking.take_long(entry, reply, told)
-            if not asking.missing:
-                self.hop.finish(asking)
+            client_batch.take_long(entry, reply, epochs)
+            if not client_batch.missing:
+                self.hop.finish(client_batch)
         except Exception as error:
-            self.hop.give_up(asking, error)
+            self.hop.give_up(client_batch, error)
         return 0
 
     def fail_all(self, error):
@@ -430,42 +430,42 @@ cdef class PipelineBatch:
     def fail(self, index, error):
         """Pass on what was raised instead of the answer to a question of a number."""
         cdef size_t at = -1 - index if index < 0 else index
-        cdef ClientBatch asking = <ClientBatch>self.entries[at].asking
+        cdef ClientBatch client_batch = <ClientBatch>self.entries[at].client_batch
         self.entries[at].is_done = True
-        if not asking.is_over:
-            self.hop.give_up(asking, error)
+        if not client_batch.is_over:
+            self.hop.give_up(client_batch, error)
 
     def next_request(self):
-        """Return the next question to be answered as one of its own. One for many keys is not asked again as it is."""
+        """Return the next question to be answered as one of its client_floor. One for many keys is not asked again as it is."""
         cdef size_t index = self.next
         cdef Entry* entry = &self.entries[index]
         if index >= self.count:
             raise IndexError("nothing waits")
         self.next += 1
-        if (<ClientBatch>entry.asking).questions[entry.question].is_array:
+        if (<ClientBatch>entry.client_batch).questions[entry.question].is_array:
             return UpstreamRequest(PING, 0, 2, self.deadline_s, self, index, self.upstream.key.address, sends=SENDS_MAX)
         return UpstreamRequest(self.text[entry.start : entry.end], entry.slot, 2, self.deadline_s, self, index, sends=1)
 
     def seen_epochs(self, index):
         """Return what the client has seen."""
         cdef size_t at = -1 - index if index < 0 else index
-        return (<ClientBatch>self.entries[at].asking).taker.seen
+        return (<ClientBatch>self.entries[at].client_batch).sink.seen
 
-    def put(self, index, reply, told=NO_EPOCHS):
+    def put(self, index, reply, epochs=NO_EPOCHS):
         """Take the answer to such a question; below zero: what came when an MGET was asked by slots."""
         cdef size_t at = -1 - index if index < 0 else index
         cdef Entry* entry = &self.entries[at]
-        cdef bint is_array = (<ClientBatch>entry.asking).questions[entry.question].is_array
-        cdef ClientBatch asking = <ClientBatch>entry.asking
-        if entry.is_done or asking.is_over:
+        cdef bint is_array = (<ClientBatch>entry.client_batch).questions[entry.question].is_array
+        cdef ClientBatch client_batch = <ClientBatch>entry.client_batch
+        if entry.is_done or client_batch.is_over:
             return
         # A long reply to an MGET is put together by the general path. The answer to the PING that stands in its place,
         # where its connection was given away, says that there is one.
         if is_array and (type(reply) is not bytes or (index >= 0 and reply[:1] == b"+")):
-            self.hop.begin_again(asking)
+            self.hop.begin_again(client_batch)
             return
         if type(reply) is not bytes:
-            self.accept_long(at, reply, told)
+            self.accept_long(at, reply, epochs)
             return
         if index >= 0 and is_array and reply[:1] == b"-" and self.hop.cluster.now_s < self.deadline_s:
             try:
@@ -474,7 +474,7 @@ cdef class PipelineBatch:
             except Exception as error:
                 self.fail(index, error)
             return
-        self.accept(at, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), told)
+        self.accept(at, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), epochs)
 
 
 cdef class Hop:
@@ -498,14 +498,14 @@ cdef class Hop:
     cdef uint32_t entries[UPSTREAMS_MAX]  # of each connection, by its number
     cdef int upstreams[UPSTREAMS_MAX]
     cdef int upstream_count
-    cdef list runs
+    cdef list batches
     cdef public bint has_partial
     cdef readonly object last_command
 
     def __init__(self, cluster, server, commands):
         cdef int i = 0
         self.cluster, self.server, self.stats = cluster, server, server.stats
-        self.names, self.tallies, self.runs = [], [], [None] * UPSTREAMS_MAX
+        self.names, self.tallies, self.batches = [], [], [None] * UPSTREAMS_MAX
         for name, least, most, command_stats in commands[:COMMANDS_MAX]:
             set_spec(&self.specs[i], name.encode(), least, most)
             self.names.append(name)
@@ -514,33 +514,33 @@ cdef class Hop:
         self.commands = i
         self.stats.collectors.append(self.collect)
 
-    def ask(self, taker, bytes data, int protocol):
-        """UpstreamRequest for what is plain reads at the front of a buffer; return how much of it they are, 0: none can be now."""
-        return self.ask_for(taker, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), protocol)
+    def ask(self, sink, bytes data, int protocol):
+        """Send the plain reads at the front of a buffer; return how much of it they are, 0: none can be now."""
+        return self.ask_for(sink, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), protocol)
 
-    cdef size_t ask_for(self, taker, const uint8_t* data, size_t size, int protocol) except? 0:
+    cdef size_t ask_for(self, sink, const uint8_t* data, size_t size, int protocol) except? 0:
         cdef size_t took = self.gather(data, data + size, protocol)
-        cdef ClientBatch asking
+        cdef ClientBatch client_batch
         if not took:
             return 0
-        if not self.have_room(taker):
+        if not self.have_room(sink):
             self.has_partial = False
             return 0
-        asking = ClientBatch.__new__(ClientBatch)
-        asking.taker, asking.protocol = taker, protocol
-        asking.data = PyBytes_FromStringAndSize(<const char*>data, took)
-        asking.items = <Item*>malloc(self.item_count * sizeof(Item))
-        asking.questions = <Question*>malloc(self.question_count * sizeof(Question))
-        if asking.items == NULL or asking.questions == NULL:
+        client_batch = ClientBatch.__new__(ClientBatch)
+        client_batch.sink, client_batch.protocol = sink, protocol
+        client_batch.data = PyBytes_FromStringAndSize(<const char*>data, took)
+        client_batch.items = <Item*>malloc(self.item_count * sizeof(Item))
+        client_batch.questions = <Question*>malloc(self.question_count * sizeof(Question))
+        if client_batch.items == NULL or client_batch.questions == NULL:
             raise MemoryError
-        memcpy(asking.items, self.items, self.item_count * sizeof(Item))
-        memcpy(asking.questions, self.questions, self.question_count * sizeof(Question))
-        asking.item_count = asking.missing = self.item_count
-        asking.question_count = self.question_count
+        memcpy(client_batch.items, self.items, self.item_count * sizeof(Item))
+        memcpy(client_batch.questions, self.questions, self.question_count * sizeof(Question))
+        client_batch.item_count = client_batch.missing = self.item_count
+        client_batch.question_count = self.question_count
         try:
-            self.send(asking)
+            self.send(client_batch)
         except BaseException:
-            asking.is_over = True  # whoever asked does so in another way
+            client_batch.is_over = True  # whoever asked does so in another way
             raise
         return took
 
@@ -576,7 +576,7 @@ cdef class Hop:
                 item = &self.items[first + i]
                 item.slot = slot_of(self.words[1 + i].at, self.words[1 + i].size)
                 item.upstream = numbers[item.slot]
-                item.at = item.size = item.told = 0
+                item.at = item.size = item.epochs = 0
                 if not item.upstream:
                     break
             else:
@@ -592,11 +592,11 @@ cdef class Hop:
             break
         return at - start
 
-    cdef bint have_room(self, taker) except -1:
+    cdef bint have_room(self, sink) except -1:
         """Tell whether all connections can take these questions, and their servers have reached what a client saw."""
         cdef size_t i
         cdef int number
-        cdef PipelineBatch run
+        cdef PipelineBatch batch
         cdef list open_upstreams = self.cluster.open_upstreams
         memset(self.entries, 0, sizeof(self.entries))
         self.upstream_count = 0
@@ -611,59 +611,59 @@ cdef class Hop:
             upstream_ = open_upstreams[number] if number < len(open_upstreams) else None
             if upstream_ is None:
                 return False
-            run = upstream_.run
+            batch = upstream_.batch
             if not self.cluster.is_level:
-                floor = self.cluster.own(taker.seen)
-                if not has_reached(upstream_.told, floor, self.cluster.removed_jobs):
+                floor = self.cluster.client_floor(sink.seen)
+                if not has_reached(upstream_.epochs, floor, self.cluster.removed_jobs):
                     return False
-            if run is None:
+            if batch is None:
                 if not upstream_.has_room(self.entries[number]):
                     return False
-            elif run.room < self.entries[number]:
+            elif batch.room < self.entries[number]:
                 return False
-            self.runs[number] = run
+            self.batches[number] = batch
         for i in range(self.upstream_count):
             number = self.upstreams[i]
-            if self.runs[number] is None:
+            if self.batches[number] is None:
                 upstream_ = open_upstreams[number]
-                run = PipelineBatch(self, upstream_, self.cluster.deadline_s(), REQUESTS_MAX - min(<size_t>REQUESTS_MAX, upstream_.waiting))
-                upstream_.begin(run)
-                self.runs[number] = run
+                batch = PipelineBatch(self, upstream_, self.cluster.deadline_s(), REQUESTS_MAX - min(<size_t>REQUESTS_MAX, upstream_.pending_count))
+                upstream_.begin_batch(batch)
+                self.batches[number] = batch
         return True
 
-    cdef int send(self, ClientBatch asking) except -1:
-        """Put questions into the runs of their connections."""
+    cdef int send(self, ClientBatch client_batch) except -1:
+        """Put questions into the batches of their connections."""
         cdef size_t i, start
         cdef int j
-        cdef PipelineBatch run
+        cdef PipelineBatch batch
         cdef Question* question
         cdef uint8_t number
         for j in range(self.upstream_count):
-            run = self.runs[self.upstreams[j]]
-            run.askings.append(asking)
-        for i in range(asking.question_count):
-            question = &asking.questions[i]
+            batch = self.batches[self.upstreams[j]]
+            batch.client_batches.append(client_batch)
+        for i in range(client_batch.question_count):
+            question = &client_batch.questions[i]
             self.calls[question.command] += 1
             if question.is_array:
                 for j in range(self.upstream_count):
-                    self.send_keys(asking, i, self.upstreams[j])
+                    self.send_keys(client_batch, i, self.upstreams[j])
             else:
-                number = asking.items[question.first].upstream
-                run = <PipelineBatch>self.runs[number]
-                start = run.out.used
-                put(&run.out, question.at, question.size)
-                run.add(asking, i, asking.items[question.first].slot, number, start)
+                number = client_batch.items[question.first].upstream
+                batch = <PipelineBatch>self.batches[number]
+                start = batch.out.used
+                put(&batch.out, question.at, question.size)
+                batch.add(client_batch, i, client_batch.items[question.first].slot, number, start)
         for j in range(self.upstream_count):
-            self.runs[self.upstreams[j]] = None
-        self.last_command = self.names[asking.questions[asking.question_count - 1].command]
+            self.batches[self.upstreams[j]] = None
+        self.last_command = self.names[client_batch.questions[client_batch.question_count - 1].command]
         return 0
 
-    cdef int send_keys(self, ClientBatch asking, uint32_t index, uint8_t number) except -1:
-        """UpstreamRequest for those keys of an MGET that are asked over a connection, if there are any."""
-        cdef Question* question = &asking.questions[index]
-        cdef Item* item = &asking.items[question.first]
-        cdef PipelineBatch run = <PipelineBatch>self.runs[number]
-        cdef size_t i, count = 0, size = 0, start = run.out.used
+    cdef int send_keys(self, ClientBatch client_batch, uint32_t index, uint8_t number) except -1:
+        """Request those keys of an MGET that are asked over a connection, if there are any."""
+        cdef Question* question = &client_batch.questions[index]
+        cdef Item* item = &client_batch.items[question.first]
+        cdef PipelineBatch batch = <PipelineBatch>self.batches[number]
+        cdef size_t i, count = 0, size = 0, start = batch.out.used
         cdef const uint8_t* at = question.keys
         cdef const uint8_t* end = question.at + question.size
         cdef Py_ssize_t took
@@ -671,14 +671,14 @@ cdef class Hop:
             count += item[i].upstream == number
         if not count:
             return 0
-        put_line(&run.out, 42, count + 2)
-        put(&run.out, b"$5\r\nSTATE\r\n$4\r\nMGET\r\n", 21)
+        put_line(&batch.out, 42, count + 2)
+        put(&batch.out, b"$5\r\nSTATE\r\n$4\r\nMGET\r\n", 21)
         for i in range(question.items):
             took = 1 + number_line(at + 1, end, &size) + size + 2
             if item[i].upstream == number:
-                put(&run.out, at, took)
+                put(&batch.out, at, took)
             at += took
-        return run.add(asking, index, 0, number, start)
+        return batch.add(client_batch, index, 0, number, start)
 
     def collect(self):
         """Add what was asked and answered to the server's numbers."""
@@ -690,42 +690,42 @@ cdef class Hop:
             self.tallies[i].calls += self.calls[i]
             self.calls[i] = 0
 
-    cdef int finish(self, ClientBatch asking) except -1:
+    cdef int finish(self, ClientBatch client_batch) except -1:
         """Answer a client, or have it asked again where replies are from uneven epochs."""
-        asking.is_over = True
-        told = asking.last_told if len(asking.tolds) == 1 else asking.told()
-        if asking.is_uneven():
-            self.ask_again(asking, told)
+        client_batch.is_over = True
+        epochs = client_batch.last_epochs if len(client_batch.epoch_sets) == 1 else client_batch.epochs()
+        if client_batch.is_uneven():
+            self.ask_again(client_batch, epochs)
         else:
-            asking.taker.answered(asking.joined(), told)
+            client_batch.sink.answered(client_batch.joined(), epochs)
         return 0
 
-    cdef int ask_again(self, ClientBatch asking, told) except -1:
+    cdef int ask_again(self, ClientBatch client_batch, epochs) except -1:
         """Have what a client asked asked again, the general way; it was counted when it was asked first."""
         cdef size_t i
-        for i in range(asking.question_count):
-            self.tallies[asking.questions[i].command].calls -= 1
-        asking.taker.ask_again(asking.data, told)
+        for i in range(client_batch.question_count):
+            self.tallies[client_batch.questions[i].command].calls -= 1
+        client_batch.sink.ask_again(client_batch.data, epochs)
         return 0
 
-    cdef int begin_again(self, ClientBatch asking) except -1:
+    cdef int begin_again(self, ClientBatch client_batch) except -1:
         """Have what a client asked asked again, the general way, whatever came of it so far."""
-        asking.is_over = True
+        client_batch.is_over = True
         try:
-            self.ask_again(asking, NO_EPOCHS)
+            self.ask_again(client_batch, NO_EPOCHS)
         except Exception as error:
             self.server.report(error)
         return 0
 
-    cdef int give_up(self, ClientBatch asking, error) except -1:
+    cdef int give_up(self, ClientBatch client_batch, error) except -1:
         """Take what was raised for what a client asked: of several requests it may be only one's."""
-        asking.is_over = True
+        client_batch.is_over = True
         try:
-            if asking.question_count == 1:
-                asking.taker.fail(0, error)
+            if client_batch.question_count == 1:
+                client_batch.sink.fail(0, error)
             else:
                 self.server.report(error)
-                self.ask_again(asking, NO_EPOCHS)
+                self.ask_again(client_batch, NO_EPOCHS)
         except Exception as another:
             self.server.report(another)
         return 0
@@ -738,7 +738,7 @@ cdef class Asker(Hearer):
     """
 
     cdef Hop hop
-    cdef object connection, session, write, last_told
+    cdef object connection, session, write, last_epochs
     cdef bytes partial_request  # of a request: it may be one that the hop asks for
 
     def __init__(self, Hop hop, connection, write):
@@ -752,7 +752,7 @@ cdef class Asker(Hearer):
         return size
 
     def left_of(self, bytes data):
-        """UpstreamRequest for what plain reads are at the front of what came; return all of it where that is none."""
+        """Send the plain reads that are at the front of what came; return all of it where that is none."""
         if self.partial_request:
             data, self.partial_request = self.partial_request + data, b""
         if self.begin(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)) or self.keeps_begun(data):
@@ -760,12 +760,12 @@ cdef class Asker(Hearer):
         return data
 
     cdef bint begin(self, const uint8_t* data, size_t size) except -1:
-        """UpstreamRequest for what plain reads are at the front of what came, if nothing is waited for."""
+        """Send the plain reads that are at the front of what came, if nothing is waited for."""
         self.hop.has_partial = False
         return self.connection.is_calm and self.session.is_plain and self.ask_for(data, size)
 
     def ask(self, bytes data):
-        """UpstreamRequest for what plain reads are at the front of what was kept; tell whether there is something."""
+        """Send the plain reads that are at the front of what was kept; tell whether there is something."""
         return self.ask_for(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
     cdef bint ask_for(self, const uint8_t* data, size_t size) except -1:
@@ -794,24 +794,24 @@ cdef class Asker(Hearer):
         """What this client has seen."""
         return self.session.seen.epochs
 
-    def ask_again(self, data, told):
+    def ask_again(self, data, epochs):
         """Have it asked again, the general way, of servers that have reached all of it."""
-        self.connection.ask_again(data, told)
+        self.connection.ask_again(data, epochs)
 
     def fail(self, index, error):
         """Take what was raised instead of the replies."""
         self.answered(self.connection.error_reply(error), NO_EPOCHS)
 
-    def answered(self, reply, told):
+    def answered(self, reply, epochs):
         """Send what was waited for, and go on with what came meanwhile. What is raised ends this connection alone."""
         cdef Hop hop = self.hop
         connection, session = self.connection, self.session
         try:
             if not connection.take_back():
                 return
-            if told is not self.last_told:  # what was added once is among what the client has seen
-                session.seen.add(told)
-                self.last_told = told
+            if epochs is not self.last_epochs:  # what was added once is among what the client has seen
+                session.seen.add(epochs)
+                self.last_epochs = epochs
             session.active_ms = hop.server.view.now_ms
             if type(reply) is not bytes:
                 connection.send_in_steps(reply)

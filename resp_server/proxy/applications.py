@@ -81,8 +81,8 @@ class Applications:
         for job in cluster.keys.names:
             for other in self.slot_ownership(job):
                 self._say_once(cluster, other, job)
-        whose = JobKeysReplySink(self, cluster, address)
-        cluster.send(UpstreamRequest(JOBS, 0, 2, cluster.deadline_s(), whose, 0, address, is_long=True))
+        sink = JobKeysReplySink(self, cluster, address)
+        cluster.send(UpstreamRequest(JOBS, 0, 2, cluster.deadline_s(), sink, 0, address, is_long=True))
 
     def learn_keys_later(self, cluster: UpstreamCluster, address: str) -> None:
         """Ask a server that did not tell once more in a moment, as long as it is one of the application's."""
@@ -121,7 +121,7 @@ class JobKeysReplySink(BackgroundSink):
     cluster: UpstreamCluster
     address: str
 
-    def take_in(self, reply: bytes) -> None:
+    def receive(self, reply: bytes) -> None:
         if reply[:1] == b"-":
             self.applications.learn_keys_later(self.cluster, self.address)
             logger.warning("%s does not tell its jobs: %s", self.address, reply[1:200].decode("utf-8", "replace"))

@@ -39,7 +39,7 @@ class ReplyBatch(Pending, ReplySink):
         self._error_reply = error_reply
         self._now_s, self._deadline_s = now_s, deadline_s
         self._replies: list[RawReply | None] = []
-        self._told: dict[int, ReplyEpochs] = {}
+        self._epochs: dict[int, ReplyEpochs] = {}
         self._again: dict[int, Callable[[], object]] = {}
         self._silenced: set[int] = set()
         self._bytes = 0
@@ -83,10 +83,10 @@ class ReplyBatch(Pending, ReplySink):
     def seen_epochs(self, index: int) -> Epochs:
         return self._session.seen.epochs
 
-    def put(self, index: int, reply: RawReply, told: ReplyEpochs = NO_EPOCHS) -> None:
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         """Take a reply that was to come."""
         try:
-            self._put(index, reply, told)
+            self._put(index, reply, epochs)
         except Exception as error:  # it concerns all that are still to come
             line = self._error_reply(error)
             self._replies = [line if each is None else each for each in self._replies]
@@ -107,7 +107,7 @@ class ReplyBatch(Pending, ReplySink):
             self._silenced.discard(index)
         self._replies[index] = b"" if self._session.is_silent else self._error_reply(error)
 
-    def _put(self, index: int, reply: RawReply, told: ReplyEpochs) -> None:
+    def _put(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
         if self._replies[index] is not None:
             return
         self._bytes += len(reply)
@@ -115,7 +115,7 @@ class ReplyBatch(Pending, ReplySink):
             error = PlainError(f"replies of more than {BATCH_BYTES_MAX} bytes were asked for at once")
             reply = b"-%b\r\n" % error.line
         self._replies[index] = b"" if index in self._silenced else reply
-        self._told[index] = told
+        self._epochs[index] = epochs
         self.missing -= 1
         if self._then is not None and self.missing == 1 and not self._ask_behind():
             then, self._then = self._then, None
@@ -126,22 +126,22 @@ class ReplyBatch(Pending, ReplySink):
     def _ask_behind(self) -> bool:
         """Ask again for what is from an earlier epoch than a reply before it; tell whether there is something."""
         seen = self._session.seen
-        for told in self._told.values():
-            seen.add(told)
-        if len(set(map(id, self._told.values()))) <= 1:
+        for epochs in self._epochs.values():
+            seen.add(epochs)
+        if len(set(map(id, self._epochs.values()))) <= 1:
             return False
-        late = behind([self._told.get(index, NO_EPOCHS) for index in range(len(self._replies))])
+        late = behind([self._epochs.get(index, NO_EPOCHS) for index in range(len(self._replies))])
         if self._now_s() >= self._deadline_s:
             error = TryAgainError("the servers are not at the same epoch")
             for index in late:
                 self._replies[index] = b"" if index in self._silenced else b"-%b\r\n" % error.line
-                del self._told[index]
+                del self._epochs[index]
             return False
         self.missing += len(late)
         for index in late:
             self._bytes -= len(self._replies[index] or b"")
             self._replies[index] = None
-            del self._told[index]
+            del self._epochs[index]
         for index in late:
             self._again[index]()
         return bool(late)
@@ -176,11 +176,11 @@ class BatchHopSink:
         """What the client has seen."""
         return self._batch.seen_epochs(self._index)
 
-    def answered(self, reply: bytes | RawReplySender, told: ReplyEpochs) -> None:
+    def answered(self, reply: bytes | RawReplySender, epochs: ReplyEpochs) -> None:
         """Take the reply. It is one server's megabyte each at most."""
-        self._batch.put(self._index, reply if isinstance(reply, bytes) else ReplyChunks(list(reply.texts)), told)
+        self._batch.put(self._index, reply if isinstance(reply, bytes) else ReplyChunks(list(reply.texts)), epochs)
 
-    def ask_again(self, data: bytes, told: ReplyEpochs) -> None:
+    def ask_again(self, data: bytes, epochs: ReplyEpochs) -> None:
         """Ask in another way."""
         self._by_slots()
 

@@ -47,9 +47,9 @@ class ProxyConnection(Connection):
         return self._proxy_dispatcher.error_reply(error)
 
     @alone
-    def ask_again(self, data: bytes, told: ReplyEpochs) -> None:
+    def ask_again(self, data: bytes, epochs: ReplyEpochs) -> None:
         """Have requests answered by the general path, by servers that have reached the epochs of all replies so far."""
-        self.session.seen.add(told)
+        self.session.seen.add(epochs)
         if self.take_back():
             self.send_pushed()
             self.answer_soon(data)

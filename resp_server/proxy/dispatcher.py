@@ -232,9 +232,9 @@ class ProxyDispatcher(Dispatcher):
         tracked = session.tracked if session.tracked is not None and session.tracked.remembers else None
 
         def send(packed: bytes) -> None:
-            whose: ReplySink = batch if tracked is None else TrackingRecorder(batch, index, tracking, tracked, [key])
+            sink: ReplySink = batch if tracked is None else TrackingRecorder(batch, index, tracking, tracked, [key])
             deadline_s = cluster.deadline_s(is_long=True)
-            cluster.send(UpstreamRequest(packed, slot, session.protocol, deadline_s, whose, index, is_long=True))
+            cluster.send(UpstreamRequest(packed, slot, session.protocol, deadline_s, sink, index, is_long=True))
 
         def take(packed: bytes) -> None:
             batch.again(index, partial(send, packed))
@@ -242,7 +242,7 @@ class ProxyDispatcher(Dispatcher):
 
         step = ReplyStage(batch, index)
         return partial(
-            step.attempt, step.go_on, pack_in_steps(cast(LongRequest, request)), take, self._server.clients.defer
+            step.attempt, step.run_steps, pack_in_steps(cast(LongRequest, request)), take, self._server.clients.defer
         )
 
     def _asking_in_portions(
@@ -301,12 +301,12 @@ class ProxyDispatcher(Dispatcher):
         self._stats.command_stats("exec").calls += 1
         before = batch.missing
         index = batch.expect(session.is_silent)
-        whose: ReplySink = batch
+        sink: ReplySink = batch
         keys: list[bytes] = []
         if session.tracked is not None and not session.tracked.is_bcast:
             # The epoch that it is answered from may be older than what was told.
-            whose = TrackingRecorder(batch, index, self._tracking, session.tracked, keys, is_kept=False)
-        run = ExecRun(self, self._applications, context, requests, watched, whose, index)
+            sink = TrackingRecorder(batch, index, self._tracking, session.tracked, keys, is_kept=False)
+        run = ExecRun(self, self._applications, context, requests, watched, sink, index)
         start = partial(run.start, self._before_exec(session, requests, keys))
         if before:
             batch.before_last(start)  # no answer before this one is to be of a later epoch
@@ -459,15 +459,15 @@ class ProxyDispatcher(Dispatcher):
             for place, part in enumerate(parts):
                 number, slot = cast("tuple[int, int]", part.place)
                 cluster = self._applications.each[number]
-                whose: ReplySink = joined
+                sink: ReplySink = joined
                 if tracked is not None:
-                    whose = TrackingRecorder(joined, place, self._tracking, tracked, keys_read(command, part.request))
+                    sink = TrackingRecorder(joined, place, self._tracking, tracked, keys_read(command, part.request))
                 cluster.send(
-                    UpstreamRequest(pack(part.request), slot, session.protocol, cluster.deadline_s(), whose, place)
+                    UpstreamRequest(pack(part.request), slot, session.protocol, cluster.deadline_s(), sink, place)
                 )
                 yield
 
-        joined.attempt(joined.go_on, ask(), lambda _: None, self._server.clients.defer)
+        joined.attempt(joined.run_steps, ask(), lambda _: None, self._server.clients.defer)
 
     def _ask_for_many(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Ask each server once for its keys; False if that cannot be now."""
@@ -539,7 +539,7 @@ class ProxyDispatcher(Dispatcher):
     def _with_address(self, replies: Sequence[RawReply], key: bytes) -> bytes:
         """Name the server in what it said of where a key is."""
         cluster = self._applications.of(key)
-        address = cluster.answering(str(cluster.slots.owners[slot_of(key)]))
+        address = cluster.active_server(str(cluster.slots.owners[slot_of(key)]))
         return as_bytes(replies[0]).replace(encode(b"this server", 2), encode(address.encode(), 2))
 
     def _answer_here(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Later | None:

@@ -14,31 +14,31 @@ from resp_server.session.epoch_feed import GONE, NOTHING, Epochs, ReplyEpochs, l
 from state_backend.model.slots import SLOTS
 
 
-def has_reached(told: Epochs, floor: Epochs, gone: Collection[str] = ()) -> bool:
+def has_reached(epochs: Epochs, floor: Epochs, gone: Collection[str] = ()) -> bool:
     """Tell whether a server that told this has all that a floor asks for; jobs that are gone do not count."""
-    return all(told.get(job, GONE) >= reached for job, reached in floor.items() if job not in gone)
+    return all(epochs.get(job, GONE) >= reached for job, reached in floor.items() if job not in gone)
 
 
-def is_behind(told: Epochs, seen: Epochs) -> bool:
+def is_behind(epochs: Epochs, seen: Epochs) -> bool:
     """Tell whether this is earlier in some job than what was seen; a job that it does not have cannot be."""
-    return any(told.get(job, reached) < reached for job, reached in seen.items())
+    return any(epochs.get(job, reached) < reached for job, reached in seen.items())
 
 
-def together(told: ReplyEpochs, more: ReplyEpochs) -> ReplyEpochs:
+def together(epochs: ReplyEpochs, more: ReplyEpochs) -> ReplyEpochs:
     """Return what both are from, each once."""
-    if told is more or not more:
-        return told
-    return told + tuple(each for each in more if not any(each is other for other in told)) if told else more
+    if epochs is more or not more:
+        return epochs
+    return epochs + tuple(each for each in more if not any(each is other for other in epochs)) if epochs else more
 
 
 def behind(replies: Sequence[ReplyEpochs]) -> list[int]:
     """Return the numbers of the replies that are from earlier epochs than some reply before them."""
     found = []
     newest: Epochs = NOTHING
-    for number, told in enumerate(replies):
-        if any(is_behind(each, newest) for each in told):
+    for number, epochs in enumerate(replies):
+        if any(is_behind(each, newest) for each in epochs):
             found.append(number)
-        for each in told:
+        for each in epochs:
             newest = latest(newest, each)
     return found
 
@@ -57,12 +57,12 @@ class EpochFloors:
             self._ends = ends_of_runs(self.by_slot)
         return self._ends
 
-    def leave(self, slots: Iterable[int], told: Epochs) -> None:
+    def leave(self, slots: Iterable[int], epochs: Epochs) -> None:
         """Take in that somebody else answers these slots from now on; who did had reached this."""
         self._ends = None
         made: dict[int, tuple[Epochs, Epochs]] = {}  # by identity; the floor before is kept so that it stays its own
         for slot in slots:
             before = self.by_slot[slot]
             if id(before) not in made:
-                made[id(before)] = before, latest(before, told)
+                made[id(before)] = before, latest(before, epochs)
             self.by_slot[slot] = made[id(before)][1]

@@ -33,7 +33,7 @@ class JobKeys:
         """Tell whether all key formats are known, of all jobs that there are."""
         return self.is_heard and self._writers.items() <= self._known.items()
 
-    def told(self, job: str, reached: Reached) -> bool:
+    def epoch_reported(self, job: str, reached: Reached) -> bool:
         """Take in that a server shows a job; tell whether its key formats are to be learned."""
         if reached == GONE or reached[0] <= self._writers.get(job, -1):
             return False

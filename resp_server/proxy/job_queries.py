@@ -55,23 +55,23 @@ class JobQuery(ReplyStage):
         asked: Sequence[UpstreamCluster],
         requests: Sequence[Request],
         finish: Callable[[Sequence[ServerReplies]], bytes],
-        whose: ReplySink,
+        sink: ReplySink,
         index: int,
     ) -> None:
-        super().__init__(whose, index)
+        super().__init__(sink, index)
         places = [(cluster, master) for cluster in asked for master in cluster.slots.counts]
         self._finish = finish
         self._count = len(requests)
-        self._addresses = [cluster.answering(master) for cluster, master in places]
+        self._addresses = [cluster.active_server(master) for cluster, master in places]
         self._replies: list[bytes] = [b""] * (len(places) * len(requests))
         self._missing = len(self._replies)
         if not places:
-            self.end(finish([]))
+            self.finish(finish([]))
         for at, (cluster, master) in enumerate(places):
             for number, request in enumerate(requests, at * len(requests)):
                 cluster.send(UpstreamRequest(pack(request), 0, 2, cluster.deadline_s(), self, number, None, master))
 
-    def take_in(self, index: int, reply: RawReply, told: ReplyEpochs) -> None:
+    def receive(self, index: int, reply: RawReply, answered: ReplyEpochs) -> None:
         """Take one answer."""
         self._replies[index] = as_bytes(reply)
         self._missing -= 1
@@ -79,21 +79,21 @@ class JobQuery(ReplyStage):
             parts = [self._replies[at : at + self._count] for at in range(0, len(self._replies), self._count)]
             answers = [ServerReplies(*row) for row in zip(self._addresses, parts, strict=True)]
             try:
-                self.end(self._finish(answers))
+                self.finish(self._finish(answers))
             except MALFORMED_REPLY_ERRORS as error:
-                self.end(malformed_reply(error))
+                self.finish(malformed_reply(error))
 
 
 class JobQueries:
     """Asks about jobs for one client."""
 
     def __init__(
-        self, asked: Sequence[UpstreamCluster], protocol: int, whose: ReplySink, index: int, within: Request = ()
+        self, asked: Sequence[UpstreamCluster], protocol: int, sink: ReplySink, index: int, within: Request = ()
     ) -> None:
         self._asked = asked
         self._within = within
         self._protocol = protocol
-        self._whose, self._index = whose, index
+        self._sink, self._index = sink, index
 
     def jobs(self) -> None:
         """Ask for STATE JOBS. Servers that do not answer are named as an error of each job."""
@@ -108,11 +108,11 @@ class JobQueries:
         job = bytes(request[2]).decode("utf-8", "surrogateescape")
 
         def finish(answers: Sequence[ServerReplies]) -> bytes:
-            told = [each for each in answers if each.error is None]
-            if not told or len(told) < len(answers):
+            answered = [each for each in answers if each.error is None]
+            if not answered or len(answered) < len(answers):
                 return next((each.error for each in answers if each.error), b"-CLUSTERDOWN no server is known\r\n")
-            shares = shares_of(_held(rows_in(each.replies[0]), job) for each in told)
-            states = merged_states([rows_in(each.replies[1]) for each in told], shares)
+            shares = shares_of(_held(rows_in(each.replies[0]), job) for each in answered)
+            states = merged_states([rows_in(each.replies[1]) for each in answered], shares)
             return encode(plain(states), self._protocol)
 
         self._gather([JOBS, request], finish)
@@ -121,12 +121,12 @@ class JobQueries:
         """Add to what INFO says here the sections that are wanted of what the servers have."""
 
         def finish(answers: Sequence[ServerReplies]) -> bytes:
-            told = [each for each in answers if each.error is None]
-            rows = [rows_in(each.replies[0]) for each in told]
+            answered = [each for each in answers if each.error is None]
+            rows = [rows_in(each.replies[0]) for each in answered]
             shares = shares_of(_held_of_first(each) for each in rows)
             texts = [own] if own else []
             if "keyspace" in wanted:
-                found = [text_in(each.replies[1]) for each in told]
+                found = [text_in(each.replies[1]) for each in answered]
                 texts.append(f"# Keyspace\r\n{keyspace_line(found, shares)}")
             if "sparkis" in wanted:
                 texts.append(f"# Sparkis\r\n{job_lines(merged_jobs(rows))}")
@@ -137,10 +137,10 @@ class JobQueries:
     def _rows(self, request: Request, merged: Callable[[Sequence[Sequence[Row]]], list[Row]]) -> None:
         def finish(answers: Sequence[ServerReplies]) -> bytes:
             failed = [each for each in answers if each.error is not None]
-            told = [rows_in(each.replies[0]) for each in answers if each.error is None]
-            if failed and not told:
+            answered = [rows_in(each.replies[0]) for each in answers if each.error is None]
+            if failed and not answered:
                 return failed[0].error or b""
-            rows = merged(told)
+            rows = merged(answered)
             for row in rows if failed else []:
                 names = ", ".join(each.address for each in failed)
                 row["error"] = "; ".join(filter(None, (row["error"], f"not told by {names}")))
@@ -149,7 +149,7 @@ class JobQueries:
         self._gather([request], finish)
 
     def _gather(self, requests: Sequence[Request], finish: Callable[[Sequence[ServerReplies]], bytes]) -> None:
-        JobQuery(self._asked, [(*self._within, *each) for each in requests], finish, self._whose, self._index)
+        JobQuery(self._asked, [(*self._within, *each) for each in requests], finish, self._sink, self._index)
 
 
 def server_sections(names: Sequence[bytes]) -> set[str]:

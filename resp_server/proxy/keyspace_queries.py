@@ -44,11 +44,11 @@ class KeyspaceQuery(ReplyStage):
         applications: Applications,
         request: Request,
         protocol: int,
-        whose: ReplySink,
+        sink: ReplySink,
         index: int,
         within: Request = (),
     ) -> None:
-        super().__init__(whose, index)
+        super().__init__(sink, index)
         self._within = within
         self._applications = applications.each
         self._name = request[0].lower().decode("latin-1")
@@ -73,7 +73,7 @@ class KeyspaceQuery(ReplyStage):
 
     def ask(self) -> None:
         """Ask all that are concerned."""
-        self.begin_again()
+        self.reopen()
         self.attempt(self._ask)
 
     def _ask(self) -> None:
@@ -89,7 +89,7 @@ class KeyspaceQuery(ReplyStage):
             slots = asked[0].slots
             at = min(self._cursor >> HASH_BITS, SLOTS - 1)
             self._last = slots.last_of_run(at)
-            self._places = [Place(asked[0], str(slots.told[at]), slots.version, 0)]
+            self._places = [Place(asked[0], str(slots.owners_of_version[at]), slots.version, 0)]
         else:
             self._places = [
                 Place(each, master, each.slots.version, count)
@@ -97,7 +97,7 @@ class KeyspaceQuery(ReplyStage):
                 for master, count in each.slots.counts.items()
             ]
         packed = pack((*self._within, *request))
-        self._told = NO_EPOCHS
+        self._epochs = NO_EPOCHS
         self._replies: list[RawReply | None] = [None] * (ASKS * len(self._places))
         self._missing = len(self._replies)
         for at, (cluster, master, _, _) in enumerate(self._places):
@@ -107,10 +107,10 @@ class KeyspaceQuery(ReplyStage):
                 )
                 cluster.send(ask)
 
-    def take_in(self, index: int, reply: RawReply, told: ReplyEpochs) -> None:
+    def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
         """Take one server's answer."""
         self._replies[index] = reply
-        self._told = together(self._told, told)
+        self._epochs = together(self._epochs, epochs)
         self._missing -= 1
         if not self._missing:
             self._done([each for each in self._replies if each is not None])
@@ -118,7 +118,7 @@ class KeyspaceQuery(ReplyStage):
     def _done(self, replies: Sequence[RawReply]) -> None:
         error = next(filter(is_error, replies), None)
         if error is not None:
-            self.end(error, self._told)
+            self.finish(error, self._epochs)
             return
         others = [
             place
@@ -129,7 +129,7 @@ class KeyspaceQuery(ReplyStage):
         ]
         if others or any(place.version != place.cluster.slots.version for place in self._places):
             for place in others:
-                place.cluster.refresh(place.cluster.answering(place.master))
+                place.cluster.refresh(place.cluster.active_server(place.master))
             if not self._places[0].cluster.later(self._agree_s, lambda: self.attempt(self._ask)):
                 self._end(TryAgainError("the servers do not show the same version of the topology"))
         elif self._is_scan:
@@ -141,7 +141,7 @@ class KeyspaceQuery(ReplyStage):
 
     def _make(self, merge: Merge, answers: Sequence[RawReply]) -> None:
         defer = self._places[0].cluster.defer
-        self.go_on(merge_or_error(merge, answers), lambda reply: self.end(reply, self._told), defer)
+        self.run_steps(merge_or_error(merge, answers), lambda reply: self.finish(reply, self._epochs), defer)
 
     def _end(self, error: ReplyError) -> None:
-        self.end(b"-%b\r\n" % error.line)
+        self.finish(b"-%b\r\n" % error.line)

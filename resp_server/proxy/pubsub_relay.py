@@ -329,7 +329,7 @@ class PubsubRelay:
 
     def _answering(self, number: int) -> list[str]:
         cluster = self._applications.each[number]
-        return list(dict.fromkeys(cluster.answering(master) for master in cluster.slots.counts))
+        return list(dict.fromkeys(cluster.active_server(master) for master in cluster.slots.counts))
 
     def _subscriptions_changed(self, way: Way, name: bytes) -> None:
         self._also_on_change(way, name)
@@ -394,7 +394,7 @@ class PubsubRelay:
                 pass
             elif way is Way.SHARD:
                 owner = first.slots.owners[slot_of(name)]
-                places = [] if owner is None else [(0, first.answering(owner))]
+                places = [] if owner is None else [(0, first.active_server(owner))]
             else:
                 places = everywhere if may_be_of_keys(way, name) else at_home
             for place in {*self._feeds, *places}:
@@ -433,10 +433,10 @@ class PubsubRelay:
         """Iterate over the epochs of jobs that all shards show."""
         for number, cluster in enumerate(self._applications.each):
             upstreams = [cluster.upstreams.get(ConnectionKey(each, 2, False)) for each in self._answering(number)]
-            told = [upstream.told for upstream in upstreams if upstream is not None and upstream.is_connected]
-            if told and len(told) == len(upstreams):
-                for job in set(told[0]).intersection(*told[1:]):
-                    yield (number, job), min(each[job] for each in told)
+            epochs = [upstream.epochs for upstream in upstreams if upstream is not None and upstream.is_connected]
+            if epochs and len(epochs) == len(upstreams):
+                for job in set(epochs[0]).intersection(*epochs[1:]):
+                    yield (number, job), min(each[job] for each in epochs)
 
     # -- what feeds tell ----------------------------------------------------------------------------------------------
 
@@ -513,7 +513,7 @@ class _Counted(BackgroundSink):
 
         self._pending.resolve(raised)
 
-    def take_in(self, reply: bytes) -> None:
+    def receive(self, reply: bytes) -> None:
         """Answer with how many clients there were, or with the error as it is."""
         if reply[:1] == b":":
             self._pending.resolve(lambda: self._count(int(reply[1:])))

@@ -16,43 +16,43 @@ from resp_server.session.epoch_feed import NOTHING, Epochs
 BEHIND_S_MAX = 0.25
 
 
-class Shard:
+class ReplicaChoice:
     """A master, its replicas that can be asked, and who answers."""
 
-    def __init__(self, master: str, replicas: Sequence[str], answering: str | None = None) -> None:
+    def __init__(self, master: str, replicas: Sequence[str], active: str | None = None) -> None:
         self.master = master
         self.servers = (master, *replicas)
-        self.answering = answering if answering in self.servers else master
+        self.active = active if active in self.servers else master
         self._awaited: Epochs = NOTHING  # what another had reached then, and the one that answers had not
         self._since_s = 0.0
 
-    def choose(self, told: Mapping[str, Epochs], now_s: float) -> str:
+    def choose(self, epochs: Mapping[str, Epochs], now_s: float) -> str:
         """Return who is to answer from now on. told: what each of the servers that can be asked has reached."""
-        usable = {each: told[each] for each in self.servers if each in told}
-        is_usable = self.answering in usable
+        usable = {each: epochs[each] for each in self.servers if each in epochs}
+        is_usable = self.active in usable
         if (is_usable and self._is_behind_for_long(usable, now_s)) or (not is_usable and usable):
             self._switch(freshest(usable))
-        elif not is_usable or (self.master in usable and has_reached(usable[self.master], usable[self.answering])):
+        elif not is_usable or (self.master in usable and has_reached(usable[self.master], usable[self.active])):
             self._switch(self.master)
-        return self.answering
+        return self.active
 
     def _switch(self, server: str) -> None:
-        if server != self.answering:
-            self.answering = server
+        if server != self.active:
+            self.active = server
             self._awaited = NOTHING
 
     def _is_behind_for_long(self, usable: Mapping[str, Epochs], now_s: float) -> bool:
-        own = usable[self.answering]
+        own = usable[self.active]
         if has_reached(own, self._awaited):
             ahead = freshest(usable)
             self._awaited, self._since_s = (NOTHING if has_reached(own, usable[ahead]) else usable[ahead]), now_s
         return not has_reached(own, self._awaited) and now_s - self._since_s > BEHIND_S_MAX
 
 
-def freshest(told: Mapping[str, Epochs]) -> str:
+def freshest(epochs: Mapping[str, Epochs]) -> str:
     """Return a server that is behind no other, or as good as that; of equal ones the first."""
-    best, *others = told
+    best, *others = epochs
     for each in others:
-        if has_reached(told[each], told[best]) and not has_reached(told[best], told[each]):
+        if has_reached(epochs[each], epochs[best]) and not has_reached(epochs[best], epochs[each]):
             best = each
     return best

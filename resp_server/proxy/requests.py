@@ -67,7 +67,7 @@ def malformed_reply(error: Exception) -> bytes:
 class ReplySink(Protocol):
     """Whoever waits for an answer. None of this raises: others' answers come behind."""
 
-    def put(self, index: int, reply: RawReply, told: ReplyEpochs = NO_EPOCHS) -> None:
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         """Take the answer to the question of a number, and what it is from: nothing where the proxy itself answers."""
 
     def fail(self, index: int, error: Exception) -> None:
@@ -85,9 +85,9 @@ class InFlightRequest(Protocol):
     """
 
     deadline_s: float
-    wants: int
+    remaining: int
 
-    def take(self, replies: Sequence[RawReply], told: ReplyEpochs) -> None:
+    def take(self, replies: Sequence[RawReply], epochs: ReplyEpochs) -> None:
         """Take the next answers, no more than are wanted, and what they are from."""
 
     def fail_all(self, error: Exception) -> None:
@@ -109,7 +109,7 @@ class UpstreamRequest:
     slot: int
     protocol: int
     deadline_s: float
-    whose: ReplySink
+    sink: ReplySink
     index: int
     address: str | None = None
     master: str | None = None
@@ -118,15 +118,15 @@ class UpstreamRequest:
     moves: int = 0
     floor: Epochs | None = None
     queued_until_s: float | None = None
-    wants: int = 1
+    remaining: int = 1
 
-    def take(self, replies: Sequence[RawReply], told: ReplyEpochs) -> None:
+    def take(self, replies: Sequence[RawReply], epochs: ReplyEpochs) -> None:
         """Pass the answer on."""
-        self.whose.put(self.index, replies[0], told)
+        self.sink.put(self.index, replies[0], epochs)
 
     def fail_all(self, error: Exception) -> None:
         """Pass on what was raised."""
-        self.whose.fail(self.index, error)
+        self.sink.fail(self.index, error)
 
     def next_request(self) -> UpstreamRequest:
         """Return itself."""
@@ -134,22 +134,22 @@ class UpstreamRequest:
 
     def refuse(self, error: ReplyError) -> None:
         """Answer with an error of the proxy's own."""
-        self.whose.put(self.index, b"-%b\r\n" % error.line)
+        self.sink.put(self.index, b"-%b\r\n" % error.line)
 
 
 class BackgroundSink(ReplySink):
     """Takes answers that no client waits for. What is raised is logged."""
 
-    def put(self, index: int, reply: RawReply, told: ReplyEpochs = NO_EPOCHS) -> None:
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         try:
-            self.take_in(as_bytes(reply))
+            self.receive(as_bytes(reply))
         except Exception as error:
             self.fail(index, error)
 
     def fail(self, index: int, error: Exception) -> None:
         internal_error(error)
 
-    def take_in(self, reply: bytes) -> None:
+    def receive(self, reply: bytes) -> None:
         """Take the answer."""
 
 
@@ -160,14 +160,14 @@ class DiscardSink(BackgroundSink):
 class ReplyStage(ReplySink):
     """Makes one answer of others. Whoever waits for it gets one, or what was raised instead, and nothing after that."""
 
-    def __init__(self, whose: ReplySink, index: int) -> None:
-        self._whose, self._index = whose, index
+    def __init__(self, sink: ReplySink, index: int) -> None:
+        self._sink, self._index = sink, index
         self._is_over = False
 
-    def put(self, index: int, reply: RawReply, told: ReplyEpochs = NO_EPOCHS) -> None:
-        self.attempt(self.take_in, index, reply, told)
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
+        self.attempt(self.receive, index, reply, epochs)
 
-    def take_in(self, index: int, reply: RawReply, told: ReplyEpochs) -> None:
+    def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
         """Take one of the answers."""
         raise NotImplementedError
 
@@ -180,7 +180,7 @@ class ReplyStage(ReplySink):
         except Exception as error:
             self.fail(0, error)
 
-    def go_on(self, steps: Steps[Result], then: Callable[[Result], None], defer: Defer) -> None:
+    def run_steps(self, steps: Steps[Result], then: Callable[[Result], None], defer: Defer) -> None:
         """Work for some time, and in turns to come until it is done; `then` takes what comes of it."""
         ends_ns = perf_counter_ns() + STEPS_NS_MAX
         try:
@@ -189,54 +189,56 @@ class ReplyStage(ReplySink):
         except StopIteration as end:
             then(end.value)
         else:
-            defer(partial(self.attempt, self.go_on, steps, then, defer))
+            defer(partial(self.attempt, self.run_steps, steps, then, defer))
 
-    def end(self, reply: RawReply, told: ReplyEpochs = NO_EPOCHS) -> None:
+    def finish(self, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         """Pass the answer on."""
         if self._is_over:
             return
         self._is_over = True
         try:
-            self._whose.put(self._index, reply, told)
+            self._sink.put(self._index, reply, epochs)
         except Exception as error:
-            self._whose.fail(self._index, error)
+            self._sink.fail(self._index, error)
 
-    def begin_again(self) -> None:
+    def reopen(self) -> None:
         """Wait for answers once more."""
         self._is_over = False
 
     def fail(self, index: int, error: Exception) -> None:
         if not self._is_over:
             self._is_over = True
-            self._whose.fail(self._index, error)
+            self._sink.fail(self._index, error)
 
     def seen_epochs(self, index: int) -> Epochs:
-        return self._whose.seen_epochs(self._index)
+        return self._sink.seen_epochs(self._index)
 
 
 class ReplyAggregator(ReplyStage):
     """Answers of several servers that make one reply. The first error among them is the reply."""
 
-    def __init__(self, count: int, merge: Merge, whose: ReplySink, index: int, defer: Defer) -> None:
-        super().__init__(whose, index)
+    def __init__(self, count: int, merge: Merge, sink: ReplySink, index: int, defer: Defer) -> None:
+        super().__init__(sink, index)
         self._replies: list[RawReply | None] = [None] * count
         self._missing = count
         self._merge = merge
-        self._put_off = defer
-        self._told = NO_EPOCHS
+        self._defer = defer
+        self._epochs = NO_EPOCHS
 
-    def take_in(self, index: int, reply: RawReply, told: ReplyEpochs) -> None:
+    def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
         self._replies[index] = reply
-        self._told = together(self._told, told)
+        self._epochs = together(self._epochs, epochs)
         self._missing -= 1
         if self._missing:
             return
         replies = [each for each in self._replies if each is not None]
         error = next(filter(is_error, replies), None)
         if error is None:
-            self.go_on(merge_or_error(self._merge, replies), lambda reply: self.end(reply, self._told), self._put_off)
+            self.run_steps(
+                merge_or_error(self._merge, replies), lambda reply: self.finish(reply, self._epochs), self._defer
+            )
         else:
-            self.end(error, self._told)
+            self.finish(error, self._epochs)
 
 
 class Asker(Protocol):
@@ -244,17 +246,17 @@ class Asker(Protocol):
 
     defer: Defer
 
-    def send(self, ask: UpstreamRequest) -> None:
+    def send(self, request: UpstreamRequest) -> None:
         """Ask; the answer comes later, or an error, at once or later."""
 
 
-def send_mget_by_slots(asker: Asker, keys: Sequence[bytes], deadline_s: float, whose: ReplySink, index: int) -> None:
+def send_mget_by_slots(asker: Asker, keys: Sequence[bytes], deadline_s: float, sink: ReplySink, index: int) -> None:
     """Ask for the values of keys, those of each slot of whoever answers it; the answer is one array."""
     places: dict[int, list[int]] = {}
     for at, key in enumerate(keys):
         places.setdefault(slot_of(key), []).append(at)
     joined = ReplyAggregator(
-        len(places), partial(array_in_order, places=list(places.values())), whose, index, asker.defer
+        len(places), partial(array_in_order, places=list(places.values())), sink, index, asker.defer
     )
     for number, (slot, some) in enumerate(places.items()):
         packed = pack((b"MGET", *(keys[at] for at in some)))

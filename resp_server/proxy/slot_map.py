@@ -28,12 +28,12 @@ class SlotMap:
         self.replicas: Mapping[str, Sequence[str]] = {}
         self._set(self.owners)
 
-    def _set(self, told: list[str | None]) -> None:
+    def _set(self, owners_of_version: list[str | None]) -> None:
         """Derive what is asked of a version as a whole: its servers with their numbers of slots, and its gaps."""
-        self.told = tuple(told)
-        self.is_whole = None not in told
-        self.counts = Counter(filter(None, told))
-        self._lasts = [last for _, last in runs_of(told)]
+        self.owners_of_version = tuple(owners_of_version)
+        self.is_whole = None not in owners_of_version
+        self.counts = Counter(filter(None, owners_of_version))
+        self._lasts = [last for _, last in runs_of(owners_of_version)]
 
     def take(self, topology: Topology, term: int = NO_TERM) -> bool:
         """Learn a topology; False if it is not newer than what is known. Versions may begin anew with a higher term."""

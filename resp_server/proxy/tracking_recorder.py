@@ -23,7 +23,7 @@ class TrackingRecorder(ReplyStage):
 
     def __init__(
         self,
-        whose: ReplySink,
+        sink: ReplySink,
         index: int,
         tracking: TrackingTable,
         client: TrackingState,
@@ -31,16 +31,16 @@ class TrackingRecorder(ReplyStage):
         *,
         is_kept: bool = True,
     ) -> None:
-        super().__init__(whose, index)
+        super().__init__(sink, index)
         self._tracking = tracking
         self._client = client
         self._keys = keys
         self._full_invalidations = tracking.full_invalidations if is_kept else NEVER
 
-    def take_in(self, index: int, reply: RawReply, told: ReplyEpochs) -> None:
+    def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
         """Take the answer."""
         if self._tracking.full_invalidations == self._full_invalidations:
             self._tracking.remember(self._client, self._keys)
         else:
             self._tracking.enqueue_resend(self._client, self._keys)
-        self.end(reply, told)
+        self.finish(reply, epochs)

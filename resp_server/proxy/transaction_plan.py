@@ -67,7 +67,7 @@ class TransactionBlock(ReplySink):
     watched: dict[bytes, Mark] = field(default_factory=dict)
     replies: list[RawReply] = field(default_factory=list)
     items: Sequence[RawReply] = ()
-    wants: int = 0
+    remaining: int = 0
     deadline_s: float = 0.0
     protocol: int = 2
 
@@ -89,16 +89,16 @@ class TransactionBlock(ReplySink):
         if not upstream.is_ready or not upstream.has_room(len(words)):
             upstream.connect()
             return False
-        self.replies, self.wants = [], len(words)
+        self.replies, self.remaining = [], len(words)
         self.deadline_s, self.protocol = self.cluster.deadline_s(is_long), protocol
         upstream.send(b"".join(words), self)
         return True
 
-    def take(self, replies: Sequence[RawReply], told: ReplyEpochs) -> None:
+    def take(self, replies: Sequence[RawReply], epochs: ReplyEpochs) -> None:
         """Take the next answers."""
-        self.wants -= len(replies)
+        self.remaining -= len(replies)
         self.replies += replies
-        if not self.wants and self.is_complete:
+        if not self.remaining and self.is_complete:
             self.owner.answered()
 
     def fail_all(self, error: Exception) -> None:
@@ -113,15 +113,15 @@ class TransactionBlock(ReplySink):
 
         Where it is asked again alone, that is a PING: part of a transaction is of no use.
         """
-        self.wants -= 1
-        ask = UpstreamRequest(PING, 0, self.protocol, self.deadline_s, self, 0, self.address)
-        ask.sends = SENDS_MAX
-        return ask
+        self.remaining -= 1
+        request = UpstreamRequest(PING, 0, self.protocol, self.deadline_s, self, 0, self.address)
+        request.sends = SENDS_MAX
+        return request
 
-    def put(self, index: int, reply: RawReply, told: ReplyEpochs = NO_EPOCHS) -> None:
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         """Take the answer to such a question."""
         self.replies.append(reply)
-        if not self.wants and self.is_complete:
+        if not self.remaining and self.is_complete:
             self.owner.answered()
 
     @property
@@ -220,7 +220,7 @@ class TransactionPlanner:
         master = cluster.slots.owners[slot]
         if master is None:
             raise ClusterDownError
-        key = application, cluster.answering(master)
+        key = application, cluster.active_server(master)
         block = plan.blocks.get(key)
         if block is None:
             plan.numbers[key] = len(plan.blocks)

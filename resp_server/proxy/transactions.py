@@ -76,13 +76,13 @@ class ExecRun(ReplyStage):
         context: CommandContext,
         requests: Sequence[Request],
         watched: dict[tuple[int, bytes], Mark],
-        whose: ReplySink,
+        sink: ReplySink,
         index: int,
     ) -> None:
-        super().__init__(whose, index)
+        super().__init__(sink, index)
         self._dispatcher, self._applications, self._context = dispatcher, applications, context
         self._requests, self._watched = requests, watched
-        self._put_off = context.server.clients.defer
+        self._defer = context.server.clients.defer
         self._queued = ExecContext(context.session, context.server, context.jobs)
         self._protocol = context.session.protocol
         self._deadline_s = applications.each[0].deadline_s(is_long=len(requests) > SHORT_COMMANDS_MAX)
@@ -98,26 +98,26 @@ class ExecRun(ReplyStage):
 
     def start(self, before: Steps[None]) -> None:
         """Ask the servers. before: what is done first; an error that it raises is the answer."""
-        self.attempt(self.go_on, self._checked(before), lambda _: self._start(), self._put_off)
+        self.attempt(self.run_steps, self._checked(before), lambda _: self._start(), self._defer)
 
-    def take_in(self, index: int, reply: RawReply, told: ReplyEpochs) -> None:
+    def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
         """Take an error of the proxy's own."""
-        self.end(reply, told)
+        self.finish(reply, epochs)
 
     def _checked(self, before: Steps[None]) -> Steps[None]:
         try:
             yield from before
         except ReplyError as error:
-            self.end(self._dispatcher.error_reply(error))
+            self.finish(self._dispatcher.error_reply(error))
 
     def _start(self) -> None:
-        self.attempt(self.go_on, self._make_plan(), lambda _: self._send(), self._put_off)
+        self.attempt(self.run_steps, self._make_plan(), lambda _: self._send(), self._defer)
 
     def _make_plan(self) -> Steps[None]:
         try:
             self._plan = yield from self._planner.plan(self._requests, self._watched)
         except ReplyError as error:
-            self.end(b"-%b\r\n" % error.line)
+            self.finish(b"-%b\r\n" % error.line)
             return
         for number, _ in self._plan.blocks:
             self._choose(number)
@@ -163,7 +163,7 @@ class ExecRun(ReplyStage):
 
     def _finish(self) -> None:
         """End with the reply, or ask again."""
-        self.go_on(self._read_all(), self._take_answers, self._put_off)
+        self.run_steps(self._read_all(), self._take_answers, self._defer)
 
     def _read_all(self) -> Steps[list[tuple[TransactionBlock, bytes]]]:
         """Read what the servers answered; return those that did not run their part, and why."""
@@ -174,7 +174,7 @@ class ExecRun(ReplyStage):
                 if error is not None:
                     failed.append((block, error))
         except MALFORMED_REPLY_ERRORS as error:
-            self.end(malformed_reply(error))
+            self.finish(malformed_reply(error))
         return failed
 
     def _take_answers(self, failed: Sequence[tuple[TransactionBlock, bytes]]) -> None:
@@ -188,7 +188,7 @@ class ExecRun(ReplyStage):
             if answer.startswith(b"-NOTHELD "):
                 self._take_held(block, answer)
             elif not self._is_passing(block, error):
-                self.end(error)
+                self.finish(error)
                 return
         self._again("the servers have no epoch in common", self._start)
 
@@ -216,7 +216,7 @@ class ExecRun(ReplyStage):
     def _again(self, reason: str, then: Callable[[], None]) -> None:
         now_s = self._applications.each[0].now_s
         if now_s + self._pause_s > self._deadline_s:
-            self.end(b"-%b\r\n" % TryAgainError(reason).line)
+            self.finish(b"-%b\r\n" % TryAgainError(reason).line)
             return
         asyncio.get_running_loop().call_later(self._pause_s, self.attempt, then)
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
@@ -224,7 +224,7 @@ class ExecRun(ReplyStage):
     def _take_replies(self) -> None:
         """Make the reply of the servers', unless a watched key changed."""
         if any(block.is_dropped for block in self._plan.blocks.values()):
-            self.end(NOTHING_RUN[self._protocol], tuple(self._epochs.values()))
+            self.finish(NOTHING_RUN[self._protocol], tuple(self._epochs.values()))
             return
         self._made = self._make()
         self._go_on()
@@ -241,12 +241,12 @@ class ExecRun(ReplyStage):
                     self._dispatcher.when_there(self._queued, own, partial(self.attempt, self._go_on))
                     return
                 if perf_counter_ns() >= ends_ns:
-                    self._put_off(partial(self.attempt, self._go_on))
+                    self._defer(partial(self.attempt, self._go_on))
                     return
         except StopIteration:
             pass
         except MALFORMED_REPLY_ERRORS as error:
-            self.end(malformed_reply(error))
+            self.finish(malformed_reply(error))
 
     def _make(self) -> Generator[Pending | None, bytes | None]:
         """Make the reply of the servers'. Yields what has to be waited for, and is sent it; and None between steps."""
@@ -273,7 +273,7 @@ class ExecRun(ReplyStage):
                     yield None
             yield None
         reply = raw_reply_of([b"*%d\r\n" % len(replies), *replies])
-        self.end(reply, tuple(self._epochs.values()))
+        self.finish(reply, tuple(self._epochs.values()))
 
     def _joined(self, request: Request, found: Sequence[RawReply]) -> Steps[RawReply]:
         """Join the answers to the parts of a queued command."""
@@ -293,10 +293,10 @@ class WatchRun(ReplyStage):
         self,
         watched: dict[tuple[int, bytes], Mark],
         asked: Sequence[tuple[UpstreamCluster, bytes]],
-        whose: ReplySink,
+        sink: ReplySink,
         index: int,
     ) -> None:
-        super().__init__(whose, index)
+        super().__init__(sink, index)
         self._watched, self._asked = watched, asked
         self._missing = len(asked)
         self._error: bytes | None = None
@@ -307,7 +307,7 @@ class WatchRun(ReplyStage):
             packed = pack((b"STATE", b"MARK", key))
             cluster.send(UpstreamRequest(packed, slot_of(key), 2, cluster.deadline_s(), self, at))
 
-    def take_in(self, index: int, reply: RawReply, told: ReplyEpochs) -> None:
+    def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
         """Take the mark of one key."""
         try:
             mark = as_bytes(reply)
@@ -319,7 +319,7 @@ class WatchRun(ReplyStage):
             self._error = self._error or malformed_reply(error)
         self._missing -= 1
         if not self._missing:
-            self.end(self._error or b"+OK\r\n")
+            self.finish(self._error or b"+OK\r\n")
 
 
 def held_in(reply: bytes) -> dict[str, list[Reached]]:

@@ -25,7 +25,7 @@ from resp_server.protocol.errors import ClusterDownError, PlainError, TryAgainEr
 from resp_server.proxy.epoch_floors import EpochFloors, has_reached
 from resp_server.proxy.job_keys import JobKeys
 from resp_server.proxy.raw_replies import RawReply
-from resp_server.proxy.replica_choice import Shard
+from resp_server.proxy.replica_choice import ReplicaChoice
 from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.requests import SENDS_MAX, BackgroundSink, Defer, UpstreamRequest
 from resp_server.proxy.slot_map import NO_TERM, SlotMap
@@ -96,12 +96,12 @@ class UpstreamCluster:
         self._is_stopping = False
         self._known: frozenset[str] = frozenset()
         self._floors = EpochFloors()
-        self._shards: dict[str, Shard] = {}
+        self._shards: dict[str, ReplicaChoice] = {}
         self._master_floors: dict[str, Epochs] = {}
-        self._is_table_made = True
+        self._is_table_valid = True
         self._is_some_slot_behind = False
-        self._untold_since_s: dict[str, float] = {}
-        self._newest_alone: ReplyEpochs = (self.newest,)
+        self._unreported_since_s: dict[str, float] = {}
+        self._newest_shared: ReplyEpochs = (self.newest,)
         self._long_replies = LongReplies(self)
         self._check()
 
@@ -139,34 +139,34 @@ class UpstreamCluster:
         """Return until when a question that is asked now may wait."""
         return self.clock() + (LONG_TIMEOUT_S if is_long else self.timeout_s)
 
-    def send(self, ask: UpstreamRequest) -> None:
+    def send(self, request: UpstreamRequest) -> None:
         """Ask; the answer comes later, or an error, at once or later."""
         try:
-            self._send(ask)
+            self._send(request)
         except Exception as error:
-            ask.fail_all(error)
+            request.fail_all(error)
 
-    def _send(self, ask: UpstreamRequest) -> None:
+    def _send(self, request: UpstreamRequest) -> None:
         if self._is_stopping:
-            ask.refuse(PlainError("the proxy stops"))
+            request.refuse(PlainError("the proxy stops"))
             return
-        address = ask.address
+        address = request.address
         if address is None:
-            master = ask.master or self.slots.owners[ask.slot]
+            master = request.master or self.slots.owners[request.slot]
             if master is None:
-                ask.refuse(ClusterDownError())
+                request.refuse(ClusterDownError())
                 return
-            address = self.answering(master)
-            ask.floor = self._floors.by_slot[ask.slot] if ask.master is None else self._floor_of(master)
+            address = self.active_server(master)
+            request.floor = self._floors.by_slot[request.slot] if request.master is None else self._floor_of(master)
             if not self.is_level:
-                ask.floor = latest(ask.floor, self.own(ask.whose.seen_epochs(ask.index)))
-        self.upstream(ConnectionKey(address, ask.protocol, ask.is_long)).add(ask)
+                request.floor = latest(request.floor, self.client_floor(request.sink.seen_epochs(request.index)))
+        self.upstream(ConnectionKey(address, request.protocol, request.is_long)).add(request)
 
-    def send_again(self, ask: UpstreamRequest) -> None:
+    def send_again(self, request: UpstreamRequest) -> None:
         """Ask what was answered once more, as if it had not been."""
-        ask.sends = ask.moves = 0
-        ask.queued_until_s = None
-        self.send(ask)
+        request.sends = request.moves = 0
+        request.queued_until_s = None
+        self.send(request)
 
     def upstream(self, key: ConnectionKey) -> UpstreamConnection:
         """Return a connection, which may have to be opened."""
@@ -179,10 +179,10 @@ class UpstreamCluster:
         """Tell whether a server is one of this application's."""
         return address in self._known
 
-    def answering(self, master: str) -> str:
+    def active_server(self, master: str) -> str:
         """Return the server that answers a master's shard now."""
         shard = self._shards.get(master)
-        return master if shard is None else shard.answering
+        return master if shard is None else shard.active
 
     def later(self, deadline_s: float, again: Callable[[], None]) -> bool:
         """Call back after a pause; False if that would be past a deadline, or the proxy stops."""
@@ -198,14 +198,14 @@ class UpstreamCluster:
             "moves": self.moves,
             "losses": self.losses,
         }
-        answering = {self.answering(master): master for master in self.slots.counts}
+        answering = {self.active_server(master): master for master in self.slots.counts}
         for number, address in enumerate(self._addresses()):
             upstreams = [upstream for upstream in self.upstreams.values() if upstream.key.address == address]
             connections = sum(upstream.is_connected for upstream in upstreams)
             is_up = not any(upstream.reason for upstream in upstreams)
             rows[f"upstream{number}"] = (
                 f"addr={address},slots={self.slots.counts.get(answering.get(address, ''), 0)},"
-                f"connections={connections},waiting={sum(upstream.waiting for upstream in upstreams)},"
+                f"connections={connections},waiting={sum(upstream.pending_count for upstream in upstreams)},"
                 f"status={'up' if is_up else 'down'}"
             )
         return rows
@@ -214,12 +214,14 @@ class UpstreamCluster:
 
     def take(self, topology: Topology, source: str, term: int = NO_TERM) -> bool:
         """Learn a topology; False if it is not newer than what is known."""
-        before = self._answering_by_slot()
+        before = self._active_by_slot()
         if not self.slots.take(topology, term):
             return False
         masters = self.slots.replicas.items()
         self._shards = {
-            master: Shard(master, replicas, self.answering(master)) for master, replicas in masters if replicas
+            master: ReplicaChoice(master, replicas, self.active_server(master))
+            for master, replicas in masters
+            if replicas
         }
         logger.info(
             "%s: version %d of the topology, from %s: %d servers with slots",
@@ -229,11 +231,11 @@ class UpstreamCluster:
             len(self.slots.counts),
         )
         self._choose()
-        self._answered_by_others(before)
+        self._raise_floors_of_moved(before)
         self._known = frozenset(self._addresses())
         for address in self._addresses():
             self.upstream(ConnectionKey(address, 2, False)).connect()
-        self._reconsider()
+        self._choose_active()
         return True
 
     def refresh(self, address: str) -> None:
@@ -259,16 +261,16 @@ class UpstreamCluster:
         replicas = [each for some in self.slots.replicas.values() for each in some]
         return list(dict.fromkeys([*self.slots.counts, *self.slots.replicas, *replicas]))
 
-    def _answering_by_slot(self) -> list[str | None]:
+    def _active_by_slot(self) -> list[str | None]:
         by_master: dict[str | None, str | None] = {None: None}
         for master in set(self.slots.owners):
-            by_master[master] = None if master is None else self.answering(master)
+            by_master[master] = None if master is None else self.active_server(master)
         return list(map(by_master.__getitem__, self.slots.owners))
 
-    def _answered_by_others(self, before: Sequence[str | None]) -> None:
+    def _raise_floors_of_moved(self, before: Sequence[str | None]) -> None:
         """Raise the floors of the slots that are not answered by whom they were."""
         left: dict[str, list[int]] = {}
-        for slot in compress(range(SLOTS), map(ne, before, self._answering_by_slot())):
+        for slot in compress(range(SLOTS), map(ne, before, self._active_by_slot())):
             was = before[slot]
             if was is not None:
                 left.setdefault(was, []).append(slot)
@@ -283,44 +285,44 @@ class UpstreamCluster:
         if version > self.slots.version:
             self.refresh(address)
 
-    def shared(self, told: Epochs) -> ReplyEpochs:
+    def shared_epochs(self, epochs: Epochs) -> ReplyEpochs:
         """Return what a server told, as the same object for all servers that are as far as any."""
-        newest = latest(self.newest, told)
+        newest = latest(self.newest, epochs)
         if newest != self.newest:
-            self.newest, self._newest_alone = newest, (newest,)
-        return self._newest_alone if told == self.newest else (told,)
+            self.newest, self._newest_shared = newest, (newest,)
+        return self._newest_shared if epochs == self.newest else (epochs,)
 
-    def compare(self) -> None:
+    def check_level(self) -> None:
         """Learn whether all servers that can be asked are as far as any ever was."""
         ready = [upstream for upstream in self.upstreams.values() if upstream.is_ready]
-        self.is_level = all(upstream.replies_from is self._newest_alone for upstream in ready)
+        self.is_level = all(upstream.replies_from is self._newest_shared for upstream in ready)
 
-    def own(self, seen: Epochs) -> Epochs:
+    def client_floor(self, seen: Epochs) -> Epochs:
         """Return what a client has seen of jobs that are here."""
         return seen if seen is self.newest else {job: seen[job] for job in seen.keys() & self.newest.keys()}
 
     def on_epoch(self, upstream: UpstreamConnection, job: str, reached: Reached) -> None:
         """Take in what a server shows of a job."""
-        self.compare()
+        self.check_level()
         seen = self.seen.setdefault(upstream.key.address, {})
         if reached == GONE:
             seen.pop(job, None)
         elif reached > seen.get(job, GONE):
             seen[job] = reached
         self.removed_jobs.discard(job)
-        self._untold_since_s.pop(job, None)
-        if self.keys.told(job, reached):
+        self._unreported_since_s.pop(job, None)
+        if self.keys.epoch_reported(job, reached):
             self.on_new_job(self, upstream.key.address)
         if upstream.is_connected:
-            upstream.settle()
+            upstream.send_queued()
             if self._is_some_slot_behind:
-                self._close_table()
+                self._invalidate_table()
 
     def state_changed(self, upstream: UpstreamConnection) -> None:
         """Take in that a connection is there, or could not be made."""
         if self._is_stopping:
             return
-        self._reconsider()
+        self._choose_active()
         # An answer that is long takes its connection with it: the next one is not to ask for it again.
         if upstream.is_connected and not upstream.key.is_long:
             self.on_new_job(self, upstream.key.address)
@@ -328,7 +330,7 @@ class UpstreamCluster:
             for other in self.upstreams.values():
                 if other.key.address == upstream.key.address:
                     other.wake()
-        if not upstream.is_connected and (not upstream.is_idle or self._is_wanted(upstream.key)):
+        if not upstream.is_connected and (not upstream.is_idle or self._stays_open(upstream.key)):
             upstream.connect()
 
     def cut_silent_server(self, address: str) -> None:
@@ -337,32 +339,32 @@ class UpstreamCluster:
             if upstream.key.address == address:
                 upstream.cut(f"{address} did not answer in time")
 
-    def answered(self, ask: UpstreamRequest, reply: bytes, upstream: UpstreamConnection) -> None:
+    def error_received(self, request: UpstreamRequest, reply: bytes, upstream: UpstreamConnection) -> None:
         """Pass an error on; one that sends elsewhere is followed, and one that comes too early is not taken."""
         try:
-            if ask.address is not None:
-                ask.whose.put(ask.index, reply)
+            if request.address is not None:
+                request.sink.put(request.index, reply)
             elif reply[:7] == b"-MOVED ":
-                self._moved(ask, reply, upstream.key.address)
-            elif ask.is_long or not (
-                reply.startswith(RETRY_ERRORS) and self.later(ask.deadline_s, lambda: self.send(ask))
+                self._follow_moved(request, reply, upstream.key.address)
+            elif request.is_long or not (
+                reply.startswith(RETRY_ERRORS) and self.later(request.deadline_s, lambda: self.send(request))
             ):
-                ask.whose.put(ask.index, reply, upstream.replies_from)
+                request.sink.put(request.index, reply, upstream.replies_from)
         except Exception as error:
-            ask.fail_all(error)
+            request.fail_all(error)
 
-    def lost(self, asks: Sequence[UpstreamRequest], reason: str) -> None:
+    def resend_lost(self, requests: Sequence[UpstreamRequest], reason: str) -> None:
         """Ask again what went with a connection, of whoever answers now, once."""
         self.losses += 1
-        self._reconsider()
+        self._choose_active()
         now_s = self.now_s
-        for ask in asks:
-            if ask.sends >= SENDS_MAX or now_s >= ask.deadline_s:
-                ask.refuse(PlainError(reason))
+        for request in requests:
+            if request.sends >= SENDS_MAX or now_s >= request.deadline_s:
+                request.refuse(PlainError(reason))
             else:
-                self.send(ask)
+                self.send(request)
         for upstream in self.upstreams.values():
-            if self._is_wanted(upstream.key) and not self._is_stopping:
+            if self._stays_open(upstream.key) and not self._is_stopping:
                 upstream.connect()
 
     def follow_keys(self, is_wanted: bool) -> None:
@@ -376,72 +378,72 @@ class UpstreamCluster:
         if self.follows_keys:
             self.on_changed(None)
 
-    def let_go(self, link: UpstreamProtocol, ask: UpstreamRequest, told: ReplyEpochs) -> None:
+    def detach_long_reply(self, link: UpstreamProtocol, request: UpstreamRequest, epochs: ReplyEpochs) -> None:
         """Have a long reply come over a connection of its own; told: what it is from."""
-        self._long_replies.take(link, ask, told)
+        self._long_replies.take(link, request, epochs)
 
-    def _moved(self, ask: UpstreamRequest, reply: bytes, address: str) -> None:
+    def _follow_moved(self, request: UpstreamRequest, reply: bytes, address: str) -> None:
         try:
             slot, owner = reply[7:].decode().split()
             was = self.slots.owners[int(slot)]
         except (ValueError, IndexError):  # what is asked is no lane's any more: nobody else would answer it
-            ask.refuse(PlainError(f"{address} sends elsewhere, but not where to"))
+            request.refuse(PlainError(f"{address} sends elsewhere, but not where to"))
             return
         if was != owner:
             if was is not None:
                 self.tracking_lost()
-                self._floors.leave([int(slot)], dict(self.seen.get(self.answering(was), NOTHING)))
+                self._floors.leave([int(slot)], dict(self.seen.get(self.active_server(was), NOTHING)))
             self.slots.moved(int(slot), owner)
-            self._close_table()
+            self._invalidate_table()
         self.refresh(address)
         self.moves += 1
-        ask.moves += 1
-        ask.sends = 0
-        if ask.moves <= REDIRECTS_AT_ONCE_MAX:
-            self.send(ask)
-        elif not self.later(ask.deadline_s, lambda: self.send(ask)):
-            ask.refuse(TryAgainError(f"the servers do not agree on who answers slot {ask.slot}"))
+        request.moves += 1
+        request.sends = 0
+        if request.moves <= REDIRECTS_AT_ONCE_MAX:
+            self.send(request)
+        elif not self.later(request.deadline_s, lambda: self.send(request)):
+            request.refuse(TryAgainError(f"the servers do not agree on who answers slot {request.slot}"))
 
     # -- who answers --------------------------------------------------------------------------------------------------
 
-    def _is_wanted(self, key: ConnectionKey) -> bool:
+    def _stays_open(self, key: ConnectionKey) -> bool:
         """Tell whether there is to be a connection even if nothing is asked over it: its server tells of epochs."""
         return key.protocol == 2 and not key.is_long and key.address in self._known
 
-    def _reconsider(self) -> None:
+    def _choose_active(self) -> None:
         """Choose who answers; ask them what waits for others, and let go of servers that have gone."""
-        self._go_on_with(self._choose())
+        self._apply_choice(self._choose())
 
-    def _go_on_with(self, changed: Mapping[str, str]) -> None:
+    def _apply_choice(self, changed: Mapping[str, str]) -> None:
         """Go on with whom was chosen; changed: who answered before, by the shards' masters, where it is another now."""
-        self._stand_in(changed)
-        self._close_table()
+        self._raise_floors(changed)
+        self._invalidate_table()
         left = set(changed.values())
         for key, upstream in list(self.upstreams.items()):
             if key.address not in self._known and upstream.is_idle:
                 upstream.close()
                 self.upstreams.pop(key, None)
             elif not upstream.is_usable or key.address in left:
-                for ask in upstream.take_back():
-                    self.send(ask)
+                for request in upstream.take_queued():
+                    self.send(request)
 
     def _choose(self) -> dict[str, str]:
         """Choose who answers each shard; return who did where that changed, by the shards' masters."""
         changed: dict[str, str] = {}
         for shard in self._shards.values():
             upstreams = {each: self.upstreams.get(ConnectionKey(each, 2, False)) for each in shard.servers}
-            told = {
-                each: upstream.told
+            epochs = {
+                each: upstream.epochs
                 for each, upstream in upstreams.items()
                 if upstream is not None and upstream.is_usable
             }
-            before = shard.answering
-            if shard.choose(told, self.now_s) != before:
-                logger.info("%s: %s answers for the shard of %s", self.name, shard.answering, shard.master)
+            before = shard.active
+            if shard.choose(epochs, self.now_s) != before:
+                logger.info("%s: %s answers for the shard of %s", self.name, shard.active, shard.master)
                 changed[shard.master] = before
         return changed
 
-    def _stand_in(self, changed: Mapping[str, str]) -> None:
+    def _raise_floors(self, changed: Mapping[str, str]) -> None:
         """Raise the floors of the slots of masters whose shards others answer now."""
         for master, before in changed.items():
             self.tracking_lost()
@@ -450,21 +452,21 @@ class UpstreamCluster:
 
     def _floor_of(self, master: str) -> Epochs:
         """Return what whoever answers all slots of a master has to have reached."""
-        if not self._is_table_made:
-            self._make_table()
+        if not self._is_table_valid:
+            self._build_table()
         return self._master_floors.get(master, NOTHING)
 
-    def _close_table(self) -> None:
+    def _invalidate_table(self) -> None:
         """Have everybody look closer until the table is made anew, which is before anything else is read."""
         self.table = CLOSED
-        if self._is_table_made:
-            self._is_table_made = False
-            self._loop.call_soon(self._make_table)
+        if self._is_table_valid:
+            self._is_table_valid = False
+            self._loop.call_soon(self._build_table)
 
-    def _make_table(self) -> None:
-        if self._is_table_made:
+    def _build_table(self) -> None:
+        if self._is_table_valid:
             return
-        self._is_table_made = True
+        self._is_table_valid = True
         numbers = bytearray(SLOTS)
         upstreams: list[UpstreamConnection | None] = [None]
         floors: dict[str, Epochs] = {}
@@ -477,9 +479,9 @@ class UpstreamCluster:
                 continue
             number = known.get((master, id(floor)))
             if number is None:
-                upstream = self.upstreams.get(ConnectionKey(self.answering(master), 2, False))
+                upstream = self.upstreams.get(ConnectionKey(self.active_server(master), 2, False))
                 is_ready = upstream is not None and upstream.is_ready
-                is_open = is_ready and upstream is not None and has_reached(upstream.told, floor, self.removed_jobs)
+                is_open = is_ready and upstream is not None and has_reached(upstream.epochs, floor, self.removed_jobs)
                 is_behind |= is_ready and not is_open
                 number = 0
                 if is_open and (upstream in upstreams or len(upstreams) <= OPEN_UPSTREAMS_MAX):
@@ -496,7 +498,7 @@ class UpstreamCluster:
     def _check(self) -> None:
         self._checking = self._loop.call_later(self.timeout_s / CHECKS_PER_TIMEOUT, self._check)
         now_s = self.clock.tick()
-        self._forget_gone_jobs(now_s)
+        self._forget_removed_jobs(now_s)
         replaceable = self._replaceable()
         for upstream in list(self.upstreams.values()):
             is_hurried = upstream.key.address in replaceable and not upstream.key.is_long
@@ -507,24 +509,24 @@ class UpstreamCluster:
         self._long_replies.check(now_s)
         changed = self._choose()
         if changed:
-            self._go_on_with(changed)
+            self._apply_choice(changed)
 
     def _replaceable(self) -> set[str]:
         """Return the servers for which another could answer: if they are silent, there is time to ask that one."""
         found = set()
         for shard in self._shards.values():
             others = [
-                self.upstreams.get(ConnectionKey(each, 2, False)) for each in shard.servers if each != shard.answering
+                self.upstreams.get(ConnectionKey(each, 2, False)) for each in shard.servers if each != shard.active
             ]
             if any(upstream is not None and upstream.is_usable for upstream in others):
-                found.add(shard.answering)
+                found.add(shard.active)
         return found
 
-    def _forget_gone_jobs(self, now_s: float) -> None:
+    def _forget_removed_jobs(self, now_s: float) -> None:
         """Stop to wait for jobs of which no server has told for a while: they were removed or renamed."""
-        told = {job for upstream in self.upstreams.values() if upstream.is_connected for job in upstream.told}
-        for job in {job for seen in self.seen.values() for job in seen} - told - self.removed_jobs:
-            if now_s - self._untold_since_s.setdefault(job, now_s) > REMOVED_AFTER_S and told:
+        epochs = {job for upstream in self.upstreams.values() if upstream.is_connected for job in upstream.epochs}
+        for job in {job for seen in self.seen.values() for job in seen} - epochs - self.removed_jobs:
+            if now_s - self._unreported_since_s.setdefault(job, now_s) > REMOVED_AFTER_S and epochs:
                 self.removed_jobs.add(job)
                 self.keys.forget(job)
                 for seen in self.seen.values():
@@ -534,10 +536,10 @@ class UpstreamCluster:
 
     def _forget_newest(self, job: str) -> None:
         self.newest = {name: reached for name, reached in self.newest.items() if name != job}
-        self._newest_alone = (self.newest,)
+        self._newest_shared = (self.newest,)
         for upstream in self.upstreams.values():
-            upstream.replies_from = self.shared(upstream.told)
-        self.compare()
+            upstream.replies_from = self.shared_epochs(upstream.epochs)
+        self.check_level()
 
 
 @dataclass
@@ -547,7 +549,7 @@ class TopologyReplySink(BackgroundSink):
     cluster: UpstreamCluster
     address: str
 
-    def take_in(self, reply: bytes) -> None:
+    def receive(self, reply: bytes) -> None:
         self.cluster.learn(reply, self.address)
 
 
@@ -573,25 +575,30 @@ class LongReply:
     """A reply that came to have a connection of its own, which is held until it is complete."""
 
     def __init__(
-        self, others: LongReplies, link: UpstreamProtocol, ask: UpstreamRequest, told: ReplyEpochs, deadline_s: float
+        self,
+        others: LongReplies,
+        link: UpstreamProtocol,
+        request: UpstreamRequest,
+        epochs: ReplyEpochs,
+        deadline_s: float,
     ) -> None:
         self.link = link
-        self._told = told
+        self._epochs = epochs
         self.deadline_s = deadline_s
         self.held_bytes = 0
         self._others = others
-        self._ask = ask
+        self._ask = request
 
-    def heard(self, replies: Sequence[RawReply]) -> None:
+    def receive_replies(self, replies: Sequence[RawReply]) -> None:
         """Take the reply; what may come behind it was asked again elsewhere."""
         self._others.remove(self)
         self.link.forget()
         try:
-            self._ask.whose.put(self._ask.index, replies[0], self._told)
+            self._ask.sink.put(self._ask.index, replies[0], self._epochs)
         except Exception as error:
             self._ask.fail_all(error)
 
-    def gone(self, reason: str) -> None:
+    def disconnected(self, reason: str) -> None:
         """Answer with an error."""
         self._others.remove(self)
         self._ask.refuse(PlainError(reason))
@@ -601,19 +608,19 @@ class LongReplies:
     """The long replies that are under way: together they take no more than the longest one may."""
 
     def __init__(self, cluster: UpstreamCluster) -> None:
-        self._upstreams = cluster
+        self._cluster = cluster
         self._all: list[LongReply] = []
         self._held_bytes = 0
 
-    def take(self, link: UpstreamProtocol, ask: UpstreamRequest, told: ReplyEpochs) -> None:
+    def take(self, link: UpstreamProtocol, request: UpstreamRequest, epochs: ReplyEpochs) -> None:
         """Take a connection over whose next reply is long. It is read on as soon as there is room."""
         if link.partial_bytes > REPLY_BYTES_MAX:
             link.forget()
-            ask.refuse(PlainError(f"a reply is larger than {REPLY_BYTES_MAX} bytes"))
+            request.refuse(PlainError(f"a reply is larger than {REPLY_BYTES_MAX} bytes"))
             return
-        reply = LongReply(self, link, ask, told, self._upstreams.deadline_s(is_long=True))
+        reply = LongReply(self, link, request, epochs, self._cluster.deadline_s(is_long=True))
         self._all.append(reply)
-        link.give(reply)
+        link.hand_over_to(reply)
         link.pause(True)
         self._go_on()
 

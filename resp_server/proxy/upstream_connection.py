@@ -84,7 +84,7 @@ class UpstreamFacts(Protocol):
     def deadline_s(self, is_long: bool = False) -> float:
         """Return the deadline of a request that is sent now."""
 
-    def shared(self, told: Epochs) -> ReplyEpochs:
+    def shared_epochs(self, epochs: Epochs) -> ReplyEpochs:
         """Return these epochs as an object that all servers at the same epochs share."""
 
     def soon(self, then: Callable[[], None]) -> None:
@@ -95,7 +95,7 @@ class UpstreamFacts(Protocol):
     ) -> UpstreamProtocol:
         """Open a socket to a server."""
 
-    def send(self, ask: UpstreamRequest) -> None:
+    def send(self, request: UpstreamRequest) -> None:
         """Route a request to the server that answers it now."""
 
 
@@ -105,7 +105,7 @@ class UpstreamEvents(UpstreamFacts, Protocol):
     @property
     def on_changed(self) -> Callable[[Sequence[bytes] | None], None]: ...
 
-    def answered(self, ask: UpstreamRequest, reply: bytes, upstream: UpstreamConnection) -> None:
+    def error_received(self, request: UpstreamRequest, reply: bytes, upstream: UpstreamConnection) -> None:
         """Handle an error reply."""
 
     def on_topology_version(self, version: int, address: str) -> None:
@@ -114,13 +114,13 @@ class UpstreamEvents(UpstreamFacts, Protocol):
     def on_epoch(self, upstream: UpstreamConnection, job: str, reached: Reached) -> None:
         """Handle a server's report of a job's epoch."""
 
-    def compare(self) -> None:
+    def check_level(self) -> None:
         """Compare the epochs of all servers: one of them became ready."""
 
     def state_changed(self, upstream: UpstreamConnection) -> None:
         """Handle a connection that was opened, or could not be."""
 
-    def lost(self, asks: Sequence[UpstreamRequest], reason: str) -> None:
+    def resend_lost(self, requests: Sequence[UpstreamRequest], reason: str) -> None:
         """Handle a lost connection and the requests that were sent over it."""
 
     def tracking_lost(self) -> None:
@@ -129,7 +129,7 @@ class UpstreamEvents(UpstreamFacts, Protocol):
     def cut_silent_server(self, address: str) -> None:
         """Handle a server that does not answer."""
 
-    def let_go(self, link: UpstreamProtocol, ask: UpstreamRequest, told: ReplyEpochs) -> None:
+    def detach_long_reply(self, link: UpstreamProtocol, request: UpstreamRequest, epochs: ReplyEpochs) -> None:
         """Take over a socket whose next reply is long."""
 
 
@@ -137,15 +137,15 @@ class UpstreamConnection:
     """One connection to a server, and what waits for it."""
 
     def __init__(self, cluster: UpstreamEvents, key: ConnectionKey) -> None:
-        self._upstreams = cluster
+        self._cluster = cluster
         self.key = key
         self._loop = asyncio.get_running_loop()
-        self._held: list[UpstreamRequest] = []  # not sent: there is no connection, or its server is behind
-        self._held_bytes = 0
+        self._queue: list[UpstreamRequest] = []  # not sent: there is no connection, or its server is behind
+        self._queued_bytes = 0
         self._out: list[bytes] = []  # sent with this turn's write
-        self._waiting: deque[InFlightRequest] = deque()
-        self.run: Any = None  # of the compiled hop: more may be asked with it
-        self._asked = 0  # how many answers those wait for
+        self._in_flight: deque[InFlightRequest] = deque()
+        self.batch: Any = None  # of the compiled hop: more may be asked with it
+        self._awaited_replies = 0  # how many answers those wait for
         self._link: UpstreamProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._pause_s = 0.0
@@ -154,13 +154,13 @@ class UpstreamConnection:
         self._down_since_s: float | None = None
         self._was_reached = False  # when this failed last
         self._connected_s = 0.0
-        self._heard_s = 0.0
+        self._last_received_s = 0.0
         self._floor: Epochs = NOTHING  # what this server was known to have reached before this connection
-        self.told: Epochs = NOTHING
+        self.epochs: Epochs = NOTHING
         self.replies_from: ReplyEpochs = NO_EPOCHS  # as the only thing that a reply is from
         self._follows_keys = False  # what this connection, or the one being made, was asked to tell
         self.is_ready = False
-        self.is_parting = False  # with its connection, and about to have another
+        self.is_detaching = False  # with its connection, and about to have another
         self.reason = ""
 
     @property
@@ -171,61 +171,61 @@ class UpstreamConnection:
     @property
     def is_usable(self) -> bool:
         """Tell whether its server can be asked."""
-        return self.is_ready or self.is_parting
+        return self.is_ready or self.is_detaching
 
     @property
     def is_idle(self) -> bool:
         """Tell whether nothing waits."""
-        return not self._held and not self._waiting
+        return not self._queue and not self._in_flight
 
     @property
-    def waiting(self) -> int:
+    def pending_count(self) -> int:
         """How many questions wait for an answer."""
-        return len(self._held) + self._asked
+        return len(self._queue) + self._awaited_replies
 
-    def add(self, ask: UpstreamRequest) -> None:
+    def add(self, request: UpstreamRequest) -> None:
         """Ask as soon as that may be."""
-        if self.waiting >= REQUESTS_MAX or self._output_bytes() + len(ask.packed) > WAITING_BYTES_MAX:
-            ask.refuse(PlainError(f"too much waits to be asked of {self.key.address}"))
-        elif self.is_ready and has_reached(self.told, ask.floor or NOTHING, self._upstreams.removed_jobs):
-            ask.sends += 1
-            self.send(ask.packed, ask)
+        if self.pending_count >= REQUESTS_MAX or self._output_bytes() + len(request.packed) > WAITING_BYTES_MAX:
+            request.refuse(PlainError(f"too much waits to be asked of {self.key.address}"))
+        elif self.is_ready and has_reached(self.epochs, request.floor or NOTHING, self._cluster.removed_jobs):
+            request.sends += 1
+            self.send(request.packed, request)
         elif self._is_given_up():
-            ask.refuse(PlainError(self.reason))
+            request.refuse(PlainError(self.reason))
         else:
-            if ask.queued_until_s is None:
-                ask.queued_until_s = min(ask.deadline_s, self._upstreams.clock() + self._upstreams.timeout_s)
-            self._held.append(ask)
-            self._held_bytes += len(ask.packed)
+            if request.queued_until_s is None:
+                request.queued_until_s = min(request.deadline_s, self._cluster.clock() + self._cluster.timeout_s)
+            self._queue.append(request)
+            self._queued_bytes += len(request.packed)
             self.connect()
 
     def has_room(self, count: int) -> bool:
         """Tell whether so many short questions may be sent."""
         link = self._link
         is_open = self.is_ready and link is not None and link.output_bytes <= WAITING_BYTES_MAX
-        return is_open and self._asked + count <= REQUESTS_MAX
+        return is_open and self._awaited_replies + count <= REQUESTS_MAX
 
-    def send(self, packed: bytes, asked: InFlightRequest) -> None:
+    def send(self, packed: bytes, in_flight: InFlightRequest) -> None:
         """Send with this turn's write; for a lane that is ready."""
-        self._end_run()
+        self._close_batch()
         if not self._out:
-            self._upstreams.soon(self._flush)
+            self._cluster.soon(self._flush)
         self._out.append(packed)
-        self._waiting.append(asked)
-        self._asked += asked.wants
+        self._in_flight.append(in_flight)
+        self._awaited_replies += in_flight.remaining
 
-    def begin(self, run: Any) -> None:
+    def begin_batch(self, batch: Any) -> None:
         """Have a run's questions be asked in this turn, behind those before; for a lane that is ready."""
-        self._end_run()
+        self._close_batch()
         if not self._out:
-            self._upstreams.soon(self._flush)
-        self._waiting.append(run)
-        self.run = run
+            self._cluster.soon(self._flush)
+        self._in_flight.append(batch)
+        self.batch = batch
 
-    def take_back(self) -> list[UpstreamRequest]:
+    def take_queued(self) -> list[UpstreamRequest]:
         """Return what was not sent, and forget it."""
-        asks, self._held, self._held_bytes = self._held, [], 0
-        return asks
+        requests, self._queue, self._queued_bytes = self._queue, [], 0
+        return requests
 
     def connect(self) -> None:
         """Have a connection."""
@@ -242,25 +242,25 @@ class UpstreamConnection:
 
     def check(self, now_s: float, patience_s: float) -> None:
         """Cut a connection that brings nothing; refuse what has waited too long. For somebody else to ask: sooner."""
-        timeout_s = self._upstreams.timeout_s
+        timeout_s = self._cluster.timeout_s
         if self._link is not None:
             if now_s > self._connected_s + PAUSE_S_MAX:
                 self._pause_s = 0.0
-            if self._waiting:
+            if self._in_flight:
                 # A look-up may wait for the timeout, so this is its patience after it was asked.
-                until_s = self._waiting[0].deadline_s - timeout_s + patience_s
-                if now_s > max(until_s, self._heard_s + patience_s):
-                    self._upstreams.cut_silent_server(self.key.address)
-            elif now_s > self._heard_s + timeout_s / 2:
+                until_s = self._in_flight[0].deadline_s - timeout_s + patience_s
+                if now_s > max(until_s, self._last_received_s + patience_s):
+                    self._cluster.cut_silent_server(self.key.address)
+            elif now_s > self._last_received_s + timeout_s / 2:
                 self.send(PING, UpstreamRequest(PING, 0, 2, now_s + timeout_s, DiscardSink(), 0))
-        if any((ask.queued_until_s or 0.0) <= now_s for ask in self._held):
-            for ask in self.take_back():
-                if (ask.queued_until_s or 0.0) > now_s:
-                    self.add(ask)
+        if any((request.queued_until_s or 0.0) <= now_s for request in self._queue):
+            for request in self.take_queued():
+                if (request.queued_until_s or 0.0) > now_s:
+                    self.add(request)
                 elif self.is_ready:
-                    ask.refuse(TryAgainError(f"{self.key.address} is behind what was answered before"))
+                    request.refuse(TryAgainError(f"{self.key.address} is behind what was answered before"))
                 else:
-                    ask.refuse(PlainError(self.reason or f"{self.key.address} cannot be reached in time"))
+                    request.refuse(PlainError(self.reason or f"{self.key.address} cannot be reached in time"))
 
     def cut(self, reason: str) -> None:
         """End the connection, if there is one; what waits for it is asked again."""
@@ -280,138 +280,138 @@ class UpstreamConnection:
 
     def take_batch_replies(self, data: bytes) -> bytes:
         """Take what answers the hop's questions from the front of what came; return what is left."""
-        at, waiting = 0, self._waiting
-        while waiting and type(waiting[0]) is PipelineBatch and at < len(data):
-            run: Any = waiting[0]
-            if run is self.run:
-                self._end_run()
-            before = run.wants
-            at = run.feed(data, at, self.replies_from)
-            if not waiting or waiting[0] is not run:
+        at, in_flight = 0, self._in_flight
+        while in_flight and type(in_flight[0]) is PipelineBatch and at < len(data):
+            batch: Any = in_flight[0]
+            if batch is self.batch:
+                self._close_batch()
+            before = batch.remaining
+            at = batch.feed(data, at, self.replies_from)
+            if not in_flight or in_flight[0] is not batch:
                 break
-            self._asked -= before - run.wants
-            if run.wants:
+            self._awaited_replies -= before - batch.remaining
+            if batch.remaining:
                 break
-            waiting.popleft()
+            in_flight.popleft()
         if at:
-            self._heard_s = self._upstreams.clock()
+            self._last_received_s = self._cluster.clock()
         return data[at:] if at else data
 
-    def heard(self, replies: Sequence[RawReply]) -> None:
+    def receive_replies(self, replies: Sequence[RawReply]) -> None:
         """Take replies in the order of the questions."""
-        self._heard_s = self._upstreams.clock()
+        self._last_received_s = self._cluster.clock()
         for reply in map(as_bytes, replies):
             if reply[:1] == b">":
                 self.handle_push(reply)
                 continue
-            if not self._waiting:
+            if not self._in_flight:
                 raise FrameError("more replies than questions")
-            asked = self._waiting[0]
-            wants = asked.wants
-            if wants == 1:
-                self._waiting.popleft()
-            self._asked -= 1
+            in_flight = self._in_flight[0]
+            remaining = in_flight.remaining
+            if remaining == 1:
+                self._in_flight.popleft()
+            self._awaited_replies -= 1
             if reply[:1] == b"-":
-                self._upstreams.answered(asked.next_request(), reply, self)
+                self._cluster.error_received(in_flight.next_request(), reply, self)
             else:
                 try:
-                    asked.take([reply], self.replies_from)
+                    in_flight.take([reply], self.replies_from)
                 except Exception as error:
-                    asked.fail_all(error)
-                    if wants > 1:
-                        asked.wants = wants - 1
+                    in_flight.fail_all(error)
+                    if remaining > 1:
+                        in_flight.remaining = remaining - 1
 
     @property
     def has_partial_batch(self) -> bool:
         """Tell whether what was left last is the beginning of a reply to the hop's questions."""
-        first: Any = self._waiting[0] if self._waiting else None
+        first: Any = self._in_flight[0] if self._in_flight else None
         return type(first) is PipelineBatch and first.has_partial
 
     def handle_push(self, push: bytes) -> None:
         """Take in what the server says of its epochs and its topology."""
         if push.startswith(CHANGED):
-            self._upstreams.on_changed(_keys_in(push[len(CHANGED) :]))
+            self._cluster.on_changed(_keys_in(push[len(CHANGED) :]))
             return
         words = push.split(b"\r\n")
         if words[2] == b"topology":
-            self._upstreams.on_topology_version(int(words[3][1:]), self.key.address)
+            self._cluster.on_topology_version(int(words[3][1:]), self.key.address)
         elif words[2] == b"epoch":
             job, reached = words[4].decode(), (int(words[5][1:]), int(words[6][1:]))
-            others = {name: each for name, each in self.told.items() if name != job}
-            self.replies_from = self._upstreams.shared(others if reached == GONE else {**others, job: reached})
-            self.told = self.replies_from[0]
-            self._upstreams.on_epoch(self, job, reached)
+            others = {name: each for name, each in self.epochs.items() if name != job}
+            self.replies_from = self._cluster.shared_epochs(others if reached == GONE else {**others, job: reached})
+            self.epochs = self.replies_from[0]
+            self._cluster.on_epoch(self, job, reached)
 
     def follow(self) -> None:
         """Have the server tell which keys change, behind the answers from before, if somebody wants to know; or not."""
-        if self._link is not None and self._follows_keys != self._upstreams.follows_keys:
-            self._follows_keys = self._upstreams.follows_keys
+        if self._link is not None and self._follows_keys != self._cluster.follows_keys:
+            self._follows_keys = self._cluster.follows_keys
             packed = pack(epoch_feed(has_keys=self._follows_keys))
-            self.send(packed, UpstreamRequest(packed, 0, 2, self._upstreams.deadline_s(), DiscardSink(), 0))
+            self.send(packed, UpstreamRequest(packed, 0, 2, self._cluster.deadline_s(), DiscardSink(), 0))
 
-    def settle(self) -> None:
+    def send_queued(self) -> None:
         """Look whether what is held can be asked now."""
         if not self.is_ready and self._link is not None:
-            self.is_ready = has_reached(self.told, self._floor, self._upstreams.removed_jobs)
-            self.is_parting &= not self.is_ready
-            self._upstreams.compare()
-        if self.is_ready and self._held:
-            for ask in self.take_back():
-                self.add(ask)
+            self.is_ready = has_reached(self.epochs, self._floor, self._cluster.removed_jobs)
+            self.is_detaching &= not self.is_ready
+            self._cluster.check_level()
+        if self.is_ready and self._queue:
+            for request in self.take_queued():
+                self.add(request)
 
-    def part(self, link: UpstreamProtocol) -> None:
+    def detach(self, link: UpstreamProtocol) -> None:
         """Give a connection to the reply that comes over it, and ask what is behind over another one."""
-        self._end_run()
-        asked, self._link = self._waiting[0], None
-        ask = asked.next_request()
-        if not asked.wants or asked is ask:
-            self._waiting.popleft()
-        self.is_parting, self.is_ready = True, False
+        self._close_batch()
+        in_flight, self._link = self._in_flight[0], None
+        request = in_flight.next_request()
+        if not in_flight.remaining or in_flight is request:
+            self._in_flight.popleft()
+        self.is_detaching, self.is_ready = True, False
         behind = self._asks_waiting()
-        self._upstreams.tracking_lost()
-        self._upstreams.let_go(link, ask, self.replies_from)
+        self._cluster.tracking_lost()
+        self._cluster.detach_long_reply(link, request, self.replies_from)
         for each in behind:
-            self._upstreams.send(each)
+            self._cluster.send(each)
         self.connect()
 
-    def gone(self, reason: str) -> None:
+    def disconnected(self, reason: str) -> None:
         """Take in that the connection is lost."""
         self._link, self.is_ready = None, False
-        self._upstreams.tracking_lost()
-        asks = [*self._asks_waiting(), *self.take_back()]
+        self._cluster.tracking_lost()
+        requests = [*self._asks_waiting(), *self.take_queued()]
         self._failed(reason)
         self._was_reached = True
-        log = logger.warning if asks else logger.info
-        log("lost the connection to %s with %d questions: %s", self.key.address, len(asks), reason)
-        self._upstreams.lost(asks, reason)
+        log = logger.warning if requests else logger.info
+        log("lost the connection to %s with %d questions: %s", self.key.address, len(requests), reason)
+        self._cluster.resend_lost(requests, reason)
 
     def _asks_waiting(self) -> list[UpstreamRequest]:
         """Return what was sent and not answered, each as a question of its own, and forget it."""
-        self._end_run()
-        asks = []
-        for asked in self._waiting:
-            asks += [asked.next_request() for _ in range(asked.wants)]
-        self._waiting.clear()
-        self._asked = 0
-        return asks
+        self._close_batch()
+        requests = []
+        for in_flight in self._in_flight:
+            requests += [in_flight.next_request() for _ in range(in_flight.remaining)]
+        self._in_flight.clear()
+        self._awaited_replies = 0
+        return requests
 
     def _output_bytes(self) -> int:
-        return self._held_bytes + (self._link.output_bytes if self._link is not None else 0)
+        return self._queued_bytes + (self._link.output_bytes if self._link is not None else 0)
 
-    def _end_run(self) -> None:
+    def _close_batch(self) -> None:
         """Ask nothing more with the run in hand, which is to be sent in this turn."""
-        run, self.run = self.run, None
-        if run is None:
+        batch, self.batch = self.batch, None
+        if batch is None:
             return
-        if not run.wants:  # it came to nothing
-            self._waiting.pop()
+        if not batch.remaining:  # it came to nothing
+            self._in_flight.pop()
             return
-        self._asked += run.wants
-        self._out.append(run.close())
+        self._awaited_replies += batch.remaining
+        self._out.append(batch.close())
 
     def _flush(self) -> None:
         try:
-            self._end_run()
+            self._close_batch()
             out, self._out = self._out, []
             if self._link is not None:
                 self._link.write(b"".join(out))
@@ -424,23 +424,23 @@ class UpstreamConnection:
         return (
             self._down_since_s is not None
             and self._link is None
-            and self._upstreams.clock() < self._not_before_s
-            and self._upstreams.clock() - self._down_since_s > self._upstreams.timeout_s
+            and self._cluster.clock() < self._not_before_s
+            and self._cluster.clock() - self._down_since_s > self._cluster.timeout_s
         )
 
     async def _connect(self) -> None:
         host, _, port = self.key.address.rpartition(":")
-        certificates = self._upstreams.certificates
-        self.told, self.replies_from = NOTHING, NO_EPOCHS
-        self._floor = dict(self._upstreams.seen.get(self.key.address, NOTHING))
+        certificates = self._cluster.certificates
+        self.epochs, self.replies_from = NOTHING, NO_EPOCHS
+        self._floor = dict(self._cluster.seen.get(self.key.address, NOTHING))
         try:
             await self._pause()
-            async with asyncio.timeout(self._upstreams.timeout_s):
+            async with asyncio.timeout(self._cluster.timeout_s):
                 context = None if certificates is None else certificates.for_server()
-                link = await self._upstreams.connect(lambda: UpstreamProtocol(self), host, int(port), context)
+                link = await self._cluster.connect(lambda: UpstreamProtocol(self), host, int(port), context)
                 try:
-                    self._follows_keys = self._upstreams.follows_keys
-                    await link.greet(self.key.protocol, self._upstreams.password, has_keys=self._follows_keys)
+                    self._follows_keys = self._cluster.follows_keys
+                    await link.greet(self.key.protocol, self._cluster.password, has_keys=self._follows_keys)
                 except BaseException:
                     link.forget()
                     raise
@@ -451,30 +451,30 @@ class UpstreamConnection:
             self._failed(f"{self.key.address} cannot be reached: {text}")
             self._was_reached = False
             if self._is_given_up():
-                for ask in self.take_back():
-                    ask.refuse(PlainError(self.reason))
+                for request in self.take_queued():
+                    request.refuse(PlainError(self.reason))
         else:
             self._link = link
-            self._connected_s = self._heard_s = self._upstreams.clock()
+            self._connected_s = self._last_received_s = self._cluster.clock()
             self._down_since_s, self.reason = None, ""
             self.follow()
-            self.settle()
+            self.send_queued()
         finally:
             self._connecting = None
-        self._upstreams.state_changed(self)
+        self._cluster.state_changed(self)
 
     async def _pause(self) -> None:
         """Wait until the server may be tried again."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, self._not_before_s - self._upstreams.clock())):
+            async with asyncio.timeout(max(0.0, self._not_before_s - self._cluster.clock())):
                 await self._is_awake.wait()
 
     def _failed(self, reason: str) -> None:
-        now_s = self._upstreams.clock()
+        now_s = self._cluster.clock()
         self._is_awake.clear()
         if self._down_since_s is None:
             self._down_since_s = now_s
-        self.is_parting = False
+        self.is_detaching = False
         self.reason = reason
         self._not_before_s = now_s + self._pause_s
         self._pause_s = min(max(2 * self._pause_s, PAUSE_S), PAUSE_S_MAX)
@@ -503,10 +503,10 @@ def _keys_in(text: bytes) -> list[bytes] | None:
 class ReplyReceiver(Protocol):
     """Whoever takes what comes over a connection."""
 
-    def heard(self, replies: Sequence[RawReply]) -> None:
+    def receive_replies(self, replies: Sequence[RawReply]) -> None:
         """Take replies."""
 
-    def gone(self, reason: str) -> None:
+    def disconnected(self, reason: str) -> None:
         """Take in that the connection is lost."""
 
 
@@ -518,7 +518,7 @@ class UpstreamProtocol(asyncio.Protocol):
 
     def __init__(self, upstream: UpstreamConnection) -> None:
         self._lane = upstream
-        self._whose: ReplyReceiver | None = upstream
+        self._receiver: ReplyReceiver | None = upstream
         self._frames = Frames(REPLY_BYTES_MAX)
         self._greeting: asyncio.Future[None] | None = None
         self._words: list[Request] = []
@@ -556,9 +556,9 @@ class UpstreamProtocol(asyncio.Protocol):
         """How long the reply that is not complete is at least."""
         return self._frames.partial_bytes
 
-    def give(self, whose: ReplyReceiver) -> None:
+    def hand_over_to(self, receiver: ReplyReceiver) -> None:
         """Have somebody else take what comes from now on, a long reply as the pieces that it comes in."""
-        self._whose = whose
+        self._receiver = receiver
         self._frames.keeps_pieces = True
 
     def pause(self, is_paused: bool) -> None:
@@ -576,20 +576,20 @@ class UpstreamProtocol(asyncio.Protocol):
         """End the connection now; who has it is told."""
         self._reason = reason
         self._transport.abort()
-        whose, self._whose = self._whose, None
-        if whose is not None:
-            whose.gone(self._reason)
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.disconnected(self._reason)
 
     def forget(self) -> None:
         """End the connection; nobody is told."""
-        self._whose = None
+        self._receiver = None
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         try:
             if (
                 PipelineBatch is not None
-                and self._whose is self._lane
+                and self._receiver is self._lane
                 and self._greeting is None
                 and self._frames.is_empty
             ):
@@ -603,11 +603,11 @@ class UpstreamProtocol(asyncio.Protocol):
             replies = self._frames.feed(data)
             if self._greeting is not None:
                 self._greeted(replies)
-            elif self._whose is not None:
+            elif self._receiver is not None:
                 if replies:
-                    self._whose.heard(replies)
-                if self._whose is self._lane and self._frames.partial_bytes > LONG_REPLY_BYTES:
-                    self._lane.part(self)
+                    self._receiver.receive_replies(replies)
+                if self._receiver is self._lane and self._frames.partial_bytes > LONG_REPLY_BYTES:
+                    self._lane.detach(self)
             if self._frames.error is not None:
                 raise self._frames.error
         except Exception as error:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from resp_server.proxy.epoch_floors import EpochFloors, behind, has_reached, together
-from resp_server.proxy.replica_choice import BEHIND_S_MAX, Shard
+from resp_server.proxy.replica_choice import BEHIND_S_MAX, ReplicaChoice
 from resp_server.session.epoch_feed import GONE, NOTHING, Epochs, Reached, Seen, latest
 
 SERVERS = ("a", "b", "c")
@@ -32,7 +32,7 @@ class Guarded(RuleBasedStateMachine):
     def begin(self) -> None:
         self.floors = EpochFloors()
         self.by_name = {name: Server() for name in SERVERS}
-        self.answering = dict.fromkeys(SLOTS, "a")
+        self.active = dict.fromkeys(SLOTS, "a")
         self.seen: dict[int, dict[str, Reached]] = {slot: {} for slot in SLOTS}
 
     @rule(name=st.sampled_from(SERVERS), job=st.sampled_from(JOBS), term=st.integers(0, 1), epochs=st.integers(1, 3))
@@ -48,7 +48,7 @@ class Guarded(RuleBasedStateMachine):
     @rule(slot=st.sampled_from(SLOTS), job=st.sampled_from(JOBS))
     def ask(self, slot: int, job: str) -> None:
         """A reply is of the epoch that was told last, as `STATE FOLLOW` has it."""
-        server = self.by_name[self.answering[slot]]
+        server = self.by_name[self.active[slot]]
         if not has_reached(server.told, self.floors.by_slot[slot]):
             return
         server.told = dict(server.reached)
@@ -59,10 +59,10 @@ class Guarded(RuleBasedStateMachine):
     @rule(slots=st.sets(st.sampled_from(SLOTS), min_size=1), name=st.sampled_from(SERVERS))
     def move(self, slots: set[int], name: str) -> None:
         for slot in slots:
-            before = self.answering[slot]
+            before = self.active[slot]
             if before != name:
                 self.floors.leave([slot], dict(self.by_name[before].told))
-                self.answering[slot] = name
+                self.active[slot] = name
 
     @invariant()
     def whoever_has_seen_more_than_a_floor_is_asked(self) -> None:
@@ -121,7 +121,7 @@ def test_a_job_that_is_gone_everywhere_holds_nothing_up() -> None:
 
 
 def test_a_replica_stands_in_until_its_master_is_back_and_not_behind() -> None:
-    shard = Shard("m", ["r", "s"])
+    shard = ReplicaChoice("m", ["r", "s"])
     assert shard.choose({"m": {"j": (1, 1)}, "r": {"j": (1, 1)}}, 0.0) == "m"
     assert shard.choose({"r": {"j": (1, 1)}, "s": {"j": (1, 2)}}, 0.1) == "s"
     assert shard.choose({"m": {"j": (1, 1)}, "s": {"j": (1, 2)}}, 0.2) == "s"
@@ -130,7 +130,7 @@ def test_a_replica_stands_in_until_its_master_is_back_and_not_behind() -> None:
 
 
 def test_who_is_behind_for_long_gives_way_and_who_is_only_slower_does_not() -> None:
-    shard = Shard("m", ["r"])
+    shard = ReplicaChoice("m", ["r"])
     late = BEHIND_S_MAX + 0.1
     # Always an epoch behind, but never for long.
     for number in range(10):

@@ -35,22 +35,22 @@ class UpstreamConnection:
     """Stands for a connection: keeps what is asked, and is answered by `answer`."""
 
     def __init__(self) -> None:
-        self.run: Any = None
-        self.runs: list[Any] = []
-        self.told: Epochs = NOTHING
-        self.waiting = 0
+        self.batch: Any = None
+        self.batches: list[Any] = []
+        self.epochs: Epochs = NOTHING
+        self.pending_count = 0
         self.key = SimpleNamespace(address="here:1")
 
     def has_room(self, count: int) -> bool:
         return True
 
-    def begin(self, run: Any) -> None:
-        self.run = run
-        self.runs.append(run)
+    def begin_batch(self, batch: Any) -> None:
+        self.batch = batch
+        self.batches.append(batch)
 
     def asked(self) -> bytes:
-        run, self.run = self.run, None
-        return b"" if run is None else run.close()
+        batch, self.batch = self.batch, None
+        return b"" if batch is None else batch.close()
 
 
 class HopSink:
@@ -63,10 +63,10 @@ class HopSink:
         self.again: list[bytes] = []
         self.failed: list[Exception] = []
 
-    def answered(self, reply: bytes, told: ReplyEpochs) -> None:
+    def answered(self, reply: bytes, epochs: ReplyEpochs) -> None:
         self.replies.append(reply)
 
-    def ask_again(self, data: bytes, told: ReplyEpochs) -> None:
+    def ask_again(self, data: bytes, epochs: ReplyEpochs) -> None:
         self.again.append(data)
 
     def fail(self, index: int, error: Exception) -> None:
@@ -86,9 +86,9 @@ class Scene:
             removed_jobs=set(),
             now_s=0.0,
             deadline_s=lambda: 1.0,
-            own=lambda seen: seen,
+            client_floor=lambda seen: seen,
             send=self.sent.append,
-            defer=lambda run: run(),
+            defer=lambda batch: batch(),
         )
         self.tallies = {name: CommandStats() for name in ("get", "mget", "strlen")}
         rows = [("get", 2, 2), ("mget", 2, 1024), ("strlen", 2, 2)]
@@ -122,22 +122,22 @@ def parsed(data: bytes) -> list[list[bytes]]:
 
 @given(asked=st.lists(requests, min_size=1, max_size=12), cuts=st.lists(st.integers(0, 1 << 14), max_size=5))
 def test_replies_come_in_the_order_of_the_requests(asked: list[tuple[bytes, ...]], cuts: list[int]) -> None:
-    scene, taker = Scene(), HopSink()
+    scene, sink = Scene(), HopSink()
     data = b"".join(map(pack, asked))
-    assert scene.hop.ask(taker, data, 2) == len(data)
+    assert scene.hop.ask(sink, data, 2) == len(data)
     for upstream in scene.upstreams:
         sent = upstream.asked()
         if not sent:
             continue
         replies = b"".join(map(reply_to, parsed(sent)))
-        (run,) = upstream.runs
+        (batch,) = upstream.batches
         rest, start = b"", 0
         for end in sorted({*(cut % (len(replies) + 1) for cut in cuts), len(replies)}):
             rest += replies[start:end]
-            rest, start = rest[run.feed(rest, 0, NEW) :], end
+            rest, start = rest[batch.feed(rest, 0, NEW) :], end
         assert rest == b""
-        assert run.wants == 0
-    assert taker.replies == [b"".join(map(reply_to, asked))]
+        assert batch.remaining == 0
+    assert sink.replies == [b"".join(map(reply_to, asked))]
     scene.hop.collect()
     assert scene.tallies["get"].calls == sum(each[0].upper() == b"GET" for each in asked)
 
@@ -149,14 +149,14 @@ def test_what_is_taken_of_any_input_is_what_a_parser_finds(asked: list[tuple[byt
     )
     at = data.draw(st.integers(0, len(as_bytes) - 1))
     as_bytes = as_bytes[:at] + data.draw(st.sampled_from([b"", b"*", b"\r\n", b"1", b"$", b"-"])) + as_bytes[at + 1 :]
-    scene, taker = Scene(), HopSink()
-    took = scene.hop.ask(taker, as_bytes, 2)
+    scene, sink = Scene(), HopSink()
+    took = scene.hop.ask(sink, as_bytes, 2)
     if took:
         found = [words for upstream in scene.upstreams for words in parsed(upstream.asked())]
         expected = parsed(as_bytes[:took])
         names = [[each.upper() for each in words[:1]] for words in expected]
         assert sum(name == [b"GET"] for name in names) == sum(words[0].upper() == b"GET" for words in found)
-        assert sum(run.wants for upstream in scene.upstreams for run in upstream.runs) == len(found)
+        assert sum(batch.remaining for upstream in scene.upstreams for batch in upstream.batches) == len(found)
         # Each key goes to whom its slot has, once for each time that it is asked for.
         keys = sorted(key for words in expected for key in words[1:])
         assert keys == sorted(key for words in found for key in words[2 if words[0] == b"STATE" else 1 :])
@@ -174,12 +174,12 @@ def test_replies_are_cut_as_frames_cuts_them(replies: list[bytes], data: st.Data
     odd = data.draw(st.sampled_from([b"", b"\r", b"\n", b"-", b"0", b"$", b"*", b"-ERR no\r\n", b">1\r\n:1\r\n"]))
     sent = sent[:at] + odd + sent[at + data.draw(st.integers(0, 1)) :]
     scene, takers = Scene(), [HopSink() for _ in range(len(replies) + 2)]
-    for taker in takers:
-        scene.hop.ask(taker, pack((b"GET", b"k")), 2)
+    for sink in takers:
+        scene.hop.ask(sink, pack((b"GET", b"k")), 2)
     upstream = scene.upstream_of(b"k")
     upstream.asked()
-    took = upstream.runs[0].feed(sent, 0, NO_EPOCHS)
-    found = [reply for taker in takers for reply in taker.replies]
+    took = upstream.batches[0].feed(sent, 0, NO_EPOCHS)
+    found = [reply for sink in takers for reply in sink.replies]
     frames = Frames(1 << 20)
     assert frames.feed(sent[:took]) == found
     assert frames.is_empty
@@ -187,16 +187,16 @@ def test_replies_are_cut_as_frames_cuts_them(replies: list[bytes], data: st.Data
 
 def test_replies_from_uneven_epochs_are_asked_for_again() -> None:
     for first, second, is_even in ((NEW, NEW, True), (OLD, NEW, True), (NEW, OLD, False)):
-        scene, taker = Scene(), HopSink()
+        scene, sink = Scene(), HopSink()
         one = next(key for key in (b"%d" % n for n in range(99)) if slot_of(key) % 2 == 0)
         other = next(key for key in (b"%d" % n for n in range(99)) if slot_of(key) % 2 == 1)
         data = pack((b"GET", one)) + pack((b"GET", other))
-        assert scene.hop.ask(taker, data, 2) == len(data)
-        for upstream, told in zip(scene.upstreams, (first, second), strict=True):
+        assert scene.hop.ask(sink, data, 2) == len(data)
+        for upstream, epochs in zip(scene.upstreams, (first, second), strict=True):
             upstream.asked()
-            upstream.runs[0].feed(b"$1\r\na\r\n", 0, told)
-        assert taker.replies == ([b"$1\r\na\r\n" * 2] if is_even else [])
-        assert taker.again == ([] if is_even else [data])
+            upstream.batches[0].feed(b"$1\r\na\r\n", 0, epochs)
+        assert sink.replies == ([b"$1\r\na\r\n" * 2] if is_even else [])
+        assert sink.again == ([] if is_even else [data])
         scene.hop.collect()
         assert scene.tallies["get"].calls == (2 if is_even else 0)
 
@@ -205,37 +205,37 @@ def test_replies_from_uneven_epochs_are_asked_for_again() -> None:
     "reply", [b"*1\r\n$1\r\na\r\n", b"*3\r\n$1\r\na\r\n$1\r\na\r\n$1\r\na\r\n", b":1\r\n", b"*2\r\n:1\r\n:2\r\n"]
 )
 def test_an_mget_is_answered_with_an_error_where_a_server_says_something_else(reply: bytes) -> None:
-    scene, taker = Scene(), HopSink()
+    scene, sink = Scene(), HopSink()
     key = b"k"
-    scene.hop.ask(taker, pack((b"MGET", key, key)), 2)
+    scene.hop.ask(sink, pack((b"MGET", key, key)), 2)
     upstream = scene.upstream_of(key)
     upstream.asked()
-    assert upstream.runs[0].feed(reply, 0, NEW) == len(reply)
-    assert taker.replies == [b"-ERR what a server answered is not understood\r\n"]
+    assert upstream.batches[0].feed(reply, 0, NEW) == len(reply)
+    assert sink.replies == [b"-ERR what a server answered is not understood\r\n"]
 
 
 def test_what_was_lost_is_asked_again_as_it_was_and_an_mget_by_slots() -> None:
-    scene, taker = Scene(), HopSink()
-    scene.hop.ask(taker, pack((b"GET", b"k")) + pack((b"MGET", b"k", b"k")), 2)
+    scene, sink = Scene(), HopSink()
+    scene.hop.ask(sink, pack((b"GET", b"k")) + pack((b"MGET", b"k", b"k")), 2)
     upstream = scene.upstream_of(b"k")
     upstream.asked()
-    run = upstream.runs[0]
-    get, mget = run.next_request(), run.next_request()
-    assert (get.packed, get.slot, get.sends, run.wants) == (pack((b"GET", b"k")), slot_of(b"k"), 1, 0)
-    get.whose.put(get.index, b"$1\r\na\r\n", NEW)
-    mget.whose.put(mget.index, b"-ERR lost\r\n", NEW)
+    batch = upstream.batches[0]
+    get, mget = batch.next_request(), batch.next_request()
+    assert (get.packed, get.slot, get.sends, batch.remaining) == (pack((b"GET", b"k")), slot_of(b"k"), 1, 0)
+    get.sink.put(get.index, b"$1\r\na\r\n", NEW)
+    mget.sink.put(mget.index, b"-ERR lost\r\n", NEW)
     (ask,) = scene.sent
     assert ask.packed == pack((b"MGET", b"k", b"k"))
-    ask.whose.put(ask.index, b"*2\r\n$1\r\na\r\n$1\r\na\r\n", NEW)
-    assert taker.replies == [b"$1\r\na\r\n*2\r\n$1\r\na\r\n$1\r\na\r\n"]
+    ask.sink.put(ask.index, b"*2\r\n$1\r\na\r\n$1\r\na\r\n", NEW)
+    assert sink.replies == [b"$1\r\na\r\n*2\r\n$1\r\na\r\n$1\r\na\r\n"]
 
 
 def test_a_newer_protocol_has_its_own_nil_and_no_other_command() -> None:
-    scene, taker = Scene(), HopSink()
+    scene, sink = Scene(), HopSink()
     data = pack((b"GET", b"k"))
-    assert scene.hop.ask(taker, data + pack((b"STRLEN", b"k")), 3) == len(data)
+    assert scene.hop.ask(sink, data + pack((b"STRLEN", b"k")), 3) == len(data)
     upstream = scene.upstream_of(b"k")
     upstream.asked()
-    upstream.runs[0].feed(b"$-1\r\n", 0, NEW)
-    assert taker.replies == [b"_\r\n"]
+    upstream.batches[0].feed(b"$-1\r\n", 0, NEW)
+    assert sink.replies == [b"_\r\n"]
     assert result_of(items_of(b"*1\r\n$-1\r\n")) == [b"$-1\r\n"]

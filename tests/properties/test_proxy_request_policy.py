@@ -105,10 +105,10 @@ def test_every_slot_has_the_owner_that_the_topology_names(bounds: set[int], owne
     ]
     assert slots.is_whole
     assert sum(slots.counts.values()) == SLOTS
-    for first, last in runs_of(slots.told):
+    for first, last in runs_of(slots.owners_of_version):
         assert {slots.last_of_run(first), slots.last_of_run(last)} == {last}
     slots.moved(0, "z")
-    assert slots.owners[0] == "z" != slots.told[0]
+    assert slots.owners[0] == "z" != slots.owners_of_version[0]
 
 
 changes = st.tuples(st.booleans(), st.integers(0, SLOTS - 1), st.integers(1, 9), st.integers(1, 3))

@@ -166,7 +166,7 @@ class Scene:
     @property
     def waiting(self) -> int:
         """How many questions the proxy waits for."""
-        return sum(upstream.waiting for upstream in self.cluster.upstreams.values())
+        return sum(upstream.pending_count for upstream in self.cluster.upstreams.values())
 
     def stop(self) -> None:
         for peer in self.peers:

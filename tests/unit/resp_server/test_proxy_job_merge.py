@@ -91,14 +91,14 @@ def test_the_mean_time_to_live_counts_by_the_keys_that_expire() -> None:
 def test_a_key_is_of_the_job_whose_name_or_format_it_has() -> None:
     keys = JobKeys()
     assert not keys.is_known
-    assert keys.told("a", (1, 0))
-    assert not keys.told("a", (1, 5))
+    assert keys.epoch_reported("a", (1, 0))
+    assert not keys.epoch_reported("a", (1, 5))
     assert keys.job_of(b"a:value:1") == "a"
     assert keys.job_of(b"plane/1") is None
     keys.learn({"a": ["a:value:<k>", "plane/<k>"]})
     assert keys.is_known
     assert keys.job_of(b"plane/1") == "a"
-    assert keys.told("a", (2, 6))  # another writer, whose states may be others
+    assert keys.epoch_reported("a", (2, 6))  # another writer, whose states may be others
     assert not keys.is_known
     keys.forget("a")
     assert keys.job_of(b"a:value:1") is keys.job_of(b"plane/1") is None
