@@ -1,4 +1,4 @@
-"""The applications behind a proxy. With several, a key's job says which of them is asked."""
+"""The applications behind a proxy. With several, a key's job says which application has the key."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A request of many words at a proxy: its portions are asked one after another, and their answers joined.
+"""A request of many words: sent in chunks, one after another, whose replies are merged.
 
-One about a single key is packed in portions, and asked as a whole.
+A long request about a single key is packed in steps, and sent as one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The compiled hop of a proxy, where it is built; without it the general path asks for everything."""
+"""The compiled hop of a proxy, if it is built; without it the general path forwards all requests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A proxy's requests: those that it answers itself as any server does, and those that it asks the servers for.
+"""Dispatches a proxy's requests: answers some itself, as any server does, and forwards the others to servers.
 
-What a client sent at once, up to a batch, is asked at once; the replies come together and in order. The next batch of
-the same client waits for it, which bounds what one client can have waiting.
+The requests of one input buffer, up to a limit, form a batch: they are sent together, and their replies go out together
+and in order. A client's next batch waits for the one before, which bounds a client's requests in flight.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Whom a proxy may ask: time runs backwards on no slot and for no client, whichever servers answer. Pure.
+"""Which servers a proxy may ask so that epochs never go back, on any slot and for any client. Pure.
 
-A server says which epochs its replies are from (STATE FOLLOW). When other servers answer a slot from now on, what those
-before were known to have reached is the slot's *floor*: nothing is asked of a server that has not reached it. The same
-holds for what a client has seen: a server that has not reached that is not asked for it.
+A server announces the epochs that its replies are from (STATE FOLLOW). When another server takes over a slot, the
+epochs that the server before had announced become the slot's *floor*: a server below the floor gets no request. The
+epochs that a client has seen are a floor for that client in the same way.
 """
 
 from __future__ import annotations

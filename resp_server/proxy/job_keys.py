@@ -1,4 +1,4 @@
-"""Which keys an application's jobs make, as its servers tell. Pure."""
+"""The key formats of an application's jobs, as its servers report them. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What several servers say of their jobs, as one answer: pure.
+"""Merges several servers' replies about their jobs into one. Pure.
 
-Keys are added up. Where two servers hold the same slots, as while these move, a part of the later one's count is left
-out that is as large as its part of the slots.
+Counts of keys are summed. Where two servers own the same slots, as while slots move, the second one's count is reduced
+by the share of these slots.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What servers say of their jobs, gathered: STATE JOBS, LIST and LAG, and the sections of INFO about keys and jobs."""
+"""Queries about jobs to all shards: STATE JOBS, LIST and LAG, and the sections of INFO about keys and jobs."""
 
 from __future__ import annotations
 

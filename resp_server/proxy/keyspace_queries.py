@@ -1,7 +1,7 @@
-"""Questions about the keys of several servers: DBSIZE, KEYS, RANDOMKEY of all of them, SCAN of a cursor's.
+"""Queries about the keys of several servers: DBSIZE, KEYS and RANDOMKEY of all of them, SCAN of the cursor's server.
 
-They are answered only if each server shows the topology that the proxy knows, before and after: else keys of a slot
-that moves could be told twice, or not at all. So long as they do not agree it is asked again, until its deadline.
+A reply counts only if each server serves the proxy's version of the topology before and after it: otherwise keys of a
+moving slot could be counted twice, or not at all. Until the servers agree the query is sent again, up to its deadline.
 """
 
 from __future__ import annotations

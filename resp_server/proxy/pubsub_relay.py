@@ -1,14 +1,15 @@
-"""What a proxy's clients are subscribed to, it is subscribed to at the servers; what comes from there it passes on.
+"""Relays messages: a proxy subscribes at servers to what its clients are subscribed to, and delivers the messages.
 
-    channels, patterns        at one server, the proxy's home: a cluster's nodes tell each other what is published
-    notifications of keys     at whoever answers each shard, of all applications: each tells of its own slots. Patterns
-                              that may match both are at all; what is no notification counts from the home alone
-    shard channels            at whoever answers the slot
-    __sparkis__:...           at none: the proxy itself says when all shards show an epoch
+    channels, patterns        at one server, the proxy's home: cluster nodes pass published messages to each other
+    key notifications         at the active server of each shard, of all applications: each notifies of its own slots.
+                              A pattern that may match both kinds is subscribed at all servers; its messages that are
+                              no notifications count from the home alone
+    shard channels            at the active server of the slot
+    __sparkis__:...           nowhere: the proxy itself announces an epoch when all shards serve it
 
-With several applications messages of clients go over the first one. Which events are told is said by the proxy's own
-settings (STATE NOTIFY), whatever the servers' are. Where a connection is lost, or brings nothing any more, the clients
-that could have missed something are cut, as they would be by the server.
+With several applications the messages of clients go over the first one. The proxy's own settings (STATE NOTIFY) say
+which events are notified, whatever the servers' settings are. When a connection is lost or silent, clients that may
+have missed a message are disconnected, as the server would do.
 """
 
 from __future__ import annotations

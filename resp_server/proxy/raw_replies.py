@@ -1,7 +1,7 @@
-"""Servers' answers as a proxy holds them: bytes, or the pieces that a long one came in, which are never put together.
+"""Servers' replies as undecoded bytes: one text, or the chunks in which a long reply arrived, which are never joined.
 
-To copy a reply of 256 MB would hold the event loop for a quarter of a second. So a long one is cut, joined with others
-and sent piece by piece, each step in a turn of its own.
+To copy a reply of 256 MB would block the event loop for a quarter of a second. So a long reply is split, merged with
+others and sent chunk by chunk, each step in a turn of its own.
 """
 
 from __future__ import annotations

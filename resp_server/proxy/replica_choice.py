@@ -1,7 +1,8 @@
-"""Which of a shard's servers is asked: its master, or a replica that stands in for it. Pure.
+"""Which server of a shard is active: its master, or a replica in place of it. Pure.
 
-One server answers a shard at a time, so that its epochs do not go back and forth. A replica stands in while the master
-cannot be asked, or is behind another of the shard for too long; the master is asked again when it is not behind.
+One server at a time answers for a shard, so that its epochs do not go back and forth. A replica is active while the
+master is unreachable, or lags another server of the shard for too long; the master is active again once it has caught
+up.
 """
 
 from __future__ import annotations

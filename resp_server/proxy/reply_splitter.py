@@ -1,6 +1,6 @@
-"""Whole replies cut out of what a server sends, as the bytes they are: what is only passed on is never decoded.
+"""Splits the bytes from a server into complete replies, without decoding them.
 
-A reply that comes in parts is held as these; a long text is not looked at again until its end has come.
+A reply that arrives in parts is stored as parts; a long text is not parsed again until its end has arrived.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How a request is asked of several servers and their answers joined: pure, decided by the command table.
+"""How a request is split over servers and their replies merged, as the command table says. Pure.
 
-A command with keys goes to their slot's owner; keys of several slots are split where the tips of the command say so
-(`request_policy:multi_shard`), and answers are added up (`response_policy:agg_sum`) or put in order. One without keys
-is the proxy's own, but for those about the keys of all servers.
+A command with keys goes to the owner of their slot. Keys of several slots are split if a tip of the command allows it
+(`request_policy:multi_shard`); the replies are summed (`response_policy:agg_sum`) or put in order. The proxy itself
+answers a command without keys, except those about the keys or jobs of all servers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What is asked of servers, and who takes the answers. Knows no connection.
+"""Requests to servers, and the sinks of their replies. Knows no connection.
 
-A client's request waits as a place in its `ReplySink`; between that and the servers may be steps (`Step`), each of
-which makes one answer of some. Answers come in somebody else's turn, or a timer's: what is raised on the way there, or
-when something is asked again, is passed on (`fail`) to the place that waits for it, which alone makes an error of it.
+A client's request waits as one index of a `ReplyBatch`, which is a `ReplySink`. Stages (`ReplyStage`) may stand between
+that sink and the servers; each makes one reply of several. Replies arrive in the turn of another client, or of a timer.
+An exception raised there is passed on (`fail`) to the sink that waits, which alone turns it into an error reply.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which server answers which slot, as a proxy knows it: from the topology, and from what servers say of it."""
+"""A proxy's map of slots to servers: from the topology, and from MOVED errors since."""
 
 from __future__ import annotations
 

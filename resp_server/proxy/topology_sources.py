@@ -1,6 +1,6 @@
-"""Where a proxy learns an application's topology: a file, a registry, or what a registry wrote under a log's root.
+"""The sources of an application's topology: a file, a registry, or a registry's record under a log's root.
 
-Whatever comes later, from servers too, the newest holds; and when a source is gone, what was learned from it stays.
+The newest topology wins, including those that servers report; when a source is lost, its last topology stays.
 """
 
 from __future__ import annotations

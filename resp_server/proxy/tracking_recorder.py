@@ -1,8 +1,9 @@
-"""What a proxy remembers of clients that track: the keys of an answer, when that comes.
+"""Records the keys of a reply for a client that tracks (CLIENT TRACKING), when the reply arrives.
 
-Not sooner: each connection to a server tells which keys changed behind the answers from before (`STATE FOLLOW KEYS`),
-so that whatever voids an answer is heard after it. Where that cannot be said, because a connection was lost or another
-server answers now, everything became invalid; an answer that was asked for before then is told to be invalid behind it.
+Not earlier: each connection to a server reports changed keys behind the replies from before the change (`STATE FOLLOW
+KEYS`), so an invalidation always comes after the reply that it concerns. When a connection was lost or another server
+took over, such reports may be missing: all keys were invalidated, and a reply that was requested before that is
+followed by an invalidation of its own keys.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """MULTI ... EXEC over keys of several servers, at one epoch of each job; and WATCH.
 
-The proxy queues; EXEC goes to each owner as one block, in one write, that names the epochs to read at and the keys that
-must not have changed:
+The proxy queues the commands. EXEC sends each owner one block, in one write, with the epochs to read at and the watched
+keys that must not have changed:
 
     STATE EXPECT key mark ...   STATE AT job term epoch ... clock   MULTI   its commands ...   EXEC
 
-The epoch of a job is the newest that any server has told of, so that no client sees it go back. Servers that had it go
-by hold it for a moment; one that has yet to reach it, or that passed it by, says so, and all are asked again.
+The epoch of a job is the newest that any server has announced, so that no client sees it go back. A server that has
+passed that epoch keeps it pinned for a moment. One that has not reached it, or no longer pins it, replies so, and all
+blocks are sent again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The servers of one application, as a proxy knows them: who is asked for what, and what becomes of the answers.
+"""The servers of one application: which server gets which request, and what is done with errors and lost connections.
 
-To each server there is a connection for what is looked up, and one for what may take long (KEYS, DBSIZE), for either
-version of the protocol (`lane`). A question has a deadline. It is sent at most twice: again only when a connection was
-lost under it, which does no harm as everything here only reads. A MOVED changes the map and sends it elsewhere; after
-two of those, or where a server is not ready yet, it waits a little before each further try.
+Each server has one connection for look-ups and one for long requests (KEYS, DBSIZE), for each version of the protocol
+(`upstream_connection`). A request has a deadline. It is sent at most twice: again only when a connection was lost,
+which is safe as all requests only read. A MOVED updates the map and redirects the request; after two redirects, or if a
+server is not ready, there is a pause before each further try.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One connection to a server behind a proxy: opened when needed, opened again when it is lost, shared by all clients.
+"""One connection from a proxy to a server: opened when needed, reopened when lost, shared by all clients.
 
-What is asked in one turn of the event loop goes out in one write; replies come in order. A server is asked for slots
-only when it has told (STATE FOLLOW) that it has reached what was answered before. A connection whose next reply turns
-out to be long is given to that reply, and what waits behind it is asked again over another one.
+Requests of one turn of the event loop go out in one write; replies come in order. A server gets a request only when it
+has announced (STATE FOLLOW) the epochs that the request's floor asks for. If the next reply turns out to be long, the
+socket is left to that reply, and the requests behind it are sent again over a new one.
 """
 
 from __future__ import annotations
