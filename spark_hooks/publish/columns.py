@@ -1,8 +1,8 @@
 """Which Spark columns a state reads, and what they become on the way to a Python worker.
 
 Runs on the driver, when a sink is made (to refuse what cannot work) and when a query's first micro-batch is laid out.
-Spark's SQL does what it writes as the contract has it (see `encoding` for the rest): integers, booleans and dates as
-text, nested types as JSON.
+Spark's SQL does what it writes as the contract has it (see `encoding` for the rest): booleans and dates as text, nested
+types as JSON.
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ class StateColumns:
             field_name=field,
             field_form="text" if field is None else _text(df, field)[1],
             value_names=state.value if state.score is None else (state.score,),
-            value_forms=tuple("text" if is_folded and form == "integer" else form for _, form in self._values(df)),
+            value_forms=tuple(
+                "text" if is_folded and form == "integer" and state.reduce in SUMS else form
+                for _, form in self._values(df)
+            ),
             map_fields=state.value if is_whole_map else (),
             expire_at_ms=None,
             keeps_last=bool(state.order_by) or state.duplicates == "any",
@@ -244,6 +247,8 @@ def _text(df: DataFrame, name: str) -> tuple[Column, str]:
 def _text_of(column: Column, kind: T.DataType) -> tuple[Column, str]:
     if isinstance(kind, (T.FloatType, T.DoubleType)):
         return column, "float"
+    if isinstance(kind, T.IntegralType):
+        return column, "integer"
     if isinstance(kind, T.DecimalType):
         return column.cast("string"), "decimal"
     if isinstance(kind, T.TimestampNTZType):
