@@ -109,7 +109,10 @@ class PlainValues:
         if not any((each >= 0).any() for each in numbers):
             return runs
         order = np.concatenate(positions).argsort(kind="stable")
-        packing = packing_of(runs, order, numbers, pages if is_untouched else None, self._keys.records.get, PIECE_BYTES)
+        pages_if_valid = pages if is_untouched else None
+        keeps_each = self._keys.events is not None  # each change of a key is told
+        get = self._keys.records.get
+        packing = packing_of(runs, order, numbers, pages_if_valid, get, PIECE_BYTES, keeps_each)
         while (items := packing.take(ITEMS_MAX)) is not None:
             self._put(items, packing.new)
         remaining = [np.frombuffer(rows, np.bool_) for rows in packing.left]

@@ -19,5 +19,6 @@ class Packing:
         pages: Pages | None,
         get: Callable[[bytes], bytes | None],
         value_bytes_max: int,
+        keeps_each: bool,
     ) -> None: ...
     def take(self, rows_max: int) -> list[tuple[bytes, bytes]] | None: ...

@@ -66,7 +66,7 @@ cdef struct Run:
     bint never_expires
     uint8_t* left
 
-cdef struct UpstreamConnection:
+cdef struct PlainRow:
     const Run* run
     int64_t row
     uint64_t position
@@ -92,6 +92,15 @@ cdef inline bint text_at(const Texts* texts, int64_t row, const uint8_t** text, 
     return True
 
 
+cdef inline bint is_same_key(const PlainRow* one, const PlainRow* other) noexcept nogil:
+    """Tell whether two rows put values of one state at one key."""
+    return (
+        one.number == other.number
+        and one.key_bytes == other.key_bytes
+        and memcmp(one.key, other.key, one.key_bytes) == 0
+    )
+
+
 cdef const uint8_t* data_of(object buffer, int64_t bytes_min) except? NULL:
     """Return where a buffer of Arrow begins; ValueError for one that is too short."""
     if buffer is None or buffer.size < bytes_min:
@@ -104,7 +113,8 @@ cdef class Packing:
 
     order: the rows, counted over all runs, sorted by position; those of one position in their order. numbers: for each run the
     number of each of its states, -1 for those whose rows are left. pages: those of the version that the transaction began
-    with, as long as nothing was written at these positions since; None: `get` looks up. Longer values are left.
+    with, as long as nothing was written at these positions since; None: `get` looks up. Longer values are left. keeps_each: of
+    several rows of a key all but the first are left.
 
     left: for each run a byte for each row, 1 if it is left. new: by state number, the names of what was taken last and where
     nothing stood.
@@ -120,10 +130,14 @@ cdef class Packing:
     cdef Pages pages
     cdef object get
     cdef size_t value_bytes_max
+    cdef bint keeps_each
+    cdef bint may_replace  # the last row that was gathered: no row of its position is left
     cdef readonly list left
     cdef readonly dict new
 
-    def __cinit__(self, list runs, const int64_t[::1] order, list numbers, Pages pages, get, size_t value_bytes_max):
+    def __cinit__(
+        self, list runs, const int64_t[::1] order, list numbers, Pages pages, get, size_t value_bytes_max, bint keeps_each
+    ):
         cdef Run* run
         cdef int64_t rows = 0, block
         cdef size_t number
@@ -149,6 +163,7 @@ cdef class Packing:
             self.blocks[block] = <uint16_t>number
         self.order, self.at, self.position = order, 0, ~(<uint64_t>0)
         self.pages, self.get, self.value_bytes_max = pages, get, value_bytes_max
+        self.keeps_each, self.may_replace = keeps_each, False
 
     def __dealloc__(self):
         free(self.runs)
@@ -217,7 +232,7 @@ cdef class Packing:
             prefetch(run.keys.content + run.keys.ends[row])
             prefetch(run.values.content + run.values.ends[row])
 
-    cdef bint fill(self, UpstreamConnection* lane, Run* run, int64_t row) noexcept nogil:
+    cdef bint fill(self, PlainRow* lane, Run* run, int64_t row) noexcept nogil:
         """Learn what a row puts; False if it is left."""
         cdef int16_t state = run.states[row]
         if run.ops[row] != PUT or state < 0 or state >= run.states_count or run.numbers[state] < 0:
@@ -231,24 +246,39 @@ cdef class Packing:
             and lane.value_bytes <= self.value_bytes_max
         )
 
-    cdef size_t gather(self, UpstreamConnection* lanes, int64_t most) noexcept nogil:
-        """Find the next plain rows, one for a position; mark the others as left. Returns how many; 0 at the end."""
+    cdef size_t gather(self, PlainRow* lanes, int64_t most) noexcept nogil:
+        """Find the next plain rows, one for a position; mark the others as left. Returns how many; 0 at the end.
+
+        Of rows of one key that follow each other the last one counts, the others are done with it.
+        """
         cdef size_t count = 0
         cdef int64_t row
         cdef uint64_t position
         cdef Run* run
-        while count < <size_t>most and self.at < self.order.shape[0]:
-            self.ask_ahead(self.at)
+        cdef PlainRow next_one
+        while self.at < self.order.shape[0]:
             row = self.order[self.at]
-            self.at += 1
             run = self.run_of(row)
             row -= run.first
             position = run.positions[row]
-            if position == self.position or not self.fill(&lanes[count], run, row):
-                run.left[row] = 1
+            if position != self.position and count == <size_t>most:
+                break
+            self.ask_ahead(self.at)
+            self.at += 1
+            if position != self.position:
+                self.may_replace = self.fill(&lanes[count], run, row)
+                if self.may_replace:
+                    lanes[count].position = position
+                    count += 1
+                else:
+                    run.left[row] = 1
+                self.may_replace = self.may_replace and not self.keeps_each
+            elif self.may_replace and count and self.fill(&next_one, run, row) and is_same_key(&next_one, &lanes[count - 1]):
+                next_one.position = position
+                lanes[count - 1] = next_one
             else:
-                lanes[count].position = position
-                count += 1
+                run.left[row] = 1
+                self.may_replace = False
             self.position = position
         return count
 
@@ -257,7 +287,7 @@ cdef class Packing:
 
         There may be none among them.
         """
-        cdef UpstreamConnection lanes[LANES]
+        cdef PlainRow lanes[LANES]
         cdef Lookup lookups[LANES]
         cdef Lookup* each[LANES]
         cdef size_t count, i
@@ -282,7 +312,7 @@ cdef class Packing:
             taken += count
         return items if taken else None
 
-    cdef int pack(self, UpstreamConnection* lane, const Lookup* found, list items) except -1:
+    cdef int pack(self, PlainRow* lane, const Lookup* found, list items) except -1:
         """Make a row's name and record, unless the same stands there; mark the row as left if something else does."""
         cdef uint64_t name_text = swap64(lane.position << 16)
         cdef size_t start = HEADER_BYTES + lane.key_bytes, size = start + lane.value_bytes + CHECK_BYTES

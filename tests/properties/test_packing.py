@@ -133,7 +133,8 @@ def test_a_store_of_packed_values_is_the_one_that_the_general_path_makes(
                     found.append(store.apply(EpochChanges(number, 1, 10 * number, runs, frozenset(replaces)), STATES))
                 except SparkisError as error:
                     found.append((type(error), str(error)))
-            assert found[0] == found[1]
+            # Changes that another one of the same key follows are counted by the general path alone.
+            assert found[0] == found[1] or all(isinstance(each, int) for each in found)
             assert content_of(compiled) == content_of(general)
 
 
@@ -150,7 +151,7 @@ def test_what_is_taken_is_every_plain_row_once_in_the_order_of_positions(
     ]
     positions = np.concatenate([np.empty(0, np.uint64), *map(positions_in, runs)])
     numbers = [np.array([3], np.int32) for _ in runs]
-    made = native.packing_of(runs, positions.argsort(kind="stable"), numbers, None, lambda name: None, 1 << 16)
+    made = native.packing_of(runs, positions.argsort(kind="stable"), numbers, None, lambda name: None, 1 << 16, False)
     items = []
     while (some := made.take(rows_max)) is not None:
         assert made.new.get(3, []) == [name for name, _ in some]
@@ -158,3 +159,17 @@ def test_what_is_taken_is_every_plain_row_once_in_the_order_of_positions(
     assert [name for name, _ in items] == sorted({int(p).to_bytes(POSITION_BYTES, "big") for p in positions})
     assert sum(map(sum, made.left)) == len(sliced) - len(items)
     assert {record[15:-4] for _, record in items} <= {key + value for key, value in sliced}
+
+
+@pytest.mark.parametrize(("keeps_each", "taken", "left"), [(False, b"3", [0, 0, 0]), (True, b"1", [0, 1, 1])])
+def test_the_last_row_of_a_key_counts_unless_each_is_told(keeps_each: bool, taken: bytes, left: list[int]) -> None:
+    parts = [(b"1", b"2"), (b"3",)]
+    runs = [run for part in parts for run in runs_of([Change("one", Op.PUT, b"k", None, v) for v in part], ["one"])]
+    positions = np.concatenate([positions_in(run) for run in runs])
+    numbers = [np.array([3], np.int32) for _ in runs]
+    made = native.packing_of(
+        runs, positions.argsort(kind="stable"), numbers, None, lambda name: None, 1 << 16, keeps_each
+    )
+    ((_, record),) = made.take(10) or ()
+    assert opened(record).endswith(b"k" + taken)
+    assert [row for rows in made.left for row in rows] == left
