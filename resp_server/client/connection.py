@@ -1,14 +1,14 @@
-"""One client's socket: bytes in, bytes out, in turns that nobody else has to wait for long.
+"""One client's connection: it reads requests and writes replies, in short turns, so that other clients do not wait.
 
-A turn answers what has been asked until it is done, or its time or its output is used up; then the rest has to wait
-for the next turn of the event loop, and the client's input is not read meanwhile. Nor is it read while the client does
-not take its replies. So what a client can make the server hold is one input buffer and about one turn's output.
+A turn answers requests until none is left, or until its time or output is used up. The others wait for the next turn of
+the event loop, and the client's input is not read meanwhile. Input is not read either while the client does not take
+its replies. So one client can make the server buffer one input buffer and about one turn's output.
 
-What a client is sent without having asked (`push`) goes out between two replies, at once or behind the one that is on
-its way, whether the client takes it or not: one that has more waiting than it may is cut.
+A push goes out between two replies: at once, or behind the reply that is being sent. It is sent even if the client does
+not read, so a client with too much unsent output is cut.
 
-What a request raises is its answer, which the dispatcher makes. What else is raised for a connection, such as in the
-text of a push, is no request's: it ends that connection, and nobody else's (`guarded.alone`, `break_off`).
+An exception of a request becomes its error reply, which the dispatcher makes. Any other exception, such as one while a
+push is made, ends this connection alone (`guarded.alone`, `break_off`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from resp_server.session.session import Session
 
 log = logging.getLogger(__name__)
 
-# Half of what the design allows a command: a step, or a batch of requests, may come on top.
+# Half of the 10 ms that a client may block others: a step, or a batch of requests, may come on top.
 TURN_NS_MAX = 5_000_000
-# Requests between two looks at the clock (guess: 128 GETs are 0.1 ms).
+# Requests between two readings of the clock (guess: 128 GETs take 0.1 ms).
 BATCH_REQUESTS = 128
 # Output after which a turn ends (guess: large enough for one write to be cheap per byte).
 TURN_BYTES_MAX = 256 * 1024
-# The beginning of a request, up to which the compiled core looks at it again with what comes next (guess).
+# An incomplete request up to this size is kept for the compiled core; a longer one goes to the parser (guess).
 BEGUN_BYTES_MAX = 32 * 1024
 
 
@@ -70,7 +70,7 @@ class ConnectionHost(Protocol):
 
 
 class Rest(Pending):
-    """Stands for what is not answered yet because its user is over its rate."""
+    """Takes the place of a reply while the user is over its rate limit."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds, lambda: None)
@@ -111,19 +111,19 @@ class Connection(asyncio.Protocol):
         self._turn_scheduler = server.turn_scheduler
         self._loop = asyncio.get_running_loop()
         self._requests: list[Request] = []
-        self._input = b""  # comes after the requests
-        self._is_begun = False  # it is the beginning of a request
-        self.is_calm = False  # let in, nothing waits to be answered or sent, and no request has come in part
+        self._input = b""  # behind the requests
+        self._is_begun = False  # `_input` is an incomplete request
+        self.is_calm = False  # admitted, with no input and no output waiting
         self._sliced: InSteps | None = None
         self._sliced_since_ms = 0
-        self._ends_ns = 0  # of the turn that is under way
+        self._ends_ns = 0  # of the current turn
         self._pending: Pending | None = None
-        self._out: list[bytes] | None = None  # of the turn that is under way
-        self._pushed: list[bytes] = []  # waits for the end of the reply that is on its way
+        self._out: list[bytes] | None = None  # of the current turn
+        self._pushed: list[bytes] = []  # wait for the end of the current reply
         self._pushed_bytes = 0
         self.unsent_bytes = 0  # in the write queue
-        self._over_since_ms: int | None = None  # more waits to be sent than the soft limit
-        self._unauthenticated_since_ms: int | None = None  # it has to authenticate
+        self._over_since_ms: int | None = None  # output over the soft limit
+        self._unauthenticated_since_ms: int | None = None  # when it was first seen so
         self._is_writable = True
         self._is_reading = True
         self._is_ending = False
@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
         try:
             stats = self._server_context.stats
             stats.input_bytes += len(data)
-            stats.reads += not self._is_polled  # of others the poller counts its own
+            stats.reads += not self._is_polled  # the poller counts its own reads
             if self.is_calm:
                 self._begin(data)
             else:
@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
             self.break_off(error)
 
     def requests_received(self, requests: list[Request], data: bytes) -> None:
-        """Take what the compiled core left of a buffer: requests that it cut, and what is behind them."""
+        """Take the requests that the compiled core parsed and did not answer, and the bytes behind them."""
         try:
             self._server_context.stats.input_bytes += len(data)
             self._requests = requests
@@ -172,7 +172,7 @@ class Connection(asyncio.Protocol):
             self.break_off(error)
 
     def _begin(self, data: bytes) -> None:
-        """Answer what came to a calm connection, at once if it is little or others do not have to wait for it."""
+        """Answer input of a calm connection: at once if it is short, or if no other client waits."""
         self._input, self.is_calm = data, False
         if len(data) > MUCH_BYTES and self._turn_scheduler.is_long:
             self._next_turn = self._turn_scheduler.defer(self._turn)
@@ -180,9 +180,9 @@ class Connection(asyncio.Protocol):
             self._take_turn()
 
     def _take_more(self, data: bytes) -> None:
-        """Keep what came behind something that is not answered yet."""
+        """Buffer input that came behind unanswered requests."""
         if self._transport.is_closing():
-            return  # it was not let in, or is on its way out
+            return  # not admitted, or closing
         self._input += data
         self._is_begun = False
         if self._pending is not None or isinstance(self._next_turn, ScheduledTurn):
@@ -191,7 +191,7 @@ class Connection(asyncio.Protocol):
             self._take_turn()
 
     def eof_received(self) -> bool:
-        """Stay open for what has been asked and not yet answered: not with TLS, where one end closes both."""
+        """Stay open for the replies to earlier requests; not with TLS, where one end closes both."""
         self._write_queue.flush()
         if self._transport.get_extra_info("sslcontext") is not None:
             return False
@@ -209,7 +209,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if not hasattr(self, "session"):
-            return  # it was not let in
+            return  # not admitted
         if self._next_turn is not None:
             self._next_turn.cancel()
         self._server_context.attempt(self._end_sliced)
@@ -223,11 +223,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def output_bytes(self) -> int:
-        """How much waits to be sent."""
+        """How many bytes wait to be sent."""
         return self._transport.get_write_buffer_size() + self._pushed_bytes + self.unsent_bytes
 
     def break_off(self, error: Exception) -> None:
-        """End the connection because of what is no request's error: behind what was answered, it says so."""
+        """End the connection because of an exception of no request; an error reply follows the replies so far."""
         line = self._server_context.report(error).line
         self.is_calm = False
         self.session.close()
@@ -244,23 +244,23 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def send_now(self, reply: bytes) -> None:
-        """Send what was in the outbox. Guarded as `alone` does, but for the call that it costs each reply."""
+        """Send bytes from the write queue. Guarded like `alone`, without the cost of another call."""
         try:
             self.unsent_bytes -= len(reply)
-            if not self._transport.is_closing():  # it may have been cut since
+            if not self._transport.is_closing():  # it may have been cut meanwhile
                 self._server_context.stats.writes += 1
                 self._transport.write(reply)
         except Exception as error:
             self.break_off(error)
 
     def close(self) -> None:
-        """End the connection once what was answered is sent."""
+        """End the connection once all replies are sent."""
         self.is_calm = False
         self._close_transport()
 
     def abort(self, reason: str) -> None:
-        """End the connection now."""
-        # With TLS one that is being closed waits for the client's goodbye: nothing is lost without that.
+        """End the connection now; `reason` is logged."""
+        # A closing TLS connection waits for the client's close_notify; nothing is lost without it.
         level = logging.DEBUG if self._transport.is_closing() and not self.output_bytes else logging.WARNING
         log.log(level, "cut the connection of %s: %s", self.session.address, reason)
         self.is_calm = False
@@ -268,7 +268,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_following(self) -> bool:
-        """Tell whether this is a client that follows the server."""
+        """Tell whether the client follows the server's epochs (STATE FOLLOW)."""
         return self.session.epoch_feed is not None and not self._transport.is_closing()
 
     @alone
@@ -287,12 +287,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether it takes what it is sent."""
+        """Tell whether the client takes its output."""
         return self._is_writable
 
     @alone
     def push(self, frame: bytes) -> None:
-        """Send whole frames that nobody asked for, between two replies.
+        """Send frames between two replies.
 
         In a turn of this client they stand before the reply that is being made; while a reply is sent in steps, or
         waited for, they wait for its end. A client that takes too little of what it is sent is cut.
@@ -313,14 +313,14 @@ class Connection(asyncio.Protocol):
 
     @alone
     def resume(self) -> None:
-        """Go on after a CLIENT PAUSE."""
+        """Continue after a CLIENT PAUSE."""
         if self.session.is_held_back:
             self.session.is_held_back = False
             self._go_on_soon()
 
     @alone
     def check_authenticated(self, now_ms: int) -> None:
-        """End the connection of a client that has had long enough to authenticate."""
+        """End the connection of a client that did not authenticate in time."""
         if self.session.is_authenticated:
             self._unauthenticated_since_ms = None
         elif self._unauthenticated_since_ms is None:
@@ -330,7 +330,7 @@ class Connection(asyncio.Protocol):
 
     @alone
     def check_age(self, now_ms: int) -> None:
-        """End a reply in steps that keeps its epoch from being freed for too long."""
+        """End a reply in steps that has pinned its epoch for too long."""
         age_ms = now_ms - self._sliced_since_ms
         if (
             self._sliced is None
@@ -415,7 +415,7 @@ class Connection(asyncio.Protocol):
         self._take_turn()
 
     def _take_turn(self) -> None:
-        """Answer for as long as a turn may take, and send it all at once."""
+        """Answer requests for one turn, and send all replies at once."""
         self._next_turn = None
         server, session = self._server_context, self.session
         if self._transport.is_closing() or (server.paused_until_ms and self._is_held_back()):
@@ -450,7 +450,7 @@ class Connection(asyncio.Protocol):
         return has_more
 
     def _is_held_back(self) -> bool:
-        """Wait for the end of a CLIENT PAUSE, unless an answer is on its way; tell whether that is so."""
+        """Wait for the end of a CLIENT PAUSE, unless a reply is being sent; return whether the client waits."""
         left_ms = self._server_context.pause_remaining_ms()
         self.session.is_held_back = left_ms > 0 and self._sliced is None and self._pending is None
         if self.session.is_held_back:
@@ -460,7 +460,7 @@ class Connection(asyncio.Protocol):
         return self.session.is_held_back
 
     def _settle(self, has_more: bool) -> None:
-        """Decide what comes after a turn: the next one, more input, or the end."""
+        """Continue after a turn: with the next one, more input, or the end."""
         if self._transport.is_closing():
             return
         is_waiting = self._pending is not None
@@ -533,11 +533,11 @@ class Connection(asyncio.Protocol):
         return False
 
     def _has_more(self) -> bool:
-        """Tell whether more can be answered of what came."""
+        """Tell whether there are further requests to answer."""
         return bool(self._requests or (self._input and not self._is_begun) or self._parser.has_more)
 
     def _look_ahead(self, before: int, out: list[bytes]) -> None:
-        """Tell what is new before a reply in steps: what it is made from was opened just now, later than the view.
+        """Send new epochs before a reply in steps, whose view was opened just now, later than the connection's.
 
         It may even be that the view is newer then. So which keys changed is told before the reply and behind it.
         """
@@ -550,7 +550,7 @@ class Connection(asyncio.Protocol):
             out.append(self._server_context.invalid_for(self.session, is_within=True))
 
     def _take_input(self, out: list[bytes]) -> bool:
-        """Answer what the compiled core can, and return True; or make requests of the input."""
+        """Have the compiled core answer, and return True; or parse the input."""
         parser, data = self._parser, self._input
         if self._compiled is not None and not parser.buffered_bytes:
             reply, requests, self._input = self._compiled.answer(self.session, data)
@@ -565,7 +565,7 @@ class Connection(asyncio.Protocol):
         return False
 
     def _end_with(self, error: ProtocolError, out: list[bytes]) -> None:
-        """Answer a protocol error, and nothing after it."""
+        """Answer a protocol error, and end the session."""
         log.info("closed %s: %s", self.session.address, error)
         self._server_context.stats.closed_for_input += isinstance(error, QueryBufferError)
         if not isinstance(error, QueryBufferError) and not self.session.is_silent:
@@ -573,7 +573,7 @@ class Connection(asyncio.Protocol):
         self.session.close()
 
     def _wait_for(self, pending: Pending) -> None:
-        """Let the next turn come when a reply is there, or its time is up.
+        """Take the next turn when a pending reply is there, or its time is up.
 
         Until then no more input is read than one buffer: most clients send nothing, and telling the system is not free.
         """
@@ -619,7 +619,7 @@ class Connection(asyncio.Protocol):
             self._sliced = None
 
     def _take_pushed(self) -> list[bytes]:
-        """Return what waited for the end of a reply."""
+        """Remove and return the pushes that waited for the end of a reply."""
         pushed, self._pushed, self._pushed_bytes = self._pushed, [], 0
         return pushed
 
@@ -631,7 +631,7 @@ class Connection(asyncio.Protocol):
 
     @alone
     def check_limits(self, now_ms: int, limits: RequestLimits) -> None:
-        """Take what may be asked at once from now on; cut a client for which too much has waited for too long."""
+        """Apply new request limits; cut a client that was over the soft output limit for too long."""
         self._parser.limits = limits
         config, is_subscriber = self._server_context.config, self.session.is_subscriber
         soft_bytes = config.subscriber_output_soft_bytes if is_subscriber else config.output_soft_bytes
@@ -645,12 +645,12 @@ class Connection(asyncio.Protocol):
             self.abort(f"more than {soft_bytes} bytes of output have waited for more than {soft_seconds} s")
 
     def _check_output(self) -> None:
-        """Cut a client for which more waits to be sent than may."""
+        """Cut a client that is over the hard output limit."""
         config = self._server_context.config
         bytes_max = config.subscriber_output_bytes_max if self.session.is_subscriber else config.output_bytes_max
         if self.output_bytes <= bytes_max:
             return
-        self._write_queue.flush()  # what the client takes does not count
+        self._write_queue.flush()  # output that the client takes now does not count
         if self.output_bytes > bytes_max:
             self._server_context.stats.closed_for_output += 1
             self.abort("more output is waiting than a client may have")

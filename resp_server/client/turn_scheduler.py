@@ -1,8 +1,8 @@
-"""The turns of connections that have to wait, so that a thousand of them that ask for much at once hold nobody else up.
+"""Schedules the turns of connections with long input, so that they do not delay clients with short requests.
 
-The event loop looks at what has come from all clients, then answers all of it, then looks again: who asks for little in
-between would wait for all. So what asks for much is put off once a round of the loop has lasted, and then a few
-milliseconds of it are done in each round.
+In one round the event loop polls all sockets and answers all their input before it polls again, so a short request
+would wait for all long ones. Once a round has lasted a few milliseconds, connections with long input are deferred: each
+further round runs a few milliseconds of deferred turns.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
 
-# Of a round, and of what was put off in each (guess: as long as a turn).
+# The length of a round, and of the deferred turns in it (guess: as long as one turn).
 ROUND_NS_MAX = 5_000_000
-# What is longer is worth being put off (guess: some 30 GETs, which take longer than to look at the queue).
+# Longer input is deferred (guess: some 30 GETs, which take longer than the queue costs).
 MUCH_BYTES = 1024
 
 
 class ScheduledTurn:
-    """A turn that is to come, unless it is cancelled."""
+    """A deferred turn, which can be cancelled."""
 
     __slots__ = ("is_cancelled", "run")
 
@@ -47,7 +47,7 @@ class TurnScheduler:
 
     @property
     def is_long(self) -> bool:
-        """Tell whether what asks for much has to wait: others do, or this round of the loop has lasted."""
+        """Tell whether long input has to be deferred: turns wait already, or this round has lasted."""
         if self._waiting:
             return True
         now_ns = perf_counter_ns()
@@ -69,7 +69,7 @@ class TurnScheduler:
         return True
 
     def defer(self, run: Callable[[], None]) -> ScheduledTurn:
-        """Have a turn come when those before it are done."""
+        """Run a turn when those before it are done."""
         turn = ScheduledTurn(run)
         self._waiting.append(turn)
         self._go_on()
@@ -88,7 +88,7 @@ class TurnScheduler:
         self._is_due = False
         ends_ns = perf_counter_ns() + ROUND_NS_MAX
         try:
-            # Those that are put off meanwhile come in the next round, so that clients are heard in between.
+            # Turns that are deferred meanwhile run in the next round, after sockets were polled.
             for _ in range(len(self._waiting)):
                 turn = self._waiting.popleft()
                 if not turn.is_cancelled:
@@ -96,4 +96,4 @@ class TurnScheduler:
                     if perf_counter_ns() >= ends_ns:
                         break
         finally:
-            self._go_on()  # also behind a turn that failed, which the event loop logs: it is one client's
+            self._go_on()  # also after an exception in one client's turn, which the event loop logs

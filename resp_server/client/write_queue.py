@@ -1,7 +1,7 @@
-"""What is answered in a round of the event loop, sent at its end.
+"""Collects the replies of one round of the event loop, and sends them at its end.
 
-A client that sleeps is woken by what it is sent, which takes the processor longer than all else about a write: one with
-many connections is woken once for what all of them are sent. redis-server does the same before it sleeps.
+Waking a sleeping client costs more processor time than the write itself. This way a client with many connections is
+woken once for all their replies. redis-server does the same before it sleeps.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-# With more than this nothing waits for the end of the round (guess: a few writes that fill a socket's buffer).
+# With more than this the queue is sent before the end of the round (guess: a few writes that fill a socket's buffer).
 WAITING_BYTES_MAX = 256 * 1024
 
 
 class Sender(Protocol):
-    """A connection. unsent_bytes: what of it waits here."""
+    """A connection. unsent_bytes: its bytes in the queue."""
 
     unsent_bytes: int
 
     def send_now(self, reply: bytes) -> None:
-        """Send. It does not raise: others' replies wait behind."""
+        """Send bytes. Must not raise: other clients' replies wait behind."""
 
 
 class WriteQueue:
-    """What waits to be sent, in the order in which it was answered."""
+    """The replies that wait to be sent, in order."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Sender, bytes]] = []
         self._waiting_bytes = 0
 
     def add(self, sender: Sender, reply: bytes) -> None:
-        """Have a connection send something at the end of the round."""
+        """Queue bytes that a connection sends at the end of the round."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self.flush)
         self._waiting.append((sender, reply))
@@ -40,7 +40,7 @@ class WriteQueue:
             self.flush()
 
     def flush(self) -> None:
-        """Have everything sent now."""
+        """Send everything now."""
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         for sender, reply in waiting:
             sender.send_now(reply)

@@ -1,11 +1,11 @@
-"""What a connection that follows a server (STATE FOLLOW) was told of epochs and of the topology, and what is new.
+"""STATE FOLLOW: which epochs and topology a following connection knows, and the pushes about newer ones.
 
-    >4 epoch <job> <term> <epoch>      readable from now on; -1 and -1 for a job that is not shown any more
+    >4 epoch <job> <term> <epoch>      readable from now on; -1 and -1 for a removed job
     >2 topology <version>
-    >2 changed <an array of keys, as one text, or nil>     only with STATE FOLLOW KEYS: what they held holds no more
+    >2 changed <an array of keys, as one text, or nil>     only with STATE FOLLOW KEYS: their values changed
 
-Push frames, in either version of the protocol: they are told apart from replies by their first byte. What is told is
-exact: no reply before a push is from a later epoch, and no request after it is answered from an earlier one.
+Push frames are used in both versions of the protocol; their first byte differs from that of replies. No reply before a
+push is from a later epoch, and no reply to a request after it is from an earlier one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from resp_server.protocol.replies import Push, Reply, encode
 # A job's term and epoch. Their order is that of the job's log, over its generations too.
 Reached = tuple[int, int]
 
-# What was reached in each job. Never changed: what is newer is another one.
+# The reached epoch of each job. Never mutated: a newer one is another object.
 Epochs: TypeAlias = Mapping[str, Reached]
-# What the parts of a reply are from, each once.
+# The epochs that the parts of a reply are from, each once.
 ReplyEpochs: TypeAlias = tuple[Epochs, ...]
 
 GONE: Reached = (-1, -1)
@@ -30,12 +30,12 @@ NO_EPOCHS: ReplyEpochs = ()
 
 
 def latest(first: Epochs, second: Epochs) -> Epochs:
-    """Return what was reached in each job by either."""
+    """Return the later epoch of each job."""
     return {job: max(first.get(job, GONE), second.get(job, GONE)) for job in first.keys() | second.keys()}
 
 
 class Seen:
-    """The newest epochs that a client was answered from. What is told is most often what was told last."""
+    """The newest epochs that a client got replies from. Most often they are the same object as before."""
 
     __slots__ = ("_last", "epochs")
 
@@ -44,22 +44,21 @@ class Seen:
         self._last = NO_EPOCHS
 
     def add(self, told: ReplyEpochs) -> None:
-        """Take in what an answer is from."""
+        """Add the epochs of a reply."""
         if told is not self._last:
             self._last = told
             for each in told:
                 self.epochs = each if self.epochs is NOTHING else latest(self.epochs, each)
 
 
-# What may wait to be told of changed keys, each with what it costs beside its bytes (guess). Beyond, any may have
-# changed.
+# Changed keys that may wait to be sent, each with an overhead (guess). Beyond this, any key may have changed.
 CHANGED_BYTES_MAX = 1 << 20
 KEY_OVERHEAD_BYTES = 64
 MOVED = -1
 
 
 class EpochFeed:
-    """What one connection was told. `moves` is for its owner: up to which of its server's moves that was."""
+    """What one connection knows. change_counter: the server's `change_counter` at the last push."""
 
     def __init__(self) -> None:
         self.change_counter = MOVED
@@ -69,7 +68,7 @@ class EpochFeed:
         self._changed_bytes = 0
 
     def record_changes(self, keys: Sequence[bytes] | None) -> None:
-        """Take in which keys changed, to be told; None: any."""
+        """Record changed keys; None: any key may have changed."""
         if keys is not None:
             self._changed_bytes += sum(map(len, keys)) + len(keys) * KEY_OVERHEAD_BYTES
         if keys is None or self._changed is None or self._changed_bytes > CHANGED_BYTES_MAX:
@@ -78,7 +77,7 @@ class EpochFeed:
             self._changed += keys
 
     def pending_pushes_around(self, jobs: Mapping[str, Reached | None], version: int) -> bytes:
-        """Return the same as `news`; which keys changed is told once more, behind the reply that begins now."""
+        """Return the pending pushes; changed keys are sent once more after the reply that begins now."""
         changed = self._changed
         told = self.pending_pushes(jobs, version)
         if changed is None or changed:
@@ -87,7 +86,7 @@ class EpochFeed:
         return told
 
     def pending_pushes(self, jobs: Mapping[str, Reached | None], version: int) -> bytes:
-        """Return the pushes about what is not told yet; it is with that. None: a job of which nothing was shown yet."""
+        """Return pending pushes and mark them sent. jobs: the reached epoch of each; None: the job has no epoch yet."""
         told: list[Reply] = []
         if self._changed is None or self._changed:
             told.append(Push((b"changed", None if self._changed is None else encode(self._changed, 2))))

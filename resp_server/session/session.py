@@ -1,4 +1,4 @@
-"""What a connection is, apart from its socket: a value that commands read and change."""
+"""The state of one connection apart from its socket; commands read and change it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESP2 = 2
 
 
 class ReplyMode(Enum):
-    """What CLIENT REPLY asked for. SKIP_NEXT is SKIP until the command that it silences has begun."""
+    """The mode that CLIENT REPLY set. SKIP_NEXT becomes SKIP when the command to suppress begins."""
 
     ON = "on"
     OFF = "off"
@@ -24,7 +24,7 @@ class ReplyMode(Enum):
 
 
 class Account(Protocol):
-    """What a connection knows of its user (see `resp_server.acl.rules.User`).
+    """A session's user (see `resp_server.acl.rules.User`).
 
     is_open: everybody is this user without a password. is_unrestricted: nothing it asks for has to be checked.
     rate_limiter: None if the user may ask as much as it likes. compiled: its rules as the compiled core checks them.
@@ -44,24 +44,24 @@ class Account(Protocol):
     @property
     def read_patterns(self) -> Sequence[bytes]: ...
     def can_read(self, key: bytes) -> bool:
-        """Tell whether it may be told of a key."""
+        """Tell whether the user may read a key."""
 
     def can_subscribe(self, channel: bytes, *, is_pattern: bool = False) -> bool:
-        """Tell whether it may use a channel, or a pattern of channels."""
+        """Tell whether the user may subscribe to a channel, or to a pattern."""
 
     def denial(self, command: Any, request: Sequence[bytes]) -> Any:
-        """Say why a request is denied, or None."""
+        """Return why a request is denied, or None."""
 
 
 class Session:
-    """One client's standing.
+    """The state of one client's connection.
 
-    user says what it may do; `default_user` is whom it was when it came. is_usual: is_plain, but for what its user
-    may not do, and for tracking what it reads.
+    user: decides what the client may do. default_user: the user of a new connection.
 
-    is_plain is the one flag that the hot path asks: authenticated, database 0, replies on, nothing queued, staying, and
-    answered here: a cluster's replica sends clients to its master until they say READONLY. Whatever takes a connection
-    off the short way has to take it away; `is_observed` is for what takes all connections off it.
+    is_plain: the fast path may answer. The client is authenticated by an unrestricted user, in database 0, and not
+    closing; its replies are on; it has no transaction, subscription or tracking; and this server answers it (a cluster's
+    replica redirects clients until they send READONLY). is_usual: the same with a restricted user or tracking.
+    is_observed: no connection may use the fast path, as each request is shown, timed or paused by itself.
     """
 
     def __init__(self, session_id: int, address: str, local_address: str, default_user: Account, now_ms: int) -> None:
@@ -89,7 +89,7 @@ class Session:
         self.restart()
 
     def restart(self) -> None:
-        """Be as just connected, as RESET asks for; the address, the library's name and the age stay."""
+        """Return to the state of a new connection (RESET); the address, the library's name and the age stay."""
         self.protocol = RESP2
         self.user = self.default_user
         self._is_logged_in = self.user.is_open
@@ -97,7 +97,7 @@ class Session:
         self.name = b""
         self.is_readonly = False
         self.epoch_feed: EpochFeed | None = None
-        # A CLIENT REPLY SKIP before it silences RESET as any other command.
+        # A CLIENT REPLY SKIP suppresses RESET's reply as any other.
         self.reply_mode = ReplyMode.SKIP if self.reply_mode is ReplyMode.SKIP else ReplyMode.ON
         self.end_transaction()
 
@@ -111,45 +111,45 @@ class Session:
         self.is_plain = self.is_usual and self.tracked is None and self.user.is_unrestricted
 
     def begin_transaction(self) -> None:
-        """Queue what comes from now on."""
+        """Queue commands from now on."""
         self.transaction: Transaction | None = Transaction()
         self._settle()
 
     def end_transaction(self) -> None:
-        """Forget what is queued, and what is watched for it."""
+        """Drop queued commands and watched keys."""
         self.transaction = None
         self.watched: dict[tuple[int, bytes], Mark] = {}  # by database and key
         self.reads_at: ReadsAt | None = None
         self._settle()
 
     def authenticate(self, user: Account) -> None:
-        """Let the client in, as a user."""
+        """Log the client in as a user."""
         self.user = user
         self._is_logged_in = True
         self._settle()
 
     def log_out(self) -> None:
-        """Be nobody any more: the user is gone."""
+        """Log the client out: its user was removed."""
         self.user = self.default_user
         self._is_logged_in = False
         self._settle()
 
     def look_at_user(self) -> None:
-        """Take in that what users may do has changed."""
+        """Apply changed rights of the user."""
         self._settle()
 
     def select(self, db: int) -> None:
-        """Move to another database."""
+        """Select a database."""
         self.db = db
         self._settle()
 
     def reply(self, mode: ReplyMode) -> None:
-        """Send replies, or keep them back."""
+        """Send or suppress replies."""
         self.reply_mode = mode
         self._settle()
 
     def close(self) -> None:
-        """Answer nothing more; the connection ends once what was answered is sent."""
+        """Answer nothing more; the connection ends once all replies are sent."""
         self.is_closing = True
         self._settle()
 
@@ -158,32 +158,32 @@ class Session:
         return self.subscriptions is not None and name in self.subscriptions.of(way)
 
     def subscribe(self, subscriptions: Subscriptions) -> None:
-        """Take what the client is subscribed to from now on."""
+        """Set the client's subscriptions."""
         self.subscriptions = subscriptions if len(subscriptions) else None
         self._settle()
 
     def track(self, tracked: TrackingState | None) -> None:
-        """Take how the client tracks what it reads from now on; None: not at all."""
+        """Set the client's tracking; None: off."""
         self.tracked = tracked
         self._settle()
 
     def read_only(self, is_readonly: bool) -> None:
-        """Take a replica's answers, or be sent to its master, as READONLY and READWRITE ask for."""
+        """Accept a replica's replies (READONLY), or redirections to its master (READWRITE)."""
         self.is_readonly = is_readonly
         self._settle()
 
     def serve_from(self, is_replica: bool) -> None:
-        """Learn whether the server is a cluster's replica."""
+        """Set whether the server is a replica in a cluster."""
         self.is_at_replica = is_replica
         self._settle()
 
     def observe(self, is_observed: bool) -> None:
-        """Learn whether each request is looked at by itself: to be shown to others, measured, or held back."""
+        """Set whether each request is shown to monitors, timed or paused by itself."""
         self.is_observed = is_observed
         self._settle()
 
     def begin_command(self) -> None:
-        """Count down a CLIENT REPLY SKIP: the command after it is silenced, the one after that is not."""
+        """Advance CLIENT REPLY SKIP: it suppresses the next reply only."""
         if self.reply_mode is ReplyMode.SKIP_NEXT:
             self.reply(ReplyMode.SKIP)
         elif self.reply_mode is ReplyMode.SKIP:
@@ -191,10 +191,10 @@ class Session:
 
     @property
     def is_subscriber(self) -> bool:
-        """Tell whether it is sent what others do, so that the limits of subscribers hold; after MONITOR as well."""
+        """Tell whether the limits of subscribers apply: with subscriptions, or after MONITOR."""
         return self.subscriptions is not None or self.is_monitor
 
     @property
     def is_silent(self) -> bool:
-        """Tell whether the reply of the command in hand is to be kept back."""
+        """Tell whether the current command's reply is suppressed."""
         return self.reply_mode is not ReplyMode.ON

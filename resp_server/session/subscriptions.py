@@ -1,9 +1,9 @@
-"""What one connection is subscribed to, and the frames of pub/sub.
+"""The subscriptions of one connection, and the frames of pub/sub.
 
 RESP2  *3 message <channel> <text>         RESP3  the same as a push, `>3` and `>4`
        *4 pmessage <pattern> <channel> <text>
        *3 smessage <shard channel> <text>
-       *3 subscribe <channel> <count>      and so on: the answers, one for each channel or pattern
+       *3 subscribe <channel> <count>      and so on: replies, one for each channel or pattern
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from enum import Enum
 
 from resp_server.protocol.errors import PlainError
 
-# What one client may be subscribed to, and how long a name or a pattern may be (guesses: Redis has no limit). When it
-# goes all of it is forgotten in one turn, and each pattern is held against the name of each message's channel.
+# The subscriptions of one client, and the length of a name or pattern (guesses: Redis has no limits). Each pattern is
+# matched with the channel of each message.
 SUBSCRIPTIONS_MAX = 16_384
 SUBSCRIBED_BYTES_MAX = 16 << 20
 NAME_BYTES_MAX = 1024
 
 
 class Way(Enum):
-    """How a client can be subscribed: to channels, to patterns of their names, or to channels of a slot."""
+    """The kinds of subscriptions: to channels, to patterns of channel names, or to shard channels."""
 
     CHANNEL = b""
     PATTERN = b"p"
@@ -29,7 +29,7 @@ class Way(Enum):
 
 
 class Subscriptions:
-    """The channels, patterns and shard channels of one connection, each in the order in which they came."""
+    """The channels, patterns and shard channels of one connection, in the order of subscribing."""
 
     def __init__(self) -> None:
         self._by_way: dict[Way, dict[bytes, None]] = {way: {} for way in Way}
@@ -39,17 +39,17 @@ class Subscriptions:
         return sum(map(len, self._by_way.values()))
 
     def of(self, way: Way) -> Mapping[bytes, None]:
-        """Return those of one way."""
+        """Return the names of one kind."""
         return self._by_way[way]
 
     def add(self, way: Way, name: bytes) -> None:
-        """Add one; it may be there before."""
+        """Add a name; it may be there already."""
         if name not in self._by_way[way]:
             self._by_way[way][name] = None
             self._bytes += len(name)
 
     def remove(self, way: Way, name: bytes) -> bool:
-        """Take one out; False if it is not there."""
+        """Remove a name; False if it is not there."""
         if name not in self._by_way[way]:
             return False
         del self._by_way[way][name]
@@ -57,13 +57,13 @@ class Subscriptions:
         return True
 
     def count(self, way: Way) -> int:
-        """Return the number that answers tell: patterns count as channels, shard channels by themselves."""
+        """Return the count for replies: channels and patterns together, shard channels apart."""
         if way is Way.SHARD:
             return len(self._by_way[way])
         return len(self._by_way[Way.CHANNEL]) + len(self._by_way[Way.PATTERN])
 
     def check_room(self, way: Way, names: Sequence[bytes]) -> None:
-        """Raise PlainError if a client would be subscribed to too much."""
+        """Raise PlainError if a client would have too many subscriptions."""
         new = {name for name in names if name not in self._by_way[way]}
         if len(self) + len(new) > SUBSCRIPTIONS_MAX or self._bytes + sum(map(len, new)) > SUBSCRIBED_BYTES_MAX:
             raise self.no_room()
@@ -71,7 +71,7 @@ class Subscriptions:
             check_name(name)
 
     def no_room(self) -> PlainError:
-        """Return what is answered to a client that would be subscribed to too much."""
+        """Return the error for too many subscriptions."""
         return PlainError(
             f"a client may be subscribed to {SUBSCRIPTIONS_MAX} channels and patterns of "
             f"{SUBSCRIBED_BYTES_MAX >> 20} MiB; unsubscribe from some, or use a pattern"
@@ -79,13 +79,13 @@ class Subscriptions:
 
 
 def check_name(name: bytes) -> None:
-    """Raise PlainError for a name of a channel, or a pattern, that is too long."""
+    """Raise PlainError for a channel name or pattern that is too long."""
     if len(name) > NAME_BYTES_MAX:
         raise PlainError(f"the name of a channel, or a pattern, may have {NAME_BYTES_MAX} bytes; one has {len(name)}")
 
 
 def answer(verb: bytes, name: bytes | None, count: int, protocol: int) -> bytes:
-    """Return what SUBSCRIBE and its like answer for one channel."""
+    """Return the reply to SUBSCRIBE and the like for one channel."""
     mark = b">" if protocol >= 3 else b"*"
     if name is None:
         shown = b"_\r\n" if protocol >= 3 else b"$-1\r\n"
@@ -95,7 +95,7 @@ def answer(verb: bytes, name: bytes | None, count: int, protocol: int) -> bytes:
 
 
 def message(way: Way, pattern: bytes, channel: bytes, text: bytes, protocol: int) -> bytes:
-    """Return a message as it is sent to who is subscribed in this way; `pattern` is for patterns alone."""
+    """Return the frame of a message for one kind of subscription; `pattern` is for patterns alone."""
     mark = b">" if protocol >= 3 else b"*"
     body = b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(channel), channel, len(text), text)
     if way is Way.PATTERN:

@@ -1,4 +1,4 @@
-"""What a connection has queued since MULTI, what it watches, and where its next EXEC reads."""
+"""The transaction of one connection: queued commands, watched keys, and the epochs that EXEC reads at."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ QUEUED_BYTES_MAX = 64 << 20
 # What one client may watch (guesses).
 WATCHED_KEYS_MAX = 16_384
 WATCHED_BYTES_MAX = 16 << 20
-# What a word takes beside its bytes: an object's head, and its place in a list.
+# The overhead of a word: its object header, and its pointer in a list.
 WORD_OVERHEAD_BYTES = 41
 
 
 class Transaction:
-    """What a client has queued since MULTI.
+    """The commands that a client queued since MULTI.
 
-    is_void: a command was refused, so that EXEC will be. needs_state: some command is not answered while jobs are
-    loaded. slots: those of the keys, as far as they were looked at; the first one first.
+    is_void: a command was refused, so EXEC will be, too. needs_state: a command is not answered while jobs are loading.
+    slots: the slots of the keys seen so far, in order.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Transaction:
 
 
 class Mark(NamedTuple):
-    """What a watched key was like: see `resp_server.execution.watch`."""
+    """A watched key's digest and epoch (see `resp_server.execution.watch`)."""
 
     lineage: str
     epoch: int
@@ -52,12 +52,12 @@ class Mark(NamedTuple):
 
     @property
     def text(self) -> bytes:
-        """The mark as others keep it, to give it back."""
+        """The mark as STATE MARK returns it."""
         return f"{self.epoch} {int(self.is_whole)} {self.seen} {self.lineage}".encode()
 
     @classmethod
     def parse(cls, text: bytes) -> Mark:
-        """Read what `text` wrote; PlainError if this is no such thing."""
+        """Parse `text`; PlainError if it is no mark."""
         words = text.decode("utf-8", "replace").split(" ", 3)
         if len(words) != 4 or not words[0].lstrip("-").isdecimal() or words[1] not in ("0", "1"):
             raise PlainError("a mark is what STATE MARK answers, as it is")
@@ -74,7 +74,7 @@ def check_room_to_watch(watched: Collection[tuple[int, bytes]], new: Collection[
 
 
 class ReadsAt(NamedTuple):
-    """What STATE AT asked of the next EXEC: the (term, epoch) of each job, and a clock reading."""
+    """What the next EXEC reads at (STATE AT): the (term, epoch) of each job, and a clock reading."""
 
     epochs: Mapping[str, tuple[int, int]]
     clock_ms: int
