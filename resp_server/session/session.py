@@ -59,8 +59,8 @@ class Session:
     user: decides what the client may do. default_user: the user of a new connection.
 
     is_plain: the fast path may answer. The client is authenticated by an unrestricted user, in database 0, and not
-    closing; its replies are on; it has no transaction, subscription or tracking; and this server answers it (a cluster's
-    replica redirects clients until they send READONLY). is_usual: the same with a restricted user or tracking.
+    closing; its replies are on; it has no transaction, subscription or tracking; and this server answers it (a replica
+    in a cluster redirects clients until they send READONLY). is_usual: the same with a restricted user or tracking.
     is_observed: no connection may use the fast path, as each request is shown, timed or paused by itself.
     """
 
