@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from resp_server.command_table.declaration import DeclarationError, OneOrMore, Parameters, command, integer
+from resp_server.command_table.declaration import Column, DeclarationError, OneOrMore, Parameters, command, integer
 from resp_server.protocol.errors import PlainError
 
 
@@ -58,6 +58,13 @@ def test_a_type_that_no_text_becomes_is_refused() -> None:
     def body(call: Any, what: dict[str, int]) -> None: ...
 
     with pytest.raises(DeclarationError, match="'what'"):
+        command("x")(body)
+
+
+def test_a_column_beside_another_argument_is_refused() -> None:
+    def body(call: Any, keys: Column, at: int) -> None: ...
+
+    with pytest.raises(DeclarationError, match="column"):
         command("x")(body)
 
 
