@@ -1,4 +1,4 @@
-"""What all tests share: servers to talk to, the data set in a change log, and no skip that CI does not expect."""
+"""Shared by all tests: servers, the data set as a change log, and the rule that CI fails on an unexpected skip."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _unexpected_skips: list[str] = []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes minutes, gigabytes or many processes, unless it is asked for."""
+    """Deselect tests that take minutes, gigabytes or many processes, unless their marker is given."""
     unasked = [mark for mark in LEFT_OUT if mark not in config.option.markexpr]
     out = [item for item in items if any(map(item.get_closest_marker, unasked))]
     config.hook.pytest_deselected(items=out)
@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _rank(path: Path) -> tuple[int, int]:
-    """Return where a file stands among all: lower ones begin earlier."""
+    """Return a file's rank in the order of the run: lower ones run earlier."""
     file, folder = path.relative_to(HERE).with_suffix("").as_posix(), path.relative_to(HERE).parts[0]
     return (
         LONGEST_FILES.index(file) if file in LONGEST_FILES else len(LONGEST_FILES),
@@ -99,20 +99,20 @@ def _rank(path: Path) -> tuple[int, int]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Write down what was skipped, by a mark or while it ran."""
+    """Record a skipped test."""
     is_expected_failure = hasattr(report, "wasxfail")
     if report.skipped and not is_expected_failure and not report.nodeid.startswith(EXPECTED_SKIPS or ("\0",)):
         _unexpected_skips.append(f"{report.nodeid}: {report.longrepr[2] if isinstance(report.longrepr, tuple) else ''}")
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Write down a module that skipped itself as a whole."""
+    """Record a skipped module."""
     if report.skipped and not report.nodeid.startswith(EXPECTED_SKIPS or ("\0",)):
         _unexpected_skips.append(f"{report.nodeid}: {report.longrepr[2] if isinstance(report.longrepr, tuple) else ''}")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Fail a run on CI that skipped something: a test that does not run proves nothing."""
+    """Fail a run on CI that skipped a test: a test that does not run proves nothing."""
     if (
         os.environ.get("CI")
         and _unexpected_skips
@@ -122,7 +122,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which skips made the run fail."""
+    """Print the skips that made the run fail."""
     if os.environ.get("CI") and _unexpected_skips:
         terminalreporter.section("skipped, which CI does not expect (see EXPECTED_SKIPS in tests/conftest.py)")
         for line in _unexpected_skips:
@@ -131,7 +131,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def dataset() -> Dataset:
-    """The data set that servers hold."""
+    """The data set of all servers."""
     return standard()
 
 
@@ -146,7 +146,7 @@ def dataset_log(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> P
 
 @pytest.fixture(scope="session")
 def sparkis(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: Dataset) -> Iterator[Running]:
-    """A sparkis process that serves the data set, with the settings that it has by itself."""
+    """A sparkis process that serves the data set with default settings."""
     with sparkis_server(tmp_path_factory.mktemp("store"), dataset_log) as server:
         wait_for_keys(server, len(dataset.keys))
         yield server
@@ -154,7 +154,7 @@ def sparkis(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset
 
 @pytest.fixture(scope="session")
 def locked_sparkis(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: Dataset) -> Iterator[Running]:
-    """A sparkis process that asks for a password."""
+    """A sparkis process with a password."""
     with sparkis_server(tmp_path_factory.mktemp("store"), dataset_log, password="s3cret pass") as server:
         wait_for_keys(server, len(dataset.keys))
         yield server

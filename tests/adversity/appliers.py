@@ -1,4 +1,4 @@
-"""What the tests that kill appliers share: the appliers, what a log's epochs change, and what a store must hold."""
+"""Shared by tests that kill appliers: the processes, the changes of each epoch, and the expected store."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ applier.main(sys.argv[1:])
 
 
 def scores_of(epoch: int) -> dict[bytes, int]:
-    """Return the scores of the sorted set, which are in another order after each epoch."""
+    """Return the sorted set's scores, whose order differs in each epoch."""
     return {name: (number + 1) * (epoch + 1) % 149 for number, name in enumerate(FIELDS)}
 
 
 def changes_of(epoch: int) -> list[Change]:
-    """Return what an epoch changes: everything says its number, one key more is there, and every third is large."""
+    """Return an epoch's changes: all values become its number, one key is added, and every third epoch is large."""
     text = b"%d" % epoch
     filling = b"x" * 500 if epoch % 3 == 0 else b""
     return [
@@ -59,7 +59,7 @@ def changes_of(epoch: int) -> list[Change]:
 
 
 def assert_whole(snapshot: Snapshot) -> int:
-    """Check that a snapshot holds every epoch up to its own, and nothing else; return its epoch (-1: nothing yet)."""
+    """Check that a snapshot has all epochs up to its own and no later one; return its epoch (-1: none yet)."""
     epoch = snapshot.applied.epoch
     _, keys = snapshot.scan(0, 1 << 30)
     if epoch < 0:
@@ -81,7 +81,7 @@ def assert_whole(snapshot: Snapshot) -> int:
 
 
 def epoch_at(path: str) -> int:
-    """Open a store as a server does and return its whole epoch."""
+    """Open a store as a server does and return its checked epoch."""
     store = LmdbStore(path, GENERATION, is_reader=True)
     try:
         with store.snapshot(1) as snapshot:
@@ -91,7 +91,7 @@ def epoch_at(path: str) -> int:
 
 
 class RunningApplier:
-    """An applier process, and what it told last."""
+    """An applier process, and its last report."""
 
     def __init__(self, log: Path, store: Path, *options: str, program: str = APPLIER) -> None:
         command = [sys.executable, "-c", program, "--log", log, "--job", JOB, "--store", store]
@@ -107,7 +107,7 @@ class RunningApplier:
         self._thread.start()
 
     def epoch(self) -> int:
-        """Open its store as a server does and return the whole epoch; it may have made a copy the store meanwhile."""
+        """Open its store as a server does and return the checked epoch; the store may be a new, compacted one."""
         while True:
             path = self.known["path"]
             try:
@@ -123,7 +123,7 @@ class RunningApplier:
             self.known = self.known | json.loads(line)
 
     def wait_for(self, epoch: int) -> None:
-        """Wait until an epoch is told as applied."""
+        """Wait until an epoch is reported as applied."""
         eventually(lambda: dict(self.known), lambda known: known["applied"] >= epoch, processes=[self.process])
 
     def kill(self) -> None:
@@ -137,7 +137,7 @@ class RunningApplier:
 
 @contextmanager
 def growing_log(root: Path, every_s: float) -> Iterator[Path]:
-    """Have a log grow by itself."""
+    """Publish epochs in a thread while the block runs."""
     end = threading.Event()
 
     def publish() -> None:

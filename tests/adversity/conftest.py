@@ -1,4 +1,4 @@
-"""What the tests that kill share: drivers and servers as processes, input files, and a reader that watches."""
+"""Shared by tests that kill processes: drivers, servers, input files, and a reader that checks replies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    """Folders, and whatever is started in them; all of it has ended when the test has."""
+    """A job's folders and processes, which end with the test."""
     made = Scene(tmp_path)
     yield made
     made.close()
@@ -25,7 +25,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    """A log that grows, and whatever is started to serve it; all of it has ended when the test has."""
+    """A growing log and the processes that serve it, which end with the test."""
     made = Fleet(tmp_path)
     yield made
     made.close()
@@ -33,7 +33,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 @pytest.fixture
 def doubled(tmp_path: Path) -> Iterator[Fleet]:
-    """The same with a replica of each shard."""
+    """A fleet with a replica of each shard."""
     made = Fleet(tmp_path, replicas=1)
     yield made
     made.close()

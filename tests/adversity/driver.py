@@ -1,4 +1,4 @@
-"""A Spark driver in a process of its own, to be killed: it counts the rows of files, a file a micro-batch.
+"""A Spark driver as a process, to be killed: it counts the rows of files, one file per micro-batch.
 
     python driver.py '{"input": ..., "log": ..., "checkpoint": ..., ...}'
 
@@ -25,7 +25,7 @@ JOB = "job"
 
 @dataclass(frozen=True)
 class Orders:
-    """What a driver is told.
+    """A driver's options.
 
     input, log, checkpoint   folders
     port       where its own server listens; None for no server
@@ -87,7 +87,7 @@ def states(reduces: bool = False) -> list[sparkis.StateDescriptor]:
 
 
 def die_at(when: str, epoch: int) -> None:
-    """Let this process end, without any clean-up, around the commit of an epoch."""
+    """End this process without clean-up, before or after the commit of an epoch."""
     commit = LogWriter.commit
 
     def deadly(self: LogWriter, number: int, **given: Any) -> bool:

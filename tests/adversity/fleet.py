@@ -1,4 +1,4 @@
-"""A registry, state servers and readers as processes and threads, over a log that grows while they run."""
+"""A registry, state servers and readers, as processes and threads, with a log that grows while they run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EPOCH_EVERY_S = 0.2
 
 
 class Process:
-    """A registry or a state server. One that stands by says nothing, and is not waited for."""
+    """A registry or a state server. A standby registry prints nothing, so its start is not awaited."""
 
     def __init__(self, program: Sequence[str], options: list[str], log: Path) -> None:
         self.log = log
@@ -56,7 +56,7 @@ class Process:
         return self.log.read_text()
 
     def kill(self) -> None:
-        """End it as nothing else would."""
+        """Kill the process with SIGKILL."""
         self.popen.kill()
         self.popen.wait()
 
@@ -68,7 +68,7 @@ class Process:
 
 
 class Reader:
-    """A cluster client that reads keys all the time. Each value is the number of the epoch that it was written in."""
+    """A cluster client that reads keys continuously. Each value is the number of the epoch that wrote it."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.reads = 0
@@ -104,7 +104,7 @@ class Reader:
 
 
 class Fleet:
-    """All of it, and the end of it."""
+    """The processes of a test, and their end."""
 
     def __init__(self, folder: Path, *, replicas: int = 0) -> None:
         self.folder, self.log = folder, folder / "log"
@@ -134,19 +134,19 @@ class Fleet:
     # Processes
 
     def registry(self, *options: str, program: Sequence[str] = PATIENT_REGISTRY) -> Process:
-        """Start a registry; one to which a server that is slow is not silent, unless told otherwise."""
+        """Start a registry; by default its timeout is so long that a slow server does not count as silent."""
         given = ["--log", str(self.log), "--port", "0", "--replicas", str(self.replicas), *options]
         return self._started(program, given, "registry")
 
     def server(self, number: int, *more: str) -> Process:
-        """Start a state server; one of the same number is the same server."""
+        """Start a state server; the same number is the same server again."""
         options = ["--log", str(self.log), "--compact", "--store", str(self.folder / f"store{number}")]
         options += ["--port", str(self._ports[number]), *more]
         self.servers.append(self._started(("-m", "resp_server.programs.state_server"), options, f"server{number}"))
         return self.servers[-1]
 
     def halves(self) -> tuple[Process, Process]:
-        """Start two servers, one after the other; each has half of the slots."""
+        """Start two servers, one after the other, with half of the slots each."""
         first = self.server(0)
         self.wait_for(_0="0-16383")
         second = self.server(1)
@@ -158,7 +158,7 @@ class Fleet:
         return self._processes[-1]
 
     def read(self) -> Reader:
-        """Begin to read."""
+        """Start a reader."""
         self._readers.append(Reader(self))
         return self._readers[-1]
 
@@ -180,7 +180,7 @@ class Fleet:
         return RedisCluster(startup_nodes=nodes, decode_responses=True, retry=Retry(NoBackoff(), 16))
 
     def record(self) -> Record:
-        """Return what the registry has written down."""
+        """Return the registry's record."""
         return Record.parse((self.log / "registry.json").read_bytes(), "registry.json")
 
     def ask(self, timeout_s: float = WAIT_S_MAX) -> Client:
@@ -198,7 +198,7 @@ class Fleet:
         }
 
     def wait_for(self, **expected: str) -> None:
-        """Wait until servers have these slots: `_0="0-8191"`; "replica" for one that has none of its own."""
+        """Wait until servers have these slots: `_0="0-8191"`, or "replica"."""
 
         def shown() -> dict[str, str]:
             return {
@@ -210,7 +210,7 @@ class Fleet:
         eventually(lambda: (shown(), self.nodes()), lambda found: found[0] == expected, f"{expected} is waited for")
 
     def wait_until_all_show_it(self) -> None:
-        """Wait until every server shows the newest topology, and holds what it is to hold and nothing else."""
+        """Wait until every server has the newest topology, and stores exactly its slots."""
 
         def is_quiet() -> bool:
             with self.ask() as registry:
@@ -225,7 +225,7 @@ class Fleet:
         eventually(is_quiet, awaited="not all servers show the topology")
 
     def wait_for_all_keys(self) -> None:
-        """Wait until all keys are answered with an epoch that was not there before."""
+        """Wait until all keys are read at a new epoch."""
         since = self.epoch
         client = self.client()
 

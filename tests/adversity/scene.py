@@ -1,4 +1,4 @@
-"""A job that is going to be hurt: its input, the processes around it, and what its state has to be."""
+"""A job under adversity: its input, its processes, and its expected state."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Process:
                 self.events.append(json.loads(line))
 
     def wait_for(self, event: str) -> Any:
-        """Return what an event says, once it is there."""
+        """Wait for an event of this process and return its value."""
 
         def look() -> list[Any]:
             is_over = self.popen.poll() is not None
@@ -69,11 +69,11 @@ class Process:
         return eventually(look, bool)[0]
 
     def children(self, word: str) -> list[int]:
-        """Return the processes below this one whose command line holds a word."""
+        """Return this process's descendants whose command line contains a word."""
         return children_of(self.popen.pid, word)
 
     def kill(self) -> None:
-        """End the whole group at once, as a machine that loses its power would; the driver's server ends by itself."""
+        """Kill the process group at once, as a power loss does; the driver's server ends by itself."""
         if self.popen.poll() is None:
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
@@ -83,12 +83,12 @@ class Process:
 
 
 def children_of(parent: int, word: str) -> list[int]:
-    """Return the processes below one whose command line holds a word."""
+    """Return the descendants of a process whose command line contains a word."""
     return [pid for pid in processes.below(parent) if word in processes.command_of(pid)]
 
 
 class Watcher:
-    """Reads the markers all the time, and writes down what must not be: torn, early or backward states."""
+    """Reads the markers continuously, and records errors: torn, early or backward states."""
 
     def __init__(self, port: int, committed: Callable[[], int]) -> None:
         self.seen: Counter[int] = Counter()
@@ -131,7 +131,7 @@ class Watcher:
 
 
 class Scene:
-    """One job: its input, log, checkpoint, store, and the processes that were started for it."""
+    """One job: its input, log, checkpoint, store and processes."""
 
     def __init__(self, folder: Path, seed: int = 1) -> None:
         self.folder = folder
@@ -149,7 +149,7 @@ class Scene:
     # Input and what has to come of it
 
     def add_files(self, count: int) -> None:
-        """Let files arrive: each is one micro-batch, in this order."""
+        """Add input files; each is one micro-batch, in this order."""
         for _ in range(count):
             named = [*MARKERS, *self.random.choices(KEYS, k=KEYS_PER_FILE)]
             self.counts.update(named)
@@ -161,7 +161,7 @@ class Scene:
             self._files += 1
 
     def forget(self) -> None:
-        """Begin anew: what comes from now on is all that counts."""
+        """Forget all files: only later ones count."""
         self.counts.clear()
         self.last.clear()
         self._files = 0
@@ -177,7 +177,7 @@ class Scene:
         return values | maps
 
     def state(self, port: int | None = None) -> dict[str, Any]:
-        """Read everything from a server; empty while there is none."""
+        """Read the complete state from a server; empty while there is no server."""
         try:
             with redis.Redis(port=port or self.port, decode_responses=True, retry=None) as client:
                 values = {key: client.get(key) for key in client.scan_iter(_type="string", count=1000)}
@@ -186,7 +186,7 @@ class Scene:
             return {}
 
     def wait_for_all(self, port: int | None = None) -> None:
-        """Wait until everything that arrived can be read, and fail if it is not what it has to be."""
+        """Wait until all files are readable, and fail if the state is not the expected one."""
         eventually(self.committed, lambda epoch: epoch == self._files - 1)
         eventually(lambda: self.state(port).get(f"{JOB}:n:{MARKERS[0]}"), lambda count: count == str(self._files))
         assert self.state(port) == self.expected()
@@ -194,12 +194,12 @@ class Scene:
     # The log
 
     def generation(self) -> str:
-        """Return the generation in charge, or nothing."""
+        """Return the current generation, or None."""
         current = ChangeLog(self.log).job(JOB).current()
         return "" if current is None else current.generation
 
     def epochs(self) -> list[int]:
-        """Return the numbers of the committed epochs of the generation in charge."""
+        """Return the committed epochs of the current generation."""
         generation = self.generation()
         return sorted(int(path.stem) for path in (self.log / JOB / generation / "epochs").glob("[0-9]*.json"))
 
@@ -208,12 +208,12 @@ class Scene:
         return max(self.epochs(), default=-1)
 
     def wait_for_one_more(self) -> None:
-        """Wait until an epoch is committed after those that are."""
+        """Wait until a further epoch is committed."""
         reached = self.committed()
         eventually(self.committed, lambda epoch: epoch > reached)
 
     def epoch(self, number: int) -> bytes:
-        """Return an epoch's file."""
+        """Return the path of an epoch's file."""
         return (self.log / JOB / self.generation() / "epochs" / f"{number}.json").read_bytes()
 
     # Processes
@@ -226,7 +226,7 @@ class Scene:
         return self._started([sys.executable, str(HERE / "driver.py"), json.dumps(asdict(told))])
 
     def start_server(self, store: str = "store", workers: int = 1) -> Process:
-        """Start a server of the log, without Spark; it is ready when it has found the log."""
+        """Start a server of the log without Spark; it is ready once it has found the log."""
         command = [sys.executable, "-m", "resp_server.programs.serve", "--child", "--loglevel", "error"]
         command += ["--log", str(self.log), "--store", str(self.folder / store), "--port", str(self.port)]
         command += ["--workers", str(workers)]
@@ -240,10 +240,10 @@ class Scene:
         return process
 
     def watch(self) -> Watcher:
-        """Begin to read the markers all the time."""
+        """Start a watcher."""
         return Watcher(self.port, self.committed)
 
     def close(self) -> None:
-        """End everything that runs."""
+        """End all processes."""
         for process in self._processes:
             process.kill()

@@ -1,4 +1,4 @@
-"""Real clients against real servers: what they need to be started, and a server that can be restarted."""
+"""Real clients and real servers: programs to start them, and a server that can be restarted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Restartable:
         self.start()
 
     def start(self) -> None:
-        """Start, on the port of before if there was one."""
+        """Start, on the same port as before."""
         server = self._stack.enter_context(sparkis_server(self._folder, self._log, port=self.port))
         wait_for_keys(server, self._keys)
         self.port = server.port
@@ -97,7 +97,7 @@ def run_script() -> Script:
 
 
 class Cluster:
-    """Three servers of the data set, each of which holds all of it; a topology says who answers what."""
+    """Three servers with the complete data set each; a topology assigns their slots."""
 
     def __init__(self, servers: list[Running]) -> None:
         self.servers = servers
@@ -108,7 +108,7 @@ class Cluster:
         return self.servers[at].port
 
     def show(self, *parts: str) -> None:
-        """Have a new topology shown by all that run: slots of each server, or `replica of` a number."""
+        """Give all running servers a new topology: slots of each server, or `replica of` a number."""
         self._version += 1
         nodes: list[dict[str, Any]] = []
         for server, part in zip(self.servers, parts, strict=True):
@@ -156,7 +156,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset
 
 @pytest.fixture(scope="module")
 def still_cluster(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: Dataset) -> Iterator[Cluster]:
-    """The same for tests that change nothing."""
+    """The same, for tests that do not change the topology."""
     with _cluster(tmp_path_factory, dataset_log, len(dataset.keys)) as made:
         yield made
 
@@ -181,7 +181,7 @@ class Assigned:
 
     @property
     def count(self) -> int:
-        """How many servers were started."""
+        """The number of servers that were started."""
         return len(self.servers)
 
     def port(self, at: int) -> int:
@@ -211,6 +211,6 @@ class Assigned:
 
 @pytest.fixture
 def assigned(tmp_path: Path, dataset_log: Path) -> Iterator[Callable[[int], Assigned]]:
-    """Return a function that starts a registry, for so many replicas; all of it ends with the test."""
+    """Return a function that starts a registry and servers with so many replicas, which end with the test."""
     with ExitStack() as stack:
         yield lambda replicas: Assigned(tmp_path, dataset_log, replicas, stack)

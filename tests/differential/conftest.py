@@ -1,4 +1,4 @@
-"""The real servers, and the judge of replies."""
+"""Real Redis servers, and the comparison of replies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def redis_primary(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) ->
 
 @pytest.fixture(scope="session")
 def redis_replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A real read-only replica, for refused writes. Its primary is not there, which changes nothing about them."""
+    """A real read-only replica without a primary, for refused writes."""
     with redis_server(tmp_path_factory.mktemp("redis"), "--replicaof", f"127.0.0.1 {free_port()}") as server:
         yield server
 
@@ -51,7 +51,7 @@ def expected_table(live_table: Table) -> Table:
 
 @pytest.fixture(scope="session")
 def deviations() -> Deviations:
-    """The differences that are meant."""
+    """The intended differences."""
     return Deviations.load()
 
 
@@ -59,7 +59,7 @@ def deviations() -> Deviations:
 def judge(
     dataset: Dataset, sparkis: Running, live_table: Table, expected_table: Table, deviations: Deviations
 ) -> Judge:
-    """Return who compares replies."""
+    """Return the judge, which compares replies."""
     with sparkis.connect() as connection:
         settings = connection.call("CONFIG", "GET", "*").plain[::2]
     alike = [

@@ -1,4 +1,4 @@
-"""How a test runs an example: as its readers do, in a process of its own."""
+"""Runs an example as a user does, as a process."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def command(name: str, *arguments: str) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return this process's environment, with this checkout to import from."""
+    """Return this process's environment, with this checkout on the import path."""
     return os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable} | more
 
 
 def run(name: str, *arguments: str, **more: str) -> list[str]:
-    """Run an example to its end; return the lines that it printed. `more`: environment variables."""
+    """Run an example to its end and return its output lines. more: environment variables."""
     done = subprocess.run(
         command(name, *arguments),
         capture_output=True,

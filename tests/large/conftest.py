@@ -1,6 +1,6 @@
-"""The real sizes: minutes and gigabytes, so only where `-m large` asks for them (`make test-large`).
+"""Tests of real sizes, which take minutes and gigabytes; run only with `-m large` (`make test-large`).
 
-What is true is asserted; how long it took and how much it needed is printed.
+Results are asserted; times and memory are printed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ READER = Path(__file__).with_name("latency.py")
 
 
 class Report:
-    """Prints what was measured, at once, so that a long test shows where it is."""
+    """Prints measurements at once, so that a long test shows its progress."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -62,14 +62,14 @@ def report(request: pytest.FixtureRequest) -> Report:
 
 
 def memory_mb(pid: int) -> dict[str, int]:
-    """Return what memory a process has and had at most; `own` leaves out the pages of files that it has mapped."""
+    """Return a process's memory and its peak; `own` is without pages of mapped files."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     names = {"own": "RssAnon", "of_files": "RssFile", "peak": "VmHWM"}
     return {name: int(status[field].split()[0]) >> 10 for name, field in names.items() if field in status}
 
 
 class Measured:
-    """A server whose longest turn is known, and the client that talks to it."""
+    """A server whose longest turn is measured, and a client of it."""
 
     def __init__(self, server: Running, folder: Path, report: Report) -> None:
         self.server = server
@@ -86,7 +86,7 @@ class Measured:
         return int(children[0])
 
     def turns(self) -> dict[str, float]:
-        """Return the longest turn since the last look, in ms: as the clock had it, and as this processor had it."""
+        """Return the longest turn since the last call, in ms: by the clock, and by processor time."""
         self._out.unlink(missing_ok=True)
         os.kill(self.pid, signal.SIGUSR1)
         eventually(lambda: self.ask("PING") and self._out.exists())  # a signal alone does not wake the server's loop
@@ -111,7 +111,7 @@ class Measured:
         return bytes(data[: -len(LAST_REPLY)])
 
     def wait_for(self, what: str, *words: bytes | str | int, reply: bytes) -> None:
-        """Print how long it took from now until a request is answered so."""
+        """Print the time from now until a request has this reply."""
         with self._report.timed(what):
             self.until(*words, reply=reply)
 
@@ -143,7 +143,7 @@ def serve_measured(tmp_path: Path, report: Report) -> Iterator[Callable[..., Any
 
 @contextmanager
 def reading(port: int, keys: Path) -> Iterator[Callable[[], dict[str, float]]]:
-    """Read keys one by one in a process of its own; the call returns how long it took, in ms, since the last call."""
+    """Read keys one by one in a process of its own; a call returns the latencies in ms since the last call."""
     process = subprocess.Popen(
         [sys.executable, str(READER), str(port), str(keys)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

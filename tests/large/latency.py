@@ -1,4 +1,4 @@
-"""Reads keys of a file, one GET after the other; a line of input has it say how long they took since the last line."""
+"""Reads keys of a file, one GET after another; each input line makes it print the latencies since the last line."""
 
 from __future__ import annotations
 

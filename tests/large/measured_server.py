@@ -1,4 +1,4 @@
-"""A server that knows its longest turn: SIGUSR1 has it written to the file that MEASURED_TO names, and forgotten."""
+"""A server that measures its longest turn: SIGUSR1 writes it to the file of MEASURED_TO and resets it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ longest = {"held_ms": 0.0, "held_cpu_ms": 0.0}
 
 
 def measure(owner: type, name: str) -> None:
-    """Have the turns that begin with a method measured."""
+    """Measure the turns that begin with a method."""
     turn: Callable[..., None] = getattr(owner, name)
 
     def measured(*arguments: Any) -> None:

@@ -1,12 +1,12 @@
-"""Many clients that track: each keeps what it reads, and holds that against what it is told and answered.
+"""Many tracking clients: each caches what it reads, and compares it with invalidations and replies.
 
-Started with a port and a number of clients. A line of input has them do something, a line of JSON says that it is done:
+Started with a port and a number of clients. Each input line is a command; a line of JSON reports its end:
 
     track              CLIENT TRACKING ON; of every ten clients one has BCAST, half of these with the prefix of all keys
-    read               everybody reads each of its keys that it does not hold
-    expect EPOCH N     from now on an epoch may come that changes every Nth key; some clients ask all the time
-    told               everybody has been told of each key that it held and that was changed
-    ask                everybody asks for one key
+    read               each client reads those of its keys that are not cached
+    expect EPOCH N     from now on an epoch may change every Nth key; some clients read continuously
+    told               wait until all changed keys are invalidated in all caches
+    ask                each client reads one key
 
 A value begins with the number of its epoch. What must not happen is said in `wrong`.
 """

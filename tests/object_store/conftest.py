@@ -1,4 +1,4 @@
-"""A real S3 server for all tests of this folder; a proxy before it that fails as asked; a log for each test."""
+"""A real S3 server for all tests of this folder, a proxy that fails on demand, and a log per test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def s3_port() -> Iterator[int]:
 
 @pytest.fixture
 def proxy(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    """A proxy before the server; this process, and those it starts, find the server through it."""
+    """A proxy before the server, which this process and its children use."""
     with faulty_proxy.before(s3_port) as proxy:
         for name, value in s3_server.environment(proxy.port).items():
             monkeypatch.setenv(name, value)
@@ -35,7 +35,7 @@ def proxy(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy
 
 @pytest.fixture
 def root(proxy: FaultyProxy) -> str:
-    """The address of a log that nobody else has, and that was tried out, so that tests count their own requests."""
+    """The address of a test's own log; it has been accessed once, so that tests count only their own requests."""
     address = f"s3://{BUCKET}/{uuid.uuid4().hex}/log"
     check_writable(address)
     return address

@@ -1,4 +1,4 @@
-"""The wheel as it would be released, and an environment of a stranger who installed it."""
+"""The wheel as it would be released, and a user's environment with it installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDERS = ("sparkis", "state_backend", "resp_server", "spark_hooks")
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> None:
-    """Run this environment's Python, with nothing to be compiled; what it runs here needs no network."""
+    """Run this environment's Python without building compiled modules and without a network."""
     environment = os.environ | {"SPARKIS_PURE": "1", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     done = subprocess.run(
         [sys.executable, *map(str, command)], capture_output=True, text=True, env=environment, cwd=cwd, check=False

@@ -1,4 +1,4 @@
-"""A script of somebody who installed sparkis: what `test_types.py` has mypy check, and never runs."""
+"""A user's script, which a test checks with mypy and never runs."""
 
 from datetime import timedelta
 

@@ -1,7 +1,7 @@
-"""Runs several actors on one change log, one file operation at a time, in an order that a seed tells.
+"""Runs several actors on one change log, one file operation at a time, in an order that a seed determines.
 
 An actor is ordinary code (a writer, a sweep, a reader) in a thread of its own; it runs until its next operation on the
-filesystem, and there the scheduler says who goes on. So an actor can be stopped at any operation, for a moment or for
+filesystem, where the scheduler chooses the next actor. So an actor can be stopped at any operation, for a moment or for
 ever, which is what SIGSTOP, a long pause of a virtual machine, or a lost network does to a process.
 """
 
@@ -24,11 +24,11 @@ BURSTS = (1, 1, 2, 3, 8, 20, 60, 400)
 
 
 class Ended(BaseException):
-    """The schedule is over, and this actor was in the middle of something."""
+    """The schedule has ended within an operation of this actor."""
 
 
 class Actor:
-    """Code that stops at each operation until it is its turn."""
+    """Code that stops before each operation until its turn."""
 
     def __init__(self, scheduler: Scheduler, name: str, run: Callable[[], None]) -> None:
         self.name = name
@@ -59,7 +59,7 @@ class Actor:
             raise Ended
 
     def stop_here(self) -> None:
-        """Give the turn back if it is over; called by the actor, before each of its operations."""
+        """Give the turn back once it is used up; called by the actor before each operation."""
         if self._is_over:
             raise Ended
         self._left -= 1
@@ -68,7 +68,7 @@ class Actor:
             self._wait()
 
     def go_on(self, operations: int) -> None:
-        """Let the actor make so many operations, or fewer if it ends; called by the scheduler."""
+        """Let the actor make up to so many operations; called by the scheduler."""
         self._left = operations
         self._scheduler.running = self
         self._turn.release()
@@ -78,7 +78,7 @@ class Actor:
             raise self.error
 
     def end(self) -> None:
-        """End the actor where it is."""
+        """End the actor at its present operation."""
         self._is_over = True
         if not self.is_done:
             self._turn.release()
@@ -86,7 +86,7 @@ class Actor:
 
 
 class Scheduler:
-    """Chooses whose turn it is."""
+    """Chooses the actor of each turn."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -99,13 +99,13 @@ class Scheduler:
         self.actors.append(Actor(self, name, run))
 
     def step(self) -> None:
-        """Stop the actor that runs; nothing if it is the test itself that makes the operation."""
+        """Stop the running actor; does nothing for an operation of the test itself."""
         self.operations += 1
         if self.running is not None and threading.current_thread() is self.running._thread:
             self.running.stop_here()
 
     def run(self, turns: int, between: Callable[[], None]) -> None:
-        """Give turns of random lengths; some actors get none for long, or ever again. Call `between` after each."""
+        """Give turns of random lengths; some actors starve for long, or for ever. Call `between` after each turn."""
         frozen: set[str] = set()
         for _ in range(turns):
             ready = [actor for actor in self.actors if not actor.is_done]
@@ -126,7 +126,7 @@ class Scheduler:
 
 
 class ScheduledFilesystem(Filesystem):
-    """Files in memory; each operation is one step of whoever makes it, a listing or the removal of a folder several."""
+    """Files in memory. Each operation is one step of an actor; a listing or the removal of a folder is several."""
 
     root = "memory"
 
@@ -189,7 +189,7 @@ class ScheduledFilesystem(Filesystem):
         return content is not None
 
     def make_folder(self, path: str) -> None:
-        """Folders are nothing here, as in an object store."""
+        """Folders do not exist here, as in an object store."""
 
     def remove(self, path: str) -> None:
         inside = [each for each in self.files if each == path or each.startswith(f"{path}/")]

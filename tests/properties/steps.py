@@ -1,4 +1,4 @@
-"""Work in steps, done at once."""
+"""Work in steps, done in one call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from resp_server.proxy.raw_replies import Result, Steps
 
 
 def result_of(found: Result | Steps[Result]) -> Result:
-    """Do all steps, and return what comes of them."""
+    """Do all steps and return the result."""
     if not isinstance(found, Generator):
         return found
     while True:

@@ -1,4 +1,4 @@
-"""A client that keeps what it read until it is told to be invalid, and holds that against the numbers of epochs."""
+"""A client with a cache and client-side tracking, which compares cached values with the epochs of its replies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compat.waiting import WAIT_S_MAX
 
 
 class CachingClient:
-    """Speaks RESP3. All values are the number of the epoch that made them."""
+    """Speaks RESP3. Each value is the number of the epoch that wrote it."""
 
     def __init__(self, port: int, *options: bytes) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), WAIT_S_MAX)
@@ -28,7 +28,7 @@ class CachingClient:
         self._socket.close()
 
     def call(self, *words: bytes) -> Any:
-        """Ask, take what is told before the reply, and return that."""
+        """Send a request, process pushes before the reply, and return the reply."""
         self._socket.sendall(hiredis.pack_command(words))
         return self._reply()
 
@@ -58,7 +58,7 @@ class CachingClient:
                 self.cache.pop(key, None)
 
     def listen(self, seconds: float) -> None:
-        """Take what is told within a time without asking for anything."""
+        """Process pushes for a time without sending a request."""
         self._socket.settimeout(seconds)
         try:
             self._feed()
@@ -70,7 +70,7 @@ class CachingClient:
             self._take(found)
 
     def read(self, keys: Sequence[bytes], *, is_in_transaction: bool = False) -> list[int]:
-        """Read values, some by GET and some by MGET, in one write; keep them. Returns what was read, in order."""
+        """Read values by GET and MGET in one write, and cache them; return them in order."""
         one, *more = random.sample(keys, min(len(keys), 4))
         requests = [(b"GET", one), *([(b"MGET", *more)] if more else [])]
         if is_in_transaction:

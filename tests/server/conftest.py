@@ -1,4 +1,4 @@
-"""A server on a free port of this machine, on an event loop in a thread of its own; and a socket to it."""
+"""A server on a free port, whose event loop runs in a thread of its own; and sockets to it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Peer:
         return self.read(1 << 40)
 
     def read_until(self, end: bytes) -> bytes:
-        """Read up to where what has come ends so."""
+        """Read until the input ends with these bytes."""
         data = b""
         while not data.endswith(end):
             some = self.socket.recv(1 << 16)
@@ -71,12 +71,12 @@ class Peer:
         return data
 
     def answers(self, data: bytes, expected: bytes) -> None:
-        """Send bytes and hold the answer against what is expected."""
+        """Send bytes and compare the reply."""
         self.send(data)
         assert self.read(len(expected)) == expected
 
     def reply(self) -> Any:
-        """Read the next reply, behind which nothing has been sent."""
+        """Read the next reply; it is the last one that is pending."""
         data = b""
         while True:
             some = self.socket.recv(1 << 16)
@@ -92,7 +92,7 @@ class Peer:
 
     @property
     def is_closed(self) -> bool:
-        """Wait until the server closes, and tell whether it said anything before."""
+        """Wait until the server closes, and tell whether it sent anything before."""
         return self.read_all() == b""
 
 
@@ -115,7 +115,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, awaitable: Any) -> Any:
-        """Run something on the loop and wait for it."""
+        """Run a coroutine on the loop and return its result."""
         return asyncio.run_coroutine_threadsafe(awaitable, self.loop).result(WAIT_S_MAX)
 
     def call(self, function: Callable[[], Any]) -> Any:
@@ -166,7 +166,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def serve(store: MemoryStore) -> Iterator[Callable[..., Running]]:
-    """Start a server with these settings; it ends with the test. Its job's store and states are others if given."""
+    """Start a server with these settings, which ends with the test; the job's store and states may be given."""
     running: list[Running] = []
 
     def started(store: Store = store, states: Sequence[StateDescriptor] = STATES, **settings: Any) -> Running:

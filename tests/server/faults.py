@@ -1,4 +1,4 @@
-"""Two servers with half of the slots each and a proxy in front of them, on one event loop, into which faults are put.
+"""Two servers with half of the slots each, a single server and a proxy, on one event loop, for injected faults.
 
 All three speak over real sockets. One loop, so that what one of them does in a turn is in the way of all others of that
 turn, and so that a fault is put in between two turns.
@@ -50,7 +50,7 @@ ERROR = rb"-(?:ERR|EXECABORT Transaction discarded because of:) internal error [
 
 
 class InjectedError(Exception):
-    """What nobody expected."""
+    """An injected exception."""
 
 
 class Scene:
@@ -121,11 +121,11 @@ class Scene:
         return [self.alone, self.proxy, *self.nodes]
 
     def run(self, awaitable: Any) -> Any:
-        """Run something on the servers' loop and wait for it."""
+        """Run a coroutine on the servers' loop and return its result."""
         return asyncio.run_coroutine_threadsafe(awaitable, self.loop).result(WAIT_S_MAX)
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function between two turns."""
+        """Call a function between two turns of the loop."""
 
         async def called() -> Any:
             return function()
@@ -138,7 +138,7 @@ class Scene:
 
     @contextmanager
     def held_up(self) -> Iterator[None]:
-        """Hold the loop up, so that all that is sent meanwhile comes in one turn."""
+        """Block the loop, so that all input that is sent meanwhile arrives in one turn."""
         is_held, goes_on = threading.Event(), threading.Event()
 
         def hold() -> None:
@@ -153,7 +153,7 @@ class Scene:
             goes_on.set()
 
     def let_all_go(self) -> None:
-        """Close all clients' connections, and wait until the servers have taken that in."""
+        """Close all clients' connections, and wait until the servers have closed their sessions."""
         for peer in self.peers:
             peer.socket.close()
         self.peers.clear()
@@ -165,7 +165,7 @@ class Scene:
 
     @property
     def waiting(self) -> int:
-        """How many questions the proxy waits for."""
+        """The number of requests for which the proxy waits."""
         return sum(upstream.pending_count for upstream in self.cluster.upstreams.values())
 
     def stop(self) -> None:

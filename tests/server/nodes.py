@@ -16,7 +16,7 @@ HALVES = ({"slots": "0-8191"}, {"slots": "8192-16383"})
 
 
 class Nodes:
-    """A row for each node says which slots it has, or that it is a replica of the first. The log is there at first."""
+    """The nodes of a topology. A row per node has its slots, or makes it a replica of the first one."""
 
     def __init__(self, folder: Path, stack: ExitStack, *rows: Mapping[str, str], upstream: str | None = None) -> None:
         self._folder, self._stack, self._upstream = folder, stack, upstream
@@ -28,7 +28,7 @@ class Nodes:
         self.show(*rows)
 
     def show(self, *rows: Mapping[str, str]) -> None:
-        """Write the topology anew."""
+        """Write a new topology."""
         self._version += 1
         nodes = [{"host": "127.0.0.1", "port": port, **row} for port, row in zip(self.ports, rows, strict=True)]
         for node in nodes:
@@ -47,7 +47,7 @@ class Nodes:
         )
 
     def start_proxy(self, *options: str) -> Running:
-        """Start a proxy. It is patient unless told otherwise: no server that is only slow makes an error."""
+        """Start a proxy; by default with a timeout so long that a slow server makes no error."""
         return self._stack.enter_context(
             sparkis_proxy(self.topology, *PATIENT, *options, upstream_password=self._upstream)
         )

@@ -1,7 +1,7 @@
-"""An event loop that measures its turns, a client that waits beside an attacker, and what attackers send.
+"""An event loop that measures its turns, a bystander client beside an attacker, and the attacker's requests.
 
 A turn is measured by the processor time of the loop's thread, which does not depend on what else the machine does.
-Another client is answered meanwhile, and what it waits for is counted in turns.
+Another client sends requests meanwhile, and its waits are counted in turns.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def changes() -> Iterator[Change]:
 
 
 def keyspace_of(store: LmdbStore) -> Keyspace:
-    """Make what a server answers from; several may have the same store."""
+    """Make a server's keyspace; several may share a store."""
     keyspace = Keyspace()
     keyspace.put(Job("job", "g1", STATES, store, committed_epoch=4, committed_clock_ms=NOW_MS, is_stale=False))
     return keyspace
@@ -74,7 +74,7 @@ def filled_store(folder: Path) -> LmdbStore:
 
 
 class MeasuredLoop(asyncio.SelectorEventLoop):
-    """Counts its turns, and knows the longest one by the processor time of its thread.
+    """Counts its turns, and measures the longest one by the processor time of its thread.
 
     That time does not depend on how many other processes want the processor.
     """
@@ -91,13 +91,13 @@ class MeasuredLoop(asyncio.SelectorEventLoop):
         self._longest_ns = max(self._longest_ns, thread_time_ns() - began_ns)
 
     def take_longest_ms(self) -> float:
-        """Return how long the longest turn was since this was asked last."""
+        """Return the longest turn since the last call."""
         longest_ns, self._longest_ns = self._longest_ns, 0
         return longest_ns / 1e6
 
 
 class Bystander(asyncio.Protocol):
-    """A client on the server's own loop, which sends PING for ever, and counts the turns that each answer takes."""
+    """A client on the server's own loop that sends PING repeatedly, and counts the turns until each reply."""
 
     def __init__(self, loop: MeasuredLoop) -> None:
         self._loop = loop
@@ -122,7 +122,7 @@ class Bystander(asyncio.Protocol):
 
 
 class Attacked:
-    """What answers at a port, and the other client there. The turns of its loop are measured."""
+    """A server under attack, with a bystander client; the turns of its loop are measured."""
 
     def __init__(self, thread: LoopThread, port: int) -> None:
         assert isinstance(thread.loop, MeasuredLoop)
@@ -131,7 +131,7 @@ class Attacked:
         thread.run(self.loop.create_connection(lambda: self.bystander, "127.0.0.1", port))
 
     def longest_ms(self, data: bytes) -> float:
-        """Send requests, wait until they are answered or refused, and return how long the longest turn was."""
+        """Send requests, wait for their replies or errors, and return the longest turn."""
         gc.freeze()  # what this process holds of tests before, and of other servers, is no work of the loop
         self.loop.take_longest_ms()
         peer = Peer(self.port)
@@ -173,7 +173,7 @@ def keys_of(command: Command) -> Sequence[bytes]:
 
 
 def largest(command: Command) -> Iterator[bytes]:
-    """Make requests of a command that are as large as they may be, in words and in bytes."""
+    """Make requests of a command with the maximum of words, and of bytes."""
     name = command.name.encode().split(b"|")
     required = max(1, abs(command.facts.arity) - len(name))
     yield request(*name, *[b"1"] * (WHOLE_WORDS_MAX - len(name)))
@@ -230,7 +230,7 @@ ATTACKS = {
 
 
 def check_beside_many_subscriptions(attacked: Attacked) -> None:
-    """Send subscriptions that come and go, while other clients have all that they may have."""
+    """Subscribe and unsubscribe, while other clients have the maximum of subscriptions."""
     names = [[b"%d:%d" % (number, at) for at in range(SUBSCRIPTIONS_MAX)] for number in range(12)]
     others = [Peer(attacked.port) for _ in names]
     for other, own in zip(others, names, strict=True):

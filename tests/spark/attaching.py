@@ -1,4 +1,4 @@
-"""What the tests of `sparkis.attach` share: Spark's view of a state, the clients' view of it, and inputs."""
+"""Shared by tests of `sparkis.attach`: Spark's view of a state, the clients' view, and inputs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def text(value: Any) -> str:
 
 
 def whole(spark: SparkSession, checkpoint: Path, batch: int, **options: str) -> list[Row]:
-    """Return what Spark's state reader shows of a batch."""
+    """Return the rows of Spark's state reader for a batch."""
     reader = spark.read.format("statestore").options(batchId=str(batch), **options)
     return reader.load(str(checkpoint)).collect()
 
@@ -60,7 +60,7 @@ def shown(client: redis.Redis, job: str) -> dict[str, Any]:
 
 
 def some_rows(random: Random, minute: int) -> list[dict[str, Any]]:
-    """Return rows of few keys around a minute, so that batches change, repeat and outdate what others made."""
+    """Return rows of few keys around one minute, so that batches change, repeat and expire rows of other batches."""
     return [
         {
             "k": f"k{random.randrange(12)}",
@@ -73,7 +73,7 @@ def some_rows(random: Random, minute: int) -> list[dict[str, Any]]:
 
 
 def current_of(attachment: Attachment) -> Current:
-    """Return who writes an attachment's log."""
+    """Return the current writer of an attachment's log."""
     current = ChangeLog(attachment.log).job(attachment.job).current()
     assert current is not None
     return current
@@ -85,19 +85,19 @@ def epochs_of(attachment: Attachment) -> list[int]:
 
 
 def generations_of(attachment: Attachment) -> int:
-    """Return how many generations an attachment's job ever had."""
+    """Return the number of generations of an attachment's job."""
     terms = ChangeLog(attachment.log).job(attachment.job).terms
     return len({term.generation for term in terms.down_from(current_of(attachment).term) if not term.is_void})
 
 
 def rocksdb(format_version: str = "1") -> dict[str, str]:
-    """Return the settings of a query whose state in RocksDB can be attached to."""
+    """Return the settings of a query with state in RocksDB that can be attached."""
     return {**ROCKSDB, CHANGELOG: "true", STORE + "checkpointFormatVersion": format_version}
 
 
 @pytest.fixture
 def attached() -> Iterator[Attach]:
-    """Attach, and end that with the test."""
+    """Attach while the block runs."""
     made: list[Attachment] = []
 
     def attach(*given: Any, **more: Any) -> Attachment:

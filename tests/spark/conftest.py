@@ -1,4 +1,4 @@
-"""What tests with a real Spark share: one session and one server per module, and streams that grow on demand."""
+"""Shared by tests with a real Spark: one session, one server per module, and streams that grow on demand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PATIENCE = (
 
 @pytest.fixture(scope="session", autouse=True)
 def patience() -> Iterator[None]:
-    """Wait for what is to come until it is there."""
+    """Raise timeouts of the code under test, as the machine may be slow."""
     with pytest.MonkeyPatch.context() as patched:
         for module, name in PATIENCE:
             patched.setattr(module, name, WAIT_S_MAX)
@@ -43,7 +43,7 @@ def patience() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what lies here, so that `-m 'not spark'` leaves it out."""
+    """Mark all tests of this folder, so that `-m 'not spark'` deselects them."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.spark)
@@ -89,7 +89,7 @@ def batches(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Batch
 
 @pytest.fixture
 def settings(spark: SparkSession) -> Iterator[Settings]:
-    """Set what is to hold in the session until the end of the test."""
+    """Set options of the session until the end of the test."""
     made: dict[str, str] = {}
 
     def set_all(given: dict[str, str]) -> None:
@@ -104,6 +104,6 @@ def settings(spark: SparkSession) -> Iterator[Settings]:
 
 @pytest.fixture
 def no_log_left_over(spark: SparkSession) -> Iterator[None]:
-    """Take away what `sparkis.serve` made the session's log."""
+    """Remove the session's log that `sparkis.serve` has set."""
     yield
     spark.conf.unset("spark.sparkis.log")

@@ -1,4 +1,4 @@
-"""Streams whose micro-batches a test decides on, and the session that runs them."""
+"""Streams whose micro-batches a test controls, and the session that runs them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Settings = Callable[[dict[str, str]], None]
 
 
 def local_session(master: str, **settings: str) -> SparkSession:
-    """Start Spark as small and as quiet as it gets."""
+    """Start Spark with as few resources and as little output as possible."""
     quiet = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -37,7 +37,7 @@ def local_session(master: str, **settings: str) -> SparkSession:
 
 
 class Batches:
-    """A stream of JSON rows in files: each file is a micro-batch of its own, in the order in which they came."""
+    """A stream of JSON rows in files; each file is one micro-batch, in the order of arrival."""
 
     def __init__(self, spark: SparkSession, folder: Path, schema: str) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ class Batches:
         self._count = 0
 
     def add(self, *rows: dict[str, Any]) -> None:
-        """Let one file arrive."""
+        """Add one file."""
         self._count += 1
         unfinished = self.folder / f".{self._count}.json"
         unfinished.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -56,19 +56,19 @@ class Batches:
         unfinished.rename(self.folder / f"{self._count:04d}.json")
 
     def as_table(self) -> DataFrame:
-        """Return all that arrived, as a plain DataFrame."""
+        """Return all rows as a plain DataFrame."""
         return self._spark.read.schema(self._schema).json(str(self.folder))
 
 
 def start(writer: DataStreamWriter, name: str, checkpoint: Path) -> StreamingQuery:
-    """Start a query and let it take all that is there."""
+    """Start a query and let it process all files."""
     query = writer.queryName(name).option("checkpointLocation", str(checkpoint)).start()
     query.processAllAvailable()
     return query
 
 
 def failure_of(query: StreamingQuery) -> str:
-    """Let a query run into its error and return the message."""
+    """Run a query until it fails and return the message."""
     try:
         query.processAllAvailable()
     except Exception as error:  # several classes, by where the query was when it failed

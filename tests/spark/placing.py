@@ -1,4 +1,4 @@
-"""What tests of state servers on executors share: all that is served, read in three ways, and who runs where."""
+"""Shared by tests of state servers on executors: the states, three kinds of readers, and the processes."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def batch(number: int) -> Iterator[dict[str, Any]]:
 
 
 def everything(url: str) -> dict[str, Any]:
-    """Return all keys with what they hold."""
+    """Return all keys and values."""
     with redis.Redis.from_url(url, decode_responses=True) as client:
         return {key: _read(client, key) for key in client.scan_iter(count=1000)}
 
 
 def answers(url: str) -> dict[str, Any] | str:
-    """Return all keys with what they hold, or the error that is answered meanwhile."""
+    """Return all keys and values, or the error of a read."""
     try:
         return everything(url)
     except redis.RedisError as error:
@@ -65,7 +65,7 @@ def _read(client: redis.Redis, key: str) -> Any:
 
 
 class ByHand:
-    """A client that knows nothing but how to write a request, and to ask elsewhere when it is told so."""
+    """A minimal cluster client: it writes requests and follows MOVED."""
 
     def __init__(self, first: tuple[str, int]) -> None:
         self.moved = 0
@@ -107,7 +107,7 @@ def _bulk(word: str) -> bytes:
 
 
 class Watcher:
-    """Reads a key through a proxy again and again; an error may come, an answer that never was right may not."""
+    """Reads a key through a proxy repeatedly; errors are allowed, wrong values are not."""
 
     def __init__(self, url: str, key: str, allowed: set[str]) -> None:
         self.answers = 0
@@ -143,7 +143,7 @@ class Watcher:
 
 @contextmanager
 def watched(url: str, keys: dict[str, set[str]]) -> Iterator[list[Watcher]]:
-    """Read some keys all the time, to the end of a block."""
+    """Read keys continuously while the block runs."""
     watchers = [Watcher(url, key, allowed) for key, allowed in keys.items()]
     for each in watchers:
         each.start()
@@ -155,7 +155,7 @@ def watched(url: str, keys: dict[str, set[str]]) -> Iterator[list[Watcher]]:
 
 
 def addresses(endpoint: PlacedEndpoint) -> list[tuple[str, int]]:
-    """Return where the servers are that the registry knows, in order."""
+    """Return the addresses of the registry's servers, in order."""
     found = (str(each["address"]).rpartition(":") for each in endpoint.members())
     return sorted((host, int(port)) for host, _, port in found)
 
@@ -175,7 +175,7 @@ def parent_of(pid: int) -> int:
 
 
 def executor_of(keeper: int) -> int:
-    """Return the JVM that a keeper watches."""
+    """Return the JVM that a supervisor watches."""
     words = Path(f"/proc/{keeper}/cmdline").read_bytes().split(b"\0")
     return int(words[words.index(b"--watch") + 1].partition(b":")[0])
 
@@ -198,14 +198,14 @@ def is_running(pid: int) -> bool:
 
 
 def all_processes(endpoint: PlacedEndpoint) -> list[int]:
-    """Return every process that belongs to what serves."""
+    """Return all processes of the serving side."""
     servers = server_pids(endpoint)
     appliers = [child for server in servers for child in children_of(server)]
     return [*endpoint.pids, *servers, *(parent_of(server) for server in servers), *appliers]
 
 
 def executor_ids(spark: SparkSession) -> list[str]:
-    """Return the executors that Spark knows."""
+    """Return Spark's executors."""
     context: Any = spark.sparkContext._jsc
     found = context.sc().getExecutorIds()
     return [found.apply(number) for number in range(found.size())]

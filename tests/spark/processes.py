@@ -1,4 +1,4 @@
-"""The command `sparkis` as its users run it: a process of its own, which is told to end like by a service manager."""
+"""The command `sparkis` as a process, which is ended by signals as by a service manager."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from compat.waiting import WAIT_S_MAX, eventually
 
 
 class Command:
-    """A running `sparkis ...`, and what it has printed so far on both outputs."""
+    """A running `sparkis ...`, and its output so far (stdout and stderr)."""
 
     def __init__(self, *arguments: object) -> None:
         self.printed = ""
@@ -41,7 +41,7 @@ class Command:
         self._lines.put(None)
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """Return the first match in what is printed; fail, with all of it, if none comes, or at once when this ends."""
+        """Wait for a match in the output and return it; fails with the output, at once if the process ends."""
         ends = monotonic() + WAIT_S_MAX
         while not (found := re.search(pattern, self.printed)):
             try:
@@ -55,7 +55,7 @@ class Command:
         return found
 
     def rest(self) -> str:
-        """Wait until the command has closed its outputs, and return what it printed and nobody has waited for."""
+        """Wait until the outputs are closed, and return the output that `wait_for` has not read."""
         rest = ""
         while (line := self._lines.get(timeout=WAIT_S_MAX)) is not None:
             rest += line
@@ -69,7 +69,7 @@ class Command:
 
 @contextmanager
 def sparkis(*arguments: object) -> Iterator[Command]:
-    """Run a command to the end of a block."""
+    """Run a command while the block runs."""
     command = Command(*arguments)
     try:
         yield command
@@ -93,7 +93,7 @@ def served(*arguments: object) -> Iterator[str]:
 
 
 def _is_loading(url: str) -> bool:
-    """Tell whether a server says so; not everybody may ask."""
+    """Tell whether a server is loading; False for a client that may not use INFO."""
     with suppress(redis.RedisError), redis.Redis.from_url(url) as client:
         return bool(client.info("persistence")["loading"])
     return False

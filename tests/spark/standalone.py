@@ -16,7 +16,7 @@ from compat.waiting import WAIT_S_MAX, eventually
 
 
 class Daemon:
-    """A process of Spark's, with its log."""
+    """A Spark daemon with its log."""
 
     def __init__(self, log: Path, name: str, *arguments: str) -> None:
         self._log = log
@@ -43,7 +43,7 @@ class Daemon:
         return found[1]
 
     def end(self) -> None:
-        """End it as its scripts do."""
+        """End the daemon as Spark's scripts do."""
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -55,7 +55,7 @@ class Daemon:
 
 @contextmanager
 def standalone(folder: Path, workers: int) -> Iterator[str]:
-    """Run a master and some workers of a core each to the end of a block; the value is the master's URL."""
+    """Run a master and workers of one core each while the block runs; yield the master's URL."""
     daemons: list[Daemon] = []
     try:
         options = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")

@@ -1,4 +1,4 @@
-"""A driver of a query that knows nothing of sparkis, in a process of its own, to be killed.
+"""A driver of a query without sparkis, as a process, to be killed.
 
     python untouched.py INPUT CHECKPOINT
 

@@ -1,4 +1,4 @@
-"""A keyspace with one job, and an instance around it; no sockets."""
+"""A keyspace with one job, and a dispatcher with clients; no sockets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Client:
         self.call = CommandContext(self.session, server)
 
     def send(self, *requests: list[bytes]) -> bytes:
-        """Answer requests as they come in one buffer."""
+        """Send requests in one buffer and return the replies."""
         waiting: list[Request] = list(requests)
         out: list[bytes] = []
         while (sliced := self.dispatcher.answer(self.call, waiting, out)) is not None:
@@ -61,7 +61,7 @@ class Client:
         return b"".join(out)
 
     def send_buffer(self, *requests: list[bytes]) -> bytes:
-        """Answer requests as a connection without the compiled core does."""
+        """Send a buffer, as to a connection without the compiled core."""
         data = b"".join(
             b"*%d\r\n" % len(request) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in request)
             for request in requests
@@ -69,7 +69,7 @@ class Client:
         return self.send(*map(list, RequestParser().feed(data)))
 
     def general(self, request: list[bytes]) -> bytes:
-        """Answer a request the general way."""
+        """Answer a request by the general path."""
         reply = self.dispatcher.reply_to(self.call, request)
         return self.drain(reply) if isinstance(reply, Sliced) else reply
 
@@ -83,7 +83,7 @@ class Client:
         return b"".join(parts)
 
     def ask(self, line: str) -> bytes:
-        """Answer one request, written as words."""
+        """Send one request as words and return its reply."""
         return self.send([word.encode() for word in line.split()])
 
 
@@ -99,7 +99,7 @@ def keyspace() -> Keyspace:
 
 @pytest.fixture
 def connect(keyspace: Keyspace) -> Callable[..., Client]:
-    """Make a client of an instance with these settings."""
+    """Make a client of a server with these settings."""
 
     def made(**settings: object) -> Client:
         config = ServerConfig(**settings)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A filesystem on which a process ends in the middle of what it does."""
+"""A filesystem that simulates the death of a process between two operations."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from state_backend.log.filesystems import LocalFilesystem
 
 
 class Died(Exception):
-    """The process ended here."""
+    """The simulated end of the process."""
 
 
 class Dying(LocalFilesystem):
-    """Ends the process, as it were, before one more change of the disk than are allowed; `left` may be set anew."""
+    """Raises Died once so many changes of the disk have been made; `left` may be set again."""
 
     def __init__(self, root: Path, allowed: int = 1 << 30) -> None:
         super().__init__(root)

@@ -1,7 +1,7 @@
-"""The local filesystem, as pyarrow sees it, with HDFS's way to move (FSDirRenameOp and pyarrow's `hdfs.cc`).
+"""The local filesystem for pyarrow, with the rename rules of HDFS (FSDirRenameOp and pyarrow's `hdfs.cc`).
 
-A move to a folder that is there goes into it. A move of a file onto a file deletes the target and moves then: pyarrow
-does that, HDFS itself refuses. Either is one step for others: HDFS holds its lock meanwhile, here a lock does.
+A move to an existing folder goes into it. A move of a file onto a file deletes the target first: pyarrow
+does that, HDFS itself refuses. Both are atomic for others: HDFS holds its lock meanwhile, as does a lock here.
 """
 
 from __future__ import annotations
@@ -72,5 +72,5 @@ class _Handler(FileSystemHandler):
 
 
 def like_hdfs() -> PyFileSystem:
-    """Return a filesystem of pyarrow that moves as HDFS does."""
+    """Return a pyarrow filesystem that renames as HDFS does."""
     return PyFileSystem(_Handler())
