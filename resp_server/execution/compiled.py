@@ -1,6 +1,6 @@
 """The compiled core as a server uses it: which users may read what there, and how slow requests are recorded.
 
-A buffer goes to the core first (`native.core.Reads`). The core answers what it can at its front, and splits
+A buffer goes to the core first (`native.core.FastPath`). The core answers what it can at its front, and splits
 the others into words. These go through the general path (see `dispatcher`), as all do without the core.
 """
 
@@ -18,7 +18,7 @@ from resp_server.protocol.request_parser import Request, RequestParser
 from resp_server.session.session import Session
 
 
-class Reads(Protocol):
+class FastPath(Protocol):
     """Answers the requests at the front of a buffer.
 
     is_full: the last buffer has more requests that can be answered here, later, as their replies are long.
@@ -37,7 +37,7 @@ class Reads(Protocol):
         """
 
 
-def reads_of(server: ServerContext) -> Reads | None:
+def fast_path_of(server: ServerContext) -> FastPath | None:
     """Return the compiled core for a server; None if it is not built."""
     if native.core is None:
         return None
@@ -47,8 +47,8 @@ def reads_of(server: ServerContext) -> Reads | None:
         requests = RequestParser().feed(data)
         server.slow_requests.record(session, server.table.find(requests[0]), together_as_one(requests), elapsed_ns)
 
-    reads: Reads = native.core.Reads(server, lambda user: rules_of(user, server.table), note)
-    return reads
+    fast_path: FastPath = native.core.FastPath(server, lambda user: rules_of(user, server.table), note)
+    return fast_path
 
 
 def rules_of(user: User, table: CommandTable) -> Any:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS, Denial, denial_text
 from resp_server.command_table.key_specs import keys_of
 from resp_server.command_table.table import Command
-from resp_server.execution.compiled import reads_of
+from resp_server.execution.compiled import fast_path_of
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.exec_runner import ExecPlan, ExecRunner
 from resp_server.execution.long_requests import Cut, cut_of, head_of, in_portions, is_whole, too_long
@@ -136,7 +136,7 @@ class Dispatcher:
         self._stats = server.stats
         self._known: dict[bytes, Known | None] = {}
         # What answers first of what comes in; None: everything is answered here.
-        self.compiled = reads_of(server)
+        self.compiled = fast_path_of(server)
 
     def poll(self, poller: Any) -> None:
         """Have what this connects to on the compiled core's epoll as well."""

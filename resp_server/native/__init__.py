@@ -1,8 +1,8 @@
-"""The compiled part of the server: parsing and replies (`core.pyx`), clients' sockets (`sockets.pyx`, Linux).
+"""Compiled modules: the fast path for reads (`core.pyx`), clients' sockets on epoll (`sockets.pyx`, Linux), and a
+proxy's fast path (`hop.pyx`, see `resp_server.proxy.compiled`).
 
-A proxy's is `hop.pyx` (see `resp_server.proxy.compiled`).
-
-Optional: where it is not built, or SPARKIS_PURE is set, the general path answers everything. CORE says which it is.
+They are optional: if they are not built, or SPARKIS_PURE is set, the general path in Python answers everything. CORE
+is "compiled" or "python".
 """
 
 from __future__ import annotations

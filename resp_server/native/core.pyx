@@ -1,13 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Answers the reads that clients send most: requests out of a buffer, records out of LMDB's pages, replies into one.
+"""The fast path for frequent reads: it parses requests in a buffer, reads records in LMDB's pages and writes replies.
 
-`Core.answer` takes requests from the front of a buffer for as long as it knows them, looks all their keys up together
-(see `state_backend.native.lookup`), and writes the replies one behind another. It stops, having answered and counted
-exactly what is before, at a request that it does not answer: an unknown command, a wrong number of arguments, a wrong
-kind, a value in pieces, a key that this node does not serve, a user who may not. The general path answers that one.
-So the core has no error replies, and whatever it answers is what the general path would answer, byte for byte.
+`Core.answer_all` parses requests at the front of a buffer, looks all their keys up together (see
+`state_backend.native.lookup`), and writes the replies in order. It stops before the first request that it does not
+answer: an unknown command, a wrong number of arguments, a wrong type, a value stored in pieces, a key of another node,
+a command or key that the user may not use. The general path answers this request. So the core makes no error replies,
+and its replies are those of the general path, byte for byte.
 
-The core knows no socket and no session. It holds the interpreter's lock, and copies all that it answers.
+The core uses no socket and no session. It holds the GIL, and copies values into its output.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -45,8 +45,8 @@ cdef enum:
     MANY = 8
     TREE = 9
 
-# In the order of the commands' numbers (`core.pxd`), each with the least and the most words behind its name; -1: any
-# number. All of the words are keys, the first one is, or none is.
+# In the order of the commands' numbers (`core.pxd`), each with the minimum and maximum of words after its name; -1: any
+# number.
 NAMES = (
     (b"get", 1, 1), (b"mget", 1, -1), (b"hget", 2, 2), (b"hmget", 2, -1), (b"hgetall", 1, 1), (b"lrange", 3, 3),
     (b"lindex", 2, 2), (b"exists", 1, -1), (b"strlen", 1, 1), (b"sismember", 2, 2), (b"smismember", 2, -1),
@@ -64,21 +64,21 @@ def _fill_specs():
 
 _fill_specs()
 
-# What a request comes to. GENERAL: it is left to the general path.
+# The result of a request. GENERAL: the general path has to answer it.
 cdef enum:
     GENERAL = -1
     ANSWERED = 1
 
-# Of a request's keys, each against the user's patterns: a byte of a key times a byte of a pattern.
+# Steps of matching a request's keys with the user's patterns: bytes of a key times bytes of a pattern.
 cdef enum:
     GLOB_STEPS_MAX = 1 << 20
 
-# More members than a sorted set has: what a tree says of their number is cut to it, so that no sum is too large.
+# More members than any sorted set has. Counts in a tree are masked with it, so that a sum cannot overflow.
 cdef int64_t RANKS_MAX = (1 << 53) - 1
 
-# What stands at a key.
+# Whether a key, field or member exists.
 cdef enum:
-    NOTHING = 0
+    ABSENT = 0
     LIVE = 1
 
 
@@ -100,7 +100,7 @@ cdef inline int put_nil(Output* out, bint is_resp3) except -1:
 
 
 cdef int put_double(Output* out, double number, bint is_resp3) except -1:
-    """Put a number as `double_text` writes it; what is whole, or as Python writes it, without a Python object."""
+    """Write a number as `double_text` does; integers, and numbers that Python formats alike, without a Python object."""
     cdef char line[NUMBER_LINE_BYTES]
     cdef int64_t whole
     cdef char* shortest
@@ -133,7 +133,7 @@ cdef int put_double_text(Output* out, const char* text, size_t size, bint is_res
 
 
 cdef int integer(const Word* word, int64_t* number) noexcept nogil:
-    """Read a whole number written the one canonical way; False for anything else, which the general path answers."""
+    """Parse an integer in its canonical form; False for anything else, which the general path parses."""
     cdef size_t at = 0
     cdef int64_t found = 0
     cdef bint is_negative = word.size > 0 and word.at[0] == 45
@@ -159,19 +159,19 @@ cdef inline bint is_word(const Word* word, const char* lower, size_t size) noexc
     return True
 
 
-cdef inline int known_at(const Word* words, size_t count) noexcept nogil:
-    """Return the number of the command that a request begins with; -1 for none of these."""
+cdef inline int command_at(const Word* words, size_t count) noexcept nogil:
+    """Return the number of a request's command; -1 for one that the core does not answer."""
     cdef int command = command_of(specs, STATE_MGET, words)
     if command < 0 and count > 2 and is_word(words, b"state", 5) and is_word(words + 1, b"mget", 4):
         return STATE_MGET
     return command
 
 
-# --- what a user may read ---------------------------------------------------------------------------------------------
+# --- access control ---------------------------------------------------------------------------------------------------
 
 
 cdef bint matches_class(const uint8_t** pattern, const uint8_t* end, uint8_t byte) noexcept nogil:
-    """Tell whether a byte is in the class that begins behind a `[`; move the pattern to the class's last byte."""
+    """Tell whether a byte is in the class that begins after a `[`; move the pattern to the class's last byte."""
     cdef const uint8_t* at = pattern[0]
     cdef bint is_not = at < end and at[0] == 94, found = False
     cdef int8_t first, last  # Redis compares the bytes of a range as signed characters
@@ -198,14 +198,14 @@ cdef bint matches_class(const uint8_t** pattern, const uint8_t* end, uint8_t byt
 
 
 cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text, size_t size) noexcept nogil:
-    """Match as Redis does. A star that was passed is gone back to: the last one only, which is enough."""
+    """Match a glob as Redis does, with backtracking to the last star only, which is sufficient."""
     cdef const uint8_t* end = pattern + pattern_size
     cdef const uint8_t* text_end = text + size
     cdef const uint8_t* star = NULL
     cdef const uint8_t* star_text = NULL
     cdef const uint8_t* at
     cdef bint fits
-    if not size:  # Redis looks at no pattern then, but for the one that means all
+    if not size:  # as in Redis, an empty text matches only an empty pattern and `*`
         return not pattern_size or (pattern_size == 1 and pattern[0] == 42)
     while True:
         if pattern < end and pattern[0] == 42:
@@ -239,10 +239,10 @@ cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text,
 
 
 cdef class Rules:
-    """What a user may read, by commands of ours and patterns of keys."""
+    """A user's permissions for the core's commands: per selector, allowed commands and key patterns."""
 
     def __init__(self, selectors):
-        """Take (names of commands that may be run, patterns of keys that may be read or None) of each selector."""
+        """selectors: for each, the names of allowed commands, and the patterns of readable keys; None: all keys."""
         cdef int i = 0
         self.patterns = []
         names = [name for name, _, _ in NAMES]
@@ -255,11 +255,11 @@ cdef class Rules:
     cdef bint allow(self, int command, const Word* keys, size_t count):
         cdef int i
         for i in range(self.selectors):
-            if self.commands[i] >> command & 1 and self.take_keys(self.patterns[i], keys, count):
+            if self.commands[i] >> command & 1 and self.allow_keys(self.patterns[i], keys, count):
                 return True
         return False
 
-    cdef bint take_keys(self, list patterns, const Word* keys, size_t count):
+    cdef bint allow_keys(self, list patterns, const Word* keys, size_t count):
         cdef size_t i
         cdef bytes pattern
         cdef bint found
@@ -271,7 +271,7 @@ cdef class Rules:
             for pattern in patterns:
                 steps += <uint64_t>PyBytes_GET_SIZE(pattern) * keys[i].size
                 if steps > GLOB_STEPS_MAX:
-                    return False  # it would take long: the general path has another way to match
+                    return False  # too slow: the general path uses a regular expression
                 if glob(<const uint8_t*>PyBytes_AS_STRING(pattern), PyBytes_GET_SIZE(pattern), keys[i].at, keys[i].size):
                     found = True
                     break
@@ -281,9 +281,9 @@ cdef class Rules:
 
 
 def past_items(bytes data, Py_ssize_t at, Py_ssize_t missing):
-    """Return where whole items of a reply end that begin at a place, and how many are missing then: one at least.
+    """Skip complete items of an array reply from `at` on; return the new position, and the missing items: at least one.
 
-    Known here are texts, nils and numbers, as they are usually written; it stops at anything else.
+    It skips bulk strings, nils and integers in their canonical form, and stops at anything else.
     """
     cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(data)
     cdef const uint8_t* place = base + at
@@ -317,7 +317,7 @@ def past_items(bytes data, Py_ssize_t at, Py_ssize_t missing):
 
 
 def glob_matches(bytes pattern, bytes text):
-    """Match a text as keys of a user are matched, for tests."""
+    """Tell whether a glob matches a text; for tests."""
     return bool(
         glob(
             <const uint8_t*>PyBytes_AS_STRING(pattern), PyBytes_GET_SIZE(pattern),
@@ -330,11 +330,11 @@ def glob_matches(bytes pattern, bytes text):
 
 
 cdef inline int read_record(const Lookup* lookup, const Word* name, int64_t now_ms, Record* record) noexcept nogil:
-    """Take a record apart: LIVE, NOTHING, or GENERAL where another name has its place, or it is no record."""
+    """Parse a record: LIVE, ABSENT, or GENERAL if another name has the same hash, or the record is damaged."""
     cdef uint32_t name_size
     record.form, record.expire_at_ms, record.payload, record.size = -1, 0, NULL, 0
     if lookup.outcome == MISSING:
-        return NOTHING
+        return ABSENT
     if lookup.outcome != FOUND or lookup.size < HEADER_BYTES:
         return GENERAL
     name_size = u32(lookup.record)
@@ -346,25 +346,25 @@ cdef inline int read_record(const Lookup* lookup, const Word* name, int64_t now_
     if record.expire_at_ms < 0:
         return GENERAL
     if 0 < record.expire_at_ms <= now_ms:
-        return NOTHING
+        return ABSENT
     record.form = lookup.record[14]
     record.payload = lookup.record + HEADER_BYTES + name_size
     record.size = lookup.size - HEADER_BYTES - name_size
     if record.form == LARGE and (record.size < 32 or 0 < <int64_t>u64(record.payload + 24) <= now_ms):
-        return GENERAL  # fields may have expired, all of them even
+        return GENERAL  # some fields have expired, perhaps all
     return LIVE
 
 
 # Packed maps: count u16 | offsets u32... | body. Packed lists and sets: count u32 | ends u32... | body.
 # Packed sorted sets: count u32 | scores f64... | lengths u32... | members.
 
-cdef struct Part:  # of a record, from one byte to before another
+cdef struct ByteRange:  # of a record
     const uint8_t* at
     size_t size
 
 
-cdef int map_value(const Record* record, const Word* field, Part* value) noexcept nogil:
-    """Find a field's value in a packed map, as it is sent: LIVE, NOTHING, or GENERAL where the map is broken."""
+cdef int map_value(const Record* record, const Word* field, ByteRange* value) noexcept nogil:
+    """Find a field's value in a packed map, encoded for a reply: LIVE, ABSENT, or GENERAL if the map is damaged."""
     cdef char line[NUMBER_LINE_BYTES]
     cdef size_t line_size = write_line(line, 36, field.size)
     cdef size_t count, start, i, at, end, wanted = line_size + field.size + 2
@@ -384,11 +384,11 @@ cdef int map_value(const Record* record, const Word* field, Part* value) noexcep
         if memcmp(record.payload + at + line_size, field.at, field.size) == 0:
             value.at, value.size = record.payload + at + wanted, end - at - wanted
             return LIVE
-    return NOTHING
+    return ABSENT
 
 
-cdef int list_part(const Record* record, size_t first, size_t end, Part* part) noexcept nogil:
-    """Find elements of a packed list, as they are sent."""
+cdef int list_range(const Record* record, size_t first, size_t end, ByteRange* part) noexcept nogil:
+    """Find a range of a packed list, encoded for a reply."""
     cdef size_t count = u32(record.payload), body = 4 + 4 * count, start, stop
     start = u32(record.payload + 4 * first) if first else 0
     stop = u32(record.payload + 4 * end) if end else 0
@@ -399,14 +399,14 @@ cdef int list_part(const Record* record, size_t first, size_t end, Part* part) n
 
 
 cdef int64_t list_count(const Record* record) noexcept nogil:
-    """Return how many elements a packed list or set has; -1 where it is broken."""
+    """Return the number of elements of a packed list or set; -1 if it is damaged."""
     if record.size < 4 or record.size < 4 + 4 * <size_t>u32(record.payload):
         return -1
     return u32(record.payload)
 
 
 cdef int set_has(const Record* record, const Word* member) noexcept nogil:
-    """Tell whether a packed set has a member: LIVE, NOTHING or GENERAL."""
+    """Tell whether a packed set has a member: LIVE, ABSENT, or GENERAL if it is damaged."""
     cdef char line[NUMBER_LINE_BYTES]
     cdef size_t line_size = write_line(line, 36, member.size), wanted = line_size + member.size + 2, body, at = 0, end, i
     cdef int64_t count = list_count(record)
@@ -421,19 +421,19 @@ cdef int set_has(const Record* record, const Word* member) noexcept nogil:
             if memcmp(record.payload + body + at + line_size, member.at, member.size) == 0:
                 return LIVE
         at = end
-    return NOTHING
+    return ABSENT
 
 
-cdef int64_t run_count(const uint8_t* run, size_t size) noexcept nogil:
-    """Return how many members a packed sorted set has; -1 where it is broken."""
+cdef int64_t members_in_run(const uint8_t* run, size_t size) noexcept nogil:
+    """Return the number of members of a packed sorted set (a run); -1 if it is damaged."""
     if size < 4 or size < 4 + 12 * <size_t>u32(run):
         return -1
     return u32(run)
 
 
-cdef int64_t run_index(const uint8_t* run, size_t size, const Word* member) noexcept nogil:
-    """Return where a member stands in a packed sorted set; -1: nowhere, -2: the set is broken."""
-    cdef int64_t count = run_count(run, size), i
+cdef int64_t index_in_run(const uint8_t* run, size_t size, const Word* member) noexcept nogil:
+    """Return a member's index in a packed sorted set; -1: absent, -2: the set is damaged."""
+    cdef int64_t count = members_in_run(run, size), i
     cdef size_t at, length
     if count < 0:
         return -2
@@ -448,12 +448,12 @@ cdef int64_t run_index(const uint8_t* run, size_t size, const Word* member) noex
     return -1
 
 
-cdef int64_t run_before(const uint8_t* run, size_t size, double score, const Word* member, bint is_behind) noexcept nogil:
-    """Return how many of a run stand before a place in the order by score and member; -1 where it is broken.
+cdef int64_t rank_in_run(const uint8_t* run, size_t size, double score, const Word* member, bint is_after) noexcept nogil:
+    """Return how many members of a run are before (score, member); -1 if the run is damaged.
 
-    is_behind: a member that stands at the place itself counts, too.
+    is_after: an equal member counts, too.
     """
-    cdef int64_t count = run_count(run, size), low = 0, high, middle, i
+    cdef int64_t count = members_in_run(run, size), low = 0, high, middle, i
     cdef const uint8_t* scores = run + 4
     cdef size_t at, length
     cdef int order
@@ -480,7 +480,7 @@ cdef int64_t run_before(const uint8_t* run, size_t size, double score, const Wor
         order = memcmp(run + at, member.at, min(length, member.size))
         if order == 0:
             order = -1 if length < member.size else 1 if length > member.size else 0
-        if order > 0 or (order == 0 and not is_behind):
+        if order > 0 or (order == 0 and not is_after):
             return i
         at += length
     return count
@@ -489,15 +489,15 @@ cdef int64_t run_before(const uint8_t* run, size_t size, double score, const Wor
 # --- the core ---------------------------------------------------------------------------------------------------------
 
 
-cdef class Shown:
-    """A job as the core reads it: its pages, once they were looked at for this buffer."""
+cdef class JobPages:
+    """A job's LMDB pages, refreshed once per buffer."""
 
     cdef object name
     cdef bytes prefix
     cdef Pages pages
     cdef bint is_readable
-    cdef uint64_t renewal  # of the view for which the pages were looked at
-    cdef int64_t now_ms  # never before the epoch's clock
+    cdef uint64_t renewal  # the view's renewal for which the pages were refreshed
+    cdef int64_t now_ms  # at least the epoch's clock
     cdef object missing  # slots that the store lacks; None: none
 
     def __init__(self, name):
@@ -507,7 +507,7 @@ cdef class Shown:
 
 
 cdef class Core:
-    """Answers requests from a view of jobs. One event loop's thread uses it."""
+    """Answers requests from a view of jobs. Used by one event loop's thread."""
 
     def __cinit__(self):
         self.view, self.version, self.jobs, self.by_prefix, self.only, self.last = None, 0, [], {}, -1, 0
@@ -519,27 +519,27 @@ cdef class Core:
         cdef const uint8_t* at = start
         cdef const uint8_t* end = start + size
         cdef const uint8_t* stopped
-        cdef Portion* portion
+        cdef Lookahead* lookahead
         cdef uint32_t first, last
         self.limit = self.out.used + OUTPUT_BYTES_MAX
         cdef int command
         for command in range(COMMANDS):
             self.answered[command] = 0
         self.is_resp3, self.is_node, self.is_incomplete, self.is_full = protocol >= 3, is_node, False, False
-        self.look_at(view)
+        self.use_view(view)
         while at < end and self.out.used < self.limit:
-            if self.has_portion(at):
-                portion = &self.portions[self.next_portion]
-                self.next_portion += 1
+            if self.has_lookahead(at):
+                lookahead = &self.lookaheads[self.next_lookahead]
+                self.next_lookahead += 1
                 first, last, stopped, self.is_incomplete = (
-                    portion.first_request, portion.end_request, portion.stopped, portion.is_incomplete
+                    lookahead.first_request, lookahead.end_request, lookahead.stopped, lookahead.is_incomplete
                 )
             else:
-                self.forget_portions()
-                stopped = self.gather(at, end, rules)
+                self.drop_lookaheads()
+                stopped = self.cut_requests(at, end, rules)
                 if stopped == at:
                     break
-                self.find_all()
+                self.find_keys_and_members()
                 first, last = 0, <uint32_t>self.request_count
             at = self.reply_all(first, last, stopped, keys_read)
             if at != stopped:
@@ -549,33 +549,33 @@ cdef class Core:
         self.is_full = self.is_full or (at < end and self.out.used >= self.limit)
         return at - start
 
-    cdef int look_at(self, view) except -1:
-        """Take in what the view shows now."""
+    cdef int use_view(self, view) except -1:
+        """Read the view's current jobs and slots."""
         cdef uint64_t renewal = view.renewals
         if renewal != self.renewal:
-            self.forget_portions()  # they are of an older epoch
+            self.drop_lookaheads()  # they read an older epoch
         self.now_ms, self.renewal = view.now_ms, renewal
         if view is not self.view or self.version != <uint64_t>view.routes_version:
-            self.forget_portions()
+            self.drop_lookaheads()
             self.view, self.version = view, view.routes_version
             names = view.job_names()
-            self.jobs = [Shown(name) for name in names]
-            self.by_prefix = {(<Shown>each).prefix: i for i, each in enumerate(self.jobs)}
+            self.jobs = [JobPages(name) for name in names]
+            self.by_prefix = {(<JobPages>each).prefix: i for i, each in enumerate(self.jobs)}
             self.only = 0 if view.has_only_one else -1
             self.last = 0
-            self.here_object = view.slots_here
-            self.here = NULL if self.here_object is None else <const uint8_t*>PyBytes_AS_STRING(self.here_object)
+            self.owned_slots_object = view.slots_here
+            self.owned_slots = NULL if self.owned_slots_object is None else <const uint8_t*>PyBytes_AS_STRING(self.owned_slots_object)
         return 0
 
     cdef int job_at(self, const Word* key) except -3:
-        """Return which job a key is of; -1: of none, GENERAL - 1: the general path tells."""
+        """Return the index of a key's job; -1: no job, GENERAL - 1: the general path has to decide."""
         cdef const uint8_t* colon
-        cdef Shown job
+        cdef JobPages job
         if self.only >= 0:
             return self.only
         colon = <const uint8_t*>memchr(key.at, 58, key.size) if key.size else NULL
         if colon != NULL and self.last < len(self.jobs):
-            job = <Shown>self.jobs[self.last]
+            job = <JobPages>self.jobs[self.last]
             if PyBytes_GET_SIZE(job.prefix) == colon - key.at:
                 if memcmp(PyBytes_AS_STRING(job.prefix), key.at, colon - key.at) == 0:
                     return self.last
@@ -588,9 +588,9 @@ cdef class Core:
         self.last = self.by_prefix[(<str>name).encode()]
         return self.last
 
-    cdef bint is_fresh(self, int index) except -1:
-        """Look at a job's newest epoch, once for each buffer; False if its pages cannot be read."""
-        cdef Shown job = <Shown>self.jobs[index]
+    cdef bint refresh_job(self, int index) except -1:
+        """Move a job to its newest epoch, once per buffer; False if its pages cannot be read."""
+        cdef JobPages job = <JobPages>self.jobs[index]
         if job.renewal == self.renewal:
             return job.is_readable
         try:
@@ -605,37 +605,37 @@ cdef class Core:
         job.renewal = self.renewal
         return job.is_readable
 
-    cdef bint add_portion(self, object view, const uint8_t* start, size_t size, Rules rules, bint is_node) except -1:
-        """Cut a buffer's requests and prepare their look-ups behind those of other buffers.
+    cdef bint add_lookahead(self, object view, const uint8_t* start, size_t size, Rules rules, bint is_node) except -1:
+        """Parse a buffer's requests, and add their look-ups to those of other buffers.
 
-        False if not all of its whole requests are among them: there was no room, or one is not ours.
+        False if not all of its complete requests were added: there was no room, or the core does not answer one.
         """
-        cdef Portion* portion = &self.portions[self.portion_count]
+        cdef Lookahead* lookahead = &self.lookaheads[self.lookahead_count]
         cdef const uint8_t* end = start + size
         self.is_node, self.is_incomplete = is_node, False
-        self.look_at(view)
-        portion.start, portion.first_request = start, <uint32_t>self.request_count
-        portion.stopped = self.gather(start, end, rules)
-        if portion.stopped > start:
-            portion.end_request, portion.is_incomplete = <uint32_t>self.request_count, self.is_incomplete
-            self.portion_count += 1
-        return self.portion_count < REQUESTS_MAX and (self.is_incomplete or portion.stopped == end)
+        self.use_view(view)
+        lookahead.start, lookahead.first_request = start, <uint32_t>self.request_count
+        lookahead.stopped = self.cut_requests(start, end, rules)
+        if lookahead.stopped > start:
+            lookahead.end_request, lookahead.is_incomplete = <uint32_t>self.request_count, self.is_incomplete
+            self.lookahead_count += 1
+        return self.lookahead_count < REQUESTS_MAX and (self.is_incomplete or lookahead.stopped == end)
 
-    cdef int forget_portions(self) noexcept:
-        self.portion_count = self.next_portion = 0
+    cdef int drop_lookaheads(self) noexcept:
+        self.lookahead_count = self.next_lookahead = 0
         self.word_count = self.request_count = self.lookup_count = 0
         return 0
 
-    cdef bint has_portion(self, const uint8_t* start) noexcept:
-        """Tell whether requests from a place on were looked up already, as the next portion."""
-        while self.next_portion < self.portion_count and self.portions[self.next_portion].start < start:
-            self.next_portion += 1  # its client has gone
-        return self.next_portion < self.portion_count and self.portions[self.next_portion].start == start
+    cdef bint has_lookahead(self, const uint8_t* start) noexcept:
+        """Tell whether the next lookahead begins at `start`."""
+        while self.next_lookahead < self.lookahead_count and self.lookaheads[self.next_lookahead].start < start:
+            self.next_lookahead += 1  # its connection was closed meanwhile
+        return self.next_lookahead < self.lookahead_count and self.lookaheads[self.next_lookahead].start == start
 
-    cdef const uint8_t* gather(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL:
-        """Cut requests from a buffer, and prepare their look-ups behind those that are; return where it stopped.
+    cdef const uint8_t* cut_requests(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL:
+        """Parse requests and add their look-ups; return where it stopped.
 
-        That is at the first request that is not ours, not all there, or has no room.
+        It stops before a request that the core does not answer, that is incomplete, or for which there is no room.
         """
         cdef size_t count = 0, names
         cdef Py_ssize_t took
@@ -651,7 +651,7 @@ cdef class Core:
             if took <= 0:
                 self.is_incomplete = took == 0
                 break
-            command = known_at(words, count)
+            command = command_at(words, count)
             if command < 0:
                 break
             names = 2 if command == STATE_MGET else 1
@@ -670,28 +670,28 @@ cdef class Core:
             request.members = 0
             if rules is not None and not rules.allow(command, words + names, request.keys):
                 break
-            if not self.prepare(request):
+            if not self.prepare_lookups(request):
                 break
             self.word_count += count
             self.request_count += 1
             at += took
         return at
 
-    cdef list words_of(self, const uint8_t** start, const uint8_t* end, bint is_all):
-        """Cut requests for the general path, up to the first one that the core may answer; move `start` behind them.
+    cdef list cut_words(self, const uint8_t** start, const uint8_t* end, bint is_all):
+        """Parse requests for the general path, up to the first one that the core may answer; move `start` past them.
 
-        is_all: these as well. So it is behind one that the core may not answer, where it would stop again and again.
+        is_all: these, too. Used after a request with a known command that the core did not answer.
         """
         cdef list requests = [], words
         cdef const uint8_t* at = start[0]
         cdef size_t count = 0, i
         cdef Py_ssize_t took
-        end = min(end, at + LEFT_BYTES_MAX)
+        end = min(end, at + GENERAL_BYTES_MAX)
         while len(requests) < REQUESTS_MAX:
             took = cut(at, end, self.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
                 break
-            if not is_all and known_at(self.words, count) >= 0:
+            if not is_all and command_at(self.words, count) >= 0:
                 if requests:
                     break
                 is_all = True
@@ -703,8 +703,8 @@ cdef class Core:
         start[0] = at
         return requests
 
-    cdef bint prepare(self, Request* request) except -1:
-        """Prepare the look-ups of a request's keys; False if one is not ours to answer."""
+    cdef bint prepare_lookups(self, Request* request) except -1:
+        """Prepare the look-ups of a request's keys; False if the general path has to answer."""
         cdef size_t i
         cdef Word* key
         cdef Lookup* lookup
@@ -717,7 +717,7 @@ cdef class Core:
                 first_slot = slot
             if self.is_node and slot != first_slot and request.command != STATE_MGET:
                 return False
-            if self.here != NULL and not self.here[slot]:
+            if self.owned_slots != NULL and not self.owned_slots[slot]:
                 return False
             job = self.job_at(key)
             if job < -1:
@@ -728,10 +728,10 @@ cdef class Core:
             self.job_of[self.lookup_count + i] = job
             self.clock_of[self.lookup_count + i] = self.now_ms
             if job >= 0:
-                if not self.is_fresh(job):
+                if not self.refresh_job(job):
                     return False
-                self.clock_of[self.lookup_count + i] = (<Shown>self.jobs[job]).now_ms
-                if (<Shown>self.jobs[job]).missing is not None and slot in (<Shown>self.jobs[job]).missing:
+                self.clock_of[self.lookup_count + i] = (<JobPages>self.jobs[job]).now_ms
+                if (<JobPages>self.jobs[job]).missing is not None and slot in (<JobPages>self.jobs[job]).missing:
                     return False
         self.lookup_count += request.keys
         return True
@@ -739,11 +739,11 @@ cdef class Core:
     cdef int read(self, size_t index, const Word* name, Record* record) noexcept:
         return read_record(&self.lookups[index], name, self.clock_of[index], record)
 
-    cdef int find_all(self) except -1:
-        """Look up the keys of all requests, then the members of those that are large, then these members' ranks."""
+    cdef int find_keys_and_members(self) except -1:
+        """Look up the keys of all requests, then members of large collections, then ranks of these members."""
         cdef size_t keys = self.lookup_count
         self.find_in_jobs(0, keys, False)
-        self.prepare_members()
+        self.prepare_member_lookups()
         if self.lookup_count > keys:
             self.find_in_jobs(keys, self.lookup_count, True)
             self.find_ranks()
@@ -759,16 +759,16 @@ cdef class Core:
             count = 0
             for i in range(first, end):
                 if self.job_of[i] == job:
-                    self.together[count] = &self.lookups[i]
+                    self.job_lookups[count] = &self.lookups[i]
                     count += 1
             if count:
-                pages = (<Shown>self.jobs[job]).pages
-                pages.find(&pages.fields if is_of_members else &pages.keys, self.together, count)
+                pages = (<JobPages>self.jobs[job]).pages
+                pages.find(&pages.fields if is_of_members else &pages.keys, self.job_lookups, count)
             done += count
         return 0
 
-    cdef int prepare_members(self) except -1:
-        """Prepare look-ups of members and fields that have a record of their own."""
+    cdef int prepare_member_lookups(self) except -1:
+        """Prepare look-ups of members and fields that have records of their own."""
         cdef size_t i, j
         cdef Request* request
         cdef Record record
@@ -803,7 +803,7 @@ cdef class Core:
         return 0
 
     cdef int find_ranks(self) except -1:
-        """Walk down the trees of large sorted sets to the members whose ranks are asked for."""
+        """Compute the requested ranks of members in large sorted sets."""
         cdef size_t i
         cdef Request* request
         cdef Record key, member
@@ -820,12 +820,12 @@ cdef class Core:
 
     cdef bint find_node(self, int job, uint64_t set_id, uint64_t number, Lookup* node) except -1:
         """Look up a node of a sorted set's tree."""
-        cdef Pages pages = (<Shown>self.jobs[job]).pages
+        cdef Pages pages = (<JobPages>self.jobs[job]).pages
         node.high, node.low, node.bytes_ = set_id, number, 16
-        return pages.find_block(node, self.moment_ms) == FOUND and node.size >= 5
+        return pages.find_block(node, self.monotonic_ms) == FOUND and node.size >= 5
 
     cdef int64_t rank_in_tree(self, int job, uint64_t set_id, double score, const Word* member) except -2:
-        """Return how many members of a large sorted set stand before one; -1 if its tree is not what it should be."""
+        """Return a member's rank in a large sorted set; -1 if the tree is damaged."""
         cdef Lookup node
         cdef uint64_t number = 0
         cdef int64_t rank = 0, child, count
@@ -835,13 +835,13 @@ cdef class Core:
             if not self.find_node(job, set_id, number, &node):
                 return -1
             if node.record[node.size - 1] == 0:
-                child = run_before(node.record, node.size - 1, score, member, False)
+                child = rank_in_run(node.record, node.size - 1, score, member, False)
                 return -1 if child < 0 else rank + child
-            count = run_count(node.record, node.size - 1)
+            count = members_in_run(node.record, node.size - 1)
             if count < 1 or node.size < 5 + 28 * <size_t>count:
                 return -1
-            # The lows of the children are a run; what is before all of them belongs to the first.
-            child = run_before(node.record, node.size - 1 - 16 * count, score, member, True)
+            # The lowest members of the children are a run; a member before all of them belongs to the first child.
+            child = rank_in_run(node.record, node.size - 1 - 16 * count, score, member, True)
             if child < 0:
                 return -1
             child = child - 1 if child else 0
@@ -851,7 +851,7 @@ cdef class Core:
         return -1
 
     cdef const uint8_t* reply_all(self, uint32_t first, uint32_t last, const uint8_t* stopped, list keys_read) except NULL:
-        """Write the replies in order; return where the first request begins that the general path has to answer."""
+        """Write the replies in order; return where the next request begins, which may be the general path's."""
         cdef size_t i, before
         cdef Request* request
         cdef uint64_t hits, misses
@@ -878,7 +878,7 @@ cdef class Core:
                 break
         return end
 
-    cdef int count_look(self, bint is_hit) noexcept:
+    cdef int count_lookup(self, bint is_hit) noexcept:
         if is_hit:
             self.hits += 1
         else:
@@ -901,7 +901,7 @@ cdef class Core:
                 found = self.read(request.first_lookup + i, word, &record)
                 if found == GENERAL:
                     return GENERAL
-                count += self.count_look(found == LIVE)
+                count += self.count_lookup(found == LIVE)
             put_line(out, 58, count)
             return ANSWERED
         word = &self.words[request.first_word]
@@ -915,7 +915,7 @@ cdef class Core:
         if found == GENERAL:
             return GENERAL
         if command == GET:
-            if not self.count_look(found == LIVE):
+            if not self.count_lookup(found == LIVE):
                 put_nil(out, self.is_resp3)
             elif record.form == VALUE:
                 put_bulk(out, record.payload, record.size)
@@ -932,7 +932,7 @@ cdef class Core:
             return self.reply_of_members(request, found, &record)
         if command in (ZRANGE, ZREVRANGE):
             return self.reply_of_range(request, found, &record)
-        self.count_look(found == LIVE)
+        self.count_lookup(found == LIVE)
         if command == STRLEN:
             if found == LIVE and record.form != VALUE:
                 return GENERAL
@@ -944,10 +944,10 @@ cdef class Core:
         elif record.expire_at_ms == 0:
             put_line(out, 58, -1)
         else:
-            put_line(out, 58, self.left_of(record.expire_at_ms - self.now_ms, command == TTL))
+            put_line(out, 58, self.ttl_of(record.expire_at_ms - self.now_ms, command == TTL))
         return ANSWERED
 
-    cdef int64_t left_of(self, int64_t milliseconds, bint is_seconds) noexcept:
+    cdef int64_t ttl_of(self, int64_t milliseconds, bint is_seconds) noexcept:
         return (milliseconds + 500) // 1000 if is_seconds else milliseconds
 
     cdef int put_type(self, int found, int form) except -2:
@@ -978,8 +978,8 @@ cdef class Core:
             found = self.read(request.first_lookup + i, &self.words[request.first_word + i], &record)
             if found == GENERAL or (found == LIVE and record.form == TEXT):
                 return GENERAL
-            # A key of another kind is nil, as in Redis.
-            if self.count_look(found == LIVE and record.form == VALUE):
+            # A key of another type is nil, as in Redis.
+            if self.count_lookup(found == LIVE and record.form == VALUE):
                 put_bulk(self.out, record.payload, record.size)
             else:
                 put_nil(self.out, self.is_resp3)
@@ -989,7 +989,7 @@ cdef class Core:
 
     cdef int reply_of_map(self, Request* request, int found, Record* record) except -2:
         cdef Output* out = self.out
-        cdef Part part = Part(NULL, 0)
+        cdef ByteRange part = ByteRange(NULL, 0)
         cdef size_t i, count
         cdef int has
         cdef Record field
@@ -998,7 +998,7 @@ cdef class Core:
         if found == LIVE and record.form == LARGE and request.members != request.words - 1:
             return GENERAL
         if request.command == HGETALL:
-            self.count_look(found == LIVE)
+            self.count_lookup(found == LIVE)
             if found != LIVE:
                 return put_line(out, 37 if self.is_resp3 else 42, 0) + ANSWERED
             if record.size < 2:
@@ -1014,7 +1014,7 @@ cdef class Core:
                 return GENERAL
             put_line(out, 42, request.words - 1)
         for i in range(request.words - 1):
-            has = NOTHING
+            has = ABSENT
             if found == LIVE and record.form == PACKED:
                 has = map_value(record, &self.words[request.first_word + 1 + i], &part)
             elif found == LIVE:
@@ -1022,7 +1022,7 @@ cdef class Core:
             if has == GENERAL:
                 return GENERAL
             if request.command == HGET:
-                self.count_look(has == LIVE)
+                self.count_lookup(has == LIVE)
             if has != LIVE:
                 put_nil(out, self.is_resp3)
             elif record.form == PACKED:
@@ -1036,7 +1036,7 @@ cdef class Core:
     cdef int reply_of_list(self, Request* request, int found, Record* record) except -2:
         cdef Output* out = self.out
         cdef int64_t count = 0, first = 0, last = 0
-        cdef Part part
+        cdef ByteRange part
         if found == LIVE and record.form != SHORT:
             return GENERAL
         if found == LIVE:
@@ -1048,13 +1048,13 @@ cdef class Core:
             return put_nil(out, self.is_resp3) + ANSWERED
         if not integer(&self.words[request.first_word + 1], &first):
             return GENERAL
-        self.count_look(found == LIVE)
+        self.count_lookup(found == LIVE)
         if first < 0:
             first += count
         if request.command == LINDEX:
             if not 0 <= first < count:
                 return put_nil(out, self.is_resp3) + ANSWERED
-            if list_part(record, first, first + 1, &part) == GENERAL:
+            if list_range(record, first, first + 1, &part) == GENERAL:
                 return GENERAL
             return put(out, part.at, part.size) + ANSWERED
         if not integer(&self.words[request.first_word + 2], &last):
@@ -1063,7 +1063,7 @@ cdef class Core:
         first, last = max(first, 0), min(last, count)
         if first >= last:
             return put(out, b"*0\r\n", 4) + ANSWERED
-        if last - first > ENTRIES_MAX or list_part(record, first, last, &part) == GENERAL:
+        if last - first > ENTRIES_MAX or list_range(record, first, last, &part) == GENERAL:
             return GENERAL
         put_line(out, 42, last - first)
         put(out, part.at, part.size)
@@ -1077,11 +1077,11 @@ cdef class Core:
             return GENERAL
         if request.words - 1 > ENTRIES_MAX:
             return GENERAL
-        self.count_look(found == LIVE)
+        self.count_lookup(found == LIVE)
         if request.command == SMISMEMBER:
             put_line(self.out, 42, request.words - 1)
         for i in range(request.words - 1):
-            has = NOTHING
+            has = ABSENT
             if found == LIVE and record.form == FEW:
                 has = set_has(record, &self.words[request.first_word + 1 + i])
             elif found == LIVE:
@@ -1092,7 +1092,7 @@ cdef class Core:
         return ANSWERED
 
     cdef int reply_of_members(self, Request* request, int found, Record* record) except -2:
-        """Answer scores and ranks of members of a sorted set."""
+        """Reply with scores or ranks of a sorted set's members."""
         cdef Output* out = self.out
         cdef size_t i
         cdef int64_t at
@@ -1106,16 +1106,16 @@ cdef class Core:
         if request.words - 1 > ENTRIES_MAX:
             return GENERAL
         if request.command == ZMSCORE:
-            self.count_look(found == LIVE)
+            self.count_lookup(found == LIVE)
             put_line(out, 42, request.words - 1)
         for i in range(request.words - 1):
             word = &self.words[request.first_word + 1 + i]
-            has, at = NOTHING, -1
+            has, at = ABSENT, -1
             if found == LIVE and record.form == RANKED:
-                at = run_index(record.payload, record.size, word)
+                at = index_in_run(record.payload, record.size, word)
                 if at == -2:
                     return GENERAL
-                has = LIVE if at >= 0 else NOTHING
+                has = LIVE if at >= 0 else ABSENT
                 score = f64(record.payload + 4 + 8 * at) if at >= 0 else 0
             elif found == LIVE:
                 has = self.read(request.first_member + i, word, &member)
@@ -1124,7 +1124,7 @@ cdef class Core:
                 score = f64(member.payload) if has == LIVE else 0
                 at = request.rank
             if request.command != ZMSCORE:
-                self.count_look(has == LIVE)
+                self.count_lookup(has == LIVE)
             if has != LIVE:
                 put_nil(out, self.is_resp3)
             elif request.command in (ZSCORE, ZMSCORE):
@@ -1141,15 +1141,15 @@ cdef class Core:
         return ANSWERED
 
     cdef int64_t size_of(self, const Record* record) noexcept:
-        """Return how many members a sorted set has; -1 where it is broken."""
+        """Return the number of members of a sorted set; -1 if it is damaged."""
         cdef uint64_t count
         if record.form == RANKED:
-            return run_count(record.payload, record.size)
+            return members_in_run(record.payload, record.size)
         count = u64(record.payload + 8)
         return <int64_t>count if count <= <uint64_t>RANKS_MAX else -1
 
     cdef int reply_of_range(self, Request* request, int found, Record* record) except -2:
-        """Answer members by their places in a sorted set."""
+        """Reply with the members of a rank range."""
         cdef Output* out = self.out
         cdef int64_t first = 0, last = 0, count = 0, at, start = 0, stop, i
         cdef bint has_scores = request.words == 4, is_reversed = request.command == ZREVRANGE
@@ -1160,7 +1160,7 @@ cdef class Core:
             return GENERAL
         if found == LIVE and record.form != RANKED and (record.form != TREE or record.size < 24):
             return GENERAL
-        self.count_look(found == LIVE)
+        self.count_lookup(found == LIVE)
         if found == LIVE:
             count = self.size_of(record)
             if count < 0:
@@ -1177,12 +1177,12 @@ cdef class Core:
             first, last = count - last, count - first
         if record.form == RANKED:
             return self.put_members(record.payload, record.size, first, last, is_reversed, has_scores)
-        # A leaf after the other, from the lowest rank on or from the highest.
+        # Leaf by leaf, from the lowest rank or from the highest.
         while first < last:
             at = last - 1 if is_reversed else first
             if not self.leaf_at(self.job_of[request.first_lookup], u64(record.payload), at, &leaf, &start):
                 return GENERAL
-            stop = start + run_count(leaf.record, leaf.size - 1)
+            stop = start + members_in_run(leaf.record, leaf.size - 1)
             if not start <= at < stop:
                 return GENERAL
             if is_reversed:
@@ -1198,7 +1198,7 @@ cdef class Core:
         return ANSWERED
 
     cdef bint leaf_at(self, int job, uint64_t set_id, int64_t rank, Lookup* node, int64_t* start) except -1:
-        """Find the leaf of a large sorted set in which a rank lies, and the rank of the leaf's first member."""
+        """Find the leaf of a large sorted set that contains a rank, and the rank of the leaf's first member."""
         cdef uint64_t number = 0
         cdef int64_t count, low, high, middle, before = 0
         cdef const uint8_t* ends
@@ -1208,8 +1208,8 @@ cdef class Core:
                 return False
             if node.record[node.size - 1] == 0:
                 start[0] = before
-                return run_count(node.record, node.size - 1) >= 0
-            count = run_count(node.record, node.size - 1)
+                return members_in_run(node.record, node.size - 1) >= 0
+            count = members_in_run(node.record, node.size - 1)
             if count < 1 or node.size < 5 + 28 * <size_t>count:
                 return False
             ends = node.record + node.size - 1 - 8 * count
@@ -1227,8 +1227,8 @@ cdef class Core:
     cdef int put_members(
         self, const uint8_t* run, size_t size, int64_t first, int64_t last, bint is_reversed, bint has_scores
     ) except -2:
-        """Write members of a run, `first` to before `last`."""
-        cdef int64_t count = run_count(run, size), i, at
+        """Write the members of a run from `first` up to `last` (exclusive)."""
+        cdef int64_t count = members_in_run(run, size), i, at
         cdef size_t text_at, length
         if count < 0 or not 0 <= first <= last <= count:
             return GENERAL
@@ -1252,120 +1252,120 @@ cdef class Core:
         return ANSWERED
 
 
-cdef class Hearer:
-    """Takes what comes over a socket before its protocol does, without a Python object in between."""
+cdef class InputInterceptor:
+    """Processes a socket's input before its protocol, without making Python objects."""
 
-    cdef size_t hear(self, const uint8_t* data, size_t size) except? 0:
-        """Take what it can from the front; return how many bytes that is."""
+    cdef size_t intercept(self, const uint8_t* data, size_t size) except? 0:
+        """Process input from the front; return the number of bytes."""
         return 0
 
 
-cdef class Reads:
-    """The stages around the core for one server: who may, what is told before the replies, what is counted behind.
+cdef class FastPath:
+    """The core with the stages around it, for one server: access control, pushes before the replies, statistics.
 
-    rules_of: makes `Rules` of a user. note: keeps what took long.
+    make_rules: makes the `Rules` of a user. note_slow: records slow requests.
     """
 
     def __cinit__(self, server, rules_of, note):
-        self.server, self.stats, self.table, self.noted = server, server.stats, rules_of, note
+        self.server, self.stats, self.make_rules, self.note_slow = server, server.stats, rules_of, note
         self.core = Core()
-        self.own.data, self.own.size = <char*>malloc(16384), 16384
-        if self.own.data == NULL:
+        self.output.data, self.output.size = <char*>malloc(16384), 16384
+        if self.output.data == NULL:
             raise MemoryError
         self.names = [name.decode() for name, _, _ in NAMES]
-        self.tallies = [server.stats.command_stats(name) for name in self.names]
+        self.command_stats_of = [server.stats.command_stats(name) for name in self.names]
         self.stats.collectors.append(self.collect)
 
     def __dealloc__(self):
-        free(self.own.data)
+        free(self.output.data)
 
     @property
     def is_full(self):
-        """Tell whether more of the last buffer could be answered, but not at once: the replies are long."""
+        """Tell whether the last buffer has more requests for the core, which were deferred as the replies are long."""
         return self.core.is_full
 
     @property
     def is_incomplete(self):
-        """Tell whether the last buffer ended within a request."""
+        """Tell whether the last buffer ended with an incomplete request."""
         return self.core.is_incomplete
 
     def answer(self, session, bytes data):
-        """Answer requests from the front of a buffer, and cut those that the general path has to answer next.
+        """Answer requests at the front of a buffer, and parse those after them for the general path.
 
-        Returns the replies, the words of those requests, and what of the buffer is left. The server's view was
-        renewed for it.
+        Return the replies, the words of the parsed requests, and the remaining bytes. The caller has renewed the
+        server's view.
         """
         cdef size_t took, size = PyBytes_GET_SIZE(data)
         cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
         cdef list requests
-        self.own.used = 0
-        took = self.take(session, start, size, &self.own)
-        requests = self.left(session, start, size, &took)
-        replies = PyBytes_FromStringAndSize(self.own.data, self.own.used)
+        self.output.used = 0
+        took = self.answer_front(session, start, size, &self.output)
+        requests = self.remaining_requests(session, start, size, &took)
+        replies = PyBytes_FromStringAndSize(self.output.data, self.output.used)
         return replies, requests, data[took:] if took else data
 
-    cdef list left(self, object session, const uint8_t* data, size_t size, size_t* took):
-        """Cut the requests behind those that `take` just answered, for the general path; add their bytes to `took`."""
+    cdef list remaining_requests(self, object session, const uint8_t* data, size_t size, size_t* took):
+        """Parse the requests after those that `answer_front` answered, for the general path; add their bytes to `took`."""
         cdef const uint8_t* at = data + took[0]
         if took[0] == size or self.core.is_full or self.core.is_incomplete or not session.is_authenticated:
-            return []  # how long a request may be before that, the parser knows
-        requests = self.core.words_of(&at, data + size, not self.is_asked)
+            return []  # before authentication the parser limits a request's length
+        requests = self.core.cut_words(&at, data + size, not self.was_tried)
         took[0] = at - data
         return requests
 
     cdef bint look_ahead(self, object session, const uint8_t* data, size_t size) except -1:
-        """Prepare a buffer's look-ups, to be made with those of other clients.
+        """Prepare a buffer's look-ups, to be made together with those of other clients.
 
-        False if no buffer behind this one should be looked ahead: no room is left, or something of this one is for
-        `take` alone, or for the general path. `find` makes the look-ups, then `take` answers each buffer, in the same
-        order. Where anything else runs in between, `forget` has to be called.
+        False if no later buffer should be added: there is no room, or this one needs `answer_front` alone or the
+        general path. `run_lookups` makes the look-ups, then `answer_front` answers the buffers in the same order. If
+        anything else runs in between, `drop_lookaheads` has to be called.
         """
         server = self.server
         if not session.is_usual or server.is_loading or session.tracked is not None or session.epoch_feed is not None:
             return False
         try:
-            return self.core.add_portion(
+            return self.core.add_lookahead(
                 server.view, data, size, self.rules_of(session.user), server.cluster is not None
             )
         except Exception as error:
             server.report(error)
-            self.core.forget_portions()
+            self.core.drop_lookaheads()
             return False
 
-    cdef int find(self) except -1:
-        """Make the look-ups that were prepared."""
+    cdef int run_lookups(self) except -1:
+        """Make the prepared look-ups."""
         try:
-            self.core.find_all()
+            self.core.find_keys_and_members()
         except Exception as error:
             self.server.report(error)
-            self.core.forget_portions()
+            self.core.drop_lookaheads()
         return 0
 
-    cdef int forget(self) noexcept:
-        """Forget what was looked up ahead."""
-        return self.core.forget_portions()
+    cdef int drop_lookaheads(self) noexcept:
+        """Drop the look-ups that were made ahead."""
+        return self.core.drop_lookaheads()
 
     cdef Rules rules_of(self, object user):
-        """Return what a user may read; None: everything."""
+        """Return a user's rules; None: no restrictions."""
         if user.is_unrestricted:
             return None
         if user.compiled is None:
-            user.compiled = self.table(user)
+            user.compiled = self.make_rules(user)
         return user.compiled
 
-    cdef size_t take(self, object session, const uint8_t* data, size_t size, Output* out) except? 0:
-        """Answer requests from the front of a buffer behind what is in `out`; return how many bytes they are."""
+    cdef size_t answer_front(self, object session, const uint8_t* data, size_t size, Output* out) except? 0:
+        """Answer requests at the front of a buffer, append the replies to `out`; return the requests' bytes."""
         cdef Rules rules = None
         cdef list keys = None
         cdef size_t before = out.used, took
         cdef uint64_t hits = self.core.hits, misses = self.core.misses
         cdef int64_t started_ns, elapsed_ns
         cdef Core core = self.core
-        cdef bytes told
+        cdef bytes pushes
         server = self.server
-        core.is_incomplete = core.is_full = self.is_asked = False
+        core.is_incomplete = core.is_full = self.was_tried = False
         tracked = epoch_feed = None
-        if not core.has_portion(data):
+        if not core.has_lookahead(data):
             if not session.is_usual or server.is_loading:
                 return 0
             tracked, epoch_feed, rules = session.tracked, session.epoch_feed, self.rules_of(session.user)
@@ -1374,16 +1374,16 @@ cdef class Reads:
                     return 0
                 if tracked.remembers:
                     keys = []
-        self.is_asked = True
+        self.was_tried = True
         started_ns = monotonic_ns()
-        core.out, core.moment_ms = out, started_ns // 1_000_000
+        core.out, core.monotonic_ms = out, started_ns // 1_000_000
         try:
             took = core.answer_all(server.view, data, size, session.protocol, rules, server.cluster is not None, keys)
         except Exception as error:
-            server.report(error)  # logged and counted; the general path answers, and counts
+            server.report(error)  # logs and counts it; the general path answers the requests
             core.hits, core.misses = hits, misses
-            core.is_incomplete = core.is_full = False  # more input is not what it takes
-            core.forget_portions()
+            core.is_incomplete = core.is_full = False  # waiting for more input would not help
+            core.drop_lookaheads()
             took = 0
         if not took:
             out.used = before
@@ -1393,22 +1393,22 @@ cdef class Reads:
         session.active_ms = server.view.now_ms
         session.last_command = self.names[core.last_command]
         if elapsed_ns >= <int64_t>server.noted_ns:
-            self.noted(session, PyBytes_FromStringAndSize(<const char*>data, took), elapsed_ns)
+            self.note_slow(session, PyBytes_FromStringAndSize(<const char*>data, took), elapsed_ns)
         if tracked is not None or epoch_feed is not None:
-            told = b"" if tracked is None else server.invalid_for(session)
+            pushes = b"" if tracked is None else server.invalid_for(session)
             if keys is not None:
                 server.tracking.remember(tracked, keys)
             if epoch_feed is not None and server.change_counter != epoch_feed.change_counter:
-                told = server.pending_pushes(epoch_feed) + told
-            if told:
-                reserve(out, PyBytes_GET_SIZE(told))
-                memmove(out.data + before + PyBytes_GET_SIZE(told), out.data + before, out.used - before)
-                memcpy(out.data + before, PyBytes_AS_STRING(told), PyBytes_GET_SIZE(told))
-                out.used += PyBytes_GET_SIZE(told)
+                pushes = server.pending_pushes(epoch_feed) + pushes
+            if pushes:
+                reserve(out, PyBytes_GET_SIZE(pushes))
+                memmove(out.data + before + PyBytes_GET_SIZE(pushes), out.data + before, out.used - before)
+                memcpy(out.data + before, PyBytes_AS_STRING(pushes), PyBytes_GET_SIZE(pushes))
+                out.used += PyBytes_GET_SIZE(pushes)
         return took
 
     cdef int count(self, int64_t elapsed_ns) noexcept:
-        """Count what the core just answered; the time is shared out by the number of calls."""
+        """Count the calls that the core just answered; each call gets the same share of the time."""
         cdef int command, bits
         cdef uint64_t total = 0, mean
         cdef Core core = self.core
@@ -1426,12 +1426,12 @@ cdef class Reads:
         return 0
 
     def collect(self):
-        """Add what was counted to the server's numbers."""
+        """Add the counts to the server's statistics."""
         cdef int command, bits
         cdef Core core = self.core
         for command in range(COMMANDS):
             if core.calls[command]:
-                command_stats = self.tallies[command]
+                command_stats = self.command_stats_of[command]
                 command_stats.calls += core.calls[command]
                 command_stats.nanoseconds += self.nanoseconds[command]
                 took = command_stats.took

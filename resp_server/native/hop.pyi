@@ -5,7 +5,7 @@ from typing import Protocol
 
 from resp_server.execution.context import ServerContext
 from resp_server.metrics.stats import CommandStats
-from resp_server.native.core import Hearer
+from resp_server.native.core import InputInterceptor
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.raw_replies import RawReply, RawReplySender
 from resp_server.proxy.requests import UpstreamRequest
@@ -50,7 +50,7 @@ class Hop:
     def ask(self, sink: HopSink, data: bytes, protocol: int) -> int: ...
     def collect(self) -> None: ...
 
-class Asker(Hearer):
+class Asker(InputInterceptor):
     seen: Epochs
     def __init__(
         self,

@@ -14,7 +14,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
-from resp_server.native.core cimport Hearer
+from resp_server.native.core cimport InputInterceptor
 from resp_server.native.wire cimport Output, Spec, Word, command_of, cut, number_line, put, put_line, reserve, set_spec
 from state_backend.native.lookup cimport slot_of
 
@@ -731,7 +731,7 @@ cdef class Hop:
         return 0
 
 
-cdef class Asker(Hearer):
+cdef class Asker(InputInterceptor):
     """A client of a proxy: requests the plain reads that it sends, and sends it the replies.
 
     Meanwhile its connection is handed over (see `resp_server.client.connection.Connection.hand_over`).
@@ -745,7 +745,7 @@ cdef class Asker(Hearer):
         self.hop, self.connection, self.session, self.write = hop, connection, connection.session, write
         self.partial_request = b""
 
-    cdef size_t hear(self, const uint8_t* data, size_t size) except? 0:
+    cdef size_t intercept(self, const uint8_t* data, size_t size) except? 0:
         if self.partial_request or not self.begin(data, size):
             return 0
         self.hop.input_bytes += size

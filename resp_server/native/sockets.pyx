@@ -1,16 +1,16 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Clients' sockets on an epoll of our own, which the event loop watches as one descriptor.
+"""Clients' sockets on an epoll instance of our own, which the event loop watches as one descriptor.
 
-In each round all sockets that have something are read, and what the core knows is answered without a Python object in
-between; then all of these replies are sent. What the core leaves goes to the connection, as asyncio would hand it over:
-`Transport` is what asyncio calls a transport, for plain TCP and unix sockets.
+In each round all readable sockets are read, and the core answers what it can without making Python objects; then all
+replies are sent. Other input goes to the connection as with asyncio: `Transport` is an asyncio transport for TCP and
+unix sockets, `TlsTransport` one with TLS.
 
-Epoll tells of a socket once, when something new has come (edge-triggered), so that sockets which were read are not looked
-at again. What a read left in a socket is noted by its transport, which then has a turn of its own. A round goes on while
-more comes, for a millisecond; then the event loop's other work has its turn.
+Epoll is edge-triggered: it reports a socket once when new input arrives. So a transport that has left input in its
+socket notes that, and gets a turn without an event. Rounds follow each other for a millisecond while input arrives;
+then the event loop's other work runs.
 
-A client that does not take its replies is not read (back-pressure): what it did not take is kept, and the connection is
-told to pause when that is more than its limit.
+A client that does not read its replies is not read either (back-pressure): its output is buffered, and above a limit
+the connection is told to pause.
 """
 
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITE, PyBuffer_Release, PyObject_GetBuffer
@@ -25,7 +25,7 @@ from libc.string cimport memcpy
 import os
 import ssl
 
-from resp_server.native.core cimport Hearer, Reads
+from resp_server.native.core cimport FastPath, InputInterceptor
 
 cdef extern from "sys/epoll.h" nogil:
     int epoll_create1(int)
@@ -44,27 +44,27 @@ cdef extern from "sys/socket.h" nogil:
 
 cdef enum:
     EVENTS_MAX = 256
-    INPUT_BYTES = 65536  # of one read, with what is kept of a request in parts
-    HEARD_BYTES = 8192  # of several reads: what came is looked up together (guess: some 200 requests)
-    BEGUN_BYTES_MAX = 32768  # of a request in parts; the general path keeps a longer one
-    OUTPUT_BYTES_MAX = 1 << 20  # of a round: beyond, it is sent at once
-    HIGH_BYTES = 65536
+    INPUT_BYTES = 65536  # of one read, with the partial request before it
+    BATCH_BYTES = 8192  # input of several sockets that is looked up together (guess: some 200 requests)
+    PARTIAL_BYTES_MAX = 32768  # of an incomplete request; the general path buffers a longer one
+    OUTPUT_BYTES_MAX = 1 << 20  # of a round; above, it is sent at once
+    HIGH_BYTES = 65536  # default of the output buffer at which a connection pauses
     SEALED_BYTES = 262144  # encrypted at a time
-    ROUND_NS_MAX = 5000000  # what is left has to wait until others were heard
-    TURN_NS = 1000000  # of the event loop: no other round begins behind it
-    BEGUN_BYTES_KEPT = 4096  # an idle client keeps no larger buffer
+    ROUND_NS_MAX = 5000000  # after this, other sockets wait for the next round
+    TURN_NS = 1000000  # after this, no further round begins within this turn of the event loop
+    PARTIAL_BYTES_RETAINED = 4096  # an idle client's larger buffer is freed
 
 
 cdef class Poller:
-    """The sockets of one event loop. reads: what answers first of what comes, if there is something."""
+    """The sockets of one event loop. fast_path: answers requests before the connections do; None: it is not built."""
 
-    def __cinit__(self, loop, server, Reads reads=None):
+    def __cinit__(self, loop, server, FastPath fast_path=None):
         self.callbacks = []
-        self.loop, self.server, self.stats, self.reads = loop, server, server.stats, reads
-        self.transports, self.waiting, self.closed = set(), [], []
-        self.going, self.ready, self.heard = [], [], []
+        self.loop, self.server, self.stats, self.fast_path = loop, server, server.stats, fast_path
+        self.transports, self.unsent_transports, self.closed = set(), [], []
+        self.resumed, self.ready, self.unanswered = [], [], []
         self.descriptor = -1
-        self.input = <char*>malloc(HEARD_BYTES + INPUT_BYTES)
+        self.input = <char*>malloc(BATCH_BYTES + INPUT_BYTES)
         self.out.data, self.out.size = <char*>malloc(OUTPUT_BYTES_MAX), OUTPUT_BYTES_MAX
         if self.input == NULL or self.out.data == NULL:
             raise MemoryError
@@ -81,11 +81,11 @@ cdef class Poller:
             close_descriptor(self.descriptor)
 
     def add(self, sock, protocol):
-        """Take a connected socket, which does not block, for a protocol."""
+        """Add a connected, non-blocking socket for a protocol."""
         return self.begin(Transport(self, sock, protocol))
 
     def add_encrypted(self, sock, protocol, tls, incoming, outgoing):
-        """Take a connected socket behind its TLS handshake: an `ssl.SSLObject` and its two `ssl.MemoryBIO`."""
+        """Add a connected socket after its TLS handshake, with its `ssl.SSLObject` and its two `ssl.MemoryBIO`."""
         cdef TlsTransport transport = TlsTransport(self, sock, protocol)
         transport.tls, transport.incoming, transport.outgoing = tls, incoming, outgoing
         transport.has_records = incoming.pending > 0 or tls.pending() > 0
@@ -101,7 +101,7 @@ cdef class Poller:
         return transport
 
     def close(self):
-        """Cut what is still open, and stop watching."""
+        """Close all sockets, and stop polling."""
         for transport in list(self.transports):
             (<Transport>transport).end_now(None)
         if self.descriptor >= 0:
@@ -110,18 +110,18 @@ cdef class Poller:
             self.descriptor = -1
 
     def run(self):
-        """Answer what has come on all sockets that have something, then send; and again while more comes, for a while."""
+        """Answer the input of all readable sockets, then send; repeat for `TURN_NS` while input arrives."""
         cdef int64_t began_ns = monotonic_ns(), ends_ns = began_ns + TURN_NS
         cdef bint is_renewed = False
-        self.is_due = False
+        self.is_scheduled = False
         while self.descriptor >= 0:
-            if self.next_event >= self.event_count and not self.going:
+            if self.next_event >= self.event_count and not self.resumed:
                 self.closed.clear()
-                self.looks += 1
-                self.going, self.ready = self.ready, self.going
+                self.polls += 1
+                self.resumed, self.ready = self.ready, self.resumed
                 self.next_event, self.event_count = 0, epoll_wait(self.descriptor, self.events, EVENTS_MAX, 0)
-            if self.next_event >= self.event_count and not self.going:
-                if self.waiting or self.callbacks:
+            if self.next_event >= self.event_count and not self.resumed:
+                if self.unsent_transports or self.callbacks:
                     self.flush()
                 return
             try:
@@ -130,18 +130,18 @@ cdef class Poller:
                     self.server.renew()
                 self.run_round(began_ns)
             except BaseException:
-                self.run_soon()  # epoll does not tell of what is left again
+                self.schedule_run()  # epoll does not report the remaining input again
                 raise
             began_ns = monotonic_ns()
             if began_ns >= ends_ns:
-                return self.run_soon()
+                return self.schedule_run()
 
     cdef int run_round(self, int64_t began_ns) except -1:
-        """Answer what epoll told of, and what is left of rounds before, as much as time allows; then send."""
+        """Resume transports of earlier rounds, read sockets with events, as time allows; then send."""
         self.is_in_round = True
         try:
-            self.go_on(began_ns + ROUND_NS_MAX)
-            self.hear(began_ns + ROUND_NS_MAX)
+            self.resume(began_ns + ROUND_NS_MAX)
+            self.read_sockets(began_ns + ROUND_NS_MAX)
         finally:
             self.is_in_round = False
             self.flush()
@@ -150,7 +150,7 @@ cdef class Poller:
         return 0
 
     def count(self):
-        """Add what was counted of rounds, bytes and calls of the system to the server's numbers."""
+        """Add the counts of rounds, bytes and system calls to the server's statistics."""
         stats = self.stats
         stats.input_bytes += self.input_bytes
         stats.output_bytes += self.output_bytes
@@ -161,12 +161,12 @@ cdef class Poller:
         stats.rounds_ns += self.rounds_ns
         self.reads_done = self.writes_done = self.rounds = self.rounds_ns = 0
 
-    cdef int go_on(self, int64_t ends_ns) except -1:
-        """Answer what is left of rounds before; whose turn does not come is first in the next round."""
-        cdef list going = self.going
+    cdef int resume(self, int64_t ends_ns) except -1:
+        """Give transports of earlier rounds a turn; those for which time is short are first in the next round."""
+        cdef list resumed = self.resumed
         cdef Transport transport
         cdef Py_ssize_t taken = 0
-        for transport in going:
+        for transport in resumed:
             if taken and monotonic_ns() > ends_ns:
                 break
             taken += 1
@@ -174,11 +174,11 @@ cdef class Poller:
             transport.take_turn(0)
             if self.out.used > OUTPUT_BYTES_MAX:
                 self.flush()
-        del going[:taken]
-        return self.answer_heard()
+        del resumed[:taken]
+        return self.answer_batch()
 
-    cdef int hear(self, int64_t ends_ns) except -1:
-        """Read sockets that have something. The next round goes on where time ends this one: epoll would begin anew."""
+    cdef int read_sockets(self, int64_t ends_ns) except -1:
+        """Read sockets with events. If time is short, the next round continues with the remaining events."""
         cdef Transport transport
         cdef epoll_event* event
         cdef bint is_first = True
@@ -190,53 +190,53 @@ cdef class Poller:
             transport.take_turn(event.events)
             if self.out.used > OUTPUT_BYTES_MAX:
                 self.flush()
-        return self.answer_heard()
+        return self.answer_batch()
 
-    cdef int answer_heard(self) except -1:
-        """Answer what was read from several sockets; their keys are looked up together."""
-        cdef list heard = self.heard
+    cdef int answer_batch(self) except -1:
+        """Answer the input of several sockets; their keys are looked up together."""
+        cdef list unanswered = self.unanswered
         cdef Transport transport
         cdef Py_ssize_t at = 0, end
-        if not heard:
+        if not unanswered:
             return 0
-        self.heard, self.input_used = [], 0
-        while at < len(heard):
-            # What stops the look ahead is answered behind those before it, and the others are looked up anew behind it.
+        self.unanswered, self.input_used = [], 0
+        while at < len(unanswered):
+            # A buffer that ends the lookahead is answered after those before it; then a new lookahead begins.
             end = at + 1
-            if self.reads is not None and len(heard) - at > 1:
-                while self.looks_ahead(<Transport>heard[end - 1]) and end < len(heard):
+            if self.fast_path is not None and len(unanswered) - at > 1:
+                while self.look_ahead(<Transport>unanswered[end - 1]) and end < len(unanswered):
                     end += 1
-                self.reads.find()
-            for transport in heard[at:end]:
+                self.fast_path.run_lookups()
+            for transport in unanswered[at:end]:
                 transport.answer_input()
                 if self.out.used > OUTPUT_BYTES_MAX:
                     self.flush()
-            if self.reads is not None:
-                self.reads.forget()
+            if self.fast_path is not None:
+                self.fast_path.drop_lookaheads()
             at = end
         return 0
 
-    cdef bint looks_ahead(self, Transport transport) except -1:
+    cdef bint look_ahead(self, Transport transport) except -1:
         protocol = transport.protocol
         return (
             protocol.is_calm
             and not transport.is_closed
-            and self.reads.look_ahead(protocol.session, <const uint8_t*>transport.input, transport.input_bytes)
+            and self.fast_path.look_ahead(protocol.session, <const uint8_t*>transport.input, transport.input_bytes)
         )
 
-    cdef int run_soon(self) except -1:
-        if not self.is_due:
-            self.is_due = True
+    cdef int schedule_run(self) except -1:
+        if not self.is_scheduled:
+            self.is_scheduled = True
             self.loop.call_soon(self.run)
         return 0
 
-    def soon(self, callback):
-        """Call back in this round, or else the next one, when all that came was looked at and before it is sent."""
+    def call_before_flush(self, callback):
+        """Call back in this round, else in the next one, after all input was processed and before output is sent."""
         self.callbacks.append(callback)
         if not self.is_in_round:
-            self.run_soon()
+            self.schedule_run()
 
-    cdef int call_back(self) except -1:
+    cdef int run_callbacks(self) except -1:
         cdef bint is_in_round = self.is_in_round
         cdef list callbacks
         self.is_in_round = True
@@ -253,18 +253,18 @@ cdef class Poller:
         return 0
 
     def flush(self):
-        """Send what waits.
+        """Send all output.
 
-        What callbacks write goes first: a proxy's questions, which servers work on while clients are sent replies.
+        The callbacks' output goes first: a proxy's requests, on which servers work while clients are sent replies.
         """
         cdef Transport transport
-        cdef list waiting = self.waiting
+        cdef list waiting = self.unsent_transports
         if self.callbacks:
-            self.waiting = []
-            self.call_back()
-            waiting = self.waiting + waiting
+            self.unsent_transports = []
+            self.run_callbacks()
+            waiting = self.unsent_transports + waiting
         if waiting:
-            self.waiting = []
+            self.unsent_transports = []
             for transport in waiting:
                 transport.is_waiting = False
                 if transport.is_closed:
@@ -276,49 +276,49 @@ cdef class Poller:
         self.out.used = 0
 
     cdef int send_later(self, Transport transport) except -1:
-        """Have a transport send at the end of the round."""
+        """Let a transport send at the end of the round."""
         if not transport.is_waiting:
             transport.is_waiting = True
-            self.waiting.append(transport)
+            self.unsent_transports.append(transport)
             if not self.is_in_round:
-                self.run_soon()
+                self.schedule_run()
         return 0
 
 
 cdef class Transport:
-    """A client's socket, as asyncio's transports are. What is written is sent at the end of the round."""
+    """A client's socket as an asyncio transport. Output is sent at the end of the round."""
 
     def __cinit__(self, Poller poller not None, sock, protocol):
         self.poller, self.sock, self.protocol = poller, sock, protocol
         self.descriptor = sock.fileno()
-        self.wants_input = True
+        self.reads_input = True
         self.high, self.low = HIGH_BYTES, HIGH_BYTES // 4
-        self.names = {}
+        self.addresses = {}
 
     def __dealloc__(self):
-        free(self.begun)
+        free(self.partial)
         free(self.unsent)
 
-    # -- what asyncio's transports do ---------------------------------------------------------------------------------
+    # -- the interface of asyncio's transports ------------------------------------------------------------------------
 
     def get_extra_info(self, name, default=None):
         if name == "socket":
             return self.sock
         if name not in ("peername", "sockname"):
             return default
-        if name not in self.names:
+        if name not in self.addresses:
             try:
-                self.names[name] = self.sock.getpeername() if name == "peername" else self.sock.getsockname()
+                self.addresses[name] = self.sock.getpeername() if name == "peername" else self.sock.getsockname()
             except OSError:
-                self.names[name] = default
-        return self.names[name]
+                self.addresses[name] = default
+        return self.addresses[name]
 
     def set_protocol(self, protocol):
         self.protocol = protocol
 
-    def hear_first(self, Hearer hearer):
-        """Have somebody take what comes before the protocol does."""
-        self.hearer = hearer
+    def set_interceptor(self, InputInterceptor interceptor):
+        """Let an interceptor process input before the protocol."""
+        self.interceptor = interceptor
 
     def get_protocol(self):
         return self.protocol
@@ -327,7 +327,7 @@ cdef class Transport:
         return self.is_closed or self.is_ending
 
     def is_reading(self):
-        return self.wants_input and not self.is_closing()
+        return self.reads_input and not self.is_closing()
 
     def set_write_buffer_limits(self, high=None, low=None):
         self.high = HIGH_BYTES if high is None else high
@@ -343,16 +343,16 @@ cdef class Transport:
         return False
 
     def pause_reading(self):
-        self.wants_input = False
-        self.watch()
+        self.reads_input = False
+        self.update_events()
 
     def resume_reading(self):
-        self.wants_input = True
-        self.watch()
+        self.reads_input = True
+        self.update_events()
         if self.has_records:  # epoll knows nothing of these
             self.has_input = True
-            self.go_on_later()
-            self.poller.run_soon()
+            self.requeue()
+            self.poller.schedule_run()
 
     def write(self, data):
         cdef Py_buffer view
@@ -360,7 +360,7 @@ cdef class Transport:
             return
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         try:
-            self.keep(view.buf, view.len)
+            self.buffer_output(view.buf, view.len)
         finally:
             PyBuffer_Release(&view)
         self.poller.send_later(self)
@@ -369,96 +369,96 @@ cdef class Transport:
         self.write(b"".join(parts))
 
     def close(self):
-        """Close once everything is sent; nothing more is read."""
+        """Close once all output is sent; no more input is read."""
         if not self.is_closing():
             self.is_ending = True
-            self.watch()
+            self.update_events()
             self.poller.send_later(self)
 
     def abort(self):
-        """Close; what was not sent is lost."""
+        """Close, and discard unsent output."""
         if not self.is_closed:
             self.is_ending = True
             self.unsent_from = self.unsent_bytes = self.sealed_bytes = self.start = self.end = 0
-            self.is_stuck = False
-            self.watch()
+            self.is_blocked = False
+            self.update_events()
             self.poller.send_later(self)
 
     # -- the socket ---------------------------------------------------------------------------------------------------
 
-    cdef int watch(self) except -1:
-        """Have epoll tell what is wanted now: input, room for output, both, or nothing."""
+    cdef int update_events(self) except -1:
+        """Register for the events that are needed now: input, room for output, both, or none."""
         cdef epoll_event event
         cdef uint32_t wanted = 0
         if self.is_closed:
             return 0
-        if self.wants_input and not self.is_ending:
+        if self.reads_input and not self.is_ending:
             wanted |= EPOLLIN | EPOLLRDHUP | EPOLLET
-        if self.is_stuck:
+        if self.is_blocked:
             wanted |= EPOLLOUT | EPOLLET
-        if wanted == self.watched:
+        if wanted == self.registered_events:
             return 0
         event.events, event.data.ptr = wanted, <void*>self
         if epoll_ctl(
             self.poller.descriptor,
-            EPOLL_CTL_DEL if not wanted else EPOLL_CTL_MOD if self.watched else EPOLL_CTL_ADD,
+            EPOLL_CTL_DEL if not wanted else EPOLL_CTL_MOD if self.registered_events else EPOLL_CTL_ADD,
             self.descriptor,
             &event,
         ) < 0:
             raise OSError(errno, os.strerror(errno))
-        self.watched = wanted
+        self.registered_events = wanted
         return 0
 
     cdef int take_turn(self, uint32_t events) except -1:
-        """Do what epoll told, or go on with what is left (0). What fails ends this connection alone."""
+        """Process events, or continue without one (0). An error ends only this connection."""
         try:
             if self.is_unfinished and not events and not self.is_closed:
                 self.is_unfinished = False
-                memcpy(self.poller.input + self.poller.input_used, self.begun, self.begun_bytes)
-                self.answer(self.poller.input + self.poller.input_used, self.begun_bytes)
-            if events & (EPOLLOUT | EPOLLERR | EPOLLHUP) and self.is_stuck and not self.is_closed:
-                self.send_all()  # which also tells that the peer is gone
+                memcpy(self.poller.input + self.poller.input_used, self.partial, self.partial_bytes)
+                self.answer(self.poller.input + self.poller.input_used, self.partial_bytes)
+            if events & (EPOLLOUT | EPOLLERR | EPOLLHUP) and self.is_blocked and not self.is_closed:
+                self.send_all()  # it also notices that the peer has closed
             if events & (EPOLLIN | EPOLLERR | EPOLLHUP | EPOLLRDHUP):
                 self.has_input = True
             if events & EPOLLRDHUP:
                 self.is_at_end = True
             if self.has_input and not self.is_closed:
-                if self.read_at == self.poller.looks:
-                    self.go_on_later()
+                if self.last_poll == self.poller.polls:
+                    self.requeue()
                 else:
-                    self.read_at = self.poller.looks
+                    self.last_poll = self.poller.polls
                     self.read()
         except Exception as error:
             self.fail(error)
         return 0
 
     cdef int read(self) except -1:
-        """Take what came, to be answered with what other sockets brought."""
+        """Read input, to be answered together with that of other sockets."""
         cdef Poller poller = self.poller
         cdef ssize_t got
-        cdef size_t room = INPUT_BYTES - self.begun_bytes
+        cdef size_t room = INPUT_BYTES - self.partial_bytes
         if self.is_unfinished or self.input_bytes:
-            return 0  # what came before is answered first
-        if not self.wants_input or self.is_ending:
-            return 0  # sending tells whether the peer is gone; epoll tells again when input is wanted again
+            return 0  # earlier input is answered first
+        if not self.reads_input or self.is_ending:
+            return 0  # sending notices a closed peer; epoll reports input again once it is registered again
         poller.reads_done += 1
         self.input = poller.input + poller.input_used
-        got = self.receive(self.input + self.begun_bytes, room)
+        got = self.receive(self.input + self.partial_bytes, room)
         if got <= 0:
             return self.read_end() if got == 0 else 0
-        if self.begun_bytes:
-            memcpy(self.input, self.begun, self.begun_bytes)
-        self.input_bytes = self.begun_bytes + got
+        if self.partial_bytes:
+            memcpy(self.input, self.partial, self.partial_bytes)
+        self.input_bytes = self.partial_bytes + got
         poller.input_used += self.input_bytes
-        poller.heard.append(self)
-        return poller.answer_heard() if poller.input_used >= HEARD_BYTES else 0
+        poller.unanswered.append(self)
+        return poller.answer_batch() if poller.input_used >= BATCH_BYTES else 0
 
     cdef ssize_t receive(self, char* into, size_t room) except -2:
         """Read: how many bytes came, 0 at the end, -1 where none did or the connection broke. `has_input`: there may be more."""
         cdef ssize_t got = recv(self.descriptor, into, room, MSG_DONTWAIT)
         while got < 0 and errno == EINTR:
             got = recv(self.descriptor, into, room, MSG_DONTWAIT)
-        # A read that is not full took all, and what comes behind it is told of; but the end is told of once.
+        # A short read has emptied the socket, and epoll reports later input; but it reports the end only once.
         self.has_input = got > 0 and (<size_t>got == room or self.is_at_end)
         if got < 0 and errno != EAGAIN:
             self.end_now(OSError(errno, os.strerror(errno)))
@@ -474,52 +474,52 @@ cdef class Transport:
         return 0
 
     cdef int answer_input(self) except -1:
-        """Answer what was read, if the connection is still there. What fails ends this connection alone."""
+        """Answer the input, unless the connection was closed. An error ends only this connection."""
         cdef size_t size = self.input_bytes
         self.input_bytes = 0
         try:
             if not self.is_closed:
                 self.answer(self.input, size)
             if self.has_input:
-                self.go_on_later()
+                self.requeue()
         except Exception as error:
             self.fail(error)
         return 0
 
-    cdef int go_on_later(self) except -1:
-        """Have a turn behind those who have one now, without a word from epoll."""
+    cdef int requeue(self) except -1:
+        """Get a turn in the next round without an event."""
         if not self.is_ready and not self.is_closed:
             self.is_ready = True
             self.poller.ready.append(self)
         return 0
 
     cdef int answer(self, char* data, size_t size) except -1:
-        """Answer so many bytes: those that were kept, and what was read behind them."""
+        """Answer input: the partial request and the bytes after it."""
         cdef Poller poller = self.poller
         cdef size_t took = 0, answered, before = poller.out.used
         protocol = self.protocol
-        cdef bint is_calm = poller.reads is not None and protocol.is_calm
-        if self.hearer is not None and self.hearer.hear(<const uint8_t*>data, size):
+        cdef bint is_calm = poller.fast_path is not None and protocol.is_calm
+        if self.interceptor is not None and self.interceptor.intercept(<const uint8_t*>data, size):
             return 0
         if is_calm:
-            took = poller.reads.take(protocol.session, <const uint8_t*>data, size, &poller.out)
+            took = poller.fast_path.answer_front(protocol.session, <const uint8_t*>data, size, &poller.out)
             if took:
                 poller.input_bytes += took
-                self.take_replies(before)
+                self.claim_replies(before)
             if took == size:
-                return self.drop_begun()
-            if size - took <= BEGUN_BYTES_MAX and (poller.reads.core.is_incomplete or poller.reads.core.is_full):
-                self.keep_begun(data + took, size - took)
-                if poller.reads.core.is_full:
+                return self.drop_partial()
+            if size - took <= PARTIAL_BYTES_MAX and (poller.fast_path.core.is_incomplete or poller.fast_path.core.is_full):
+                self.store_partial(data + took, size - took)
+                if poller.fast_path.core.is_full:
                     self.is_unfinished = True
-                    self.go_on_later()
+                    self.requeue()
                 return 0
-        self.drop_begun()
-        if poller.reads is not None:
-            poller.reads.forget()  # what was looked up ahead: anything may happen now
+        self.drop_partial()
+        if poller.fast_path is not None:
+            poller.fast_path.drop_lookaheads()  # the general path may change anything now
         if is_calm:
             answered = took
-            requests = poller.reads.left(protocol.session, <const uint8_t*>data, size, &took)
+            requests = poller.fast_path.remaining_requests(protocol.session, <const uint8_t*>data, size, &took)
             poller.input_bytes += took - answered
             protocol.requests_received(requests, PyBytes_FromStringAndSize(data + took, size - took))
         else:
@@ -527,10 +527,10 @@ cdef class Transport:
         return 0
 
     cdef int read_end(self) except -1:
-        """The client says nothing more; the protocol may still have something to say."""
+        """Process the end of the input; the protocol may still send replies."""
         if self.protocol.eof_received():
-            self.wants_input = False
-            return self.watch()
+            self.reads_input = False
+            return self.update_events()
         self.close()
         return 0
 
@@ -539,45 +539,45 @@ cdef class Transport:
         self.abort()
         return 0
 
-    cdef int keep_begun(self, const char* data, size_t size) except -1:
-        """Keep what was read of a request that is not all here."""
+    cdef int store_partial(self, const char* data, size_t size) except -1:
+        """Store input that is not answered yet."""
         cdef char* grown
-        if size > self.begun_size:
-            grown = <char*>realloc(self.begun, size)
+        if size > self.partial_size:
+            grown = <char*>realloc(self.partial, size)
             if grown == NULL:
                 raise MemoryError
-            self.begun, self.begun_size = grown, size
-        memcpy(self.begun, data, size)
-        self.begun_bytes = size
+            self.partial, self.partial_size = grown, size
+        memcpy(self.partial, data, size)
+        self.partial_bytes = size
         return 0
 
-    cdef int drop_begun(self) except -1:
-        self.begun_bytes = 0
-        if self.begun_size > BEGUN_BYTES_KEPT:
-            free(self.begun)
-            self.begun, self.begun_size = NULL, 0
+    cdef int drop_partial(self) except -1:
+        self.partial_bytes = 0
+        if self.partial_size > PARTIAL_BYTES_RETAINED:
+            free(self.partial)
+            self.partial, self.partial_size = NULL, 0
         return 0
 
-    cdef int take_replies(self, size_t before) except -1:
-        """Take what the core wrote into the round's output, from a byte on, as this client's."""
+    cdef int claim_replies(self, size_t before) except -1:
+        """Claim the round's output from `before` on as this client's replies."""
         cdef Poller poller = self.poller
-        poller.output_bytes += poller.out.used - before  # what the connection writes it counts itself
+        poller.output_bytes += poller.out.used - before  # the connection counts its own output
         if self.unsent_bytes or self.start != self.end:
-            self.keep(poller.out.data + before, poller.out.used - before)
+            self.buffer_output(poller.out.data + before, poller.out.used - before)
             poller.out.used = before
         else:
             self.start, self.end = before, poller.out.used
         poller.send_later(self)
         return 0
 
-    cdef int keep(self, const void* data, size_t size) except -1:
-        """Keep something to be sent behind all that waits."""
+    cdef int buffer_output(self, const void* data, size_t size) except -1:
+        """Append output to the transport's buffer."""
         cdef char* grown
         cdef size_t start = self.start, wanted = self.end - start
         if wanted:
             self.start = self.end = 0
-            self.keep(self.poller.out.data + start, wanted)
-        # What was sent stands before what was not: the rest is moved when that is no more than what was sent.
+            self.buffer_output(self.poller.out.data + start, wanted)
+        # Sent bytes are at the front of the buffer; unsent ones are moved there once they are no more than the sent ones.
         if self.unsent_from and self.unsent_from >= self.unsent_bytes:
             memcpy(self.unsent, self.unsent + self.unsent_from, self.unsent_bytes)
             self.unsent_from = 0
@@ -589,17 +589,17 @@ cdef class Transport:
             self.unsent, self.unsent_size = grown, wanted
         memcpy(self.unsent + self.unsent_from + self.unsent_bytes, data, size)
         self.unsent_bytes += size
-        self.pause_if_much()
+        self.check_high_water()
         return 0
 
-    cdef int pause_if_much(self) except -1:
-        if self.unsent_bytes > self.high and not self.is_paused and self.is_stuck:
+    cdef int check_high_water(self) except -1:
+        if self.unsent_bytes > self.high and not self.is_paused and self.is_blocked:
             self.is_paused = True
             self.protocol.pause_writing()
         return 0
 
     cdef int send_all(self) except -1:
-        """Send what waits, as much as the client takes."""
+        """Send as much output as the socket accepts."""
         cdef size_t size = self.end - self.start
         cdef ssize_t sent = 0
         cdef const char* data = self.poller.out.data + self.start if size else self.unsent + self.unsent_from
@@ -610,34 +610,34 @@ cdef class Transport:
             sent = self.transmit(data, size)
             if self.is_closed:
                 return 0
-        self.is_stuck = <size_t>sent < size or self.sealed_bytes > 0
+        self.is_blocked = <size_t>sent < size or self.sealed_bytes > 0
         if self.end != self.start:
             self.start = self.end = 0
             if <size_t>sent < size:
-                self.keep(data + sent, size - sent)
+                self.buffer_output(data + sent, size - sent)
         else:
             self.unsent_bytes -= sent
             self.unsent_from = self.unsent_from + sent if self.unsent_bytes else 0
             if not self.unsent_bytes and self.unsent_size > HIGH_BYTES:
                 free(self.unsent)
                 self.unsent, self.unsent_size = NULL, 0
-        self.pause_if_much()
+        self.check_high_water()
         if self.is_paused and self.unsent_bytes <= self.low:
             self.is_paused = False
             self.protocol.resume_writing()
-        if self.is_ending and not self.is_stuck:
+        if self.is_ending and not self.is_blocked:
             return self.end_now(None)
-        return self.watch()
+        return self.update_events()
 
     cdef int end_now(self, error) except -1:
-        """Close the socket, and tell the protocol."""
+        """Close the socket, and notify the protocol."""
         if self.is_closed:
             return 0
-        if self.watched:
+        if self.registered_events:
             epoll_ctl(self.poller.descriptor, EPOLL_CTL_DEL, self.descriptor, NULL)
         self.is_closed = True
-        self.begun_bytes = self.unsent_bytes = self.sealed_bytes = self.start = self.end = 0
-        self.poller.closed.append(self)  # an event of this round may still name it
+        self.partial_bytes = self.unsent_bytes = self.sealed_bytes = self.start = self.end = 0
+        self.poller.closed.append(self)  # an event of this round may still point to it
         self.poller.transports.discard(self)
         self.sock.close()
         self.poller.loop.call_soon(self.protocol.connection_lost, error)
@@ -645,7 +645,7 @@ cdef class Transport:
 
 
 cdef class TlsTransport(Transport):
-    """A client's socket behind its TLS handshake: Python's `ssl`, working on memory, between the socket and the core."""
+    """A client's socket after its TLS handshake. Python's `ssl` works on memory, between the socket and the core."""
 
     def get_extra_info(self, name, default=None):
         if name == "ssl_object":
@@ -655,7 +655,7 @@ cdef class TlsTransport(Transport):
         return Transport.get_extra_info(self, name, default)
 
     cdef ssize_t receive(self, char* into, size_t room) except -2:
-        """Read and decrypt; what was read before comes first."""
+        """Read and decrypt input; records that were read earlier come first."""
         cdef ssize_t got
         cdef size_t taken = 0
         if not self.has_records and not self.is_over:
@@ -671,23 +671,23 @@ cdef class TlsTransport(Transport):
                 taken += got
                 self.is_over = got == 0
                 self.has_records = got > 0 and (self.incoming.pending > 0 or self.tls.pending() > 0)
-        except ssl.SSLWantReadError:  # the rest of a record has not come
+        except ssl.SSLWantReadError:  # the record is incomplete
             self.has_records = False
         except OSError as error:
             self.end_now(error)
             return -1
-        if self.outgoing.pending and self.sealed is None:  # the answer to what is not data
+        if self.outgoing.pending and self.sealed is None:  # a reply of the TLS protocol itself
             self.seal()
             self.poller.send_later(self)
         self.has_input = self.may_have_more or self.has_records or self.is_at_end or self.is_over
         if taken or self.is_over:
             return taken
         if self.has_input:
-            self.go_on_later()
+            self.requeue()
         return -1
 
     cdef ssize_t transmit(self, const char* data, size_t size) except -2:
-        """Encrypt and write, a part at a time; the last part that was encrypted may be kept."""
+        """Encrypt and send, a part at a time; the last encrypted part may remain buffered."""
         cdef size_t done = 0, part
         while self.send_sealed() and (done < size or self.outgoing.pending):
             part = min(size - done, <size_t>SEALED_BYTES)
@@ -706,7 +706,7 @@ cdef class TlsTransport(Transport):
         return 0
 
     cdef bint send_sealed(self) except -1:
-        """Send what is encrypted; False where the client does not take all of it, or is gone."""
+        """Send the encrypted part; False if the socket does not accept all of it, or is closed."""
         if self.sealed_bytes:
             self.sealed_bytes -= Transport.transmit(
                 self, <const char*>self.sealed + len(self.sealed) - self.sealed_bytes, self.sealed_bytes
@@ -717,12 +717,12 @@ cdef class TlsTransport(Transport):
         return True
 
     cdef int end_now(self, error) except -1:
-        """Say goodbye, unless a record is half sent, and close."""
+        """Send close_notify, unless a record is partly sent, and close."""
         if error is None and self.sealed is None and not self.is_closed:
             try:
                 self.tls.unwrap()
             except OSError:
-                pass  # the client's goodbye is not waited for
+                pass  # the client's close_notify is not awaited
             self.seal()
             send(self.descriptor, <const char*>self.sealed, len(self.sealed), MSG_NOSIGNAL | MSG_DONTWAIT)
         return Transport.end_now(self, error)

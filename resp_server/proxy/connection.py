@@ -28,7 +28,7 @@ class ProxyConnection(Connection):
             return
         self._asker = Asker(hop, self, self.transmit)
         if self.is_polled:
-            cast(Any, transport).hear_first(self._asker)
+            cast(Any, transport).set_interceptor(self._asker)
 
     def data_received(self, data: bytes) -> None:
         left = data

@@ -108,7 +108,7 @@ class UpstreamCluster:
     def soon(self, then: Callable[[], None]) -> None:
         """Call back in this turn of the event loop, when all that came was looked at, or else in the next one."""
         if self.poller is not None:
-            self.poller.soon(then)
+            self.poller.call_before_flush(then)
         else:
             self._loop.call_soon(then)
 
