@@ -1,1 +1,1 @@
-"""Hold the proof of being Redis-compatible: reference data, deviations, conformance runs. Not shipped."""
+"""The proof of Redis compatibility: reference data, deviations, conformance runs, fuzzing. Not shipped."""

@@ -1,7 +1,7 @@
-"""docs/commands.md, made of the command table: what becomes of every command of Redis, here and through a proxy.
+"""docs/commands.md, made of the command table: each Redis command, and how it is served here and by a proxy.
 
 python -m compat.commands_page          write the page
-python -m compat.commands_page --check  fail if it is not what would be written
+python -m compat.commands_page --check  fail if the page is out of date
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def page() -> str:
 
 
 def _rows(table: CommandTable) -> Iterator[Command]:
-    """Iterate over commands and subcommands, without the containers, which are no commands by themselves."""
+    """Iterate over commands and subcommands, without containers."""
     for each in sorted(table, key=lambda command: command.name):
         if each.facts.group not in GROUPS:
             raise ValueError(f"command {each.name!r} is of the group {each.facts.group!r}, which has no place here")

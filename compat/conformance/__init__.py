@@ -1,1 +1,1 @@
-"""Compare a server with a real Redis, byte for byte, over TCP alone: only `dataset_log` imports what is judged."""
+"""Compares a server with a real Redis, byte for byte, over TCP; only `dataset_log` imports the code under test."""

@@ -1,6 +1,6 @@
 """What `make conformance` runs: random commands to a real server and to ours, and real clients at both.
 
-With two addresses only the former, between these: both have to hold the data set.
+With two addresses: only random commands, between these servers, which need the data set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PARTS = ("commands", "clients", "transcripts")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is asked for; 1 if anything was different."""
+    """Run the chosen comparisons; 1 if there was a difference."""
     options = _options(arguments)
     is_good = True
     if "commands" in options.part:

@@ -1,4 +1,4 @@
-"""Certificates for tests: real ones, of an authority that is made for the purpose."""
+"""Real certificates for tests, issued by an authority of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trustme
 
 @dataclass
 class Authority:
-    """An authority, and what it has issued, as PEM files in a folder."""
+    """A certificate authority and its certificates, as PEM files in a folder."""
 
     folder: Path
     _ca: trustme.CA = field(default_factory=trustme.CA, repr=False)
@@ -34,7 +34,7 @@ class Authority:
         return cert, key
 
     def options(self, name: str = "server", *, auth_clients: str | None = None, with_ca: bool = True) -> list[str]:
-        """Return the options of a program of ours that shows a certificate of that name, which is issued if needed."""
+        """Return a program's TLS options with a certificate of that name, which is issued if needed."""
         cert, key = self.folder / f"{name}.crt", self.folder / f"{name}.key"
         if not cert.exists():
             self.issue(name)
@@ -43,7 +43,7 @@ class Authority:
         return given + (["--tls-auth-clients", auth_clients] if auth_clients else [])
 
     def client(self, name: str | None = None) -> dict[str, str]:
-        """Return what redis-py is given to trust this authority, and to show a certificate of a name."""
+        """Return redis-py's arguments to trust this authority and to present a certificate."""
         given = {"ssl_ca_certs": str(self.ca)}
         if name is not None:
             cert, key = self.issue(name)
@@ -51,5 +51,5 @@ class Authority:
         return given
 
     def context(self) -> ssl.SSLContext:
-        """Return what a client of the standard library needs."""
+        """Return an SSL context for a client."""
         return ssl.create_default_context(cafile=str(self.ca))

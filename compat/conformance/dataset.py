@@ -1,4 +1,4 @@
-"""The one data set that both servers hold: what is easy to get wrong, in keys, values, fields and expiries."""
+"""The data set of both servers, with difficult keys, values, fields and expiries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Dataset:
 
     @property
     def items(self) -> dict[bytes, Mapping[bytes, bytes | None]]:
-        """What is chosen from at random, by key: a hash's fields and values, a set's members, a sorted set's scores."""
+        """The items of random choices by key: a hash's fields and values, a set's members, a sorted set's scores."""
         return {**self.hashes, **{key: dict.fromkeys(each) for key, each in self.sets.items()}, **self.sorted_sets}
 
     def part(self, keys: Container[bytes]) -> Dataset:
@@ -46,7 +46,7 @@ class Dataset:
 
 
 def standard() -> Dataset:
-    """Return the data set that everything is compared on."""
+    """Return the data set of all comparisons."""
     strings = {
         b"": b"an empty key",
         b"plain": b"value",
@@ -130,7 +130,7 @@ def standard() -> Dataset:
 
 
 def _places() -> dict[bytes, dict[bytes, bytes]]:
-    """Return sorted sets whose scores are places, at the map's edges too, and scores that nobody would call places."""
+    """Return sorted sets whose scores are geohashes, also at the map's edges, and scores that are none."""
     cities = {
         b"Palermo": (13.361389, 38.115556),
         b"Catania": (15.087269, 37.502669),

@@ -1,4 +1,4 @@
-"""The data set as a change log, which servers under test read: the only place here that writes as a job does."""
+"""The data set as a change log for servers under test; the only module here that writes as a job does."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _values(dataset: Dataset) -> Iterator[Change]:
 
 
 def _maps(dataset: Dataset) -> Iterator[Change]:
-    """Return maps field by field; one that expires as a whole has to come as a whole."""
+    """Return maps field by field; a map that expires has to be written completely."""
     for key, fields in dataset.hashes.items():
         if key in dataset.expire_at_ms:
             packed = packed_map.pack(fields.items())

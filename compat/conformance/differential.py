@@ -1,4 +1,4 @@
-"""The same commands to two addresses, and a judge of the replies: random arguments, in RESP2 and RESP3."""
+"""Random commands, sent to two servers in RESP2 and RESP3, and the comparison of their replies."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def both_kinds() -> Iterator[tuple[Address, Address]]:
 
 
 def judge_of(left: Address, right: Address) -> Judge:
-    """Return who compares: rows of the command table that the two servers draw differently are left to the tests."""
+    """Return the judge; it skips rows of the command table that differ between the two versions."""
     tables = [capture(each.host, each.port) for each in (left, right)]
     alike = [
         name.encode()

@@ -1,4 +1,4 @@
-"""Whether two replies to the same request are the same: byte for byte, except where Redis leaves something open.
+"""Compares two replies to the same request: byte for byte, except where Redis leaves the result open.
 
 Left open by Redis, and compared as what they are:
   order          HGETALL, HKEYS, HVALS, KEYS, CONFIG GET, COMMAND LIST and set reads promise none
@@ -11,7 +11,7 @@ Left open by Redis, and compared as what they are:
   cursors        a step of SCAN or HSCAN; whole iterations are compared by a test of their own
   identity       connection ids, addresses, process ids, versions
 
-Everything else that differs has to stand in `deviations.toml`, with its reason.
+Every other difference has to be in `deviations.toml`, with its reason.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class BytesAnswer:
 
 @dataclass(frozen=True, repr=False)
 class Deviations:
-    """What `deviations.toml` says: differences that are meant. Every line names its reason; patterns are globs."""
+    """The intended differences of `deviations.toml`. Every line has a reason; patterns are globs."""
 
     answers: Sequence[Answer]
     bytes_answers: Sequence[BytesAnswer]
@@ -92,7 +92,7 @@ class Deviations:
         return cls(answers, bytes_answers, **tables)
 
     def explains(self, command: str, theirs: Reply, ours: Reply) -> bool:
-        """Tell whether a difference is one that is meant."""
+        """Tell whether a difference is intended."""
         return any(
             each.command == command and is_text(each.redis, theirs) and is_text(each.sparkis, ours)
             for each in self.answers
@@ -165,7 +165,7 @@ class Judge:
         }
 
     def differences(self, requests: Sequence[Words], theirs: Sequence[Reply], ours: Sequence[Reply]) -> list[str]:
-        """Return what is not the same in the answers to a pipeline, in words; nothing if all is."""
+        """Return the differences between replies to a pipeline, as text."""
         found = [
             f"{b' '.join(request)!r}: Redis answers {_shown(their)}, the server under test {_shown(our)}"
             for request, their, our in zip(requests, theirs, ours, strict=False)

@@ -1,6 +1,6 @@
-"""Which client does what with which server: every feature of every client, at a real server and at ours.
+"""The matrix of clients, features and servers: every feature of every client, at a real server and at ours.
 
-A cell holds when the client saw at ours what it saw at the real one, value by value and text by text.
+A cell is right if the client's outcome at ours equals that at the real server, value by value.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def cells_of(script: Script, features: Sequence[str], targets: Targets) -> Itera
 
 @dataclass
 class Failure:
-    """Why a feature came to no end."""
+    """The reason why a feature failed."""
 
     text: str
 

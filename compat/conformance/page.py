@@ -1,4 +1,4 @@
-"""The tables of docs/clients.md, made of what a run found."""
+"""The tables of docs/clients.md, made of a run's outcomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real server and one under test, asked the same."""
+"""A real server and one under test that get the same requests."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Any bytes in any chunks, against the parser, the dispatcher and the commands of a server without sockets."""
+"""Fuzzing: arbitrary bytes in arbitrary chunks for a server's parser, dispatcher and commands, without sockets."""

@@ -1,4 +1,4 @@
-"""What `make fuzz` runs: coverage-guided inputs for some time, then what they reached, and what grew."""
+"""`make fuzz`: coverage-guided fuzzing for some time, then a report of coverage and memory growth."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ INPUT_BYTES_MAX = 2048
 # An input is answered in a millisecond; ten seconds are a hang.
 HANG_SECONDS = 10
 RSS_MIB_MAX = 1024
-# Of what libFuzzer said before it stopped at something: the exception, and the input.
-SAID_CHARS_MAX = 6000
+# Of libFuzzer's output before it stopped: the exception, and the input.
+OUTPUT_CHARS_MAX = 6000
 # How much the process may grow once it has seen the corpus, whatever it is sent: caches fill, the allocator keeps some.
 GROWTH_MIB_MAX = 96
 # libFuzzer's way to say how many inputs it ran, and how large the process was meanwhile.
@@ -48,7 +48,7 @@ class Run:
     growth_mib: int
     rss_mib: int
     exit_code: int
-    said: str
+    output: str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if has_grown:
         print(f"that is more than the {GROWTH_MIB_MAX} MiB that it may grow by")
     if run.exit_code:
-        print(run.said[-SAID_CHARS_MAX:])
+        print(run.output[-OUTPUT_CHARS_MAX:])
     return int(has_grown or run.exit_code != 0)
 
 
@@ -92,11 +92,11 @@ def _run(folder: Path, seeds: Path, seconds: int) -> Run:
     command += [f"-artifact_prefix={folder}/", f"-max_total_time={seconds}", "-print_final_stats=1"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(prepared("fuzz")), str(ROOT)])}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
-    said = (done.stderr + done.stdout).decode("utf-8", "replace")
-    sizes = {event: int(rss) for _, event, rss in PROGRESS.findall(said)}
+    output = (done.stderr + done.stdout).decode("utf-8", "replace")
+    sizes = {event: int(rss) for _, event, rss in PROGRESS.findall(output)}
     ended = list(sizes.values())[-1] if sizes else 0
-    counted = DONE.search(said)
-    return Run(int(counted.group(1)) if counted else 0, ended - sizes.get("INITED", 0), ended, done.returncode, said)
+    counted = DONE.search(output)
+    return Run(int(counted.group(1)) if counted else 0, ended - sizes.get("INITED", 0), ended, done.returncode, output)
 
 
 def choose(inputs: Iterable[bytes]) -> tuple[list[bytes], set[Line]]:

@@ -1,4 +1,4 @@
-"""The process that fuzzes: libFuzzer's loop, which atheris brings, around `Subject.run`. Arguments are libFuzzer's."""
+"""The fuzzing process: libFuzzer's loop (atheris) around `Subject.run`. Arguments are libFuzzer's."""
 
 from __future__ import annotations
 

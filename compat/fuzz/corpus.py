@@ -1,4 +1,4 @@
-"""Inputs that are kept: one a line, as Python writes bytes; and those that once broke something, a file each."""
+"""The corpus: inputs as Python bytes literals, one per line; and inputs that found a bug, one file each."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ FOUND = HERE / "found"
 
 
 def kept() -> list[bytes]:
-    """Return the inputs that together reach what is reached."""
+    """Return the corpus, which reaches all covered lines."""
     return _read(KEPT) if KEPT.exists() else []
 
 
 def keep(inputs: Iterable[bytes]) -> None:
-    """Write the inputs that are kept from now on."""
+    """Write the corpus."""
     _write(KEPT, sorted(inputs, key=lambda each: (len(each), each)))
 
 
 def found() -> list[list[bytes]]:
-    """Return what broke something once: inputs that one server is sent one after another, mostly a single one."""
+    """Return the inputs that found bugs: sequences for one server, mostly of a single input."""
     return [_read(path) for path in sorted(FOUND.glob("*.txt"))]
 
 
 def write_down(inputs: Sequence[bytes]) -> Path:
-    """Keep inputs of which the last one breaks something, for the tests."""
+    """Store a sequence whose last input found a bug, for the tests."""
     FOUND.mkdir(exist_ok=True)
     path = FOUND / f"{sha256(b''.join(inputs)).hexdigest()[:12]}.txt"
     _write(path, inputs)

@@ -50,7 +50,7 @@ def files() -> list[Path]:
 
 
 def all_lines() -> set[Line]:
-    """Return the lines of functions: what runs while modules are imported is not reached by inputs."""
+    """Return the lines of functions, without lines that run when a module is imported."""
     return {(str(path), line) for path in files() for line in _lines_in(path)}
 
 
@@ -68,7 +68,7 @@ def _lines_of(code: CodeType) -> set[int]:
 
 
 class Tracer:
-    """Follows the lines of the files that are fuzzed while something runs, until it has seen all of a function."""
+    """Traces lines of the fuzzed modules during a call; a function that is fully covered is not traced any more."""
 
     def __init__(self) -> None:
         self._names = {str(path) for path in files()}
@@ -77,7 +77,7 @@ class Tracer:
         self.reached: set[Line] = set()
 
     def run(self, what: Callable[[], Any]) -> set[Line]:
-        """Run something; return what it reached of what was not reached before."""
+        """Call a function; return the lines that are reached for the first time."""
         self.reached = set()
         sys.settrace(self._on_call)
         try:

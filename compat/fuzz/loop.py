@@ -1,4 +1,4 @@
-"""An event loop without waiting, for inputs that are to be run by the thousand, and without a network.
+"""An event loop with a simulated clock and network, which runs thousands of inputs without waiting.
 
 When nothing is left to be done its clock goes on to the next timer, so a timeout of a minute takes no time, and an
 input takes the same turns however busy the machine is. A connection is a pair of sockets, both of which are here.
@@ -17,11 +17,11 @@ TURNS_MAX = 20_000
 
 
 class RestlessError(Exception):
-    """There was always something left to be done."""
+    """The loop does not become idle."""
 
 
 class _Selector(selectors.DefaultSelector):
-    """Never waits; what it was to wait is added up."""
+    """Never waits, but advances the clock by the timeout."""
 
     now_s = 0.0
     turns = 0
@@ -40,7 +40,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Such a loop."""
+    """An event loop with a simulated clock and network."""
 
     def __init__(self) -> None:
         # Who takes a connection to an address.
@@ -49,11 +49,11 @@ class Loop(asyncio.SelectorEventLoop):
         super().__init__(self._clock)
 
     def time(self) -> float:
-        """Return what the clock shows."""
+        """Return the simulated time."""
         return self._clock.now_s
 
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **ignored: Any) -> Any:
-        """Connect to whoever listens at an address; ConnectionRefusedError."""
+        """Connect to a server of this loop; ConnectionRefusedError."""
         listening = self.listening.get(f"{host}:{port}")
         if listening is None:
             raise ConnectionRefusedError(f"nobody is at {host}:{port}")

@@ -1,7 +1,7 @@
-"""What `make fuzz-native` runs: the compiled core, built with AddressSanitizer and UBSan, attacked.
+"""`make fuzz-native`: fuzzes the compiled core, built with AddressSanitizer and UBSan.
 
 An instrumented copy of the program is made in build/sanitized. Each part of the attack (see `native_run`) is a process
-of its own, which ends at the first thing that a sanitizer finds; the next one goes on with other dice.
+of its own, which ends at the first finding of a sanitizer; the next one continues with another seed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A part of an attack on the compiled core, in a process that sanitizers watch (see `native`). Prints its inputs.
+"""One part of fuzzing the compiled core, as a process with sanitizers (see `native`). Prints its inputs.
 
 requests   the inputs of `make fuzz`, whole and mutated, in any chunks, to a server over a store in LMDB
 records    records that lie, with checksums that fit, and requests that are cut or have other bytes
@@ -30,9 +30,9 @@ import lmdb
 from compat.conformance.certificates import Authority
 from compat.conformance.wire import requests
 from compat.fuzz import corpus
-from compat.fuzz.places import EPOCHS, NODE, NOW_MS, PASSWORD, PROXY, SAID, STATES, TWO, USER, fill
 from compat.fuzz.seeds import SAYINGS
 from compat.fuzz.subject import ASKED, FoundError, Subject, Wire
+from compat.fuzz.targets import EPOCHS, NODE, NOW_MS, PASSWORD, PROXY, SCRIPTED, STATES, TWO, USER, fill
 from resp_server import native
 from resp_server.client.connection import Connection
 from resp_server.config import ServerConfig
@@ -68,7 +68,7 @@ NUMBERS = [b"0", b"1", b"-1", b"99", b"-999999999999999999", b"99999999999999999
 
 
 def request(dice: random.Random) -> list[bytes]:
-    """Return a request of a command that the core answers, or nearly one."""
+    """Return a request of a command that the core answers, or a similar one."""
     name, least, most = dice.choice(native.core.NAMES)  # type: ignore[union-attr]
     count = dice.randint(least, least + 3 if most < 0 else most)
     if dice.random() < 0.03:
@@ -142,15 +142,15 @@ PLAIN = [at for at, asked in enumerate(ASKED) if any(words[0] in (b"GET", b"MGET
 
 
 def of_hop(dice: random.Random, folder: str) -> Iterator[None]:
-    """Have clients ask a proxy for plain reads, of servers that answer or that say anything."""
+    """Let clients send reads to a proxy, whose servers answer or send arbitrary replies."""
     while True:
         subject = Subject(8)
         for _ in range(INPUTS_PER_SUBJECT):
             chunk_bytes = dice.choice((0, 0, dice.randrange(256)))
             if dice.random() < 0.5:
-                options = SAID | dice.choice((0, TWO)) | dice.choice((0, 0, PASSWORD, NODE))
-                said = b"".join(dice.choice(REPLIES) for _ in range(dice.randrange(1, 12)))
-                rest = bytes((dice.choice(PLAIN),)) + (mutated(said, dice) if dice.random() < 0.7 else said)
+                options = SCRIPTED | dice.choice((0, TWO)) | dice.choice((0, 0, PASSWORD, NODE))
+                replies = b"".join(dice.choice(REPLIES) for _ in range(dice.randrange(1, 12)))
+                rest = bytes((dice.choice(PLAIN),)) + (mutated(replies, dice) if dice.random() < 0.7 else replies)
             else:
                 options = PROXY | dice.choice((0, EPOCHS)) | dice.choice((0, TWO)) | dice.choice((0, 0, USER, NODE))
                 rest = requests([request(dice) for _ in range(dice.choice((1, 4, 40)))])
@@ -161,7 +161,7 @@ def of_hop(dice: random.Random, folder: str) -> Iterator[None]:
 
 
 def of_records(dice: random.Random, folder: str) -> Iterator[None]:
-    """Ask the core alone for records that are not what a store writes."""
+    """Read records with the core that no store writes."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     while True:
@@ -198,7 +198,7 @@ def of_records(dice: random.Random, folder: str) -> Iterator[None]:
 
 
 def _lie(store: LmdbStore, dice: random.Random) -> None:
-    """Change bytes in records of a store, and make their checksums fit."""
+    """Change bytes in a store's records, and recompute their checksums."""
     with store._env.begin(write=True) as txn:
         for table in (store.tables.keys, store.tables.fields, store.tables.blocks):
             rows = [row for row in txn.cursor(db=table) if len(row[1]) > CHECK_BYTES]
@@ -264,7 +264,7 @@ def of_pages(dice: random.Random, folder: str) -> Iterator[None]:
 
 
 def of_sockets(dice: random.Random, folder: str) -> Iterator[None]:
-    """Have clients do what they like; each thing that one does is an input."""
+    """Let clients act at random; each action is an input."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     raised: list[dict[str, Any]] = []

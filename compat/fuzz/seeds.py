@@ -1,4 +1,4 @@
-"""What fuzzing begins with beside the inputs that are kept: requests of each command, and conversations."""
+"""The first inputs of fuzzing beside the corpus: requests of each command, and conversations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import cycle
 from pathlib import Path
 
 from compat.conformance.wire import request
-from compat.fuzz.places import EPOCHS, NODE, PROXY, SAID, TWO, USER
 from compat.fuzz.subject import ASKED
+from compat.fuzz.targets import EPOCHS, NODE, PROXY, SCRIPTED, TWO, USER
 from resp_server.commands import command_table
 
 # One a line, their requests between bars: what an input has to have come to before the next change reaches anything.
@@ -58,7 +58,7 @@ def first_inputs(kept: Sequence[bytes]) -> list[bytes]:
     for requests, (header, times) in zip(conversations(), cycle(WAYS), strict=False):
         found.append(header + b"".join(times * request(*words) for words in requests))
     for at, saying in enumerate(2 * SAYINGS):
-        found.append(bytes([SAID | (at % 2 * NODE), 0, at % len(ASKED)]) + saying)
+        found.append(bytes([SCRIPTED | (at % 2 * NODE), 0, at % len(ASKED)]) + saying)
     return found
 
 

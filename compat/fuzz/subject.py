@@ -1,4 +1,4 @@
-"""What is fuzzed: a server or a proxy, up to two connections, and epochs that come while they talk; no other process.
+"""Runs an input: against a server or a proxy, over up to two connections, with epochs meanwhile; in one process.
 
 An input is a byte of options, a byte that says how the rest is cut into chunks, and the rest: what clients send.
 
@@ -25,7 +25,17 @@ from unittest.mock import patch
 
 from compat.conformance.wire import NotAReplyError, Reply, replies_in, requests
 from compat.fuzz.loop import Loop, RestlessError
-from compat.fuzz.places import NODE, OF_PLACES, PASSWORD, PROXY, SAID, TWO, Place, ProxyPlace, Said
+from compat.fuzz.targets import (
+    NODE,
+    PASSWORD,
+    PROXY,
+    SCRIPTED,
+    TARGET_OPTIONS,
+    TWO,
+    ProxyTarget,
+    ScriptedReplies,
+    Target,
+)
 from compat.waiting import eventually_async
 from resp_server.client.connection import Connection, Rest
 
@@ -66,11 +76,11 @@ LOGGERS = (logging.getLogger("resp_server"), logging.getLogger("sparkis"))
 
 
 class FoundError(Exception):
-    """Something that must not happen, did."""
+    """A violated invariant."""
 
 
 class Wire:
-    """A transport that keeps what is sent. Its client, if it is given, takes a turn of the loop to take much."""
+    """A transport that stores its output. Its client, if given, needs a turn of the loop to read much output."""
 
     def __init__(self, client: asyncio.Protocol | None = None) -> None:
         self.sent: list[bytes] = []
@@ -117,7 +127,7 @@ class Wire:
 
 
 class Watch(logging.Handler):
-    """Keeps what a server logs as an error: its own bugs."""
+    """Records errors in a server's log, which are bugs."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -129,11 +139,11 @@ class Watch(logging.Handler):
 
 
 class Subject:
-    """Runs inputs on one event loop, so many against each server: a new one takes longer than most inputs do."""
+    """Runs inputs on one event loop, several against each server, as starting a server is slow."""
 
     def __init__(self, inputs_per_server: int = 1) -> None:
         self._inputs_per_server = inputs_per_server
-        self._places: dict[int, Place] = {}
+        self._targets: dict[int, Target] = {}
         self._loop = Loop()
         self._loop.set_exception_handler(self._on_exception)
         self._raised: list[BaseException] = []
@@ -143,9 +153,9 @@ class Subject:
             logger.propagate = False
 
     def close(self) -> None:
-        """Let go of the servers, the loop and the log."""
-        for place in self._places.values():
-            place.close()
+        """Close the servers, the loop and the log."""
+        for target in self._targets.values():
+            target.close()
         for logger in LOGGERS:
             logger.removeHandler(self._watch)
             logger.propagate = True
@@ -153,11 +163,11 @@ class Subject:
 
     def history(self, data: bytes) -> list[bytes]:
         """Return the inputs that the server of one that was run has seen, with it."""
-        place = self._places.get(_place_of(data))
-        return [data] if place is None or data[0] & SAID else place.inputs
+        target = self._targets.get(_target_options_of(data))
+        return [data] if target is None or data[0] & SCRIPTED else target.inputs
 
     def run(self, data: bytes) -> bytes:
-        """Run an input and return what clients were sent; FoundError for what must not happen."""
+        """Run an input and return the clients' replies; FoundError for a violated invariant."""
         self._raised.clear()
         self._watch.records.clear()
         try:
@@ -177,34 +187,34 @@ class Subject:
     async def _talk(self, data: bytes) -> bytes:
         options, chunk_bytes = (*data[:HEADER_BYTES], 0, 0)[:HEADER_BYTES]
         chunks = list(chunks_of(data[HEADER_BYTES:], chunk_bytes))
-        if options & SAID:
-            return await self._hear(options, chunks)
-        place = self._place(data)
+        if options & SCRIPTED:
+            return await self._run_scripted(options, chunks)
+        target = self._target(data)
         await asyncio.sleep(STEP_S)
-        wires = await self._ask(place, chunks, 2 if options & TWO else 1)
+        wires = await self._ask(target, chunks, 2 if options & TWO else 1)
         for wire in wires:
             _replies(wire)
         return b"".join(part for wire in wires for part in wire.sent)
 
-    async def _hear(self, options: int, chunks: Sequence[bytes]) -> bytes:
-        """Have a proxy's servers say what they are to."""
+    async def _run_scripted(self, options: int, chunks: Sequence[bytes]) -> bytes:
+        """Run a proxy with servers that send the input as replies."""
         asked = ASKED[chunks[0][0] % len(ASKED)] if chunks else ASKED[0]
-        said = Said([chunks[0][1:], *chunks[1:]] if chunks else [], greets=not options & TWO)
-        place = ProxyPlace(options & (PASSWORD | NODE), self._loop, said)
+        scripted = ScriptedReplies([chunks[0][1:], *chunks[1:]] if chunks else [], greets=not options & TWO)
+        target = ProxyTarget(options & (PASSWORD | NODE), self._loop, scripted)
         try:
             await asyncio.sleep(STEP_S)
             with patch("resp_server.proxy.upstream_cluster.LONG_TIMEOUT_S", 2.0):  # a minute of tries takes seconds
-                (wire,) = await self._ask(place, [_packed(asked, options)], 1)
+                (wire,) = await self._ask(target, [_packed(asked, options)], 1)
         finally:
-            place.close()
+            target.close()
         replies = [each for each in _replies(wire) if each.mark != ">"]
         if not wire.is_closed and len(replies) != len(asked) + bool(options & PASSWORD):
             raise FoundError(f"{len(replies)} replies to {len(asked)} requests")
         return b"".join(wire.sent)
 
-    async def _ask(self, place: Place, chunks: Sequence[bytes], clients: int) -> list[Wire]:
-        """Have clients send chunks in turn; return what they are sent."""
-        connections = [place.connection() for _ in range(clients)]
+    async def _ask(self, target: Target, chunks: Sequence[bytes], clients: int) -> list[Wire]:
+        """Let clients send chunks in turn; return their transports."""
+        connections = [target.connection() for _ in range(clients)]
         wires = [Wire(each) for each in connections]
         for connection, wire in zip(connections, wires, strict=True):
             connection.connection_made(wire)  # type: ignore[arg-type]
@@ -215,7 +225,7 @@ class Subject:
                     connections[at].data_received(chunk)
                 if at == clients - 1:
                     await self._rest(connections, wires)
-                    place.change(turn)
+                    target.change(turn)
                     _check_held(connections, sum(map(len, chunks)))
             await self._rest(connections, wires)
             for connection, wire in zip(connections, wires, strict=True):
@@ -226,7 +236,7 @@ class Subject:
             for connection in connections:
                 connection.connection_lost(None)
         await eventually_async(
-            lambda: place.is_idle,
+            lambda: target.is_idle,
             awaited="the end of a closed client's requests",
             timeout_s=TIMEOUT_S,
             interval_s=STEP_S,
@@ -235,7 +245,7 @@ class Subject:
         return wires
 
     async def _rest(self, connections: Sequence[Connection], wires: Sequence[Wire]) -> None:
-        """Give connections their turns until they need none; who has to wait for its rate, or a pause, is left so."""
+        """Run the loop until connections are idle; those that wait for a rate limit or a pause are skipped."""
         await asyncio.sleep(STEP_S)
         await eventually_async(
             lambda: not any(map(_is_waiting, connections, wires)),
@@ -245,21 +255,21 @@ class Subject:
             error=FoundError,
         )
 
-    def _place(self, data: bytes) -> Place:
-        """Return a server, a new one after so many inputs: what some did to it others see."""
-        options = _place_of(data)
-        place = self._places.get(options)
-        if place is None or len(place.inputs) >= self._inputs_per_server:
-            if place is not None:
-                place.close()
-            made = ProxyPlace if options & PROXY else Place
-            place = self._places[options] = made(options, self._loop)
-        place.inputs.append(data)
-        return place
+    def _target(self, data: bytes) -> Target:
+        """Return the input's target, a new one after so many inputs: state of earlier inputs remains in it."""
+        options = _target_options_of(data)
+        target = self._targets.get(options)
+        if target is None or len(target.inputs) >= self._inputs_per_server:
+            if target is not None:
+                target.close()
+            made = ProxyTarget if options & PROXY else Target
+            target = self._targets[options] = made(options, self._loop)
+        target.inputs.append(data)
+        return target
 
 
-def _place_of(data: bytes) -> int:
-    return data[0] & OF_PLACES if data else 0
+def _target_options_of(data: bytes) -> int:
+    return data[0] & TARGET_OPTIONS if data else 0
 
 
 def _packed(asked: Sequence[Sequence[bytes]], options: int) -> bytes:
@@ -294,7 +304,7 @@ def _check_held(connections: Sequence[Connection], sent_bytes: int) -> None:
 
 
 def _replies(wire: Wire) -> list[Reply]:
-    """Return what a client was sent, nothing of it if it was cut: that may have been within a reply."""
+    """Return a client's replies; none if its connection was aborted, perhaps within a reply."""
     data = b"" if wire.is_cut else b"".join(wire.sent)
     try:
         return replies_in(data)

@@ -1,4 +1,4 @@
-"""A proxy before an S3 server: it writes down each request, and makes some of them fail as networks do.
+"""A proxy before an S3 server, which records each request and injects network failures.
 
     cut     the connection ends before the request is passed on
     lose    the request is passed on and done, and its answer is lost
@@ -26,7 +26,7 @@ CHUNK_BYTES = 1 << 16
 
 
 class Request(NamedTuple):
-    """A request that came: its method, and its path with the query."""
+    """A received request: its method, and its path with the query."""
 
     method: str
     path: str
@@ -34,7 +34,7 @@ class Request(NamedTuple):
 
 @dataclass
 class Fault:
-    """What becomes of the next `times` requests of a method whose path holds `part`."""
+    """A fault of the next `times` requests with a method and a path that contains `part`."""
 
     kind: Kind
     method: str
@@ -43,7 +43,7 @@ class Fault:
 
 
 class FaultyProxy:
-    """The proxy's side for a test: what came, and what is to fail."""
+    """The proxy's control for a test: received requests, and faults to inject."""
 
     def __init__(self, server_port: int) -> None:
         self.server_port = server_port
@@ -54,14 +54,14 @@ class FaultyProxy:
         self._faults: list[Fault] = []
 
     def fail(self, kind: Kind, method: str, part: str = "", times: int = 1) -> Fault:
-        """Have the next requests of a kind fail; its `times` are those that are still to."""
+        """Inject a fault; its `times` counts down."""
         fault = Fault(kind, method, part, times)
         with self._lock:
             self._faults.append(fault)
         return fault
 
     def heal(self) -> None:
-        """Have no request fail any more."""
+        """Remove all faults."""
         with self._lock:
             self._faults.clear()
 
@@ -72,7 +72,7 @@ class FaultyProxy:
         return taken
 
     def note(self, request: Request) -> Kind | None:
-        """Write a request down; return how it is to fail."""
+        """Record a request; return its fault."""
         with self._lock:
             self._requests.append(request)
             for fault in self._faults:
@@ -142,7 +142,7 @@ class _Listener(socketserver.ThreadingTCPServer):
         super().__init__(("127.0.0.1", 0), _Connection)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of a client that went away."""
+        """Ignore a closed client connection."""
 
 
 @contextmanager

@@ -23,7 +23,7 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "secret",
 
 
 def environment(port: int) -> dict[str, str]:
-    """Return how a process finds the server, by AWS's own names."""
+    """Return the environment variables of AWS by which a process finds the server."""
     return CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
 
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import example, given, settings
 
 from compat.conformance.wire import replies_in, requests
-from compat.fuzz.places import HERE, NOW_MS, STATES
 from compat.fuzz.subject import Wire
+from compat.fuzz.targets import HERE, NOW_MS, STATES
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
 from resp_server.config import ServerConfig

@@ -9,9 +9,9 @@ import pytest
 from compat.conformance.wire import replies_in
 from compat.fuzz import corpus
 from compat.fuzz.lines import NOT_FUZZED, ROOT, all_lines, files
-from compat.fuzz.places import EPOCHS, NODE, PASSWORD, PROXY, SAID, TWO, USER
 from compat.fuzz.seeds import conversations, first_inputs
 from compat.fuzz.subject import ASKED, FoundError, Subject, chunks_of
+from compat.fuzz.targets import EPOCHS, NODE, PASSWORD, PROXY, SCRIPTED, TWO, USER
 from resp_server.client import connection
 from resp_server.client.connection import Connection
 from resp_server.command_table.table import Command
@@ -39,7 +39,7 @@ def test_what_once_broke_something_does_not_any_more() -> None:
         subject.close()
 
 
-@pytest.mark.parametrize("options", [0, PROXY, SAID, SAID | TWO, SAID | PASSWORD])
+@pytest.mark.parametrize("options", [0, PROXY, SCRIPTED, SCRIPTED | TWO, SCRIPTED | PASSWORD])
 def test_inputs_may_have_no_more_than_options(subject: Subject, options: int) -> None:
     assert subject.run(bytes([options])) is not None
     subject.run(bytes([options, 1]))
@@ -113,7 +113,7 @@ def test_the_inputs_to_begin_with_are_few_beside_those_that_are_kept() -> None:
     kept = corpus.kept()
     first = first_inputs(kept)
     assert len(first) < len(kept) and len(first) < len(first_inputs([]))
-    assert {PROXY, SAID, SAID | NODE} <= {data[0] & (PROXY | SAID | NODE) for data in first}
+    assert {PROXY, SCRIPTED, SCRIPTED | NODE} <= {data[0] & (PROXY | SCRIPTED | NODE) for data in first}
 
 
 NO_ANSWERS = [
@@ -131,21 +131,21 @@ NO_ANSWERS = [
 @pytest.mark.parametrize("said", NO_ANSWERS)
 @pytest.mark.parametrize("asked", range(len(ASKED)), ids=lambda at: b" ".join(ASKED[at][-1]).decode())
 def test_clients_of_a_proxy_are_answered_whatever_its_servers_say(subject: Subject, asked: int, said: bytes) -> None:
-    subject.run(bytes([SAID, 0, asked]) + said)
+    subject.run(bytes([SCRIPTED, 0, asked]) + said)
 
 
 @pytest.mark.parametrize("said", [b":1\r\n" * 9, b"-ERR x\r\n" * 9, b"$9999999\r\n", b""])
 def test_a_server_that_does_not_tell_its_jobs_is_asked_in_moments_and_once_each(subject: Subject, said: bytes) -> None:
-    subject.run(bytes([SAID | NODE, 0, 0]) + said)
+    subject.run(bytes([SCRIPTED | NODE, 0, 0]) + said)
 
 
 def test_a_server_that_hangs_up_at_each_question_is_not_tried_without_end(subject: Subject) -> None:
-    for options in (SAID, SAID | NODE, SAID | TWO):
+    for options in (SCRIPTED, SCRIPTED | NODE, SCRIPTED | TWO):
         subject.run(bytes([options, 0, 1]) + b"xx")
 
 
 @pytest.mark.parametrize("place", [b"7 10.\x98:7379", b"7", b"x y:1", b"99999 y:1"])
 def test_who_is_sent_to_no_place_is_told_at_once(subject: Subject, place: bytes) -> None:
     for asked in (0, 3):
-        sent = subject.run(bytes([SAID, 0, asked]) + b"-MOVED %b\r\n" % place * 9)
+        sent = subject.run(bytes([SCRIPTED, 0, asked]) + b"-MOVED %b\r\n" % place * 9)
         assert b"not where to" in sent and b"in time" not in sent

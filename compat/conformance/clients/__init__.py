@@ -1,1 +1,1 @@
-"""A script per real client: runs in a process of its own, does what `matrix` asks, prints what it saw as JSON."""
+"""A script per real client. It runs as a process, executes `matrix`'s features, and prints the results as JSON."""

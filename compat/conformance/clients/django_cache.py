@@ -1,4 +1,4 @@
-"""Django's cache with django-redis: values as JSON, keys as Django makes them: a job could have written both."""
+"""Django's cache with django-redis: JSON values and Django's keys, which a job can write, too."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cache_at(at: At, url: str | None = None, **options: Any) -> Any:
 
 
 def put(at: At, value: Any) -> None:
-    """Have the live key, which is version 1 of the empty prefix, hold a value."""
+    """Set the live key, which is version 1 of the empty prefix."""
     ask("put", key=at.live, value=json.dumps(value))
 
 
@@ -46,7 +46,7 @@ def failure(call: Callable[[], Any]) -> Any:
 
 
 def django_key(at: At) -> str:
-    """Return the live key as Django's users name it."""
+    """Return the live key's name in Django."""
     return at.live.removeprefix(":1:")
 
 
@@ -139,7 +139,7 @@ FEATURES = {
 
 
 def of_a_server(feature: Callable[[At], Any]) -> Callable[[At], Any]:
-    """Run a feature where there is no cluster: django-redis does not follow redirections."""
+    """Run a feature outside a cluster, as django-redis does not follow redirections."""
     return lambda at: "has none" if at.is_cluster else feature(at)
 
 

@@ -25,12 +25,12 @@ ENVIRONMENT = {**os.environ, "TERM": "dumb", "HOME": "/nonexistent"}  # no histo
 
 
 def options(at: At, port: int = 0) -> list[str]:
-    """Return how the program is told where to go; in a cluster it follows redirections."""
+    """Return the program's connection options; in a cluster it follows redirections."""
     return [PROGRAM, "-h", at.host, "-p", str(port or at.port), *(["-c"] if at.is_cluster else [])]
 
 
 def cli(at: At, *arguments: str, given: bytes | None = None, port: int = 0) -> str:
-    """Run the program to its end and return what it prints."""
+    """Run the program and return its output."""
     done = subprocess.run(
         [*options(at, port), *arguments],
         input=given,
@@ -43,7 +43,7 @@ def cli(at: At, *arguments: str, given: bytes | None = None, port: int = 0) -> s
 
 
 class Terminal:
-    """The program at a terminal, as a person has it."""
+    """The program at a pseudo-terminal."""
 
     def __init__(self, at: At) -> None:
         self._main, child = pty.openpty()
@@ -64,7 +64,7 @@ class Terminal:
         os.close(self._main)
 
     def until(self, is_there: Any) -> str:
-        """Return what is shown from now on, as soon as it is enough."""
+        """Read the output until it is enough, and return it."""
         shown, ends = "", monotonic() + RUN_S_MAX
         while not is_there(shown):
             ready, _, _ = select.select([self._main], [], [], max(0.0, ends - monotonic()))
@@ -74,7 +74,7 @@ class Terminal:
         return shown
 
     def enter(self, line: str) -> list[str]:
-        """Type a line, and return the lines that it is answered with."""
+        """Type a line, and return the lines of the reply."""
         os.write(self._main, line.encode() + b"\r")
         shown = self.until(lambda text: "\r\n" in text and PROMPT.search(text.partition("\r\n")[2]) is not None)
         answer = shown.partition("\r\n")[2]
@@ -82,7 +82,7 @@ class Terminal:
         return [line for line in lines if line.strip() and not TIME_TAKEN.fullmatch(line)]
 
     def hint(self, text: str, wanted: str) -> bool:
-        """Type without ending the line, and tell that a hint is shown."""
+        """Type text without Enter, and tell whether a hint is shown."""
         os.write(self._main, text.encode())
         return wanted in self.until(lambda shown: wanted in shown)
 
@@ -141,7 +141,7 @@ def scan(at: At) -> Any:
 
 
 def summary_of(shown: str) -> list[str]:
-    """Return what does not depend on the order in which keys are found."""
+    """Return the summary without parts that depend on the order of keys."""
     found = re.sub(r"-------- summary -------", "\n", shown).splitlines()
     return sorted(line for line in found if line and not line.startswith(("[", "#")))
 

@@ -1,6 +1,6 @@
 """redis-py of any major version: blocking and asyncio clients, in RESP2 and RESP3, plain and for clusters.
 
-Each feature is written once. What a blocking client returns is taken as it is, what an asyncio one returns is awaited.
+Each feature is written once; results of asyncio clients are awaited.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ MANY = [f"many:{number:03d}" for number in range(300)]
 
 
 async def settle(result: Any) -> Any:
-    """Return what a call of either kind of client returns."""
+    """Return the result of a call, awaited if needed."""
     return await result if inspect.isawaitable(result) else result
 
 
 async def collected(iterator: Any) -> list[Any]:
-    """Return all of what an iterator of either kind gives."""
+    """Return all items of an iterator of either kind."""
     if hasattr(iterator, "__aiter__"):
         return [each async for each in iterator]
     return list(iterator)
 
 
 async def failure(call: Callable[[], Any]) -> Any:
-    """Return what a call raises, or what it returns instead."""
+    """Return a call's exception, or its result."""
     try:
         return await settle(call())
     except (redis.RedisError, RedisClusterException) as error:
@@ -52,14 +52,14 @@ async def failure(call: Callable[[], Any]) -> Any:
 
 
 class Kit:
-    """One of the clients that redis-py has, and how to make one."""
+    """A kind of redis-py's clients, and how to make one."""
 
     def __init__(self, at: At, is_async: bool, protocol: int) -> None:
         self.at, self.is_async, self.protocol = at, is_async, protocol
 
     @property
     def no_retry(self) -> Any:
-        """What has a plain client give up at once."""
+        """The arguments of a client without retries."""
         return (AsyncRetry if self.is_async else Retry)(NoBackoff(), 0)
 
     def plain(self, **options: Any) -> Any:
@@ -288,7 +288,7 @@ async def notifications(kit: Kit, client: Any) -> Any:
 
 
 async def tracking(kit: Kit, client: Any) -> Any:
-    """By redirection: who subscribes is told of what another one read. In RESP3 redis-py keeps that to itself."""
+    """By redirection: a subscriber gets invalidations of another client. redis-py does not expose RESP3's."""
     reader, hearer = kit.plain(single_connection_client=True), kit.plain(protocol=2)
     try:
         ask("put", key=kit.at.live, value=f"before {kit.is_async} {kit.protocol}")
@@ -313,7 +313,7 @@ async def tracking(kit: Kit, client: Any) -> Any:
 
 
 async def cache(kit: Kit, client: Any) -> Any:
-    """redis-py's own client-side cache: blocking clients in RESP3 alone."""
+    """redis-py's own client-side cache, which only blocking RESP3 clients have."""
     if kit.is_async or kit.protocol == 2:
         return "has none"
     from redis.cache import CacheConfig
@@ -387,7 +387,7 @@ async def reconnect(kit: Kit, client: Any) -> Any:
 
 
 async def redirects(kit: Kit, client: Any) -> Any:
-    """The cluster client finds every owner; a plain one is told where to go."""
+    """The cluster client finds every owner; a plain one gets MOVED."""
     if not kit.at.is_cluster:
         return "has none"
     stranger = kit.plain(port=kit.at.other_port)

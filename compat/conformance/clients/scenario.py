@@ -1,4 +1,4 @@
-"""What the scripts of Python share: take the name of a feature, run it, say what came out of it.
+"""Shared by the Python scripts: read a feature's name, run it, print its outcome.
 
 Lines of JSON on the standard streams. In: `{"feature": name, "at": {...}}`. Out: any number of `{"do": ...}`, which is
 done before the script gets an empty line back, and then `{"outcome": ...}` or `{"error": text}`.
@@ -20,7 +20,7 @@ PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
 
 @dataclass(frozen=True)
 class At:
-    """Where a server is, and how it is spoken to.
+    """A server's address and protocol.
 
     live is a key that the script may have changed. In a cluster `port` is its owner's, `other_port` another node's.
     """
@@ -37,14 +37,14 @@ class At:
 
 
 def ask(what: str, **arguments: str) -> None:
-    """Have something done to the server, and wait for it: `put` and `delete` a key, `restart` the server."""
+    """Ask the runner to `put` or `delete` a key or to `restart` the server, and wait for it."""
     print(json.dumps({"do": what, **arguments}), flush=True)
     if not sys.stdin.readline():
         raise SystemExit
 
 
 def plain(value: Any) -> Any:
-    """Return what a client gave in a form that JSON keeps and that compares: bytes as text, sets and maps sorted."""
+    """Return a result as comparable JSON values: bytes as text, sets and maps sorted."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, Exception):
@@ -64,7 +64,7 @@ def error_text(error: Exception) -> str:
 
 
 class Expected(NamedTuple):
-    """What has to come out of a feature that the real server at hand cannot be asked for."""
+    """The outcome of a feature that the installed real server does not have."""
 
     why: str
     outcome: Any
@@ -87,5 +87,5 @@ def main(
 
 
 def in_order(values: Iterable[Any]) -> list[Any]:
-    """Return values of which the order is left open, sorted."""
+    """Sort values without a defined order."""
     return sorted(plain(value) for value in values)

@@ -1,4 +1,4 @@
-"""Small environments: packages that are put before those of the running Python, for one client's script each.
+"""Package environments for one client's script each; they precede the running Python's packages.
 
 A file `<name>.txt` beside this one has the versions. They are installed once, into a folder that git ignores, and again
 when the file changes.

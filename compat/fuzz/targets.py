@@ -1,4 +1,4 @@
-"""The servers that inputs are sent to, and the state that they show: in LMDB, so that the compiled core answers too."""
+"""The servers under test and their state, which is in LMDB so that the compiled core reads it, too."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from state_backend.model.slots import SLOTS
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.store import EpochChanges
 
-PASSWORD, NODE, LOADING, TWO, EPOCHS, USER, PROXY, SAID = 1, 2, 4, 8, 16, 32, 64, 128
+PASSWORD, NODE, LOADING, TWO, EPOCHS, USER, PROXY, SCRIPTED = 1, 2, 4, 8, 16, 32, 64, 128
 # What belongs to a server; two connections to one make it no other.
-OF_PLACES = PASSWORD | NODE | LOADING | EPOCHS | USER | PROXY
+TARGET_OPTIONS = PASSWORD | NODE | LOADING | EPOCHS | USER | PROXY
 NOW_MS = 1_700_000_000_000
 PORT = 7379
 HERE = f"10.0.0.1:{PORT}"
@@ -66,8 +66,8 @@ def topology(*hosts: str) -> Topology:
 _table = cache(command_table)
 
 
-class Place:
-    """A server, and the state that it shows. Its time is the loop's."""
+class Target:
+    """A server and its state. Its clock is the loop's."""
 
     def __init__(self, options: int, loop: Loop) -> None:
         self.inputs: list[bytes] = []
@@ -112,11 +112,11 @@ class Place:
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether nothing is left of clients that are gone."""
+        """Tell whether nothing of closed clients remains."""
         return not self.server._connections and not self.server.context.sessions
 
     def change(self, turn: int) -> None:
-        """Change some keys, as a micro-batch does, if epochs are to come."""
+        """Publish an epoch that changes some keys, if the options have EPOCHS."""
         if self._options & EPOCHS:
             changes = [Change("v", Op.PUT, b"j:v:%d" % (turn % 8), value=b"at %d" % turn)]
             changes += [Change("m", Op.PUT, b"j:m:l", b"f%d" % turn, b"y")]
@@ -124,23 +124,23 @@ class Place:
             _put(self.store, changes)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the server."""
         _close(self.server)
         if self._options & EPOCHS:
             self.store.close()
             rmtree(self.store.path)
 
 
-class ProxyPlace(Place):
+class ProxyTarget(Target):
     """A proxy in front of two servers with half of the slots each, or of two applications with a server each.
 
-    said: what its servers say, each over each connection, after they have greeted; None: what servers do.
+    replies: what its servers send on each connection, after the greeting; None: real replies.
     """
 
     _numbers = count()
 
-    def __init__(self, options: int, loop: Loop, said: Said | None = None) -> None:
-        self._said = said
+    def __init__(self, options: int, loop: Loop, replies: ScriptedReplies | None = None) -> None:
+        self._replies = replies
         self._servers: list[Server] = []
         self._addresses: list[str] = []
         super().__init__(options, loop)
@@ -148,10 +148,12 @@ class ProxyPlace(Place):
     def _begun(self) -> Server:
         number = next(self._numbers)  # of places, so that none asks the servers of another
         hosts = [f"10.{number >> 8 & 255}.{number & 255}.{each}" for each in (1, 2)]
-        shown = [topology(each) for each in hosts] if self._options & NODE else [topology(*hosts)] * 2
-        for host, its_topology in zip(hosts, shown, strict=True):
-            self._add(host, its_topology)
-        many = [UpstreamCluster(f"application {at}", self._config.password) for at in range(len(set(map(id, shown))))]
+        topologies = [topology(each) for each in hosts] if self._options & NODE else [topology(*hosts)] * 2
+        for host, node_topology in zip(hosts, topologies, strict=True):
+            self._add(host, node_topology)
+        many = [
+            UpstreamCluster(f"application {at}", self._config.password) for at in range(len(set(map(id, topologies))))
+        ]
         applications = self._applications = Applications(many)
         proxy = self._made(
             Keyspace(),
@@ -162,20 +164,22 @@ class ProxyPlace(Place):
         proxy.context.upstreams = applications.facts
         self._feeds = connect_pubsub(applications, proxy.context)
         applications.start()
-        for cluster, its_topology in zip(many, shown, strict=False):
-            cluster.take(its_topology, "the place")
+        for cluster, node_topology in zip(many, topologies, strict=False):
+            cluster.take(node_topology, "the target")
         return proxy
 
-    def _add(self, host: str, its_topology: Topology) -> None:
+    def _add(self, host: str, node_topology: Topology) -> None:
         """Have a server answer at an address. The second of two applications has a job of another name."""
         keyspace = self._shown()
         if self._servers and self._options & NODE:
             keyspace = Keyspace()
             keyspace.put(Job("i", "g", STATES[:1], _shared()))
         server = self._made(keyspace, is_loading=bool(self._options & LOADING))
-        address, said = f"{host}:{PORT}", self._said
-        server.set_topology(its_topology, address)
-        self._loop.listening[address] = lambda: Connection(server) if said is None else Saying(server, said)
+        address, replies = f"{host}:{PORT}", self._replies
+        server.set_topology(node_topology, address)
+        self._loop.listening[address] = lambda: (
+            Connection(server) if replies is None else ScriptedServer(server, replies)
+        )
         self._servers.append(server)
         self._addresses.append(address)
 
@@ -183,7 +187,7 @@ class ProxyPlace(Place):
     def is_idle(self) -> bool:
         upstreams = [upstream for cluster in self._applications.each for upstream in cluster.upstreams.values()]
         # Where servers say anything, proxies ask again and again for themselves.
-        return super().is_idle and (self._said is not None or all(upstream.is_idle for upstream in upstreams))
+        return super().is_idle and (self._replies is not None or all(upstream.is_idle for upstream in upstreams))
 
     def close(self) -> None:
         for address in self._addresses:
@@ -195,21 +199,21 @@ class ProxyPlace(Place):
         super().close()
 
 
-class Said(NamedTuple):
-    """What a server says. greets: it answers as any does who connects, and says this to what it is asked then."""
+class ScriptedReplies(NamedTuple):
+    """The bytes that a scripted server sends. greets: it answers a connection's greeting first."""
 
     chunks: Sequence[bytes]
     greets: bool
 
 
-class Saying(Connection):
-    """A server's end of a connection that says what it is to, and hangs up when it is asked for more."""
+class ScriptedServer(Connection):
+    """A server connection that sends scripted bytes, and closes when more is requested."""
 
-    def __init__(self, server: Server, said: Said) -> None:
+    def __init__(self, server: Server, replies: ScriptedReplies) -> None:
         super().__init__(server)
-        self._chunks = iter(said.chunks)
-        self._is_greeting = said.greets
-        self._is_saying = self._is_at_end = False
+        self._chunks = iter(replies.chunks)
+        self._is_greeting = replies.greets
+        self._is_replying = self._is_at_end = False
 
     def data_received(self, data: bytes) -> None:
         if self._is_greeting:
@@ -217,18 +221,18 @@ class Saying(Connection):
             super().data_received(data)
         elif self._is_at_end:
             self._transport.abort()
-        elif not self._is_saying:
-            self._is_saying = True
-            self._say()
+        elif not self._is_replying:
+            self._is_replying = True
+            self._send_next()
 
-    def _say(self) -> None:
+    def _send_next(self) -> None:
         chunk = next(self._chunks, None)
         if chunk is None:
             self._is_at_end = True
         elif not self._transport.is_closing():
             self._transport.write(chunk)
-            # Nothing else is left to be done then: what comes is not joined with what comes next.
-            self._loop.call_later(0.001, self._say)
+            # The loop is idle by then, so two chunks are not read together.
+            self._loop.call_later(0.001, self._send_next)
 
 
 def _close(server: Server) -> None:
@@ -259,7 +263,7 @@ def _filled() -> LmdbStore:
 
 
 def fill(store: LmdbStore) -> None:
-    """Put the keys of all places into a store."""
+    """Put the keys of all targets into a store."""
     changes = [Change("v", Op.PUT, b"j:v:%d" % number, value=b"%d" % number) for number in range(8)]
     changes += [Change("v", Op.PUT, b"j:v:soon", value=b"x", expire_at_ms=NOW_MS + 2500)]
     changes += [Change("v", Op.PUT, b"j:v:big", value=b"x" * 20_000)]
