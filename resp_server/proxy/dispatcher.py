@@ -305,7 +305,7 @@ class ProxyDispatcher(Dispatcher):
         keys: list[bytes] = []
         if session.tracked is not None and not session.tracked.is_bcast:
             # The epoch that it is answered from may be older than what was told.
-            sink = TrackingRecorder(batch, index, self._tracking, session.tracked, keys, is_kept=False)
+            sink = TrackingRecorder(batch, index, self._tracking, session.tracked, keys, is_cacheable=False)
         run = ExecRun(self, self._applications, context, requests, watched, sink, index)
         start = partial(run.start, self._before_exec(session, requests, keys))
         if before:

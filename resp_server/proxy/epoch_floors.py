@@ -15,24 +15,24 @@ from state_backend.model.slots import SLOTS
 
 
 def has_reached(epochs: Epochs, floor: Epochs, gone: Collection[str] = ()) -> bool:
-    """Tell whether a server that told this has all that a floor asks for; jobs that are gone do not count."""
+    """Tell whether a server at these epochs has reached a floor; removed jobs do not count."""
     return all(epochs.get(job, GONE) >= reached for job, reached in floor.items() if job not in gone)
 
 
 def is_behind(epochs: Epochs, seen: Epochs) -> bool:
-    """Tell whether this is earlier in some job than what was seen; a job that it does not have cannot be."""
+    """Tell whether these epochs are earlier than the seen ones in some job; a job without an epoch does not count."""
     return any(epochs.get(job, reached) < reached for job, reached in seen.items())
 
 
 def together(epochs: ReplyEpochs, more: ReplyEpochs) -> ReplyEpochs:
-    """Return what both are from, each once."""
+    """Return the epochs of two replies, each once."""
     if epochs is more or not more:
         return epochs
     return epochs + tuple(each for each in more if not any(each is other for other in epochs)) if epochs else more
 
 
 def behind(replies: Sequence[ReplyEpochs]) -> list[int]:
-    """Return the numbers of the replies that are from earlier epochs than some reply before them."""
+    """Return the indexes of the replies that are from earlier epochs than a reply before them."""
     found = []
     newest: Epochs = NOTHING
     for number, epochs in enumerate(replies):
@@ -52,15 +52,17 @@ class EpochFloors:
 
     @property
     def ends(self) -> Sequence[int]:
-        """Return the ends of runs of slots that share a floor: the slots behind them."""
+        """The ends of runs of slots that share a floor, each the slot after the run."""
         if self._ends is None:
             self._ends = ends_of_runs(self.by_slot)
         return self._ends
 
     def leave(self, slots: Iterable[int], epochs: Epochs) -> None:
-        """Take in that somebody else answers these slots from now on; who did had reached this."""
+        """Raise the floors of slots that another server answers from now on to the epochs of the server before."""
         self._ends = None
-        made: dict[int, tuple[Epochs, Epochs]] = {}  # by identity; the floor before is kept so that it stays its own
+        made: dict[
+            int, tuple[Epochs, Epochs]
+        ] = {}  # by identity; the old floor is referenced so that its id stays unique
         for slot in slots:
             before = self.by_slot[slot]
             if id(before) not in made:

@@ -10,9 +10,9 @@ from state_backend.model.descriptor import KeyFormat
 
 
 class JobKeys:
-    """The jobs of one application: their names as soon as a server tells of them, their key formats a moment later.
+    """The jobs of one application: a job's name as soon as a server announces it, its key formats a moment later.
 
-    A job has its own name space, `job:...`, and what its states' formats make.
+    A job has the keys `job:...`, and those of its states' key formats.
     """
 
     def __init__(self) -> None:
@@ -30,18 +30,18 @@ class JobKeys:
 
     @property
     def is_known(self) -> bool:
-        """Tell whether all key formats are known, of all jobs that there are."""
+        """Tell whether the key formats of all jobs are known."""
         return self.is_heard and self._writers.items() <= self._known.items()
 
     def epoch_reported(self, job: str, reached: Reached) -> bool:
-        """Take in that a server shows a job; tell whether its key formats are to be learned."""
+        """Handle a server's announcement of a job's epoch; tell whether its key formats have to be requested."""
         if reached == GONE or reached[0] <= self._writers.get(job, -1):
             return False
         self._writers[job] = reached[0]
         return True
 
     def learn(self, formats: Mapping[str, Sequence[str]]) -> None:
-        """Take the key formats of the jobs of one server."""
+        """Take the key formats of one server's jobs."""
         self.is_heard = True
         for job, texts in formats.items():
             self._formats[job] = [KeyFormat.parse(text) for text in texts]
@@ -49,7 +49,7 @@ class JobKeys:
         self._compile()
 
     def forget(self, job: str) -> None:
-        """Take in that a job is gone."""
+        """Remove a job."""
         for known in (self._writers, self._formats, self._known):
             known.pop(job, None)
         self._compile()
@@ -62,7 +62,7 @@ class JobKeys:
         self._pattern_jobs = [job for _, job in rows]
 
     def job_of(self, key: bytes) -> str | None:
-        """Return the job that a key is of, if it is one of these."""
+        """Return the job of this application that a key belongs to, None if there is none."""
         head, colon, _ = key.partition(b":")
         name = head.decode("utf-8", "replace")
         if colon and name in self._writers:

@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 
 from resp_server.protocol.replies import STEP_BYTES_MAX
 
-# Together in one text up to here (guess: 0.2 ms).
+# Replies up to this size are joined into one text (guess: takes 0.2 ms).
 JOINED_BYTES_MAX = 1 << 20
 
 Result = TypeVar("Result")
-# Work in steps of well below a millisecond, and what comes of it.
+# Work in steps of well below a millisecond each, and its result.
 Steps = Generator[None, None, Result]
 
 
 class ReplyChunks:
-    """A long answer as the texts that it is made of. It is no error: these are short."""
+    """A long reply as a sequence of texts. Never an error: errors are short."""
 
     __slots__ = ("_size", "texts")
 
@@ -36,7 +36,7 @@ RawReply = bytes | ReplyChunks
 
 
 def raw_reply_of(parts: Sequence[RawReply]) -> RawReply:
-    """Return one answer made of parts."""
+    """Return one reply made of parts."""
     is_long = sum(map(len, parts)) > JOINED_BYTES_MAX
     if ReplyChunks in set(map(type, parts)):
         parts = list(chunks_of(parts))
@@ -44,7 +44,7 @@ def raw_reply_of(parts: Sequence[RawReply]) -> RawReply:
 
 
 def chunks_of(parts: Iterable[RawReply]) -> Iterator[bytes]:
-    """Return the texts of answers."""
+    """Iterate over the texts of replies."""
     for part in parts:
         if isinstance(part, ReplyChunks):
             yield from part.texts
@@ -53,31 +53,31 @@ def chunks_of(parts: Iterable[RawReply]) -> Iterator[bytes]:
 
 
 def as_bytes(answer: RawReply) -> bytes:
-    """Return an answer as one text: for what is short but in theory."""
+    """Return a reply as one text. For replies that are long in theory only."""
     return b"".join(answer.texts) if isinstance(answer, ReplyChunks) else answer
 
 
 def is_error(answer: RawReply) -> bool:
-    """Tell whether an answer is an error."""
+    """Tell whether a reply is an error."""
     return isinstance(answer, bytes) and answer[:1] == b"-"
 
 
 def split_header(answer: RawReply) -> tuple[bytes, list[bytes]]:
-    """Return the first line of an answer, and the texts behind it."""
+    """Return the first line of a reply, and the texts after it."""
     first, *others = answer.texts if isinstance(answer, ReplyChunks) else [answer]
     head, _, body = first.partition(b"\r\n")
     return head, [body, *others]
 
 
 def done(found: RawReply | Steps[RawReply]) -> Steps[RawReply]:
-    """Do what may be work in steps."""
+    """Return a result; if it is made in steps, run these."""
     if isinstance(found, Generator):
         return (yield from found)
     return found
 
 
 class RawReplySender:
-    """A reply that is sent a step at a time, as `SlicedEncoder` sends others. What was sent is let go of."""
+    """Sends a raw reply in steps, as `SlicedEncoder` does with other replies. Frees each text once it is sent."""
 
     holds_epoch = False
     has_begun = True  # nothing can go wrong any more
@@ -89,7 +89,7 @@ class RawReplySender:
         self.is_done = False
 
     def step(self) -> bytes:
-        """Return what is sent next."""
+        """Return the next bytes to send."""
         out: list[bytes] = []
         size = 0
         while size < STEP_BYTES_MAX:
@@ -106,5 +106,5 @@ class RawReplySender:
         return b"".join(out)
 
     def close(self) -> None:
-        """Let go of what was not sent."""
+        """Free the texts that were not sent."""
         self.texts, self._text = iter(()), b""

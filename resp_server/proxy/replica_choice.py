@@ -12,23 +12,23 @@ from collections.abc import Mapping, Sequence
 from resp_server.proxy.epoch_floors import has_reached
 from resp_server.session.epoch_feed import NOTHING, Epochs
 
-# Somewhat longer than an epoch may take to be applied by one server and not by another, and well below what a question
-# may wait: a client that has seen that epoch is answered by the other server then.
+# Somewhat longer than two servers apply an epoch apart, and well below the deadline of a request: a client that has seen
+# the epoch is then answered by the other server in time.
 BEHIND_S_MAX = 0.25
 
 
 class ReplicaChoice:
-    """A master, its replicas that can be asked, and who answers."""
+    """A master, its replicas that may be asked, and the active one of these servers."""
 
     def __init__(self, master: str, replicas: Sequence[str], active: str | None = None) -> None:
         self.master = master
         self.servers = (master, *replicas)
         self.active = active if active in self.servers else master
-        self._awaited: Epochs = NOTHING  # what another had reached then, and the one that answers had not
+        self._awaited: Epochs = NOTHING  # epochs of another server that the active one had not reached then
         self._since_s = 0.0
 
     def choose(self, epochs: Mapping[str, Epochs], now_s: float) -> str:
-        """Return who is to answer from now on. told: what each of the servers that can be asked has reached."""
+        """Return the active server from now on. epochs: those of each server that can be asked."""
         usable = {each: epochs[each] for each in self.servers if each in epochs}
         is_usable = self.active in usable
         if (is_usable and self._is_behind_for_long(usable, now_s)) or (not is_usable and usable):
@@ -51,7 +51,7 @@ class ReplicaChoice:
 
 
 def freshest(epochs: Mapping[str, Epochs]) -> str:
-    """Return a server that is behind no other, or as good as that; of equal ones the first."""
+    """Return a server with the newest epochs; of equal ones the first."""
     best, *others = epochs
     for each in others:
         if has_reached(epochs[each], epochs[best]) and not has_reached(epochs[best], epochs[each]):

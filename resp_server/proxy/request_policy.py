@@ -30,7 +30,7 @@ from state_backend.model.slots import HASH_BITS, SLOTS, slot_of
 SPLIT = "request_policy:multi_shard"
 SUMMED = "response_policy:agg_sum"
 
-# Of a request: what is looked at in one step (guess: 0.2 ms).
+# Keys of a request that are hashed in one step (guess: 0.2 ms).
 KEYS_AT_ONCE = 128
 
 SLOT_BITS = SLOTS.bit_length() - 1
@@ -39,14 +39,14 @@ NOTHING = (b"$-1\r\n", b"_\r\n")
 
 
 class RequestPolicy(Enum):
-    """Who answers a command."""
+    """Which servers answer a command."""
 
-    LOCAL = auto()  # the proxy
+    LOCAL = auto()  # the proxy itself
     BY_KEYS = auto()  # the owners of its keys
-    ALL_SHARDS = auto()  # every server, for its own keys
-    BY_CURSOR = auto()  # the owner of a cursor's slot
-    ALL_JOBS = auto()  # every server, for the jobs that it shows
-    ONE_JOB = auto()  # a server of the application that has the job
+    ALL_SHARDS = auto()  # every shard, for its own keys
+    BY_CURSOR = auto()  # the owner of the cursor's slot
+    ALL_JOBS = auto()  # every shard, for the jobs that it serves
+    ONE_JOB = auto()  # one server of the application that has the job
 
 
 POLICIES = {
@@ -60,28 +60,28 @@ POLICIES |= {"state|describe": RequestPolicy.ONE_JOB, "info": RequestPolicy.ALL_
 
 
 def policy_of(command: Command) -> RequestPolicy:
-    """Return who answers a command. What is not served is refused by the proxy."""
+    """Return which servers answer a command. The proxy itself refuses commands that are not served."""
     if command.declaration is None or command.facts.group in ("transactions", "pubsub"):
         return RequestPolicy.LOCAL
     return RequestPolicy.BY_KEYS if command.facts.key_specs else POLICIES.get(command.name, RequestPolicy.LOCAL)
 
 
 def within(user: Account) -> Request:
-    """Return what stands before a question about keys in general for a user: which ones it may be told of."""
+    """Return the prefix STATE WITHIN for requests about keys in general: the key patterns that the user may read."""
     if user.reads_all_keys:
         return ()
     return (b"STATE", b"WITHIN", b"%d" % len(user.read_patterns), *user.read_patterns)
 
 
 def single_key_at(command: Command) -> int:
-    """Return where the key of a command with one at a fixed place is; 0 if it is not as simple as that."""
+    """Return the position of a command's only key; 0 if it has several, or none at a fixed position."""
     facts = command.facts
     is_simple = len(facts.key_specs) == 1 and "|" not in command.name and facts.first_key == facts.last_key
     return facts.first_key if is_simple and facts.first_key > 0 and "movablekeys" not in facts.flags else 0
 
 
 class Part(NamedTuple):
-    """What is asked in one place: a slot, of an application."""
+    """The part of a request that one slot of an application answers."""
 
     place: Hashable
     request: Request
@@ -90,10 +90,10 @@ class Part(NamedTuple):
 def split_by_slot(
     facts: Facts, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
 ) -> tuple[list[Part], Merge] | None:
-    """Return what to ask for the keys of a request, and how the answers are joined; CrossSlotError.
+    """Return the parts of a request by slot, and how their replies are merged; CrossSlotError.
 
-    place_of: where a key is; it may raise. None if the request makes no sense; any server, and the proxy, has the
-    error for that.
+    target_of: returns the target of a key; may raise. None if the request is malformed: the proxy, as any server,
+    replies with the error.
     """
     steps = split_in_steps(facts, request, target_of)
     while True:
@@ -107,7 +107,7 @@ def split_by_slot(
 def split_in_steps(
     facts: Facts, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
 ) -> Steps[tuple[list[Part], Merge] | None]:
-    """Do what `split` does in steps."""
+    """Do the same as `split_by_slot`, in steps."""
     keys = [key for key, _ in keys_of(facts, request) or ()]
     if not keys:
         return None
@@ -133,7 +133,7 @@ def _only(replies: Sequence[RawReply]) -> RawReply:
 
 
 def merge_all(name: str, replies: Sequence[RawReply], weights: Sequence[int]) -> RawReply:
-    """Join what all servers said of their keys. weights: how many slots each of them has."""
+    """Merge all shards' replies about their keys. weights: the number of slots of each."""
     if name == "dbsize":
         return sum_of_replies(replies)
     if name == "keys":
@@ -142,14 +142,14 @@ def merge_all(name: str, replies: Sequence[RawReply], weights: Sequence[int]) ->
     return choices([reply for reply, _ in found], [weight for _, weight in found])[0] if found else replies[0]
 
 
-# A cursor is a position, which begins with the slot, so it means the same to every server and proxy. Before it stands
-# the number of the application.
+# A cursor is a position that begins with the slot, so that it means the same to every server and proxy. The number of
+# the application comes before the position.
 POSITION_BITS = SLOT_BITS + HASH_BITS
 APPLICATIONS_MAX = 1 << (53 - POSITION_BITS)
 
 
 def scan_reply(reply: bytes, last_slot: int, application: int = 0, applications: int = 1) -> bytes:
-    """Return a step of SCAN that ends with a run of slots: what lies behind comes when the cursor is there."""
+    """Return SCAN's reply, cut off after the last slot of a run of slots: other servers own the slots behind it."""
     reader = hiredis.Reader()
     reader.feed(reply)
     cursor, keys = reader.gets()

@@ -26,23 +26,23 @@ from state_backend.model.slots import slot_of
 
 logger = logging.getLogger("sparkis.proxy")
 
-# What may wait at one connection (guess).
+# Requests that may wait at one connection (guess).
 REQUESTS_MAX = 100_000
-# How often a question is sent: once more where a connection was lost under it.
+# A request is sent at most twice: again when its connection was lost.
 SENDS_MAX = 2
 PING = pack((b"PING",))
 
 Arguments = ParamSpec("Arguments")
 
-# Makes one answer of several, at once or in steps.
+# Merges several replies into one, at once or in steps.
 Merge = Callable[[Sequence[RawReply]], "RawReply | Steps[RawReply]"]
-# Has something be called in a turn to come.
+# Calls back in a later turn of the event loop.
 Defer = Callable[[Callable[[], None]], object]
-# What is done at once of what takes steps (guess: a fifth of a turn).
+# Time for work in steps within one turn (guess: a fifth of a turn).
 STEPS_NS_MAX = 1_000_000
 
 
-# What comes of reading an answer that is whole, and not what was asked for.
+# Exceptions of parsing a reply that is complete but not of the expected form.
 MALFORMED_REPLY_ERRORS = (
     *(FrameError, hiredis.HiredisError, SparkisError, ReplyError),
     *(ValueError, TypeError, LookupError, AttributeError),
@@ -50,7 +50,7 @@ MALFORMED_REPLY_ERRORS = (
 
 
 def merge_or_error(merge: Merge, answers: Sequence[RawReply]) -> Steps[RawReply]:
-    """Return the reply that is made of servers' answers, or an error: whoever waits for it gets one."""
+    """Merge servers' replies; if one is malformed, return an error reply."""
     try:
         found: RawReply = yield from done(merge(answers))
     except MALFORMED_REPLY_ERRORS as error:
@@ -59,50 +59,50 @@ def merge_or_error(merge: Merge, answers: Sequence[RawReply]) -> Steps[RawReply]
 
 
 def malformed_reply(error: Exception) -> bytes:
-    """Return the reply where servers' answers are not what was asked for."""
+    """Log a reply of an unexpected form; return the error reply for it."""
     logger.warning("what a server answered is not understood: %s", error, exc_info=error)
     return b"-%b\r\n" % PlainError("what a server answered is not understood").line
 
 
 class ReplySink(Protocol):
-    """Whoever waits for an answer. None of this raises: others' answers come behind."""
+    """Receives replies. Nothing here raises: replies for other sinks come next."""
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        """Take the answer to the question of a number, and what it is from: nothing where the proxy itself answers."""
+        """Take the reply to the request with this index, and the epochs that it is from; none for a reply of the proxy."""
 
     def fail(self, index: int, error: Exception) -> None:
-        """Take what was raised instead of the answer to the question of a number."""
+        """Take an exception in place of the reply to the request with this index."""
 
     def seen_epochs(self, index: int) -> Epochs:
-        """Return what a client has seen for whom a question is asked: nothing before that will do."""
+        """Return the epochs that the request's client has seen: the reply must not be from earlier ones."""
         return NOTHING
 
 
 class InFlightRequest(Protocol):
-    """What waits for answers at a connection to a server: one question, or several that were sent together.
+    """Requests that were sent to a server together, one or several, and wait for their replies.
 
-    wants: how many answers are still to come. deadline_s: until when they may.
+    remaining: how many replies are still to come. deadline_s: by when they have to.
     """
 
     deadline_s: float
     remaining: int
 
     def take(self, replies: Sequence[RawReply], epochs: ReplyEpochs) -> None:
-        """Take the next answers, no more than are wanted, and what they are from."""
+        """Take the next replies, at most `remaining`, and the epochs that they are from."""
 
     def fail_all(self, error: Exception) -> None:
-        """Take what was raised when answers were taken: whoever waits for these gets no others."""
+        """Take an exception in place of all remaining replies."""
 
     def next_request(self) -> UpstreamRequest:
-        """Return the next question to be answered as one of its own; it is wanted here no more."""
+        """Return the next request that has no reply as one of its own; its reply is not waited for here any more."""
 
 
 @dataclass(slots=True)
 class UpstreamRequest:
-    """One question: for whoever answers a slot, or the shard of a master, or for a server by its address.
+    """A request to the active server of a slot, or of a master's shard, or to the server with an address.
 
-    floor: what whoever is asked has to have reached; set where it is known who that is. held_until_s: how long it waits
-    for that, and for a connection.
+    floor: the epochs that the server must have reached; set when the server is chosen. queued_until_s: until when the
+    request waits for these epochs, and for a connection. redirects: how many MOVED errors it got.
     """
 
     packed: bytes
@@ -115,30 +115,30 @@ class UpstreamRequest:
     master: str | None = None
     is_long: bool = False
     sends: int = 0
-    moves: int = 0
+    redirects: int = 0
     floor: Epochs | None = None
     queued_until_s: float | None = None
     remaining: int = 1
 
     def take(self, replies: Sequence[RawReply], epochs: ReplyEpochs) -> None:
-        """Pass the answer on."""
+        """Pass the reply on."""
         self.sink.put(self.index, replies[0], epochs)
 
     def fail_all(self, error: Exception) -> None:
-        """Pass on what was raised."""
+        """Pass the exception on."""
         self.sink.fail(self.index, error)
 
     def next_request(self) -> UpstreamRequest:
-        """Return itself."""
+        """Return the request itself."""
         return self
 
     def refuse(self, error: ReplyError) -> None:
-        """Answer with an error of the proxy's own."""
+        """Reply with an error of the proxy."""
         self.sink.put(self.index, b"-%b\r\n" % error.line)
 
 
 class BackgroundSink(ReplySink):
-    """Takes answers that no client waits for. What is raised is logged."""
+    """Takes replies that no client waits for. Exceptions are logged."""
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         try:
@@ -150,15 +150,15 @@ class BackgroundSink(ReplySink):
         internal_error(error)
 
     def receive(self, reply: bytes) -> None:
-        """Take the answer."""
+        """Take the reply."""
 
 
 class DiscardSink(BackgroundSink):
-    """Takes answers that nobody needs."""
+    """Ignores replies."""
 
 
 class ReplyStage(ReplySink):
-    """Makes one answer of others. Whoever waits for it gets one, or what was raised instead, and nothing after that."""
+    """Makes one reply of others for its sink. The sink gets one reply or one exception, then nothing more."""
 
     def __init__(self, sink: ReplySink, index: int) -> None:
         self._sink, self._index = sink, index
@@ -168,11 +168,11 @@ class ReplyStage(ReplySink):
         self.attempt(self.receive, index, reply, epochs)
 
     def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
-        """Take one of the answers."""
+        """Take one of the replies."""
         raise NotImplementedError
 
     def attempt(self, do: Callable[Arguments, None], *arguments: Arguments.args, **named: Arguments.kwargs) -> None:
-        """Do something for whoever waits."""
+        """Call a function; an exception goes to the sink."""
         if self._is_over:
             return
         try:
@@ -181,7 +181,7 @@ class ReplyStage(ReplySink):
             self.fail(0, error)
 
     def run_steps(self, steps: Steps[Result], then: Callable[[Result], None], defer: Defer) -> None:
-        """Work for some time, and in turns to come until it is done; `then` takes what comes of it."""
+        """Run steps for some time, the others in later turns; `then` takes their result."""
         ends_ns = perf_counter_ns() + STEPS_NS_MAX
         try:
             while perf_counter_ns() < ends_ns:
@@ -192,7 +192,7 @@ class ReplyStage(ReplySink):
             defer(partial(self.attempt, self.run_steps, steps, then, defer))
 
     def finish(self, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        """Pass the answer on."""
+        """Pass the reply to the sink."""
         if self._is_over:
             return
         self._is_over = True
@@ -202,7 +202,7 @@ class ReplyStage(ReplySink):
             self._sink.fail(self._index, error)
 
     def reopen(self) -> None:
-        """Wait for answers once more."""
+        """Accept replies again after `finish`."""
         self._is_over = False
 
     def fail(self, index: int, error: Exception) -> None:
@@ -215,7 +215,7 @@ class ReplyStage(ReplySink):
 
 
 class ReplyAggregator(ReplyStage):
-    """Answers of several servers that make one reply. The first error among them is the reply."""
+    """Merges the replies of several servers. The first error among them is the reply."""
 
     def __init__(self, count: int, merge: Merge, sink: ReplySink, index: int, defer: Defer) -> None:
         super().__init__(sink, index)
@@ -242,16 +242,16 @@ class ReplyAggregator(ReplyStage):
 
 
 class Asker(Protocol):
-    """Whoever asks servers. put_off: has something be called in a turn to come."""
+    """Sends requests to servers. defer: calls back in a later turn."""
 
     defer: Defer
 
     def send(self, request: UpstreamRequest) -> None:
-        """Ask; the answer comes later, or an error, at once or later."""
+        """Send a request; its sink gets the reply later, or an error at once or later."""
 
 
 def send_mget_by_slots(asker: Asker, keys: Sequence[bytes], deadline_s: float, sink: ReplySink, index: int) -> None:
-    """Ask for the values of keys, those of each slot of whoever answers it; the answer is one array."""
+    """Request the values of keys, one MGET for each slot; the sink gets one array."""
     places: dict[int, list[int]] = {}
     for at, key in enumerate(keys):
         places.setdefault(slot_of(key), []).append(at)

@@ -11,32 +11,32 @@ from operator import is_not
 from resp_server.cluster.topology import Health, Topology
 from state_backend.model.slots import SLOTS
 
-# The term of what is not said by a registry.
+# The term of a topology that is not from a registry.
 NO_TERM = -1
 
 
 class SlotMap:
-    """Addresses of masters by slot, of the highest version heard of; None where nobody answers."""
+    """The master's address for each slot, from the newest topology; None for a slot without owner."""
 
     def __init__(self) -> None:
         self.version = -1
         self._term = NO_TERM
-        # Those of the version, and what was said of single slots since.
+        # The owners in the topology, changed by MOVED since.
         self.owners: list[str | None] = [None] * SLOTS
         self._ends: list[int] | None = None
-        # Each master's replicas that can answer.
+        # The replicas of each master that can answer.
         self.replicas: Mapping[str, Sequence[str]] = {}
         self._set(self.owners)
 
     def _set(self, owners_of_version: list[str | None]) -> None:
-        """Derive what is asked of a version as a whole: its servers with their numbers of slots, and its gaps."""
+        """Derive the facts of a version: the slots per server, and whether all slots have an owner."""
         self.owners_of_version = tuple(owners_of_version)
         self.is_whole = None not in owners_of_version
         self.counts = Counter(filter(None, owners_of_version))
         self._lasts = [last for _, last in runs_of(owners_of_version)]
 
     def take(self, topology: Topology, term: int = NO_TERM) -> bool:
-        """Learn a topology; False if it is not newer than what is known. Versions may begin anew with a higher term."""
+        """Take a topology; False if it is not newer than the present one. With a higher term versions may start again."""
         is_other_term = NO_TERM != term != self._term != NO_TERM
         if is_other_term and term < self._term:
             return False
@@ -57,28 +57,28 @@ class SlotMap:
         return True
 
     def moved(self, slot: int, address: str) -> None:
-        """Believe a MOVED, until there is a higher version."""
+        """Take an owner from a MOVED error; the next version of the topology replaces it."""
         self.owners[slot], self._ends = address, None
 
     @property
     def ends(self) -> Sequence[int]:
-        """Return the ends of runs of slots that have one owner now: the slots behind them. Runs may meet."""
+        """The ends of runs of slots with one owner, each the slot after the run. Neighbouring runs may share an owner."""
         if self._ends is None:
             self._ends = ends_of_runs(self.owners)
         return self._ends
 
     def last_of_run(self, slot: int) -> int:
-        """Return the last slot from this one on that has the same owner in this version, without a gap."""
+        """Return the last slot of the run of one owner, in this version, that a slot belongs to."""
         return self._lasts[bisect_left(self._lasts, slot)]
 
 
 def ends_of_runs(values: Sequence[object]) -> list[int]:
-    """Return the positions behind runs of the same object, in order; the last one is behind them all."""
+    """Return the positions after runs of the same object, in order; the last one is the length."""
     return [*compress(range(1, len(values)), map(is_not, values, islice(values, 1, None))), len(values)]
 
 
 def runs_of(owners: Sequence[str | None]) -> Iterator[tuple[int, int]]:
-    """Iterate over the first and last slots of runs of one owner, in order; together they are all slots."""
+    """Iterate over the first and last slots of runs of one owner, in order; the runs cover all slots."""
     first = 0
     for _, run in groupby(owners):
         last = first + len(list(run)) - 1

@@ -20,7 +20,7 @@ NEVER = -1
 
 
 class TrackingRecorder(ReplyStage):
-    """Passes an answer on, and has it remembered whose it is. is_kept: False has it told to be invalid behind it."""
+    """Passes a reply on and records its keys for the client. is_cacheable: False invalidates them behind the reply."""
 
     def __init__(
         self,
@@ -30,16 +30,16 @@ class TrackingRecorder(ReplyStage):
         client: TrackingState,
         keys: Sequence[bytes],
         *,
-        is_kept: bool = True,
+        is_cacheable: bool = True,
     ) -> None:
         super().__init__(sink, index)
         self._tracking = tracking
         self._client = client
         self._keys = keys
-        self._full_invalidations = tracking.full_invalidations if is_kept else NEVER
+        self._full_invalidations = tracking.full_invalidations if is_cacheable else NEVER
 
     def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
-        """Take the answer."""
+        """Take the reply."""
         if self._tracking.full_invalidations == self._full_invalidations:
             self._tracking.remember(self._client, self._keys)
         else:

@@ -164,7 +164,7 @@ class UpstreamCluster:
 
     def send_again(self, request: UpstreamRequest) -> None:
         """Ask what was answered once more, as if it had not been."""
-        request.sends = request.moves = 0
+        request.sends = request.redirects = 0
         request.queued_until_s = None
         self.send(request)
 
@@ -397,9 +397,9 @@ class UpstreamCluster:
             self._invalidate_table()
         self.refresh(address)
         self.moves += 1
-        request.moves += 1
+        request.redirects += 1
         request.sends = 0
-        if request.moves <= REDIRECTS_AT_ONCE_MAX:
+        if request.redirects <= REDIRECTS_AT_ONCE_MAX:
             self.send(request)
         elif not self.later(request.deadline_s, lambda: self.send(request)):
             request.refuse(TryAgainError(f"the servers do not agree on who answers slot {request.slot}"))
