@@ -58,7 +58,7 @@ class EpochFloors:
         return self._ends
 
     def leave(self, slots: Iterable[int], epochs: Epochs) -> None:
-        """Raise the floors of slots that another server answers from now on to the epochs of the server before."""
+        """Raise the floors of slots that change their server to the epochs of the server before."""
         self._ends = None
         made: dict[
             int, tuple[Epochs, Epochs]

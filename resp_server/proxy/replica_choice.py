@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from resp_server.proxy.epoch_floors import has_reached
 from resp_server.session.epoch_feed import NOTHING, Epochs
 
-# Somewhat longer than two servers apply an epoch apart, and well below the deadline of a request: a client that has seen
-# the epoch is then answered by the other server in time.
+# Somewhat longer than two servers apply an epoch apart, and well below the deadline of a request: the other server then
+# answers a client that has seen the epoch in time.
 BEHIND_S_MAX = 0.25
 
 

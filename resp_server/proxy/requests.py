@@ -68,7 +68,7 @@ class ReplySink(Protocol):
     """Receives replies. Nothing here raises: replies for other sinks come next."""
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        """Take the reply to the request with this index, and the epochs that it is from; none for a reply of the proxy."""
+        """Take the reply to the request with this index, and its epochs; none for a reply of the proxy."""
 
     def fail(self, index: int, error: Exception) -> None:
         """Take an exception in place of the reply to the request with this index."""

@@ -36,7 +36,7 @@ class SlotMap:
         self._lasts = [last for _, last in runs_of(owners_of_version)]
 
     def take(self, topology: Topology, term: int = NO_TERM) -> bool:
-        """Take a topology; False if it is not newer than the present one. With a higher term versions may start again."""
+        """Take a topology; False if it is not newer. With a higher term versions may start again."""
         is_other_term = NO_TERM != term != self._term != NO_TERM
         if is_other_term and term < self._term:
             return False
@@ -62,7 +62,7 @@ class SlotMap:
 
     @property
     def ends(self) -> Sequence[int]:
-        """The ends of runs of slots with one owner, each the slot after the run. Neighbouring runs may share an owner."""
+        """The ends of runs of slots with one owner, each the slot after the run."""
         if self._ends is None:
             self._ends = ends_of_runs(self.owners)
         return self._ends
