@@ -31,24 +31,24 @@ from resp_server.session.epoch_feed import GONE, NO_EPOCHS, NOTHING, Epochs, Rea
 
 logger = logging.getLogger("sparkis.proxy")
 
-# Between two tries to reach a server; one that refuses is asked some times a second, which costs nothing. So is one
-# that takes connections and hangs up at the first question: pauses begin anew with a connection that lasts.
+# Pauses between two tries to connect. A server that refuses is tried several times a second, which costs little. The
+# same holds for a server that accepts and then closes: the pause starts again only after a connection that lasts.
 PAUSE_S = 0.02
 PAUSE_S_MAX = 0.25
-# What may wait at one connection, in bytes (guess).
+# Bytes of requests that may wait at one connection (guess).
 WAITING_BYTES_MAX = 64 << 20
-# The longest reply that is passed on: it is held until it is complete (guess).
+# The longest reply that is passed on: it is buffered until it is complete (guess).
 REPLY_BYTES_MAX = 256 << 20
-# A longer reply has a connection of its own (guess: 10 ms of a gigabit).
+# A longer reply gets a connection of its own (guess: 10 ms of a gigabit).
 LONG_REPLY_BYTES = 1 << 20
-# Of a reply that is not all here, what is looked at again with what comes next (guess).
+# Bytes of an incomplete reply that are parsed again with the next ones (guess).
 PARTIAL_BYTES_MAX = 32 << 10
-# Told when keys changed: the keys as one text, or nil.
+# The head of a push about changed keys; the keys follow as one text, or nil.
 CHANGED = b">2\r\n$7\r\nchanged\r\n"
 
 
 class ConnectionKey(NamedTuple):
-    """Which connection to a server: is_long is for what may take long."""
+    """Names a connection to a server. is_long: it is for requests that may take long."""
 
     address: str
     protocol: int
@@ -56,7 +56,7 @@ class ConnectionKey(NamedTuple):
 
 
 class HandshakeError(Exception):
-    """A server does not take the proxy as its client."""
+    """A server refused the proxy as its client."""
 
 
 class UpstreamFacts(Protocol):
@@ -134,33 +134,33 @@ class UpstreamEvents(UpstreamFacts, Protocol):
 
 
 class UpstreamConnection:
-    """One connection to a server, and what waits for it."""
+    """One connection to a server, its queue, and its requests in flight."""
 
     def __init__(self, cluster: UpstreamEvents, key: ConnectionKey) -> None:
         self._cluster = cluster
         self.key = key
         self._loop = asyncio.get_running_loop()
-        self._queue: list[UpstreamRequest] = []  # not sent: there is no connection, or its server is behind
+        self._queue: list[UpstreamRequest] = []  # not sent: no connection yet, or the server lags
         self._queued_bytes = 0
-        self._out: list[bytes] = []  # sent with this turn's write
+        self._out: list[bytes] = []  # goes out with this turn's write
         self._in_flight: deque[InFlightRequest] = deque()
-        self.batch: Any = None  # of the compiled hop: more may be asked with it
-        self._awaited_replies = 0  # how many answers those wait for
+        self.batch: Any = None  # the compiled hop's open batch: takes more requests in this turn
+        self._awaited_replies = 0  # by all requests in flight
         self._link: UpstreamProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._pause_s = 0.0
         self._not_before_s = 0.0
-        self._is_awake = asyncio.Event()  # set to try again at once
+        self._is_awake = asyncio.Event()  # set to connect at once
         self._down_since_s: float | None = None
-        self._was_reached = False  # when this failed last
+        self._was_reached = False  # before the last failure
         self._connected_s = 0.0
         self._last_received_s = 0.0
-        self._floor: Epochs = NOTHING  # what this server was known to have reached before this connection
+        self._floor: Epochs = NOTHING  # the server's epochs before this connection
         self.epochs: Epochs = NOTHING
-        self.replies_from: ReplyEpochs = NO_EPOCHS  # as the only thing that a reply is from
-        self._follows_keys = False  # what this connection, or the one being made, was asked to tell
+        self.replies_from: ReplyEpochs = NO_EPOCHS  # `epochs`, as those of a reply
+        self._follows_keys = False  # the server was asked to report changed keys
         self.is_ready = False
-        self.is_detaching = False  # with its connection, and about to have another
+        self.is_detaching = False  # gave its socket to a long reply, and is connecting again
         self.reason = ""
 
     @property
@@ -170,21 +170,21 @@ class UpstreamConnection:
 
     @property
     def is_usable(self) -> bool:
-        """Tell whether its server can be asked."""
+        """Tell whether the server can take requests."""
         return self.is_ready or self.is_detaching
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether nothing waits."""
+        """Tell whether no request waits."""
         return not self._queue and not self._in_flight
 
     @property
     def pending_count(self) -> int:
-        """How many questions wait for an answer."""
+        """The number of requests that wait for a reply."""
         return len(self._queue) + self._awaited_replies
 
     def add(self, request: UpstreamRequest) -> None:
-        """Ask as soon as that may be."""
+        """Send a request as soon as possible."""
         if self.pending_count >= REQUESTS_MAX or self._output_bytes() + len(request.packed) > WAITING_BYTES_MAX:
             request.refuse(PlainError(f"too much waits to be asked of {self.key.address}"))
         elif self.is_ready and has_reached(self.epochs, request.floor or NOTHING, self._cluster.removed_jobs):
@@ -200,13 +200,13 @@ class UpstreamConnection:
             self.connect()
 
     def has_room(self, count: int) -> bool:
-        """Tell whether so many short questions may be sent."""
+        """Tell whether so many short requests may be sent."""
         link = self._link
         is_open = self.is_ready and link is not None and link.output_bytes <= WAITING_BYTES_MAX
         return is_open and self._awaited_replies + count <= REQUESTS_MAX
 
     def send(self, packed: bytes, in_flight: InFlightRequest) -> None:
-        """Send with this turn's write; for a lane that is ready."""
+        """Send with this turn's write. The connection has to be ready."""
         self._close_batch()
         if not self._out:
             self._cluster.soon(self._flush)
@@ -215,7 +215,7 @@ class UpstreamConnection:
         self._awaited_replies += in_flight.remaining
 
     def begin_batch(self, batch: Any) -> None:
-        """Have a run's questions be asked in this turn, behind those before; for a lane that is ready."""
+        """Send the hop's batch with this turn's write, after the requests before. The connection has to be ready."""
         self._close_batch()
         if not self._out:
             self._cluster.soon(self._flush)
@@ -223,17 +223,17 @@ class UpstreamConnection:
         self.batch = batch
 
     def take_queued(self) -> list[UpstreamRequest]:
-        """Return what was not sent, and forget it."""
+        """Return the queued requests, and empty the queue."""
         requests, self._queue, self._queued_bytes = self._queue, [], 0
         return requests
 
     def connect(self) -> None:
-        """Have a connection."""
+        """Connect, unless there is a connection."""
         if self._link is None and self._connecting is None:
             self._connecting = self._loop.create_task(self._connect())
 
     def wake(self) -> None:
-        """Take in that another connection to the server was made: it can be reached."""
+        """Try at once to connect: another connection to the server was made."""
         if self._link is None:
             self._down_since_s, self.reason = None, ""
             if not self._was_reached:
@@ -241,7 +241,10 @@ class UpstreamConnection:
                 self._is_awake.set()
 
     def check(self, now_s: float, patience_s: float) -> None:
-        """Cut a connection that brings nothing; refuse what has waited too long. For somebody else to ask: sooner."""
+        """Close a silent connection; refuse requests that were queued for too long.
+
+        patience_s: the silence that counts as a failure, shorter if another server can answer.
+        """
         timeout_s = self._cluster.timeout_s
         if self._link is not None:
             if now_s > self._connected_s + PAUSE_S_MAX:
@@ -263,12 +266,12 @@ class UpstreamConnection:
                     request.refuse(PlainError(self.reason or f"{self.key.address} cannot be reached in time"))
 
     def cut(self, reason: str) -> None:
-        """End the connection, if there is one; what waits for it is asked again."""
+        """Close the connection, if there is one; requests in flight are sent again."""
         if self._link is not None:
             self._link.cut(reason)
 
     def close(self) -> None:
-        """End the connection for good."""
+        """Close the connection for good."""
         if self._connecting is not None:
             self._connecting.cancel()
         if self._link is not None and self.is_idle:
@@ -276,10 +279,10 @@ class UpstreamConnection:
             self._link = None
         self.cut("the proxy stops")
 
-    # -- called by the link -------------------------------------------------------------------------------------------
+    # -- called by the protocol ---------------------------------------------------------------------------------------
 
     def take_batch_replies(self, data: bytes) -> bytes:
-        """Take what answers the hop's questions from the front of what came; return what is left."""
+        """Take the replies to the hop's batches off the front of the data; return the rest."""
         at, in_flight = 0, self._in_flight
         while in_flight and type(in_flight[0]) is PipelineBatch and at < len(data):
             batch: Any = in_flight[0]
@@ -298,7 +301,7 @@ class UpstreamConnection:
         return data[at:] if at else data
 
     def receive_replies(self, replies: Sequence[RawReply]) -> None:
-        """Take replies in the order of the questions."""
+        """Take replies, in the order of the requests."""
         self._last_received_s = self._cluster.clock()
         for reply in map(as_bytes, replies):
             if reply[:1] == b">":
@@ -323,12 +326,12 @@ class UpstreamConnection:
 
     @property
     def has_partial_batch(self) -> bool:
-        """Tell whether what was left last is the beginning of a reply to the hop's questions."""
+        """Tell whether the data ended within a reply to the hop's batch."""
         first: Any = self._in_flight[0] if self._in_flight else None
         return type(first) is PipelineBatch and first.has_partial
 
     def handle_push(self, push: bytes) -> None:
-        """Take in what the server says of its epochs and its topology."""
+        """Handle a push about epochs, the topology or changed keys."""
         if push.startswith(CHANGED):
             self._cluster.on_changed(_keys_in(push[len(CHANGED) :]))
             return
@@ -343,14 +346,14 @@ class UpstreamConnection:
             self._cluster.on_epoch(self, job, reached)
 
     def follow(self) -> None:
-        """Have the server tell which keys change, behind the answers from before, if somebody wants to know; or not."""
+        """Ask the server to report changed keys, or to stop, as the application needs it now."""
         if self._link is not None and self._follows_keys != self._cluster.follows_keys:
             self._follows_keys = self._cluster.follows_keys
             packed = pack(epoch_feed(has_keys=self._follows_keys))
             self.send(packed, UpstreamRequest(packed, 0, 2, self._cluster.deadline_s(), DiscardSink(), 0))
 
     def send_queued(self) -> None:
-        """Look whether what is held can be asked now."""
+        """Send queued requests if the server has reached the epochs that they need."""
         if not self.is_ready and self._link is not None:
             self.is_ready = has_reached(self.epochs, self._floor, self._cluster.removed_jobs)
             self.is_detaching &= not self.is_ready
@@ -360,7 +363,7 @@ class UpstreamConnection:
                 self.add(request)
 
     def detach(self, link: UpstreamProtocol) -> None:
-        """Give a connection to the reply that comes over it, and ask what is behind over another one."""
+        """Leave the socket to the long reply that arrives; send the requests behind it over a new one."""
         self._close_batch()
         in_flight, self._link = self._in_flight[0], None
         request = in_flight.next_request()
@@ -375,7 +378,7 @@ class UpstreamConnection:
         self.connect()
 
     def disconnected(self, reason: str) -> None:
-        """Take in that the connection is lost."""
+        """Handle the loss of the connection."""
         self._link, self.is_ready = None, False
         self._cluster.tracking_lost()
         requests = [*self._asks_waiting(), *self.take_queued()]
@@ -386,7 +389,7 @@ class UpstreamConnection:
         self._cluster.resend_lost(requests, reason)
 
     def _asks_waiting(self) -> list[UpstreamRequest]:
-        """Return what was sent and not answered, each as a question of its own, and forget it."""
+        """Return the requests in flight, each as one of its own, and clear them."""
         self._close_batch()
         requests = []
         for in_flight in self._in_flight:
@@ -399,11 +402,11 @@ class UpstreamConnection:
         return self._queued_bytes + (self._link.output_bytes if self._link is not None else 0)
 
     def _close_batch(self) -> None:
-        """Ask nothing more with the run in hand, which is to be sent in this turn."""
+        """Close the hop's open batch: no more requests join it."""
         batch, self.batch = self.batch, None
         if batch is None:
             return
-        if not batch.remaining:  # it came to nothing
+        if not batch.remaining:  # it is empty
             self._in_flight.pop()
             return
         self._awaited_replies += batch.remaining
@@ -420,7 +423,7 @@ class UpstreamConnection:
             self.cut("it could not be written to")
 
     def _is_given_up(self) -> bool:
-        """Tell whether to refuse at once: unreachable for longer than a question may wait, and not tried just now."""
+        """Tell whether to refuse at once: unreachable for longer than a request may wait, and in a pause of tries."""
         return (
             self._down_since_s is not None
             and self._link is None
@@ -481,12 +484,12 @@ class UpstreamConnection:
 
 
 def epoch_feed(*, has_keys: bool) -> Request:
-    """Return the request to be told of epochs and topologies, and of changed keys."""
+    """Return the request that has a server announce epochs and topologies, and report changed keys."""
     return (b"STATE", b"FOLLOW", b"KEYS") if has_keys else (b"STATE", b"FOLLOW")
 
 
 def _keys_in(text: bytes) -> list[bytes] | None:
-    """Return the keys that a server told; None: any may have changed. FrameError."""
+    """Return the changed keys of a push; None: any key may have changed. FrameError."""
     if not text.startswith(b"$"):
         return None
     reader = hiredis.Reader()
@@ -494,24 +497,24 @@ def _keys_in(text: bytes) -> list[bytes] | None:
     try:
         keys = reader.gets()
     except hiredis.HiredisError as error:
-        raise FrameError(f"keys that changed were told as what they cannot be: {error}") from None
+        raise FrameError(f"a push about changed keys is malformed: {error}") from None
     if not isinstance(keys, list) or not all(isinstance(key, bytes) for key in keys):
-        raise FrameError("what changed are no keys")
+        raise FrameError("a push about changed keys has something else than keys")
     return keys
 
 
 class ReplyReceiver(Protocol):
-    """Whoever takes what comes over a connection."""
+    """Receives the replies of a socket."""
 
     def receive_replies(self, replies: Sequence[RawReply]) -> None:
-        """Take replies."""
+        """Take replies, in order."""
 
     def disconnected(self, reason: str) -> None:
-        """Take in that the connection is lost."""
+        """Handle the loss of the connection."""
 
 
 class UpstreamProtocol(asyncio.Protocol):
-    """A socket to a server: a lane's, until it is given to a long reply."""
+    """A socket to a server: a connection's, until it is left to a long reply."""
 
     _transport: asyncio.Transport
     is_calm = False  # the server's core knows nothing of this
@@ -523,7 +526,7 @@ class UpstreamProtocol(asyncio.Protocol):
         self._greeting: asyncio.Future[None] | None = None
         self._words: list[Request] = []
         self._is_lost = False
-        self._partial_reply = b""  # of a reply to the hop's questions
+        self._partial_reply = b""  # the start of a reply to the hop's batch
         self._reason = f"{upstream.key.address} closed the connection"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -533,10 +536,10 @@ class UpstreamProtocol(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def greet(self, protocol: int, password: str | None, *, has_keys: bool) -> None:
-        """Say who asks, and hear which epochs the server shows; HandshakeError if it refuses."""
+        """Authenticate, and learn which epochs the server serves; HandshakeError if it refuses."""
         words: list[Request] = [] if password is None else [(b"AUTH", DEFAULT_USER, password.encode())]
         words += [(b"HELLO", b"%d" % protocol), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
-        # What is shown is told behind STATE FOLLOW's reply, and so is there with the one to PING.
+        # The server announces its epochs after STATE FOLLOW's reply, so before the one to PING.
         words += [(b"READONLY",), epoch_feed(has_keys=has_keys), (b"PING",)]
         self._words = words[:]
         self._greeting = asyncio.get_running_loop().create_future()
@@ -548,21 +551,21 @@ class UpstreamProtocol(asyncio.Protocol):
 
     @property
     def output_bytes(self) -> int:
-        """What waits to be sent."""
+        """The bytes that wait to be sent."""
         return self._transport.get_write_buffer_size()
 
     @property
     def partial_bytes(self) -> int:
-        """How long the reply that is not complete is at least."""
+        """The least length of the incomplete reply."""
         return self._frames.partial_bytes
 
     def hand_over_to(self, receiver: ReplyReceiver) -> None:
-        """Have somebody else take what comes from now on, a long reply as the pieces that it comes in."""
+        """Pass replies to another receiver from now on, a long one as the chunks in which it arrives."""
         self._receiver = receiver
         self._frames.keeps_pieces = True
 
     def pause(self, is_paused: bool) -> None:
-        """Read nothing more for now, or go on."""
+        """Pause reading, or resume it."""
         if is_paused:
             self._transport.pause_reading()
         else:
@@ -573,7 +576,7 @@ class UpstreamProtocol(asyncio.Protocol):
         self._transport.write(data)
 
     def cut(self, reason: str) -> None:
-        """End the connection now; who has it is told."""
+        """Close the socket now; the receiver is notified."""
         self._reason = reason
         self._transport.abort()
         receiver, self._receiver = self._receiver, None
@@ -581,7 +584,7 @@ class UpstreamProtocol(asyncio.Protocol):
             receiver.disconnected(self._reason)
 
     def forget(self) -> None:
-        """End the connection; nobody is told."""
+        """Close the socket; nobody is notified."""
         self._receiver = None
         self._transport.abort()
 
@@ -613,7 +616,7 @@ class UpstreamProtocol(asyncio.Protocol):
         except Exception as error:
             if not isinstance(error, (FrameError, ValueError, IndexError)):
                 internal_error(error)
-            self._fail(f"what came is not understood: {error}")
+            self._fail(f"its data is malformed: {error}")
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_lost = True
@@ -626,7 +629,7 @@ class UpstreamProtocol(asyncio.Protocol):
                 self._lane.handle_push(reply)
                 continue
             word = self._words.pop(0)[0]
-            # A server that is no cluster's node has nothing to allow.
+            # A server outside a cluster refuses READONLY: it needs none.
             if reply[:1] == b"-" and word != b"READONLY" and not self._greeting.done():
                 self._greeting.set_exception(HandshakeError(reply[1:-2].decode("utf-8", "replace")))
         if not self._words and not self._greeting.done():
