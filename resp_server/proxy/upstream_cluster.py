@@ -36,18 +36,18 @@ from state_backend.model.slots import SLOTS
 logger = logging.getLogger("sparkis.proxy")
 
 TIMEOUT_S = 1.0
-# For what a server answers from all of its keys, and for long replies.
+# For requests about all of a server's keys, and for long replies.
 LONG_TIMEOUT_S = 60.0
-# At most two turns at once: one stale answer is normal after a move, two mean that servers do not agree yet.
+# Two redirects are followed at once: one MOVED is normal after a move of slots, two mean that servers do not agree yet.
 REDIRECTS_AT_ONCE_MAX = 2
-# Between two tries at servers that do not agree, or are not ready.
+# The pause before a further try at servers that do not agree, or are not ready.
 AGREE_PAUSE_S = 0.05
 CHECKS_PER_TIMEOUT = 10
-# A job that no server tells of for so long is gone, and nothing waits for it any more (guess).
+# A job that no server announces for this long counts as removed, and no request waits for it any more (guess).
 REMOVED_AFTER_S = 5.0
-# What says that a server, or its shard, can answer in a moment.
+# Errors of a server, or a shard, that can answer in a moment.
 RETRY_ERRORS = (b"-LOADING ", b"-CLUSTERDOWN ", b"-TRYAGAIN ")
-# Lanes that the short way of GETs tells apart: a byte each.
+# Connections that the compiled hop can number: a byte each.
 OPEN_UPSTREAMS_MAX = 255
 CLOSED = bytes(4 * SLOTS)
 
@@ -56,9 +56,9 @@ CLOSED = bytes(4 * SLOTS)
 class UpstreamCluster:
     """All servers of one application. Runs on the event loop's thread.
 
-    table, open_lanes: the lane to ask for a key, by the CRC that makes its slot; 0 where somebody has to look closer.
-    seen: what each server was ever known to have reached; newest: any of them. is_level: all that can be asked are
-    there, so that it is the same whom a client asks.
+    table, open_upstreams: the number of a key's connection, by the CRC of the key, and the connections by number; 0
+    leaves the request to the general path. seen: the newest epochs that each server ever announced; newest: those of
+    any server. is_level: all ready servers are at `newest`, so any of them may answer any client.
     """
 
     name: str = "the application"
@@ -77,20 +77,20 @@ class UpstreamCluster:
     open_upstreams: list[UpstreamConnection | None] = field(default_factory=lambda: [None])
     # With these the servers have to speak TLS.
     certificates: Certificates | None = field(default=None, repr=False)
-    # Whether servers are to tell which keys change, and who is told then; None: any.
+    # Whether servers have to report changed keys, and the function that takes these; None: any key may have changed.
     follows_keys: bool = False
     on_changed: Callable[[Sequence[bytes] | None], None] = lambda keys: None
-    # Called when there is a job that was not told of before, or one with another writer, whose states may be others.
+    # Called for a new job, and for one with a new writer: its states may differ.
     on_new_job: Callable[[UpstreamCluster, str], object] = lambda cluster, address: None
-    # Has something be called in a turn to come; the proxy's own way, once there is one.
+    # Calls back in a later turn; replaced by the proxy's own function when it starts.
     defer: Defer = lambda run: asyncio.get_running_loop().call_soon(run)
     # The compiled core's epoll for clients and servers, where there is one.
     poller: Any = None
 
     def start(self) -> None:
-        """Begin to look after what waits."""
+        """Start the checks of connections and waiting requests."""
         self._loop = asyncio.get_running_loop()
-        # No server is slow, and no question waits, while this process does not listen.
+        # This clock stands while the process does: no server turns silent, and no request expires, because of that.
         self.clock = AwakeClock(2 * self.timeout_s / CHECKS_PER_TIMEOUT, self._loop.time)
         self._refreshing: set[str] = set()
         self._is_stopping = False
@@ -106,7 +106,7 @@ class UpstreamCluster:
         self._check()
 
     def soon(self, then: Callable[[], None]) -> None:
-        """Call back in this turn of the event loop, when all that came was looked at, or else in the next one."""
+        """Call back at the end of this turn of the event loop; without a poller, in the next turn."""
         if self.poller is not None:
             self.poller.call_before_flush(then)
         else:
@@ -132,15 +132,15 @@ class UpstreamCluster:
 
     @property
     def now_s(self) -> float:
-        """What the clock of deadlines shows."""
+        """The present time of the clock of deadlines."""
         return self.clock()
 
     def deadline_s(self, is_long: bool = False) -> float:
-        """Return until when a question that is asked now may wait."""
+        """Return the deadline of a request that is sent now."""
         return self.clock() + (LONG_TIMEOUT_S if is_long else self.timeout_s)
 
     def send(self, request: UpstreamRequest) -> None:
-        """Ask; the answer comes later, or an error, at once or later."""
+        """Send a request; its sink gets the reply later, or an error at once or later."""
         try:
             self._send(request)
         except Exception as error:
@@ -163,24 +163,24 @@ class UpstreamCluster:
         self.upstream(ConnectionKey(address, request.protocol, request.is_long)).add(request)
 
     def send_again(self, request: UpstreamRequest) -> None:
-        """Ask what was answered once more, as if it had not been."""
+        """Send a request that has a reply once more, as if it were new."""
         request.sends = request.redirects = 0
         request.queued_until_s = None
         self.send(request)
 
     def upstream(self, key: ConnectionKey) -> UpstreamConnection:
-        """Return a connection, which may have to be opened."""
+        """Return a connection; it may not be open yet."""
         upstream = self.upstreams.get(key)
         if upstream is None:
             upstream = self.upstreams[key] = UpstreamConnection(self, key)
         return upstream
 
     def knows(self, address: str) -> bool:
-        """Tell whether a server is one of this application's."""
+        """Tell whether a server belongs to this application."""
         return address in self._known
 
     def active_server(self, master: str) -> str:
-        """Return the server that answers a master's shard now."""
+        """Return the server that answers for a master's shard now."""
         shard = self._shards.get(master)
         return master if shard is None else shard.active
 
@@ -192,7 +192,7 @@ class UpstreamCluster:
         return True
 
     def facts(self) -> Mapping[str, object]:
-        """Return what INFO shows: the version, and each server."""
+        """Return the fields of INFO: the topology's version, and each server."""
         rows: dict[str, object] = {
             "topology_version": self.slots.version,
             "moves": self.moves,
@@ -213,7 +213,7 @@ class UpstreamCluster:
     # -- the topology -------------------------------------------------------------------------------------------------
 
     def take(self, topology: Topology, source: str, term: int = NO_TERM) -> bool:
-        """Learn a topology; False if it is not newer than what is known."""
+        """Take a topology; False if it is not newer than the present one."""
         before = self._active_by_slot()
         if not self.slots.take(topology, term):
             return False
@@ -239,25 +239,25 @@ class UpstreamCluster:
         return True
 
     def refresh(self, address: str) -> None:
-        """Ask a server for its topology, unless it is being asked."""
+        """Request a server's topology, unless that is under way."""
         if address not in self._refreshing:
             self._refreshing.add(address)
             packed = pack((b"STATE", b"TOPOLOGY"))
             self.send(UpstreamRequest(packed, 0, 2, self.deadline_s(), TopologyReplySink(self, address), 0, address))
 
     def learn(self, reply: bytes, address: str) -> None:
-        """Take what a server says of its topology, if that is newer than what is known."""
+        """Take a server's topology if it is newer than the present one."""
         self._refreshing.discard(address)
         if reply[:1] != b"$":
-            logger.warning("%s does not tell its topology: %s", address, reply[1:200].decode("utf-8", "replace"))
+            logger.warning("%s refused to send its topology: %s", address, reply[1:200].decode("utf-8", "replace"))
             return
         try:
             self.take(Topology.parse(reply.partition(b"\r\n")[2][:-2]), address)
         except TopologyError as error:
-            logger.warning("%s tells a topology that cannot be read: %s", address, error)
+            logger.warning("%s sent an invalid topology: %s", address, error)
 
     def _addresses(self) -> list[str]:
-        """Return all servers that may be asked."""
+        """Return the addresses of all servers."""
         replicas = [each for some in self.slots.replicas.values() for each in some]
         return list(dict.fromkeys([*self.slots.counts, *self.slots.replicas, *replicas]))
 
@@ -268,7 +268,7 @@ class UpstreamCluster:
         return list(map(by_master.__getitem__, self.slots.owners))
 
     def _raise_floors_of_moved(self, before: Sequence[str | None]) -> None:
-        """Raise the floors of the slots that are not answered by whom they were."""
+        """Raise the floors of the slots whose active server has changed."""
         left: dict[str, list[int]] = {}
         for slot in compress(range(SLOTS), map(ne, before, self._active_by_slot())):
             was = before[slot]
@@ -278,31 +278,31 @@ class UpstreamCluster:
             self.tracking_lost()
             self._floors.leave(slots, dict(self.seen.get(address, NOTHING)))
 
-    # -- what servers tell --------------------------------------------------------------------------------------------
+    # -- events of connections ----------------------------------------------------------------------------------------
 
     def on_topology_version(self, version: int, address: str) -> None:
-        """Take in that a server shows a topology."""
+        """Handle the version of the topology that a server serves."""
         if version > self.slots.version:
             self.refresh(address)
 
     def shared_epochs(self, epochs: Epochs) -> ReplyEpochs:
-        """Return what a server told, as the same object for all servers that are as far as any."""
+        """Return a server's epochs: one shared object for all servers that have reached the newest."""
         newest = latest(self.newest, epochs)
         if newest != self.newest:
             self.newest, self._newest_shared = newest, (newest,)
         return self._newest_shared if epochs == self.newest else (epochs,)
 
     def check_level(self) -> None:
-        """Learn whether all servers that can be asked are as far as any ever was."""
+        """Update `is_level`: whether all ready servers have reached the newest epochs."""
         ready = [upstream for upstream in self.upstreams.values() if upstream.is_ready]
         self.is_level = all(upstream.replies_from is self._newest_shared for upstream in ready)
 
     def client_floor(self, seen: Epochs) -> Epochs:
-        """Return what a client has seen of jobs that are here."""
+        """Return the epochs that a client has seen, of this application's jobs."""
         return seen if seen is self.newest else {job: seen[job] for job in seen.keys() & self.newest.keys()}
 
     def on_epoch(self, upstream: UpstreamConnection, job: str, reached: Reached) -> None:
-        """Take in what a server shows of a job."""
+        """Handle a server's epoch of a job."""
         self.check_level()
         seen = self.seen.setdefault(upstream.key.address, {})
         if reached == GONE:
@@ -319,11 +319,11 @@ class UpstreamCluster:
                 self._invalidate_table()
 
     def state_changed(self, upstream: UpstreamConnection) -> None:
-        """Take in that a connection is there, or could not be made."""
+        """Handle a connection that was opened, or could not be."""
         if self._is_stopping:
             return
         self._choose_active()
-        # An answer that is long takes its connection with it: the next one is not to ask for it again.
+        # Not for long connections: a long reply takes its connection along, and the next one must not request it again.
         if upstream.is_connected and not upstream.key.is_long:
             self.on_new_job(self, upstream.key.address)
         if upstream.is_connected:
@@ -334,13 +334,13 @@ class UpstreamCluster:
             upstream.connect()
 
     def cut_silent_server(self, address: str) -> None:
-        """Cut all connections to a server that does not answer."""
+        """Close all connections to a server that does not reply."""
         for upstream in list(self.upstreams.values()):
             if upstream.key.address == address:
                 upstream.cut(f"{address} did not answer in time")
 
     def error_received(self, request: UpstreamRequest, reply: bytes, upstream: UpstreamConnection) -> None:
-        """Pass an error on; one that sends elsewhere is followed, and one that comes too early is not taken."""
+        """Follow a MOVED, try again after an error of `RETRY_ERRORS`, pass any other error on."""
         try:
             if request.address is not None:
                 request.sink.put(request.index, reply)
@@ -354,7 +354,7 @@ class UpstreamCluster:
             request.fail_all(error)
 
     def resend_lost(self, requests: Sequence[UpstreamRequest], reason: str) -> None:
-        """Ask again what went with a connection, of whoever answers now, once."""
+        """Send the requests of a lost connection once more, to the servers that are active now."""
         self.losses += 1
         self._choose_active()
         now_s = self.now_s
@@ -368,26 +368,26 @@ class UpstreamCluster:
                 upstream.connect()
 
     def follow_keys(self, is_wanted: bool) -> None:
-        """Have all servers tell which keys change from now on, before answers to what is asked from now on; or not."""
+        """Have all servers report changed keys, from the next request on; or stop that."""
         self.follows_keys = is_wanted
         for upstream in self.upstreams.values():
             upstream.follow()
 
     def tracking_lost(self) -> None:
-        """Take in that nobody tells any more which keys change that were answered before."""
+        """Invalidate all keys: a server will not report changes of keys that it sent before."""
         if self.follows_keys:
             self.on_changed(None)
 
     def detach_long_reply(self, link: UpstreamProtocol, request: UpstreamRequest, epochs: ReplyEpochs) -> None:
-        """Have a long reply come over a connection of its own; told: what it is from."""
+        """Leave a socket to the long reply to a request; epochs: those of the reply."""
         self._long_replies.take(link, request, epochs)
 
     def _follow_moved(self, request: UpstreamRequest, reply: bytes, address: str) -> None:
         try:
             slot, owner = reply[7:].decode().split()
             was = self.slots.owners[int(slot)]
-        except (ValueError, IndexError):  # what is asked is no lane's any more: nobody else would answer it
-            request.refuse(PlainError(f"{address} sends elsewhere, but not where to"))
+        except (ValueError, IndexError):  # the request is in no queue any more: nothing else would reply to it
+            request.refuse(PlainError(f"{address} sent a malformed MOVED"))
             return
         if was != owner:
             if was is not None:
@@ -404,18 +404,18 @@ class UpstreamCluster:
         elif not self.later(request.deadline_s, lambda: self.send(request)):
             request.refuse(TryAgainError(f"the servers do not agree on who answers slot {request.slot}"))
 
-    # -- who answers --------------------------------------------------------------------------------------------------
+    # -- the active servers -------------------------------------------------------------------------------------------
 
     def _stays_open(self, key: ConnectionKey) -> bool:
-        """Tell whether there is to be a connection even if nothing is asked over it: its server tells of epochs."""
+        """Tell whether a connection stays open without requests, because its server announces epochs over it."""
         return key.protocol == 2 and not key.is_long and key.address in self._known
 
     def _choose_active(self) -> None:
-        """Choose who answers; ask them what waits for others, and let go of servers that have gone."""
+        """Choose the active servers, send them what waits for others, and drop servers that were removed."""
         self._apply_choice(self._choose())
 
     def _apply_choice(self, changed: Mapping[str, str]) -> None:
-        """Go on with whom was chosen; changed: who answered before, by the shards' masters, where it is another now."""
+        """Apply a choice. changed: the servers before, by master, for the shards whose active server changed."""
         self._raise_floors(changed)
         self._invalidate_table()
         left = set(changed.values())
@@ -428,7 +428,7 @@ class UpstreamCluster:
                     self.send(request)
 
     def _choose(self) -> dict[str, str]:
-        """Choose who answers each shard; return who did where that changed, by the shards' masters."""
+        """Choose each shard's active server; return the servers before, by master, where that changed."""
         changed: dict[str, str] = {}
         for shard in self._shards.values():
             upstreams = {each: self.upstreams.get(ConnectionKey(each, 2, False)) for each in shard.servers}
@@ -444,20 +444,20 @@ class UpstreamCluster:
         return changed
 
     def _raise_floors(self, changed: Mapping[str, str]) -> None:
-        """Raise the floors of the slots of masters whose shards others answer now."""
+        """Raise the floors of the slots of shards whose active server changed."""
         for master, before in changed.items():
             self.tracking_lost()
             slots = [slot for slot, owner in enumerate(self.slots.owners) if owner == master]
             self._floors.leave(slots, dict(self.seen.get(before, NOTHING)))
 
     def _floor_of(self, master: str) -> Epochs:
-        """Return what whoever answers all slots of a master has to have reached."""
+        """Return the floor of all slots of a master together."""
         if not self._is_table_valid:
             self._build_table()
         return self._master_floors.get(master, NOTHING)
 
     def _invalidate_table(self) -> None:
-        """Have everybody look closer until the table is made anew, which is before anything else is read."""
+        """Empty the table: requests take the general path until it is built again, before the next input is read."""
         self.table = CLOSED
         if self._is_table_valid:
             self._is_table_valid = False
@@ -472,7 +472,7 @@ class UpstreamCluster:
         floors: dict[str, Epochs] = {}
         known: dict[tuple[str, int], int] = {}
         is_behind = False
-        # By runs of slots: this is done whenever a connection comes or goes, and nothing is answered meanwhile.
+        # By runs of slots, to be fast: each change of a connection builds the table, and nothing is answered meanwhile.
         for first, end in pairwise(sorted({0, *self.slots.ends, *self._floors.ends})):
             master, floor = self.slots.owners[first], self._floors.by_slot[first]
             if master is None:
@@ -504,7 +504,7 @@ class UpstreamCluster:
             is_hurried = upstream.key.address in replaceable and not upstream.key.is_long
             try:
                 upstream.check(now_s, self.timeout_s / 2 if is_hurried else self.timeout_s)
-            except Exception as error:  # the others are to be looked at as well
+            except Exception as error:  # the other connections have to be checked, too
                 internal_error(error)
         self._long_replies.check(now_s)
         changed = self._choose()
@@ -512,7 +512,7 @@ class UpstreamCluster:
             self._apply_choice(changed)
 
     def _replaceable(self) -> set[str]:
-        """Return the servers for which another could answer: if they are silent, there is time to ask that one."""
+        """Return the active servers that have a substitute: their silence is detected earlier, to leave time for it."""
         found = set()
         for shard in self._shards.values():
             others = [
@@ -523,7 +523,7 @@ class UpstreamCluster:
         return found
 
     def _forget_removed_jobs(self, now_s: float) -> None:
-        """Stop to wait for jobs of which no server has told for a while: they were removed or renamed."""
+        """Drop jobs that no server has announced for a while: they were removed or renamed."""
         epochs = {job for upstream in self.upstreams.values() if upstream.is_connected for job in upstream.epochs}
         for job in {job for seen in self.seen.values() for job in seen} - epochs - self.removed_jobs:
             if now_s - self._unreported_since_s.setdefault(job, now_s) > REMOVED_AFTER_S and epochs:
@@ -532,7 +532,7 @@ class UpstreamCluster:
                 for seen in self.seen.values():
                     seen.pop(job, None)
                 self._forget_newest(job)
-                logger.info("%s: job %s is gone", self.name, job)
+                logger.info("%s: job %s was removed", self.name, job)
 
     def _forget_newest(self, job: str) -> None:
         self.newest = {name: reached for name, reached in self.newest.items() if name != job}
@@ -544,7 +544,7 @@ class UpstreamCluster:
 
 @dataclass
 class TopologyReplySink(BackgroundSink):
-    """Takes a server's topology."""
+    """Takes a server's reply to STATE TOPOLOGY."""
 
     cluster: UpstreamCluster
     address: str
@@ -554,7 +554,7 @@ class TopologyReplySink(BackgroundSink):
 
 
 async def connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
-    """Return a socket that is connected to the first of a host's addresses that can be reached. OSError."""
+    """Return a socket, connected to the first of a host's addresses that accepts. OSError."""
     failed: OSError | None = None
     for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         made = socket.socket(family, kind, protocol)
@@ -572,7 +572,7 @@ async def connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> so
 
 
 class LongReply:
-    """A reply that came to have a connection of its own, which is held until it is complete."""
+    """A long reply with a socket of its own, buffered until it is complete."""
 
     def __init__(
         self,
@@ -590,7 +590,7 @@ class LongReply:
         self._ask = request
 
     def receive_replies(self, replies: Sequence[RawReply]) -> None:
-        """Take the reply; what may come behind it was asked again elsewhere."""
+        """Take the reply. Requests behind it were sent again elsewhere, so the socket is closed."""
         self._others.remove(self)
         self.link.forget()
         try:
@@ -599,13 +599,13 @@ class LongReply:
             self._ask.fail_all(error)
 
     def disconnected(self, reason: str) -> None:
-        """Answer with an error."""
+        """Reply with an error."""
         self._others.remove(self)
         self._ask.refuse(PlainError(reason))
 
 
 class LongReplies:
-    """The long replies that are under way: together they take no more than the longest one may."""
+    """The long replies under way. Together they buffer no more than `REPLY_BYTES_MAX`."""
 
     def __init__(self, cluster: UpstreamCluster) -> None:
         self._cluster = cluster
@@ -613,7 +613,7 @@ class LongReplies:
         self._held_bytes = 0
 
     def take(self, link: UpstreamProtocol, request: UpstreamRequest, epochs: ReplyEpochs) -> None:
-        """Take a connection over whose next reply is long. It is read on as soon as there is room."""
+        """Take over a socket whose next reply is long; reading goes on as soon as there is room."""
         if link.partial_bytes > REPLY_BYTES_MAX:
             link.forget()
             request.refuse(PlainError(f"a reply is larger than {REPLY_BYTES_MAX} bytes"))
@@ -625,13 +625,13 @@ class LongReplies:
         self._go_on()
 
     def remove(self, reply: LongReply) -> None:
-        """Forget one that is over."""
+        """Remove a reply that is complete or lost."""
         self._all.remove(reply)
         self._held_bytes -= reply.held_bytes
         self._go_on()
 
     def check(self, now_s: float) -> None:
-        """End what takes too long, and what has grown beyond what there is room for."""
+        """Cut replies that take too long, or have outgrown the room."""
         for reply in list(self._all):
             if now_s > reply.deadline_s:
                 reply.link.cut("a long reply did not come in time")
@@ -644,7 +644,7 @@ class LongReplies:
                     reply.held_bytes += grown
 
     def stop(self) -> None:
-        """End them all."""
+        """Cut them all."""
         for reply in list(self._all):
             reply.link.cut("the proxy stops")
 
