@@ -13,7 +13,7 @@ import pyarrow as pa
 from spark_hooks.attach.rows import BATCH
 from spark_hooks.publish import task
 from spark_hooks.publish.encoding import RowPlan
-from spark_hooks.serving.placement import Plan, ensure_state_server
+from spark_hooks.serving.placement import ServerPlan, ensure_state_server
 
 # The columns of the rows that a task gives back, one for each batch it had changes of, as Spark's DDL.
 RESULT = f"{task.RESULT}, batch long"
@@ -26,7 +26,7 @@ class BatchesTask:
     log: str
     folder: str
     plans: tuple[RowPlan, ...]
-    placement: Plan | None = None
+    placement: ServerPlan | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition's changes, which come batch by batch. May run several times for one partition."""

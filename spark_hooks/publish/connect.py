@@ -109,4 +109,4 @@ def know_server(session: SparkSession, log: str) -> None:
     """Make the server that the client started known to the sinks of this worker, if it is on this machine."""
     path = session.conf.get(endpoints.ADDRESS_SETTING, None)
     if path is not None and os.path.exists(path) and not endpoints.of_log(log):
-        endpoints.add(log, endpoints.DescribedEndpoint(Path(path)))
+        endpoints.add(log, endpoints.AddressFileEndpoint(Path(path)))

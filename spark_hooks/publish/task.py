@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_hooks.publish.encoding import RowError, RowPlan, encode
-from spark_hooks.serving.placement import Plan, ensure_state_server
+from spark_hooks.serving.placement import ServerPlan, ensure_state_server
 from state_backend.log.epochs import ChangeFile
 from state_backend.log.filesystems import open_filesystem
 from state_backend.log.log_writer import ChangeFileWriter, LogWriter
@@ -47,7 +47,7 @@ class Task:
     folder: str
     epoch: int
     plans: tuple[RowPlan, ...]
-    placement: Plan | None = None
+    placement: ServerPlan | None = None
     hashes_max: int | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""Servers that a driver starts: beside itself or beside executors, and where sinks find them.
+"""Servers that a driver starts, beside itself or beside executors, and the endpoints through which sinks notify them.
 
-Nothing of rows or queries; what the servers do is in `resp_server`.
+Rows and queries are not here (`publish`, `attach`); the servers themselves are in `resp_server`.
 """

@@ -1,8 +1,9 @@
-"""The servers that this driver knows of, and how a sink tells them of a new epoch.
+"""Endpoints: the servers of this driver, which a sink notifies of each new epoch.
 
-A sink and the servers of its log need not know each other: servers look at the log once a second by themselves. An
-endpoint of the same process is told at once, and can be waited for. So is one that wrote down its address, in a file on
-this machine (`ADDRESS_SETTING` names it): under Spark Connect the sink runs in another process than `sparkis.serve`.
+A sink works without endpoints, because servers poll the log once a second. An endpoint in the sink's process is
+notified at once, and the sink can wait until the epoch is readable there. Under Spark Connect the sink and
+`sparkis.serve` run in different processes: the sink then finds the server by an address file on this machine, which the
+setting `ADDRESS_SETTING` names.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ logger = logging.getLogger("sparkis.serve")
 LOG_SETTING = "spark.sparkis.log"
 ADDRESS_SETTING = "spark.sparkis.server"
 CONTROL_TIMEOUT_S = 5.0
-WAIT_AGAIN_S = 0.1
+WAIT_RETRY_S = 0.1
 
 
 class Endpoint(ABC):
-    """A place where state can be read, as the sink sees it."""
+    """A server, or a set of servers, as a sink sees it."""
 
     @abstractmethod
     def notice(self, job: str, epoch: int) -> None:
-        """Tell of a committed epoch. Never raises: the servers find it by themselves."""
+        """Notify the servers of a committed epoch. Never raises: the servers also poll the log."""
 
     @abstractmethod
     def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
-        """Return whether the epoch, or a later one, can be read; wait for it that long."""
+        """Wait until the epoch or a later one is readable; False if it is not after `timeout_s`."""
 
 
 class ControlAddress(NamedTuple):
-    """Where a control listener is, as this machine reaches it, and what it must be told first; with TLS, the files."""
+    """The address of a control listener, its token, and the files of TLS or None."""
 
     port: int
     token: str
@@ -52,21 +53,21 @@ class ControlAddress(NamedTuple):
     tls: TlsFiles | None = None
 
     def write(self, path: Path) -> None:
-        """Write the address down; the folder should be one that others cannot read."""
+        """Write the address, token included, into a file. Other users must not be able to read its folder."""
         unfinished = path.with_suffix(".new")
         unfinished.write_text(json.dumps(self._asdict() | {"tls": None if self.tls is None else asdict(self.tls)}))
         unfinished.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> ControlAddress:
-        """Read an address; OSError if there is none (the server was stopped, or is of another machine)."""
-        given = json.loads(path.read_text())
-        tls = given.pop("tls")
-        return cls(**given, tls=None if tls is None else TlsFiles(**tls))
+        """Read an address file; OSError if there is none: the server was stopped, or runs on another machine."""
+        fields = json.loads(path.read_text())
+        tls = fields.pop("tls")
+        return cls(**fields, tls=None if tls is None else TlsFiles(**tls))
 
 
 class ControlledEndpoint(Endpoint):
-    """A server that is told through its control listener."""
+    """A server that is notified through its control listener."""
 
     def __init__(self) -> None:
         self._client: Client | None = None
@@ -75,13 +76,13 @@ class ControlledEndpoint(Endpoint):
 
     @abstractmethod
     def _address(self) -> ControlAddress:
-        """Return where the server listens now; it may have moved since it was asked last."""
+        """Return the current address of the control listener; a restart may have changed it."""
 
     def notice(self, job: str, epoch: int) -> None:
-        """Tell the server of a committed epoch. Never raises: it finds the epoch by itself within a second."""
+        """Notify the server of a committed epoch. Never raises: the server finds the epoch within a second anyway."""
         words = ("NOTICE", job, str(epoch))
         with self._lock:
-            for _ in range(2):  # a second time only on a new connection
+            for _ in range(2):  # the second attempt has a new connection
                 try:
                     if self._client is None:
                         self._client = self._connect()
@@ -90,30 +91,29 @@ class ControlledEndpoint(Endpoint):
                 except (SparkisError, OSError) as error:
                     logger.debug("%r did not answer %s: %s", self, words[0], error)
                     self._disconnect()
-                    self._look_anew()
+                    self._rediscover()
 
     def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
-        """Return whether an epoch can be read; wait for it that long."""
+        """Wait until the epoch or a later one is readable; False if it is not after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
-            left_ms = max(0, int((deadline - time.monotonic()) * 1000))
+            remaining_ms = max(0, int((deadline - time.monotonic()) * 1000))
             try:
-                with self._connect() as client:  # of its own: another query's notices must not wait for this
+                with self._connect() as client:  # its own connection: notices of other queries must not wait
                     reached = client.call(
-                        "WAIT", job, str(epoch), str(left_ms), timeout_s=timeout_s + CONTROL_TIMEOUT_S
+                        "WAIT", job, str(epoch), str(remaining_ms), timeout_s=timeout_s + CONTROL_TIMEOUT_S
                     )
                 return bool(reached == 1)
-            except (SparkisError, OSError) as error:  # it may be starting again
+            except (SparkisError, OSError) as error:  # the server may be restarting
                 logger.debug("%r did not answer WAIT: %s", self, error)
             if time.monotonic() >= deadline or self._stopping.is_set():
                 return False
-            time.sleep(WAIT_AGAIN_S)
+            time.sleep(WAIT_RETRY_S)
 
-    def _look_anew(self) -> None:
-        """Find out where the server is; called when a notice was not answered. For most `_address` knows."""
+    def _rediscover(self) -> None:
+        """Look up the server's address again, after a failed notice; no-op where `_address` is always current."""
 
     def _connect(self) -> Client:
-        """Connect to the control listener."""
         address = self._address()
         tls = None if address.tls is None else client_context(address.tls)
         return Client(address.host, address.port, password=address.token, timeout_s=CONTROL_TIMEOUT_S, tls=tls)
@@ -125,13 +125,13 @@ class ControlledEndpoint(Endpoint):
 
 
 class ServedEndpoint(ControlledEndpoint):
-    """The servers that `serve` started. It is a context manager whose end is `stop`.
+    """The servers that `serve` started; a context manager that calls `stop` at its end.
 
     Attributes:
-        url: The URL that a Redis client connects to, with the password if there is one.
-        log: The root of the change log that is served.
+        url: The URL for Redis clients, with the password if there is one.
+        log: The root of the served change log.
         port: The port in `url`.
-        registry: The registry's `host:port` where servers are placed on executors, else None.
+        registry: The registry's `host:port` with placement `executors`, else None.
     """
 
     log: str
@@ -150,24 +150,24 @@ class ServedEndpoint(ControlledEndpoint):
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop the servers; clients are disconnected, the log stays as it is. It may be called twice."""
+        """Stop the servers. Clients are disconnected, the log stays unchanged. A second call does nothing."""
 
 
 def url_of(host: str, port: int, password: str | None, tls: TlsFiles | None = None) -> str:
-    """Return the URL that Redis clients take."""
+    """Return the URL for Redis clients."""
     secret = f":{quote(password, safe='')}@" if password else ""
     return f"{'redis' if tls is None else 'rediss'}://{secret}{address_of(host, port)}"
 
 
-class DescribedEndpoint(ControlledEndpoint):
-    """A server of another process of this machine, by the file that has its address."""
+class AddressFileEndpoint(ControlledEndpoint):
+    """A server that another process of this machine started; a file has its address."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
 
     def __repr__(self) -> str:
-        return f"DescribedEndpoint({str(self._path)!r})"
+        return f"AddressFileEndpoint({str(self._path)!r})"
 
     def _address(self) -> ControlAddress:
         return ControlAddress.read(self._path)
@@ -181,17 +181,17 @@ def _root(log: str) -> str:
 
 
 def add(log: str, endpoint: Endpoint) -> None:
-    """Make an endpoint known to the sinks of a log."""
+    """Register an endpoint for the sinks of a log."""
     _endpoints.setdefault(_root(log), []).append(endpoint)
 
 
 def remove(log: str, endpoint: Endpoint) -> None:
-    """Forget an endpoint."""
-    known = _endpoints.get(_root(log), [])
-    if endpoint in known:
-        known.remove(endpoint)
+    """Unregister an endpoint."""
+    registered = _endpoints.get(_root(log), [])
+    if endpoint in registered:
+        registered.remove(endpoint)
 
 
 def of_log(log: str) -> list[Endpoint]:
-    """Return the endpoints that serve a log."""
+    """Return the registered endpoints of a log."""
     return list(_endpoints.get(_root(log), ()))

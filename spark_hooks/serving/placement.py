@@ -1,13 +1,13 @@
-"""State servers beside executors: how a task makes sure that there is one, and how the driver says which.
+"""State servers beside executors: the plan that the driver makes, and the tasks that start the servers.
 
-    driver       `Plan`, made by `serve`, known by its log (`know`, `plan_of`)
-    executor     `ensure_state_server`, called at the start of every task that writes into the log, in Spark's Python
-                 workers: a lock file per executor, and whoever gets the lock starts a keeper
+    driver       `serve` makes a `ServerPlan` and registers it under its log (`register`, `plan_of`)
+    executor     every task that writes into the log calls `ensure_state_server` first, in Spark's Python worker. Each
+                 executor has one lock file; the task that gets the lock starts the executor supervisor
                  (resp_server/programs/executor_supervisor.py)
 
-A Python worker cannot say which executor it belongs to, but Spark gives it the folders of its block manager, and those
-are of one executor alone. The JVM is found above it among its ancestors: the parent, or with Spark's Python daemon the
-parent's parent, or farther up where Python is started by a script.
+A Python worker does not know its executor. But Spark gives it the folders of the block manager, and each executor has
+its own. The executor's JVM is one of the worker's ancestors: the parent, the grandparent with Spark's Python daemon, or
+farther up where a script starts Python.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.executors")
 
-# Spark sets it in Python workers, to the folders of the executor's block manager.
+# In Spark's Python workers: the folders of the executor's block manager, separated by commas.
 LOCAL_DIRS_VARIABLE = "SPARK_LOCAL_DIRS"
 LOCK = "lock"
-TOLD = "told"
-# A keeper is there within a tenth of a second (measured); a loaded machine takes its time.
+REPORTED = "told"
+# A supervisor starts within 0.1 s (measured); a loaded machine takes longer.
 START_TIMEOUT_S = 30.0
-# After a start that failed, tasks leave it at that for a while (guess).
-START_AGAIN_S = 60.0
+# After a failed start, the pause before a task tries again (guess).
+RETRY_S = 60.0
 ANCESTORS_MAX = 32
-# What Spark tells its Python workers and no server should have: a secret, and that hashes can be foretold.
-WORKERS_OWN = ("PYTHON_WORKER_FACTORY_SECRET", "PYTHONHASHSEED")
+# Variables of Spark's Python workers that no server may have: a secret, and a fixed seed of hashes.
+WORKER_VARIABLES = ("PYTHON_WORKER_FACTORY_SECRET", "PYTHONHASHSEED")
 
-# The column of the rows that a task which only places a server gives back, as Spark's DDL.
+# The schema of the rows that `PlacementTask` returns, as Spark's DDL.
 RESULT = "failure string"
 
 
@@ -58,12 +58,12 @@ class PlacementError(SparkisError):
 
 
 @dataclass(frozen=True)
-class ForClients:
-    """What is said of clients to all that answers them, checked; picklable.
+class ClientOptions:
+    """The options about clients that servers and proxies share, validated; picklable.
 
-    acl_file       the file of users, on the host of each process
-    rate_limits    as `RateLimit.parse` reads them
-    notify_events  the letters of classes of events
+    acl_file       the file of users; each process has it on its own host
+    rate_limits    texts for `RateLimit.parse`
+    notify_events  the letters of event classes
     """
 
     acl_file: str | None = None
@@ -72,25 +72,25 @@ class ForClients:
 
     @property
     def has_users(self) -> bool:
-        """Tell whether our own processes must not be taken for clients: by rules, or by rates."""
+        """Tell whether users have rules or rate limits, so that our own processes need a password of their own."""
         return self.acl_file is not None or bool(self.rate_limits)
 
     def arguments(self) -> list[str]:
-        """Return the options that say it to one of our processes."""
+        """Return the command line options for a server or a proxy."""
         users = [] if self.acl_file is None else ["--aclfile", self.acl_file]
         limits = [f"--rate-limit={each}" for each in self.rate_limits]
         return [*users, *limits, *([f"--notify-keyspace-events={self.notify_events}"] if self.notify_events else [])]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a state server has to know; picklable, travels in the closures of tasks, never on a command line.
+class ServerPlan:
+    """The configuration of a state server; picklable. It travels in the closures of tasks, never on a command line.
 
-    ports      the range of which a server takes the first free one
-    bind       the address it listens on; by default the one by which its machine reaches the driver
-    advertise  the host that clients are told; `$NAME` in it is a variable of the executor's environment
-    tls        where the certificates are on the executor's host; what is in the files does not travel
-    upstream_password  what the proxy and the other servers are let in with, where they are not simply clients
+    ports      a port range; a server takes the first free port
+    bind       the address to listen on; default: the address from which the executor's machine reaches the driver
+    advertise  the host that clients connect to; `$NAME` in it is a variable of the executor's environment
+    tls        the paths of the certificates on the executor's host; the files' contents do not travel
+    upstream_password  the password of the proxy and the other servers, where they do not use the clients' password
     """
 
     id: str
@@ -103,46 +103,46 @@ class Plan:
     password: str | None = field(default=None, repr=False)
     upstream_password: str | None = field(default=None, repr=False)
     tls: TlsFiles | None = None
-    for_clients: ForClients = field(default_factory=ForClients)
+    client_options: ClientOptions = field(default_factory=ClientOptions)
 
 
-_plans: dict[str, Plan] = {}
+_plans: dict[str, ServerPlan] = {}
 
 
-def know(plan: Plan) -> None:
-    """Have the tasks that write into the plan's log start servers by it. On the driver."""
+def register(plan: ServerPlan) -> None:
+    """Register a plan: tasks that write into its log start servers from now on. On the driver."""
     _plans[plan.log] = plan
 
 
-def forget(plan: Plan) -> None:
-    """Start no more servers by a plan. On the driver."""
+def unregister(plan: ServerPlan) -> None:
+    """Unregister a plan: tasks start no more servers. On the driver."""
     if _plans.get(plan.log) == plan:
         del _plans[plan.log]
 
 
-def plan_of(log: str) -> Plan | None:
-    """Return the plan for the tasks that write into a log, by its root. On the driver."""
+def plan_of(log: str) -> ServerPlan | None:
+    """Return the plan that is registered under a log's root, or None. On the driver."""
     return _plans.get(log)
 
 
 @dataclass(frozen=True)
-class PlacingTask:
-    """A task that does nothing but to make sure that there is a server; for `mapInArrow`."""
+class PlacementTask:
+    """A task that only starts a state server where its executor has none; for `mapInArrow`."""
 
-    plan: Plan
+    plan: ServerPlan
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one row: why there is no server, or nothing."""
+        """Yield one row: the error text, or null if there is a server."""
         for _ in batches:
             pass
         yield pa.RecordBatch.from_pydict({"failure": pa.array([ensure_state_server(self.plan)], pa.string())})
 
 
-def ensure_state_server(plan: Plan | None) -> str | None:
-    """Make sure that a state server runs beside this executor; return why there is none, if that is news.
+def ensure_state_server(plan: ServerPlan | None) -> str | None:
+    """Start a state server beside this executor if there is none; return the error text of a failure, once.
 
-    Runs at the start of every task, and takes microseconds if there is one. Never raises: a job goes on without
-    servers. What went wrong stands in the executor's log, once, and is returned to one task.
+    Runs at the start of every task; takes microseconds where a server runs. Never raises: a job goes on without
+    servers. A failure is logged once in the executor's log and returned to one task; other tasks get None.
     """
     if plan is None:
         return None
@@ -151,25 +151,25 @@ def ensure_state_server(plan: Plan | None) -> str | None:
         return _ensure(plan, folder)
     except (SparkisError, OSError, subprocess.SubprocessError) as error:
         text = f"no state server can be started beside the executor at {platform.node()}: {error}"
-        if text in _told:
+        if text in _reported:
             return None
-        _told.add(text)
+        _reported.add(text)
         logger.error("%s", text)
         return text
 
 
-_told: set[str] = set()
+_reported: set[str] = set()
 
 
-def _folder(plan: Plan) -> str:
-    """Return the folder for what all tasks of this executor share. It is nobody else's, and goes with the executor."""
+def _folder(plan: ServerPlan) -> str:
+    """Return the folder that the tasks of this executor share; Spark removes it with the executor."""
     folders = os.environ.get(LOCAL_DIRS_VARIABLE, "").split(",")
     if not folders[0]:
-        raise PlacementError(f"{LOCAL_DIRS_VARIABLE} is not set, so this is no Python worker of Spark's")
+        raise PlacementError(f"{LOCAL_DIRS_VARIABLE} is not set: this process is not a Python worker of Spark")
     return f"{folders[0]}/sparkis-{plan.id}"
 
 
-def _ensure(plan: Plan, folder: str) -> str | None:
+def _ensure(plan: ServerPlan, folder: str) -> str | None:
     try:
         lock = _open_lock(folder)
     except FileNotFoundError:
@@ -179,42 +179,42 @@ def _ensure(plan: Plan, folder: str) -> str | None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _news(folder)
+            return _take_failure(folder)
         if not (os.path.exists(f"{folder}/{ENDED}") or _has_failed_lately(folder)):
             try:
-                _start_keeper(plan, folder, lock)
+                _start_supervisor(plan, folder, lock)
             except (SparkisError, OSError, subprocess.SubprocessError) as error:
                 Path(folder, FAILED).write_text(str(error))
-        return _news(folder)
+        return _take_failure(folder)
     finally:
-        os.close(lock)  # the keeper has it still
+        os.close(lock)  # the supervisor has inherited the lock
 
 
 def _open_lock(folder: str) -> int:
     return os.open(f"{folder}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
-def _news(folder: str) -> str | None:
-    """Return what the keeper, or the last start, failed with; to the first task that asks."""
+def _take_failure(folder: str) -> str | None:
+    """Return the error of the supervisor or of the last start to the first task that calls, else None."""
     try:
-        os.rename(f"{folder}/{FAILED}", f"{folder}/{TOLD}")
+        os.rename(f"{folder}/{FAILED}", f"{folder}/{REPORTED}")
     except FileNotFoundError:
         return None
-    text = f"no state server beside the executor at {platform.node()}: {Path(folder, TOLD).read_text()}"
+    text = f"no state server beside the executor at {platform.node()}: {Path(folder, REPORTED).read_text()}"
     logger.error("%s", text)
     return text
 
 
 def _has_failed_lately(folder: str) -> bool:
-    for name in (FAILED, TOLD):
+    for name in (FAILED, REPORTED):
         with suppress(FileNotFoundError):
-            if time.time() - os.stat(f"{folder}/{name}").st_mtime < START_AGAIN_S:
+            if time.time() - os.stat(f"{folder}/{name}").st_mtime < RETRY_S:
                 return True
     return False
 
 
-def _start_keeper(plan: Plan, folder: str, lock: int) -> None:
-    """Start the keeper, which starts the server; returns when the keeper has the lock and goes on by itself."""
+def _start_supervisor(plan: ServerPlan, folder: str, lock: int) -> None:
+    """Start the supervisor, which starts the server; return once the supervisor has the lock and runs detached."""
     _check_memory()
     jvm, start = _jvm()
     command = [sys.executable, "-m", "resp_server.programs.executor_supervisor"]
@@ -232,57 +232,59 @@ def _start_keeper(plan: Plan, folder: str, lock: int) -> None:
     if started.returncode != 0:
         raise PlacementError(
             f"{sys.executable} -m resp_server.programs.executor_supervisor ended with code {started.returncode}; "
-            f"the executor's stderr has its last words (are sparkis and what it needs installed there?)"
+            f"the executor's stderr has its error (are sparkis and its dependencies installed there?)"
         )
 
 
 def _check_memory() -> None:
-    """Refuse what Spark does for spark.executor.pyspark.memory: it limits the addresses of all that a worker starts."""
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    if most != resource.RLIM_INFINITY:
+    """PlacementError if spark.executor.pyspark.memory is set: a worker's children inherit its address space limit."""
+    _, limit = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
         raise PlacementError(
-            f"what a Python worker starts may have {most >> 20} MiB of addresses, and a store maps more than any "
-            f"machine has: unset spark.executor.pyspark.memory, or serve with placement='driver'"
+            f"the address space of processes that a Python worker starts is limited to {limit >> 20} MiB, and a store "
+            f"maps more: unset spark.executor.pyspark.memory, or serve with placement='driver'"
         )
 
 
-def _server(plan: Plan, folder: str) -> list[str]:
-    """Return the command line of a state server; there is no secret in it."""
-    near = plan.bind or address_towards(plan.registry)
-    host = os.path.expandvars(plan.advertise) if plan.advertise else near
+def _server(plan: ServerPlan, folder: str) -> list[str]:
+    """Return the command line of a state server, without secrets."""
+    bind = plan.bind or address_towards(plan.registry)
+    host = os.path.expandvars(plan.advertise) if plan.advertise else bind
     if is_wildcard(host):
         host = address_towards(plan.registry)
     if "$" in host:
-        raise PlacementError(f"the address to advertise, {plan.advertise}, names a variable that is not set here")
+        raise PlacementError(
+            f"server_host={plan.advertise!r} names an environment variable that is not set on this executor"
+        )
     command = [sys.executable, "-m", "resp_server.programs.state_server", "--child"]
     command += ["--registry", address_of(*plan.registry), "--log", plan.log, "--store", f"{folder}/{STORE}"]
-    command += ["--ports", plan.ports, "--bind", near, "--advertise", host]
-    command += ["--driver", plan.id, "--zone", f"executors of {plan.id}"]  # which all go with their application
+    command += ["--ports", plan.ports, "--bind", bind, "--advertise", host]
+    command += ["--driver", plan.id, "--zone", f"executors of {plan.id}"]  # all end with their application
     command += ["--compact", "--loglevel", "warning"]
-    return [*command, *tls_arguments(plan.tls), *plan.for_clients.arguments()]
+    return [*command, *tls_arguments(plan.tls), *plan.client_options.arguments()]
 
 
 def tls_arguments(tls: TlsFiles | None) -> list[str]:
-    """Return the options that tell one of our processes to speak TLS, or none."""
+    """Return the command line options of TLS; none without TLS."""
     return [] if tls is None else tls.arguments()
 
 
-def _environment(plan: Plan) -> dict[str, str]:
-    """Return the environment of a server: this worker's, without what is Spark's own, and with the secrets."""
-    environment = {name: value for name, value in children.environment().items() if name not in WORKERS_OWN}
+def _environment(plan: ServerPlan) -> dict[str, str]:
+    """Return the environment of a server: the worker's without Spark's own variables, with the plan's secrets."""
+    environment = {name: value for name, value in children.environment().items() if name not in WORKER_VARIABLES}
     environment[TOKEN_VARIABLE] = plan.token
     return with_passwords(environment, plan.password, plan.upstream_password)
 
 
 def with_passwords(environment: dict[str, str], password: str | None, upstream_password: str | None) -> dict[str, str]:
-    """Return the environment of one of our processes with these passwords, and with no others."""
-    given = {PASSWORD_VARIABLE: password, UPSTREAM_PASSWORD_VARIABLE: upstream_password}
-    kept = {name: value for name, value in environment.items() if name not in given}
-    return kept | {name: value for name, value in given.items() if value is not None}
+    """Return an environment with these passwords and no others."""
+    passwords = {PASSWORD_VARIABLE: password, UPSTREAM_PASSWORD_VARIABLE: upstream_password}
+    others = {name: value for name, value in environment.items() if name not in passwords}
+    return others | {name: value for name, value in passwords.items() if value is not None}
 
 
 def _jvm() -> tuple[int, str]:
-    """Return the process id of the executor's JVM, and when it was started."""
+    """Return the process id and the start time of the executor's JVM."""
     pid = os.getpid()
     for _ in range(ANCESTORS_MAX):
         pid = _parent_of(pid)
@@ -292,7 +294,7 @@ def _jvm() -> tuple[int, str]:
             start = start_of(pid)
             if start is not None:
                 return pid, start
-    raise PlacementError(f"the executor's JVM was not found above process {os.getpid()} (it is looked for in /proc)")
+    raise PlacementError(f"the executor's JVM was not found among the ancestors of process {os.getpid()} in /proc")
 
 
 def _parent_of(pid: int) -> int:
@@ -303,7 +305,7 @@ def _parent_of(pid: int) -> int:
 
 
 def _is_jvm(pid: int) -> bool:
-    """Tell whether a process is a JVM: by its name, and where the launcher is another program by its library."""
+    """Tell whether a process is a JVM: by its name, or by its library where another program launched it."""
     try:
         if Path(f"/proc/{pid}/comm").read_text().strip() == "java":
             return True

@@ -1,9 +1,9 @@
-"""Serving from a driver: a server process beside it that ends with it, or servers at executors (`executor_endpoint`).
+"""`sparkis.serve`: a server process beside the driver, or state servers beside executors (`executor_endpoint`).
 
     endpoint = sparkis.serve(spark)      endpoint.url, endpoint.stop()
 
-The servers follow the session's change log like any others. What the driver adds: it tells them of each epoch at once,
-and can wait until the epoch can be read.
+The servers follow the session's change log like any other server. The driver notifies them of each epoch at once, and
+can wait until the epoch is readable.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from resp_server.programs.serve import WORKERS_MAX
 from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.endpoints import LOG_SETTING, ServedEndpoint
-from spark_hooks.serving.executor_endpoint import Cluster, PlacedEndpoint
-from spark_hooks.serving.placement import ForClients, tls_arguments, with_passwords
+from spark_hooks.serving.executor_endpoint import ClusterOptions, ExecutorsEndpoint
+from spark_hooks.serving.placement import ClientOptions, tls_arguments, with_passwords
 from spark_hooks.serving.supervised_process import SupervisedProcess
 from spark_hooks.sessions import is_connect
 from state_backend.log.change_log import check_writable
@@ -53,10 +53,7 @@ REPLICAS_MAX = 10
 
 
 class DriverEndpoint(ServedEndpoint):
-    """A server process beside the driver. `url` is what a Redis client connects to; `log` the log that it follows.
-
-    A server that dies is started again on the same port, with the store it had.
-    """
+    """A server process beside the driver. A server that dies is restarted on the same port with the same store."""
 
     def __init__(
         self,
@@ -73,10 +70,10 @@ class DriverEndpoint(ServedEndpoint):
         self.log = log
         self._temporary = temporary
         self._tls = tls
-        self.address_file = _temporary_folder("server") / "address.json"  # nobody else can look into the folder
+        self.address_file = _temporary_folder("server") / "address.json"  # other users cannot read the folder
         self._token = environment[TOKEN_VARIABLE]
-        self._kept = SupervisedProcess("the sparkis server", command, environment, self._take_restart)
-        self.port = self._kept.port
+        self._process = SupervisedProcess("the sparkis server", command, environment, self._on_restart)
+        self.port = self._process.port
         self._address().write(self.address_file)
         self.url = endpoints.url_of(host, self.port, password, tls)
         endpoints.add(log, self)
@@ -85,31 +82,31 @@ class DriverEndpoint(ServedEndpoint):
     @property
     def pid(self) -> int:
         """The server's process id."""
-        return self._kept.pid
+        return self._process.pid
 
     def stop(self) -> None:
-        """End the server; clients are disconnected. The log stays as it is."""
+        """Stop the server. Clients are disconnected, the log stays unchanged."""
         self._stopping.set()
         atexit.unregister(self.stop)
         endpoints.remove(self.log, self)
         with self._lock:
             self._disconnect()
-        self._kept.stop()
+        self._process.stop()
         shutil.rmtree(self.address_file.parent, ignore_errors=True)
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _take_restart(self, said: dict[str, Any]) -> None:
+    def _on_restart(self, ready_report: dict[str, Any]) -> None:
         with self._lock:
             self._disconnect()
-        with suppress(OSError):  # the folder goes with the endpoint; who finds no address does without notices
-            self._address_in(said).write(self.address_file)
+        with suppress(OSError):  # `stop` removes the folder; a sink that finds no address sends no notices
+            self._address_in(ready_report).write(self.address_file)
 
     def _address(self) -> endpoints.ControlAddress:
-        return self._address_in(self._kept.said)
+        return self._address_in(self._process.ready_report)
 
-    def _address_in(self, said: dict[str, Any]) -> endpoints.ControlAddress:
-        return endpoints.ControlAddress(said["control_port"], self._token, tls=self._tls)
+    def _address_in(self, ready_report: dict[str, Any]) -> endpoints.ControlAddress:
+        return endpoints.ControlAddress(ready_report["control_port"], self._token, tls=self._tls)
 
 
 def serve(
@@ -136,45 +133,46 @@ def serve(
     server_host: str | None = None,
     registry_port: int | None = None,
 ) -> ServedEndpoint:
-    """Start servers for a change log, make it the session's log, and return where to read.
+    """Start servers for a change log, set it as the session's log, and return their endpoint.
 
-    All servers are processes without a JVM. Those beside the driver end with it, a state server ends with its
-    executor. Most arguments can be settings of Spark as well: docs/access.md, docs/push.md, docs/tls.md and
-    docs/placement.md name them.
+    All servers are processes without a JVM. Servers beside the driver end with it; a state server ends with its
+    executor. Most arguments can be settings of Spark instead: see docs/access.md, docs/push.md, docs/tls.md and
+    docs/placement.md.
 
     Args:
         spark: The session whose queries publish to the log.
         log: The root of the change log. Default: the setting `spark.sparkis.log`. The log belongs to the queries'
-            checkpoints: a query that goes on with another log has only the keys that change from then on.
-        port: The port for clients; 0 takes a free one.
-        bind: The address, or addresses, to listen on. Beyond loopback set a password, or only this machine is
-            answered.
-        password: What clients have to send with AUTH.
-        acl_file: In place of `password`: the file of users and their rules, on the host of each process.
-        rate_limits: How much a user is answered in a second, as `USER=COMMANDS[,BYTES]`; one text, or several.
-        notify_keyspace_events: Which keyspace events subscribers hear of, as in Redis: `KEA`.
-        store: With placement `driver`: a folder in which the server's store outlives it. Default: a temporary one.
-        role: With placement `driver`: `master`, or `slave` for clients that should know that nothing can be written.
-        workers: With placement `driver`: how many processes serve the port; each can keep a core busy.
-        tls_cert_file: The certificate, a PEM file on the host of each process. With it every port speaks TLS alone.
+            checkpoints: a query that continues with another log publishes only the keys that change from then on.
+        port: The port for clients; 0: any free port.
+        bind: The address or addresses to listen on. Without a password, only clients on this machine are accepted.
+        password: The password that clients send with AUTH.
+        acl_file: Instead of `password`: the file of users and their rules, on the host of each process.
+        rate_limits: Limits per user and second, as `USER=COMMANDS[,BYTES]`; one text, or several.
+        notify_keyspace_events: The classes of keyspace events to publish, as in Redis: `KEA`.
+        store: With placement `driver`: the folder of the server's store, which stays when the server ends. Default: a
+            temporary folder.
+        role: With placement `driver`: the role that the server reports: `master`, or `slave`, by which clients see
+            that it is read-only.
+        workers: With placement `driver`: the number of processes that serve the port; each can use a core.
+        tls_cert_file: The certificate, a PEM file on the host of each process. With it, every port accepts only TLS.
         tls_key_file: The key of the certificate.
-        tls_ca_cert_file: The CA by which servers, registry, proxy and driver know each other.
-        tls_auth_clients: Whether clients show a certificate of that CA: `yes` (the default), `no` or `optional`.
+        tls_ca_cert_file: The CA certificate by which servers, registry, proxy and driver verify each other.
+        tls_auth_clients: Whether clients must have a certificate of that CA: `yes` (the default), `no` or `optional`.
         placement: `driver`: one server beside this driver. `executors`: a state server beside each executor, a
             registry and a proxy beside this driver. Default: `driver` where the master is local, else `executors`.
-        replicas: With placement `executors`: how many further servers hold each slot. Default: 0.
-        ports: With placement `executors`: a range, of which each state server takes the first free port. Default:
+        replicas: With placement `executors`: the number of further copies of each slot. Default: 0.
+        ports: With placement `executors`: a port range; each state server takes the first free port. Default:
             `7400-7500`.
         server_bind: With placement `executors`: the address that state servers listen on. Default: the address from
             which their machine reaches the driver.
-        server_host: With placement `executors`: the host that clients are told, if it is another one; `$NAME` in it is
-            an environment variable of the executor.
-        registry_port: With placement `executors`: the registry's port beside the driver. Default: any.
+        server_host: With placement `executors`: the host that clients connect to, if it is not `server_bind`; `$NAME`
+            in it is an environment variable of the executor.
+        registry_port: With placement `executors`: the registry's port beside the driver. Default: any free port.
 
     Raises:
         DescriptorError: No log is given.
         SparkisError: A server does not start, or the log cannot be written.
-        ValueError: An argument makes no sense, or has no meaning with the placement.
+        ValueError: An argument is invalid, or has no effect with the placement.
 
     Examples:
         >>> import redis
@@ -190,27 +188,29 @@ def serve(
     chosen = log or spark.conf.get(LOG_SETTING, None)
     if chosen is None:
         raise DescriptorError(
-            f"sparkis.serve needs a change log: pass log='/a/folder/that/stays', or set {LOG_SETTING}. It belongs to "
-            f"the queries' checkpoints: put it beside them, and keep or delete both together"
+            f"sparkis.serve needs a change log: pass log='/a/permanent/folder', or set {LOG_SETTING}. The log belongs "
+            f"to the queries' checkpoints: put it beside them, and keep or delete both together"
         )
     root = open_filesystem(chosen).root
     check_writable(root)
     hosts = [bind] if isinstance(bind, str) else list(bind)
     tls = _tls(spark, tls_cert_file, tls_key_file, tls_ca_cert_file, tls_auth_clients)
-    for_clients = _for_clients(spark, password, acl_file, rate_limits, notify_keyspace_events)
+    client_options = _client_options(spark, password, acl_file, rate_limits, notify_keyspace_events)
     endpoint: ServedEndpoint
     if _placement(spark, placement) == "executors":
-        _refuse(
+        _reject_ineffective(
             "executors", store=store, role=role if role != "master" else None, workers=workers if workers > 1 else None
         )
-        given = _cluster(spark, password, tls, for_clients, replicas, ports, server_bind, server_host, registry_port)
+        options = _cluster_options(
+            spark, password, tls, client_options, replicas, ports, server_bind, server_host, registry_port
+        )
         for before in endpoints.of_log(root):
-            if isinstance(before, PlacedEndpoint):  # a log has one registry
-                logger.warning("%r is stopped: this driver serves its log anew", before)
+            if isinstance(before, ExecutorsEndpoint):  # a log has one registry
+                logger.warning("%r is stopped: sparkis.serve was called again for its log", before)
                 before.stop()
-        endpoint = PlacedEndpoint(spark, root, given, port=port, bind=hosts)
+        endpoint = ExecutorsEndpoint(spark, root, options, port=port, bind=hosts)
     else:
-        _refuse(
+        _reject_ineffective(
             "driver",
             replicas=replicas,
             ports=ports,
@@ -218,54 +218,54 @@ def serve(
             server_host=server_host,
             registry_port=registry_port,
         )
-        endpoint = _beside_the_driver(spark, root, port, hosts, password, tls, for_clients, store, role, workers)
+        endpoint = _serve_beside_driver(spark, root, port, hosts, password, tls, client_options, store, role, workers)
     spark.conf.set(LOG_SETTING, root)
     return endpoint
 
 
-def _placement(spark: SparkSession, given: str | None) -> Placement:
-    asked = given or spark.conf.get(PLACEMENT_SETTING, None)
-    if asked not in (*get_args(Placement), None):
-        raise ValueError(f"placement={asked!r}: it is one of {', '.join(map(repr, get_args(Placement)))}")
-    if is_connect(spark):  # this process is not the driver
-        if asked == "executors":
-            raise ValueError("placement='executors': servers are placed by a driver, and this is a client of one")
+def _placement(spark: SparkSession, argument: str | None) -> Placement:
+    requested = argument or spark.conf.get(PLACEMENT_SETTING, None)
+    if requested not in (*get_args(Placement), None):
+        raise ValueError(f"placement={requested!r}: give one of {', '.join(map(repr, get_args(Placement)))}")
+    if is_connect(spark):
+        if requested == "executors":
+            raise ValueError("placement='executors' needs the driver's process, and this is a Spark Connect client")
         return "driver"
-    if asked is not None:
-        return cast(Placement, asked)
+    if requested is not None:
+        return cast(Placement, requested)
     return "driver" if re.fullmatch(r"local(\[.*\])?", str(spark.sparkContext.master)) else "executors"
 
 
-def _said(spark: SparkSession, argument: object, setting: str, otherwise: str | None = None) -> str | None:
-    """Return what an argument says, else a setting."""
+def _option(spark: SparkSession, argument: object, setting: str, otherwise: str | None = None) -> str | None:
+    """Return an argument's text; if it is None, the setting `spark.sparkis.<setting>`, else `otherwise`."""
     return str(argument) if argument is not None else spark.conf.get(f"spark.sparkis.{setting}", otherwise)
 
 
-def _for_clients(
+def _client_options(
     spark: SparkSession,
     password: str | None,
     acl_file: str | Path | None,
     rate_limits: str | Sequence[str] | None,
     notify_events: str | None,
-) -> ForClients:
-    """Return what is said of clients; ValueError, or AccessError for a file that cannot be used on this host."""
+) -> ClientOptions:
+    """Validate the options about clients; ValueError, or AccessError for an ACL file that is invalid on this host."""
     limits = rate_limits if rate_limits is None or isinstance(rate_limits, str) else " ".join(rate_limits)
-    texts = (_said(spark, limits, "rateLimits") or "").split()  # no user's name has spaces
+    texts = (_option(spark, limits, "rateLimits") or "").split()  # no user's name has spaces
     ServerConfig(limits=tuple(map(RateLimit.parse, texts)))
-    letters = _said(spark, notify_events, "notifyKeyspaceEvents") or ""
+    letters = _option(spark, notify_events, "notifyKeyspaceEvents") or ""
     try:
         letters = letters_of(classes_of(letters))
     except ClassesError as error:
         raise ValueError(f"notify_keyspace_events={letters!r}: {error}") from None
-    file = _said(spark, acl_file, "aclFile")
+    file = _option(spark, acl_file, "aclFile")
     if file is not None:
         if password is not None:
             raise ValueError(
-                f"password and acl_file={file!r} are both given; the file says which users there are, so give the "
-                "user 'default' its password there"
+                f"password and acl_file={file!r} are both given; leave password out, and give the user 'default' its "
+                "password in the file"
             )
         Users(command_table(), path=file).load()
-    return ForClients(file, tuple(texts), letters)
+    return ClientOptions(file, tuple(texts), letters)
 
 
 def _tls(
@@ -275,12 +275,12 @@ def _tls(
     ca: str | Path | None,
     auth_clients: str | None,
 ) -> TlsFiles | None:
-    """Return the files, by arguments, else by settings; TlsError if they cannot be used on this host."""
+    """Return the files from arguments or settings; TlsError if they cannot be used on this host."""
     files = TlsFiles(
-        _said(spark, cert, "tls.certFile"),
-        _said(spark, key, "tls.keyFile"),
-        _said(spark, ca, "tls.caCertFile"),
-        _said(spark, auth_clients, "tls.authClients"),
+        _option(spark, cert, "tls.certFile"),
+        _option(spark, key, "tls.keyFile"),
+        _option(spark, ca, "tls.caCertFile"),
+        _option(spark, auth_clients, "tls.authClients"),
     )
     if files == TlsFiles():
         return None
@@ -290,58 +290,58 @@ def _tls(
     return files
 
 
-def _refuse(placement: Placement, **given: object) -> None:
-    """Refuse what would have no effect."""
-    for name, value in given.items():
+def _reject_ineffective(placement: Placement, **arguments: object) -> None:
+    """ValueError if an argument that has no effect with the placement is given."""
+    for name, value in arguments.items():
         if value is not None:
-            raise ValueError(f"{name}={value!r} has no meaning with placement={placement!r}; leave it out")
+            raise ValueError(f"{name}={value!r} has no effect with placement={placement!r}; leave it out")
 
 
-def _cluster(
+def _cluster_options(
     spark: SparkSession,
     password: str | None,
     tls: TlsFiles | None,
-    for_clients: ForClients,
+    client_options: ClientOptions,
     replicas: int | None,
     ports: str | None,
     server_bind: str | None,
     server_host: str | None,
     registry_port: int | None,
-) -> Cluster:
-    """Return what is said of servers on executors: by an argument, else by a setting, else by itself."""
-    copies = _number("replicas", _said(spark, replicas, "replicas", "0"), REPLICAS_MAX)
-    chosen = _said(spark, ports, "server.ports", PORTS) or PORTS
+) -> ClusterOptions:
+    """Validate the options of placement `executors`: arguments, then settings, then defaults."""
+    copies = _number("replicas", _option(spark, replicas, "replicas", "0"), REPLICAS_MAX)
+    chosen = _option(spark, ports, "server.ports", PORTS) or PORTS
     if not (found := re.fullmatch(r"(\d+)-(\d+)", chosen)) or not 1 <= int(found[1]) <= int(found[2]) <= PORT_MAX:
         raise ValueError(f"ports={chosen!r}: give the first and the last port of a range, like {PORTS}")
     host = spark.conf.get("spark.driver.host", None) or "127.0.0.1"
-    return Cluster(
+    return ClusterOptions(
         host=host.strip("[]"),
         bind=(spark.conf.get("spark.driver.bindAddress", None) or host).strip("[]"),
         replicas=copies,
         ports=chosen,
-        server_bind=_said(spark, server_bind, "server.bindAddress"),
-        server_host=_said(spark, server_host, "server.host"),
-        registry_port=_number("registry_port", _said(spark, registry_port, "registry.port", "0"), PORT_MAX),
+        server_bind=_option(spark, server_bind, "server.bindAddress"),
+        server_host=_option(spark, server_host, "server.host"),
+        registry_port=_number("registry_port", _option(spark, registry_port, "registry.port", "0"), PORT_MAX),
         password=password,
         tls=tls,
-        for_clients=for_clients,
+        client_options=client_options,
     )
 
 
-def _number(name: str, given: str | None, largest: int) -> int:
-    if given is None or not given.isdecimal() or int(given) > largest:
-        raise ValueError(f"{name}={given}: give a number from 0 to {largest}")
-    return int(given)
+def _number(name: str, text: str | None, largest: int) -> int:
+    if text is None or not text.isdecimal() or int(text) > largest:
+        raise ValueError(f"{name}={text}: give a number from 0 to {largest}")
+    return int(text)
 
 
-def _beside_the_driver(
+def _serve_beside_driver(
     spark: SparkSession,
     root: str,
     port: int,
     hosts: list[str],
     password: str | None,
     tls: TlsFiles | None,
-    for_clients: ForClients,
+    client_options: ClientOptions,
     store: str | Path | None,
     role: str,
     workers: int,
@@ -359,7 +359,7 @@ def _beside_the_driver(
         str(port),
     ]
     command += ["--bind", *hosts, "--role", role, "--loglevel", "warning", "--store", str(temporary or store)]
-    command += ["--workers", str(workers), *tls_arguments(tls), *for_clients.arguments()]
+    command += ["--workers", str(workers), *tls_arguments(tls), *client_options.arguments()]
     environment = with_passwords(children.environment() | {TOKEN_VARIABLE: secrets.token_hex(16)}, password, None)
     host = "127.0.0.1" if hosts[0] == "0.0.0.0" else hosts[0]
     endpoint = DriverEndpoint(
@@ -369,8 +369,8 @@ def _beside_the_driver(
     return endpoint
 
 
-def _temporary_folder(what: str) -> Path:
-    """Return a folder that goes with this process."""
-    folder = Path(tempfile.mkdtemp(prefix=f"sparkis-{what}-"))
+def _temporary_folder(purpose: str) -> Path:
+    """Make a folder that is removed when this process exits."""
+    folder = Path(tempfile.mkdtemp(prefix=f"sparkis-{purpose}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -1,4 +1,4 @@
-"""A child process of the driver that is started again when it dies, and ends with the driver."""
+"""A child process of the driver: restarted when it dies, ended with the driver."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ logger = logging.getLogger("sparkis.serve")
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
-# A child that dies is started again at once, and after that with pauses that double up to the longest.
+# A child that dies is restarted at once; after further failures with pauses that double up to the longest.
 RESTART_PAUSE_S = 1.0
 RESTART_PAUSE_S_MAX = 60.0
 
 
 class SupervisedProcess:
-    """A child that prints one line of JSON when it listens, with its `port`, and ends when its input does.
+    """A child process that prints one line of JSON, with its `port`, when it listens, and ends when its stdin closes.
 
-    what         what it is, in messages: "the sparkis server"
-    on_restart   called with what it said, whenever it was started again; on the same port
-    last_words   by exit code: an end that is the last one, and what is said then
+    label        the process' name in messages: "the sparkis server"
+    on_restart   called with the line's content after each restart; the port stays the same
+    final_exits  exit codes after which the process is not restarted, each with the message to log
     """
 
     def __init__(
         self,
-        what: str,
+        label: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        on_restart: Callable[[dict[str, Any]], None] = lambda said: None,
-        last_words: Mapping[int, str] = MappingProxyType({}),
+        on_restart: Callable[[dict[str, Any]], None] = lambda ready_report: None,
+        final_exits: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        self._what = what
+        self._label = label
         self._command = list(command)
         self._environment = dict(environment)
         self._on_restart = on_restart
-        self._last_words = last_words
+        self._last_words = final_exits
         self._stopping = threading.Event()
         self._starting = threading.Lock()
-        self._process, self.said = self._start(port=None)
-        self.port: int = self.said["port"]
-        self._keeper = threading.Thread(target=self._keep_running, name=what.replace(" ", "-"), daemon=True)
-        self._keeper.start()
+        self._process, self.ready_report = self._start(port=None)
+        self.port: int = self.ready_report["port"]
+        self._monitor = threading.Thread(target=self._run, name=label.replace(" ", "-"), daemon=True)
+        self._monitor.start()
 
     @property
     def pid(self) -> int:
-        """Its process id, which is another one after each start."""
+        """The process id; each restart changes it."""
         return self._process.pid
 
     def stop(self) -> None:
-        """End it; may be called twice."""
+        """End the process; may be called twice."""
         self._stopping.set()
         with self._starting:
             process = self._process
@@ -70,27 +70,30 @@ class SupervisedProcess:
             process.wait()
 
     def _start(self, port: int | None) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
-        """Start it, on a given port if it had one; SparkisError if it ends or stays silent too long."""
+        """Start the process and return it with its JSON line; SparkisError if it ends or is not ready in time.
+
+        port: the port of the process before, or None at the first start.
+        """
         process = subprocess.Popen(
             [*self._command, *([] if port is None else ["--port", str(port)])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=self._environment,
-            start_new_session=True,  # Ctrl-C in a shell is the driver's to handle; the end of its input ends the child
+            start_new_session=True,  # Ctrl-C in a shell is for the driver, which closes the child's stdin
         )
         assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
-        line = process.stdout.readline() if ready else b""
+        readable, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
+        line = process.stdout.readline() if readable else b""
         if not line:
             process.kill()
             process.wait()
             at = "" if port is None else f" at port {port}"
-            raise SparkisError(f"{self._what} did not start{at}; the line above tells why (is the port in use?)")
-        said: dict[str, Any] = json.loads(line)
-        return process, said
+            raise SparkisError(f"{self._label} did not start{at}; the line above tells why (is the port in use?)")
+        ready_report: dict[str, Any] = json.loads(line)
+        return process, ready_report
 
-    def _keep_running(self) -> None:
-        """Start it again when it dies: at once, then after pauses that double."""
+    def _run(self) -> None:
+        """Restart the process whenever it dies."""
         pause_s = 0.0
         while True:
             began_s = time.monotonic()
@@ -98,28 +101,28 @@ class SupervisedProcess:
             if self._stopping.is_set():
                 return
             if code in self._last_words:
-                logger.error("%s has ended: %s", self._what, self._last_words[code])
+                logger.error("%s has ended: %s", self._label, self._last_words[code])
                 return
-            logger.warning("%s at port %d died; starting it again", self._what, self.port)
+            logger.warning("%s at port %d died; restarting it", self._label, self.port)
             if time.monotonic() - began_s > RESTART_PAUSE_S_MAX:
                 pause_s = 0.0
-            is_told = False
+            is_reported = False
             while not self._stopping.wait(pause_s):
                 pause_s = min(max(2 * pause_s, RESTART_PAUSE_S), RESTART_PAUSE_S_MAX)
                 try:
-                    self._start_again()
+                    self._restart()
                     break
                 except SparkisError as error:
-                    if not is_told:  # it may go on for hours
-                        logger.error("%s; tried again after pauses of up to %d s", error, RESTART_PAUSE_S_MAX)
-                    is_told = True
+                    if not is_reported:  # once: the failures may go on for hours
+                        logger.error("%s; retried after pauses of up to %d s", error, RESTART_PAUSE_S_MAX)
+                    is_reported = True
 
-    def _start_again(self) -> None:
-        process, said = self._start(self.port)
+    def _restart(self) -> None:
+        process, ready_report = self._start(self.port)
         with self._starting:
-            self._process, self.said = process, said
+            self._process, self.ready_report = process, ready_report
         if self._stopping.is_set():
             process.kill()
             process.wait()
             return
-        self._on_restart(said)
+        self._on_restart(ready_report)

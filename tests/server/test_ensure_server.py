@@ -21,9 +21,9 @@ from resp_server.programs.executor_supervisor import start_of
 from spark_hooks.attach.task import BatchesTask
 from spark_hooks.publish.task import Task as SinkTask
 from spark_hooks.serving import placement
-from spark_hooks.serving.placement import Plan, ensure_state_server
+from spark_hooks.serving.placement import ServerPlan, ensure_state_server
 
-PLAN = Plan("1f", ("127.0.0.1", 7399), "/log", "7400-7500", token="the token", password="the password")
+PLAN = ServerPlan("1f", ("127.0.0.1", 7399), "/log", "7400-7500", token="the token", password="the password")
 
 # A server that writes down its process id and what it was given, and ends with its input.
 SERVER = """
@@ -48,7 +48,7 @@ class Executor:
         monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{self.local},/another")
         monkeypatch.setattr(placement, "_jvm", lambda: (self.jvm.pid, start_of(self.jvm.pid)))
         monkeypatch.setattr(placement, "_server", lambda plan, folder: [sys.executable, "-c", SERVER, str(self.folder)])
-        monkeypatch.setattr(placement, "_told", set())
+        monkeypatch.setattr(placement, "_reported", set())
 
     @property
     def servers(self) -> list[int]:
@@ -90,7 +90,7 @@ def test_every_task_makes_sure_of_a_server_also_one_without_rows(executor: Execu
     task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = {
         "sink": SinkTask(str(tmp_path / "log"), "job/1", 0, (), PLAN),
         "attachment": BatchesTask(str(tmp_path / "log"), "job/1", (), PLAN),
-        "placing": placement.PlacingTask(PLAN),
+        "placing": placement.PlacementTask(PLAN),
     }[kind]
     results = [row for batch in task(iter(())) for row in batch.to_pylist()]
     eventually(lambda: len(executor.servers) == 1)
@@ -148,7 +148,7 @@ def test_a_keeper_that_cannot_be_started_is_told_once_and_not_tried_with_every_t
 def test_a_limit_of_the_workers_memory_is_named(executor: Executor, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(resource, "getrlimit", lambda of: (1 << 30, 2 << 30))
     told = ensure_state_server(PLAN)
-    assert told is not None and "2048 MiB of addresses" in told and "spark.executor.pyspark.memory" in told
+    assert told is not None and "limited to 2048 MiB" in told and "spark.executor.pyspark.memory" in told
 
 
 def test_what_a_keeper_failed_with_is_told_to_one_task(executor: Executor):
@@ -182,7 +182,7 @@ def test_a_plan_goes_into_a_closure_and_does_not_show_its_secrets():
 
 def test_a_server_listens_where_its_machine_reaches_the_driver_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch):
     def options(**given: str) -> dict[str, str]:
-        words = placement._server(Plan("1f", ("127.0.0.1", 7399), "/log", "7400-7500", **given), "/folder")
+        words = placement._server(ServerPlan("1f", ("127.0.0.1", 7399), "/log", "7400-7500", **given), "/folder")
         words.remove("--compact")
         return dict(zip(words[4::2], words[5::2], strict=True))
 
@@ -200,5 +200,7 @@ def test_a_server_listens_where_its_machine_reaches_the_driver_unless_told_other
     assert (wide["--bind"], wide["--advertise"]) == ("0.0.0.0", "127.0.0.1")
     monkeypatch.setenv("NODE_IP", "10.0.0.7")
     assert options(advertise="$NODE_IP")["--advertise"] == "10.0.0.7"
-    with pytest.raises(placement.PlacementError, match=r"\$NO_SUCH_NAME, names a variable that is not set"):
+    with pytest.raises(
+        placement.PlacementError, match=r"\$NO_SUCH_NAME' names an environment variable that is not set"
+    ):
         options(advertise="$NO_SUCH_NAME")

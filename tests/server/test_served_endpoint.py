@@ -52,9 +52,9 @@ def tries(folder: Path) -> int:
 
 def test_a_server_that_died_is_started_again(endpoint: DriverEndpoint) -> None:
     first = endpoint.pid
-    endpoint._kept._process.kill()
+    endpoint._process._process.kill()
     eventually(lambda: endpoint.pid != first)
-    assert endpoint._kept._process.poll() is None
+    assert endpoint._process._process.poll() is None
 
 
 def test_a_server_that_cannot_be_started_again_is_named_once_and_comes_back(
@@ -62,7 +62,7 @@ def test_a_server_that_cannot_be_started_again_is_named_once_and_comes_back(
 ) -> None:
     first = endpoint.pid
     (tmp_path / "taken").touch()
-    endpoint._kept._process.kill()
+    endpoint._process._process.kill()
     eventually(lambda: tries(tmp_path) >= 5)
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1
@@ -73,10 +73,10 @@ def test_a_server_that_cannot_be_started_again_is_named_once_and_comes_back(
 
 def test_a_child_that_ends_for_good_is_not_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     command = [sys.executable, "-c", SERVER + "sys.exit(3)", str(tmp_path)]
-    child = SupervisedProcess("the server", command, children.environment(), last_words={3: "another has its place"})
+    child = SupervisedProcess("the server", command, children.environment(), final_exits={3: "another has its place"})
     assert child._process.stdin is not None
     child._process.stdin.close()
-    eventually(lambda: not child._keeper.is_alive())
+    eventually(lambda: not child._monitor.is_alive())
     assert tries(tmp_path) == 1
     assert [record.getMessage() for record in caplog.records] == ["the server has ended: another has its place"]
     child.stop()
@@ -84,10 +84,10 @@ def test_a_child_that_ends_for_good_is_not_started_again(tmp_path: Path, caplog:
 
 def test_nothing_is_started_after_the_end(endpoint: DriverEndpoint, tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
-    endpoint._kept._process.kill()
+    endpoint._process._process.kill()
     eventually(lambda: tries(tmp_path) >= 2)
     endpoint.stop()
-    eventually(lambda: not endpoint._kept._keeper.is_alive())
+    eventually(lambda: not endpoint._process._monitor.is_alive())
     before = tries(tmp_path)
     (tmp_path / "taken").unlink()
     time.sleep(0.05)

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 import sparkis
 from compat.waiting import WAIT_S_MAX
 from resp_server.programs.executor_supervisor import start_of
-from spark_hooks.serving.executor_endpoint import PlacedEndpoint
+from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 
 READERS = {"string": ("GET",), "hash": ("HGETALL",), "list": ("LRANGE", "0", "-1")}
 HOPS_MAX = 5
@@ -154,13 +154,13 @@ def watched(url: str, keys: dict[str, set[str]]) -> Iterator[list[Watcher]]:
             each.stop()
 
 
-def addresses(endpoint: PlacedEndpoint) -> list[tuple[str, int]]:
+def addresses(endpoint: ExecutorsEndpoint) -> list[tuple[str, int]]:
     """Return the addresses of the registry's servers, in order."""
     found = (str(each["address"]).rpartition(":") for each in endpoint.members())
     return sorted((host, int(port)) for host, _, port in found)
 
 
-def server_pids(endpoint: PlacedEndpoint) -> list[int]:
+def server_pids(endpoint: ExecutorsEndpoint) -> list[int]:
     """Return the process ids of the servers."""
     pids = []
     for host, port in addresses(endpoint):
@@ -197,7 +197,7 @@ def is_running(pid: int) -> bool:
     return start_of(pid) is not None
 
 
-def all_processes(endpoint: PlacedEndpoint) -> list[int]:
+def all_processes(endpoint: ExecutorsEndpoint) -> list[int]:
     """Return all processes of the serving side."""
     servers = server_pids(endpoint)
     appliers = [child for server in servers for child in children_of(server)]

@@ -24,7 +24,7 @@ from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net import children
 from resp_server.registry.record import read_record
 from resp_server.registry.report import Report
-from spark_hooks.serving.executor_endpoint import PlacedEndpoint
+from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 from state_backend.log.filesystems import open_filesystem
 
 TOKEN = "of-the-tests"
@@ -50,7 +50,7 @@ class Scene:
         self.log = folder / "log"
         self._folder, self._stack = folder, stack
         served = sparkis.serve(spark, log=self.log)
-        assert isinstance(served, PlacedEndpoint)
+        assert isinstance(served, ExecutorsEndpoint)
         self.endpoint = served
         stack.callback(served.stop)
         self._rows = Batches(spark, folder / "input", "k string, v long")

@@ -23,7 +23,7 @@ import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net import children
 from spark_hooks import demo
-from spark_hooks.serving.executor_endpoint import PlacedEndpoint
+from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 
 pytestmark = pytest.mark.cluster
 
@@ -60,18 +60,18 @@ def in_order(request: Request, reply: Any) -> Any:
     return plain(dict(zip(reply[::2], reply[1::2], strict=True)))
 
 
-def by_redis_py(endpoint: PlacedEndpoint, requests: Sequence[Request]) -> list[Any]:
+def by_redis_py(endpoint: ExecutorsEndpoint, requests: Sequence[Request]) -> list[Any]:
     host, port = placing.addresses(endpoint)[0]
     with RedisCluster(host=host, port=port, decode_responses=True) as client:
         return [client.execute_command(*request) for request in requests]
 
 
-def by_proxy(endpoint: PlacedEndpoint, requests: Sequence[Request]) -> list[Any]:
+def by_proxy(endpoint: ExecutorsEndpoint, requests: Sequence[Request]) -> list[Any]:
     with placing.redis.Redis.from_url(endpoint.url, decode_responses=True) as client:
         return [client.execute_command(*request) for request in requests]
 
 
-def by_hand(endpoint: PlacedEndpoint, requests: Sequence[Request]) -> list[Any]:
+def by_hand(endpoint: ExecutorsEndpoint, requests: Sequence[Request]) -> list[Any]:
     client = ByHand(placing.addresses(endpoint)[0])
     try:
         return [client.ask(*request) for request in requests]
@@ -79,8 +79,8 @@ def by_hand(endpoint: PlacedEndpoint, requests: Sequence[Request]) -> list[Any]:
         client.close()
 
 
-def by_javascript(name: str) -> Callable[[PlacedEndpoint, Sequence[Request]], list[Any]]:
-    def ask(endpoint: PlacedEndpoint, requests: Sequence[Request]) -> list[Any]:
+def by_javascript(name: str) -> Callable[[ExecutorsEndpoint, Sequence[Request]], list[Any]]:
+    def ask(endpoint: ExecutorsEndpoint, requests: Sequence[Request]) -> list[Any]:
         node = shutil.which("node")
         assert node is not None
         _, port = placing.addresses(endpoint)[0]
@@ -94,7 +94,7 @@ def by_javascript(name: str) -> Callable[[PlacedEndpoint, Sequence[Request]], li
     return ask
 
 
-def by_redis_cli(endpoint: PlacedEndpoint, requests: Sequence[Request]) -> list[Any]:
+def by_redis_cli(endpoint: ExecutorsEndpoint, requests: Sequence[Request]) -> list[Any]:
     host, port = placing.addresses(endpoint)[0]
     lines = "".join(" ".join(json.dumps(word) for word in request) + "\n" for request in requests)
     done = subprocess.run(
@@ -104,7 +104,7 @@ def by_redis_cli(endpoint: PlacedEndpoint, requests: Sequence[Request]) -> list[
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("[", '"', "{", "n"))]
 
 
-WAYS: dict[str, Callable[[PlacedEndpoint, Sequence[Request]], list[Any]]] = {
+WAYS: dict[str, Callable[[ExecutorsEndpoint, Sequence[Request]], list[Any]]] = {
     "the proxy": by_proxy,
     "redis-py": by_redis_py,
     "ioredis": by_javascript("ioredis"),
@@ -123,7 +123,7 @@ def test_the_demo_is_answered_as_by_one_server_to_every_client(tmp_path: Path, e
     try:
         tables = {"weather": of_a_month(demo.weather_table()), "flights": of_a_month(demo.flights_table())}
         endpoint = sparkis.serve(spark, log=tmp_path / "log")
-        assert isinstance(endpoint, PlacedEndpoint)
+        assert isinstance(endpoint, ExecutorsEndpoint)
         feeder = demo.Feeder(tmp_path, tables, 0)
         feeder.start()
         assert feeder.is_done.wait(WAIT_S_MAX)

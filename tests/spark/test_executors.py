@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net import children
-from spark_hooks.serving.executor_endpoint import PlacedEndpoint
+from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def spark() -> Iterator[SparkSession]:
 class Placed:
     """A job on the cluster, and what serves it."""
 
-    endpoint: PlacedEndpoint
+    endpoint: ExecutorsEndpoint
     rows: Batches
     query: StreamingQuery
     log: Path
@@ -73,7 +73,7 @@ class Placed:
 def placed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Placed]:
     folder = tmp_path_factory.mktemp("placed")
     endpoint = sparkis.serve(spark, log=folder / "log")
-    assert isinstance(endpoint, PlacedEndpoint)
+    assert isinstance(endpoint, ExecutorsEndpoint)
     rows = Batches(spark, folder / "input", "k string, v long")
     rows.add(*placing.batch(0))
     writer = sparkis.queryable(placing.sums(rows.df), *placing.states(), wait_for_visibility=WAIT_S_MAX)
@@ -198,7 +198,7 @@ def test_after_stop_no_process_is_left_and_serving_begins_again(placed: Placed, 
     eventually(lambda: [pid for pid in processes if is_running(pid)], lambda left: left == [])
     placed.query.stop()
     with sparkis.serve(spark, log=placed.log) as again:
-        assert isinstance(again, PlacedEndpoint)
+        assert isinstance(again, ExecutorsEndpoint)
         eventually(lambda: placing.answers(again.url), lambda answers: answers == placed.expected)
         processes = placing.all_processes(again)
     eventually(lambda: [pid for pid in processes if is_running(pid)], lambda left: left == [])

@@ -22,7 +22,7 @@ from standalone import standalone
 import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net import children
-from spark_hooks.serving.executor_endpoint import PlacedEndpoint
+from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 from spark_hooks.sessions import is_stopped
 
 pytestmark = pytest.mark.cluster
@@ -53,10 +53,10 @@ with placed(spark, Path(sys.argv[1]), executors=2) as endpoint:
 
 
 @contextmanager
-def placed(spark: SparkSession, folder: Path, executors: int, **options: Any) -> Iterator[PlacedEndpoint]:
+def placed(spark: SparkSession, folder: Path, executors: int, **options: Any) -> Iterator[ExecutorsEndpoint]:
     """Run a job of two micro-batches and serve it from so many executors, to the end of a block."""
     endpoint = sparkis.serve(spark, log=folder / "log", **options)
-    assert isinstance(endpoint, PlacedEndpoint)
+    assert isinstance(endpoint, ExecutorsEndpoint)
     rows = Batches(spark, folder / "input", "k string, v long")
     rows.add(*placing.batch(0))
     writer = sparkis.queryable(placing.sums(rows.df), *placing.states(), wait_for_visibility=WAIT_S_MAX)

@@ -22,7 +22,7 @@ import sparkis as public
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.native import CORE
 from spark_hooks.serving import endpoints
-from spark_hooks.serving.executor_endpoint import PlacedEndpoint
+from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 
 pytestmark = pytest.mark.usefixtures("no_log_left_over")
 
@@ -234,7 +234,7 @@ def test_a_state_server_may_be_beside_a_local_driver_and_one_started_by_hand_joi
     rows = batches("k string, v int")
     rows.add(*({"k": f"k{i}", "v": i} for i in range(100)))
     endpoint = public.serve(spark, log=tmp_path / "log", placement="executors")
-    assert isinstance(endpoint, PlacedEndpoint)
+    assert isinstance(endpoint, ExecutorsEndpoint)
     begin(rows, "job", tmp_path / "checkpoint", wait_for_visibility=WAIT_S_MAX)
     own = placing.server_pids(endpoint)
     options = ("--log", tmp_path / "log", "--store", tmp_path / "store", "--bind", "127.0.0.1", "--port", 0)
@@ -253,23 +253,23 @@ def test_a_state_server_may_be_beside_a_local_driver_and_one_started_by_hand_joi
 
 def test_serving_a_log_from_executors_again_ends_what_served_it_before(spark: SparkSession, tmp_path: Path):
     first = public.serve(spark, log=tmp_path / "log", placement="executors")
-    assert isinstance(first, PlacedEndpoint)
+    assert isinstance(first, ExecutorsEndpoint)
     eventually(first.members, bool)
     processes = placing.all_processes(first)
     with public.serve(spark, log=tmp_path / "log", placement="executors") as second:
         assert endpoints.of_log(str(tmp_path / "log")) == [second]
         eventually(lambda: [pid for pid in processes if placing.is_running(pid)], lambda left: left == [])
-        assert isinstance(second, PlacedEndpoint)
+        assert isinstance(second, ExecutorsEndpoint)
         eventually(second.members, bool)
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"placement": "nowhere"}, "placement='nowhere': it is one of 'driver', 'executors'"),
-        ({"replicas": 1}, "replicas=1 has no meaning with placement='driver'; leave it out"),
-        ({"ports": "7400-7500"}, "ports='7400-7500' has no meaning with placement='driver'"),
-        ({"placement": "executors", "workers": 2}, "workers=2 has no meaning with placement='executors'"),
+        ({"placement": "nowhere"}, "placement='nowhere': give one of 'driver', 'executors'"),
+        ({"replicas": 1}, "replicas=1 has no effect with placement='driver'; leave it out"),
+        ({"ports": "7400-7500"}, "ports='7400-7500' has no effect with placement='driver'"),
+        ({"placement": "executors", "workers": 2}, "workers=2 has no effect with placement='executors'"),
         ({"placement": "executors", "store": "/tmp/store"}, "store='/tmp/store' has no meaning"),
         ({"placement": "executors", "ports": "7500-7400"}, "ports='7500-7400': give the first and the last port"),
         ({"placement": "executors", "ports": "7400"}, "ports='7400': give the first and the last port"),

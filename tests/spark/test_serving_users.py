@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net.children import UPSTREAM_PASSWORD_VARIABLE
-from spark_hooks.serving.executor_endpoint import PlacedEndpoint
+from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 from state_backend.model.errors import SparkisError
 
 pytestmark = pytest.mark.usefixtures("no_log_left_over")
@@ -99,7 +99,7 @@ def test_servers_on_executors_and_the_proxy_have_them_by_settings(
         }
     )
     with sparkis.serve(spark, log=tmp_path / "log", placement="executors") as endpoint:
-        assert isinstance(endpoint, PlacedEndpoint)
+        assert isinstance(endpoint, ExecutorsEndpoint)
         assert endpoint.password is None  # who comes is one of the file's users
         publish(batches, tmp_path / "checkpoint")
         look_at(endpoint.url.removeprefix("redis://"))
@@ -125,7 +125,7 @@ def test_a_password_of_the_drivers_environment_lets_parts_started_by_hand_in_to_
                 return str(error)
 
     with sparkis.serve(spark, log=tmp_path / "log", placement="executors", acl_file=acl_file) as endpoint:
-        assert isinstance(endpoint, PlacedEndpoint)
+        assert isinstance(endpoint, ExecutorsEndpoint)
         (member,) = eventually(endpoint.members, bool)
         eventually(lambda: keys(member["address"]), lambda found: found == 0)
         assert "invalid username-password pair" in str(keys(endpoint.url.removeprefix("redis://")))

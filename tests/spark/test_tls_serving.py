@@ -16,7 +16,7 @@ import sparkis
 from compat.conformance.certificates import Authority
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net.tls import TlsError
-from spark_hooks.serving.executor_endpoint import PlacedEndpoint
+from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 
 pytestmark = pytest.mark.usefixtures("no_log_left_over")
 
@@ -77,7 +77,7 @@ def test_servers_on_executors_and_their_parts_speak_tls(
         }
     )
     with sparkis.serve(spark, log=tmp_path / "log", placement="executors") as endpoint:
-        assert isinstance(endpoint, PlacedEndpoint)
+        assert isinstance(endpoint, ExecutorsEndpoint)
         publish(batches, tmp_path / "checkpoint")
         eventually(lambda: read(endpoint.url, authority), lambda answers: answers == ANSWERS)
         (member,) = endpoint.members()
