@@ -28,10 +28,10 @@ from spark_hooks.attach.task import RESULT, BatchesTask
 from spark_hooks.checkpoint import Checkpoint, CheckpointError
 from spark_hooks.publish import progress as query_progress
 from spark_hooks.publish import task
-from spark_hooks.publish.catching_up import CatchingUp
+from spark_hooks.publish.catch_up import CatchUp
 from spark_hooks.publish.encoding import RowError
 from spark_hooks.publish.offsets import OffsetLog
-from spark_hooks.publish.publisher import BEAT_INTERVAL_S
+from spark_hooks.publish.publisher import HEARTBEAT_INTERVAL_S
 from spark_hooks.serving import endpoints, placement
 from spark_hooks.sessions import describe_jobs, is_stopped, parallelism_of
 from state_backend.log.change_log import ChangeLog
@@ -127,7 +127,7 @@ class Attachment:
         self._notice()
         self._follower = threading.Thread(target=self._follow, name=f"sparkis-attach-{job}", daemon=True)
         self._follower.start()
-        threading.Thread(target=self._beat, name=f"sparkis-attach-beat-{job}", daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, name=f"sparkis-attach-beat-{job}", daemon=True).start()
 
     def __repr__(self) -> str:
         return f"Attachment(job={self.job!r}, checkpoint={self._checkpoint.location!r}, batch={self.batch})"
@@ -241,7 +241,7 @@ class Attachment:
             takeover=self._takeover or is_anew,  # anew: in the place of a writer of its own
             holds_back=is_others and self._catch_up_timeout_s != 0,
         )
-        self._catching_up = CatchingUp(writer, self._catch_up_timeout_s, self._query, self._offsets)
+        self._catch_up = CatchUp(writer, self._catch_up_timeout_s, self._query, self._offsets)
         return writer
 
     def _fits(self, query_id: str) -> bool:
@@ -255,16 +255,16 @@ class Attachment:
         for endpoint in endpoints.of_log(self.log):
             endpoint.notice(self.job, self.batch)
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         """Show a sign of life once a second; that it is none while nothing can be read, or the query does not run."""
         is_running = True
         while is_running:
-            is_running = not self._stopping.wait(BEAT_INTERVAL_S) and self.error is None
+            is_running = not self._stopping.wait(HEARTBEAT_INTERVAL_S) and self.error is None
             writer = self._writer
             try:
                 writer.beat(is_running=is_running and self.failure is None and self._is_active())
-                if not self._catching_up.is_over:
-                    self._catching_up.look(is_behind=self.batch != self._checkpoint.newest())
+                if not self._catch_up.is_done:
+                    self._catch_up.check(is_behind=self.batch != self._checkpoint.newest())
             except Exception as error:  # of the log, or of a Spark that has stopped; the follower meets it too
                 logger.debug("no sign of life for job %s: %s", self.job, error)
 
@@ -407,7 +407,7 @@ class Attachment:
         own = None if self._facts is None else self._facts()
         offsets = self._offsets.ends_of(batch)
         task.commit(self._writer, batch, began_at_ms, results, replaces, own, offsets)
-        self._catching_up.committed(offsets)
+        self._catch_up.on_commit(offsets)
         with self._moved:
             self._moved.notify_all()
 

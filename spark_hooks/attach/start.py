@@ -17,7 +17,7 @@ from spark_hooks.attach.processor import CHANGELOG_SETTING
 from spark_hooks.attach.rows import AttachedArguments, AttachedState, BoundState
 from spark_hooks.checkpoint import Checkpoint, CheckpointError, checkpoint_at
 from spark_hooks.publish import progress as query_progress
-from spark_hooks.publish.catching_up import CATCH_UP_TIMEOUT_S, check_timeout
+from spark_hooks.publish.catch_up import CATCH_UP_TIMEOUT_S, check_timeout
 from spark_hooks.publish.sink import log_of
 from spark_hooks.serving.endpoints import LOG_SETTING
 from spark_hooks.sessions import is_connect, session_at_hand
@@ -151,9 +151,9 @@ def attach_anew(
         wanted = declared.located_states(query, place, timeout_s)
     bound = bind(session, place, batch, name, wanted)
     _check_feed(place, batch, bound)
-    has_facts = query is not None and query_progress.is_asked_for(spark, progress)
+    has_facts = query is not None and query_progress.is_enabled(spark, progress)
     if has_facts:
-        query_progress.check_apart(name, [state.descriptor for state in bound])
+        query_progress.check_key_conflict(name, [state.descriptor for state in bound])
     elif progress:
         raise DescriptorError(
             "progress=True shows what Spark tells of a query that runs in this driver, and a checkpoint does not hold "
@@ -172,7 +172,7 @@ def attach_anew(
         query=query,
         is_active=(lambda: spark.streams.get(query_id) is not None) if query is not None else (lambda: True),
         progress=None if query is None else (lambda: _last_progress(query)),
-        facts=(lambda: query_progress.stream_of(name, query)) if query is not None and has_facts else None,
+        facts=(lambda: query_progress.inline_changes_of(name, query)) if query is not None and has_facts else None,
     )
 
 

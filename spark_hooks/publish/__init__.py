@@ -1,4 +1,4 @@
-"""From a DataFrame to the epochs of a change log: the sink, its checks, and how rows become changes.
+"""The sink: DataFrames become epochs of a change log. Here are its checks, its writers, and the encoding of rows.
 
-State that a query keeps without the sink is in `attach`; servers, and how they hear of an epoch, are in `serving`.
+Reading the state of queries without the sink is in `attach`; servers, and their notices of epochs, are in `serving`.
 """

@@ -1,8 +1,8 @@
-"""Which Spark columns a state reads, and what they become on the way to a Python worker.
+"""The Spark columns that a state reads, their validation, and their conversion in Spark SQL.
 
-Runs on the driver, when a sink is made (to refuse what cannot work) and when a query's first micro-batch is laid out.
-Spark's SQL does what it writes as the contract has it (see `encoding` for the rest): booleans and dates as text, nested
-types as JSON.
+Runs on the driver: when a sink is made, to validate the columns, and for the layout of a query's first micro-batch.
+Spark SQL converts the types whose text it writes as our format has it: booleans and dates to text, nested
+types to JSON. `encoding` converts the others in the Python workers.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ TEXT_TYPES = (T.StringType, T.CharType, T.VarcharType, T.BinaryType)
 CAST_TYPES = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.BooleanType, T.DateType)
 FIXED_TYPES = (T.BooleanType, T.DateType, T.TimestampType, T.TimestampNTZType)
 SUMS = (Reduce.SUM, Reduce.COUNT)
-# Spark's sum has ten digits more than what it adds up, and no more than 38.
+# Spark's sum of a decimal has ten digits more than the decimal, and at most 38.
 SUMMED_DIGITS_MAX = 28
 NESTED_TYPES = (T.StructType, T.ArrayType, T.MapType, T.VariantType)
 
 
 @dataclass(frozen=True)
 class StateColumns:
-    """One state of a job, checked against a DataFrame's columns."""
+    """The columns of one state of a job."""
 
     state: StateDescriptor
     job: str
 
     def selected(self, df: DataFrame, is_folded: bool = False) -> list[tuple[str, Column]]:
-        """Return the columns that the state's rows need, each with its role (see `layout`).
+        """Return (role, column) of the state's rows; roles are in `layout`.
 
-        is_folded: Spark is to make one row of all rows of a key and field.
+        is_folded: Spark reduces all rows of a key and field to one.
         """
         state = self.state
         if is_folded:
@@ -60,14 +60,14 @@ class StateColumns:
         ]
 
     def can_be_folded(self, df: DataFrame) -> bool:
-        """Tell whether Spark can make one row of all rows of a key, exactly; it can add up no longer decimals."""
+        """Tell whether Spark can reduce the rows of a key exactly; its sums of long decimals overflow."""
         if self.state.reduce in (None, Reduce.LAST):
             return False
         kind = _type(df, self.state.value[0]) if self.state.reduce is Reduce.SUM else None
         return not isinstance(kind, T.DecimalType) or kind.precision <= SUMMED_DIGITS_MAX
 
     def _aggregated(self, df: DataFrame) -> tuple[str, Column]:
-        """Return the column that Spark is to fold, and its role: a sum, the least or the greatest."""
+        """Return (role, column) of the column that Spark reduces: to its sum, its minimum or its maximum."""
         if self.state.reduce in SUMS:
             ((column, form),) = self._values(df)
             return "s", _column(*self.state.value) if form == "decimal" else column
@@ -75,7 +75,7 @@ class StateColumns:
         return ("l" if self.state.reduce is Reduce.MIN else "x"), column
 
     def plan(self, df: DataFrame, columns: tuple[tuple[str, str], ...], is_folded: bool = False) -> RowPlan:
-        """Return what a task needs to know to encode these rows; `columns` says where in a batch each column lies."""
+        """Return the plan with which a task encodes these rows; columns: see `RowPlan`."""
         state, form = self.state, self.state.format_for(self.job)
         is_whole_map = state.kind is Kind.MAP and state.field is None
         field = state.field or state.member
@@ -86,7 +86,7 @@ class StateColumns:
             key_names=form.columns,
             key_forms=tuple(_text(df, name)[1] for name in form.columns),
             key_is_open=tuple(
-                index < len(form.columns) - 1 and _may_hold(_type(df, name), form.literals[index + 1])
+                index < len(form.columns) - 1 and _may_contain(_type(df, name), form.literals[index + 1])
                 for index, name in enumerate(form.columns)
             ),
             field_name=field,
@@ -109,11 +109,13 @@ class StateColumns:
         )
 
     def _ordering(self, df: DataFrame) -> list[Column]:
-        """Return what orders the rows of a key: to find the least or greatest value is left to Spark's sorting."""
+        """Return the columns that order the rows of a key; for a minimum or maximum, the value itself."""
         if self.state.reduce in (Reduce.MIN, Reduce.MAX):
             (name,) = self.state.value
             is_text = isinstance(_type(df, name), T.StringType)
-            return [_text(df, name)[0] if is_text else _column(name)]  # a text: by its bytes, whatever its collation
+            return [
+                _text(df, name)[0] if is_text else _column(name)
+            ]  # texts are compared as bytes, without a collation
         return [_column(name) for name in self.state.order_by]
 
     def _is_array(self, df: DataFrame) -> bool:
@@ -137,11 +139,11 @@ class StateColumns:
         columns = [_column(name) for name in state.value]
         if not is_one_object:
             return [(_json(column), "text") for column in columns]
-        whole = F.to_json(F.struct(*columns), JSON_OPTIONS)
-        return [(F.when(F.coalesce(*(column.isNotNull() for column in columns)), whole), "text")]
+        document = F.to_json(F.struct(*columns), JSON_OPTIONS)
+        return [(F.when(F.coalesce(*(column.isNotNull() for column in columns)), document), "text")]
 
     def _elements(self, df: DataFrame, name: str) -> tuple[Column, str]:
-        """Return an array column with its elements on their way to bytes."""
+        """Return an array column with its elements converted in Spark, and the form of the rest of the conversion."""
         array, kind = _column(name), _type(df, name)
         assert isinstance(kind, T.ArrayType)
         if self.state.encoding is Encoding.JSON:
@@ -151,7 +153,7 @@ class StateColumns:
 
 
 def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescriptor:
-    """Return the descriptor with its columns' types filled in; DescriptorError, naming the column, if one is wrong."""
+    """Return the descriptor with the types of its columns; DescriptorError, with the column's name, for a bad one."""
     form = state.format_for(job)
     roles = [
         *(("key", name) for name in form.columns),
@@ -183,7 +185,7 @@ def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) 
     plain = isinstance(kind, TEXT_TYPES + CAST_TYPES + (T.FractionalType, T.TimestampType, T.TimestampNTZType))
     at = f"state {state.name!r}: the {role} column {name!r} has the type {kind.simpleString()}"
     if role in ("key", "field", "member") and not plain:
-        raise DescriptorError(f"{at}, which has no text form; make a string of it, for example with to_json()")
+        raise DescriptorError(f"{at}, which has no text form; convert it to a string, for example with to_json()")
     if role == "score" and not isinstance(kind, T.NumericType):
         raise DescriptorError(f"{at}, and a score is a number; cast it to a double")
     if role == "value" and state.reduce is Reduce.COUNT:
@@ -191,7 +193,7 @@ def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) 
     if role == "value" and not plain and not isinstance(kind, NESTED_TYPES):
         raise DescriptorError(f"{at}, which sparkis cannot write; cast it to a string or a number")
     if role == "value" and state.resets is not None and isinstance(kind, T.ArrayType):
-        raise DescriptorError(f"{at}, which replaces the list in any case; leave out resets=")
+        raise DescriptorError(f"{at}, and an array always replaces the list; leave out resets=")
     if role == "value" and state.kind is Kind.LIST and isinstance(kind, T.ArrayType):
         _check_type(replace(state, kind=Kind.VALUE, length_max=None), role, f"{name}[]", kind.elementType)
         return
@@ -217,11 +219,10 @@ def _check_where(df: DataFrame, state: StateDescriptor) -> None:
         raise DescriptorError(f"state {state.name!r}: where={state.where!r} is not a condition: {error}") from None
 
 
-def _may_hold(kind: T.DataType, separator: str) -> bool:
-    """Tell whether a key part's text must be looked at for the text that follows it.
+def _may_contain(kind: T.DataType, separator: str) -> bool:
+    """Tell whether the text of a key part may contain the separator that follows it.
 
-    Dates, timestamps and booleans have a fixed form: where one ends is plain, if what follows cannot pass for a
-    fraction or a digit more.
+    Dates, timestamps and booleans have a fixed form, which contains a separator only if that has a digit or a dot.
     """
     return not isinstance(kind, FIXED_TYPES) or any(character in ".0123456789" for character in separator)
 
@@ -240,7 +241,7 @@ def _type(df: DataFrame, name: str) -> T.DataType:
 
 
 def _text(df: DataFrame, name: str) -> tuple[Column, str]:
-    """Return a column on its way to text, and the form that is still to do (see `encoding.as_bytes`)."""
+    """Return a column converted in Spark, and the form of the rest of its conversion (see `encoding.as_bytes`)."""
     return _text_of(_column(name), _type(df, name))
 
 
@@ -265,7 +266,7 @@ def _text_of(column: Column, kind: T.DataType) -> tuple[Column, str]:
 
 
 def _number(df: DataFrame, name: str) -> tuple[Column, str]:
-    """Return a column as what is added up: a bigint, a double, or a decimal's text, and the form of the sum."""
+    """Return a column as a summand (a bigint, a double, or a decimal's text), and the form of the sum."""
     kind = _type(df, name)
     if isinstance(kind, T.DecimalType):
         return _text(df, name)
@@ -275,14 +276,14 @@ def _number(df: DataFrame, name: str) -> tuple[Column, str]:
 
 
 def folded(role: str, slot: str, kind: T.DataType) -> tuple[list[Column], Column]:
-    """Return how Spark folds a slot, and the outcome on its way to text (see `_text_of`).
+    """Return the aggregates by which Spark reduces a slot, and the column of their result (see `_text_of`).
 
-    A bigint's sum may be none, so its halves are added up.
+    A sum of bigints may overflow a bigint, so their upper and lower halves are added up separately.
     """
     column = F.col(slot)
     if role != "s":
-        whole = (F.min if role == "l" else F.max)(column).alias(slot)
-        return [whole], _text_of(F.col(slot), kind)[0].alias(slot)
+        extreme = (F.min if role == "l" else F.max)(column).alias(slot)
+        return [extreme], _text_of(F.col(slot), kind)[0].alias(slot)
     if not isinstance(kind, T.LongType):
         return [F.sum(column).alias(slot)], (
             F.col(slot).cast("string") if isinstance(kind, T.DecimalType) else F.col(slot)
@@ -294,17 +295,17 @@ def folded(role: str, slot: str, kind: T.DataType) -> tuple[list[Column], Column
     ]
     fits = F.abs(high) < F.lit(1 << 30)
     short = (F.shiftleft(high, 32) + low).cast("string")
-    whole = high.cast("decimal(28,0)") * F.lit(1 << 32).cast("decimal(10,0)") + low.cast("decimal(20,0)")
-    return parts, F.when(fits, short).otherwise(whole.cast("string")).alias(slot)
+    long = high.cast("decimal(28,0)") * F.lit(1 << 32).cast("decimal(10,0)") + low.cast("decimal(20,0)")
+    return parts, F.when(fits, short).otherwise(long.cast("string")).alias(slot)
 
 
 def _one(*counted: Column) -> tuple[Column, str]:
-    """Return what a row adds to a count: one, or null where the column that is counted is null."""
+    """Return a row's summand of a count: one, or null where the counted column is null."""
     one = F.lit(1).cast("bigint")
     return (F.when(counted[0].isNotNull(), one) if counted else one), "integer"
 
 
 def _json(column: Column) -> Column:
-    """Return one column's JSON: that of an object with the column alone, without the object around it."""
-    whole = F.to_json(F.struct(column.alias("v")), JSON_OPTIONS)
-    return F.when(column.isNotNull(), F.substring(whole, 6, 2**31 - 1).substr(F.lit(1), F.length(whole) - 6))
+    """Return a column as JSON: Spark writes an object with the single field v, and the text around it is cut off."""
+    document = F.to_json(F.struct(column.alias("v")), JSON_OPTIONS)
+    return F.when(column.isNotNull(), F.substring(document, 6, 2**31 - 1).substr(F.lit(1), F.length(document) - 6))

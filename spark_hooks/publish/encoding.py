@@ -1,17 +1,18 @@
-"""Rows as change records, a column at a time: pyarrow and numpy do the loops.
+"""The encoding of rows as change records, column by column, with pyarrow and numpy.
 
-Runs in Spark's Python workers, on executors. Knows Arrow and the descriptors, not Spark: what Spark's SQL can turn into
-text it has turned (see `columns`), the rest is done here, because Java writes it otherwise, or takes longer:
+Runs in Spark's Python workers, on executors. Uses Arrow and descriptors, not Spark. Spark SQL has already converted the
+types whose text it writes in our format (see `columns`). The others are converted here, because Java writes them in
+another format, or takes longer:
 
     integer     decimal; as a number it also goes from Spark to the worker in half of the time that its text takes
     float       the shortest text that reads back the same; no exponent from 1e-7 up to 1e21 (as JavaScript and Redis)
     decimal     plain digits, never an exponent
-    timestamp   ISO 8601 in UTC with a Z, or without a zone for timestamp_ntz; a fraction only where there is one
+    timestamp   ISO 8601 in UTC with a Z, or without a zone for timestamp_ntz; a fraction only if it is not zero
 
-A state's columns are named k0, k1 ... (key parts), f (field or member), v0, v1 ... (values, or the score), d
-(deletion), e (when the row expires, in milliseconds since 1970), r (whether a list is emptied before the row's element
-is appended), h (hash of the row, for the epoch's digest); `RowPlan.columns` tells where they lie in a batch that
-several states share (see `layout`).
+The columns of a state are k0, k1 ... (key parts), f (field or member), v0, v1 ... (values, or the score), d (true: the
+row deletes), e (expiry in milliseconds since 1970), r (true: the list is emptied before the row's element is appended),
+h (hash of the row, for the epoch's digest). In a batch of several states they have other names, which are in
+`RowPlan.columns` (see `layout`).
 """
 
 from __future__ import annotations
@@ -45,23 +46,23 @@ from state_backend.model.records import (
 )
 from state_backend.model.slots import HASH_BITS, position_of
 
-# Bits of the column g that are a state's number: one fewer than its sign bit leaves, 32,768 states.
+# The upper bits of the column g: the state's number. The sign bit stays 0, so there are up to 32,768 states.
 STATE_BITS = 16
-# Longer keys are hashed one by one: a column at a time takes one turn per byte of the longest.
+# Longer keys are hashed one by one: hashing a column takes a loop over the bytes of its longest key.
 COLUMN_HASH_BYTES_MAX = 256
 
-# Text that Arrow or Java gives an exponent, and that is rewritten one by one.
+# Texts with an exponent, which Arrow and Java write for some numbers, are rewritten one by one.
 EXPONENT = "[eE]"
-# What Arrow writes for a time whose year has no 16 bits.
+# The first character of the text that Arrow writes for a time whose year does not fit into 16 bits.
 FAR_AWAY = "<"
 
 
 class RowError(SparkisError):
-    """A row cannot become a change: its message names the state and the column."""
+    """A row cannot be written; the message names the state and the column."""
 
 
 class DuplicateRowsError(RowError):
-    """Several rows make one change, and nothing says which one counts."""
+    """A micro-batch has several rows with the same key and field, and no order between them."""
 
     def __init__(self, message: str, field: bytes | None) -> None:
         super().__init__(message)
@@ -70,14 +71,18 @@ class DuplicateRowsError(RowError):
 
 @dataclass(frozen=True)
 class RowPlan:
-    """How the rows of one state become changes; picklable, sent to every task.
+    """The encoding of one state's rows as changes; picklable, sent to every task. A set's member is its field here.
 
-    literals stand around the key parts, as in `KeyFormat`. key_forms, field_form and value_forms say how each column
-    becomes bytes: text (it is), integer, float, decimal, timestamp, timestamp_ntz. names are the columns' own, for
-    errors. map_fields holds the fields of a whole map per row, else it is empty. A list's rows append their value; with
-    replaces_list, its value column is an array that replaces the list. reduce: the rows of a key are folded; `add` does
-    it where that is adding them up, and with is_folded Spark has done it. A set's member is its field, and its value
-    nothing, or the score. columns: (name, name in a batch) of each column where the two differ.
+    literals       the texts around the key parts, as in `KeyFormat`
+    key_names, field_name, value_names   the DataFrame's names of the columns, for errors
+    key_forms, field_form, value_forms   the conversion of each column: text (none), float, integer, decimal, timestamp,
+                   timestamp_ntz
+    key_is_open    for each key part: its text may contain the separator that follows, so it must be checked
+    map_fields     the fields of the map that each row replaces as a whole; else empty
+    appends        each row appends its value to a list
+    replaces_list  the value column is an array that replaces the list
+    reduce         the rows of a key are reduced: by `add` for sums; with is_folded, Spark has done it
+    columns        (name, name in the batch) of each column, where they differ
     """
 
     state: str
@@ -102,38 +107,38 @@ class RowPlan:
 
 
 def encode(plans: Sequence[RowPlan], batches: Iterable[pa.RecordBatch], digest: list[int]) -> Iterator[pa.RecordBatch]:
-    """Turn sorted rows into sorted runs of changes, one change per key (and field); add row hashes to `digest[0]`.
+    """Encode sorted rows as sorted runs of changes, one change per key (and field); add row hashes to `digest[0]`.
 
-    Rows of one state lie together (if there are several, the first bits of the column g say which it is), and in them
-    rows of one key; the last one wins, or for a list all of them count. Rows that were not shuffled may lie anywhere:
-    of those of one key the last one of each run is written. Raises RowError.
+    The rows of a state are adjacent (with several states, the upper bits of the column g are the state's number), and
+    so are the rows of a key. The last row of a key wins; rows of a list all count. Rows that were not shuffled may have
+    any order: the last row of a key in each run is written. Raises RowError.
     """
-    names = pa.array([plan.state for plan in plans], pa.string())  # one dictionary: a file cannot have several
-    held: list[pa.RecordBatch] = []
+    names = pa.array([plan.state for plan in plans], pa.string())  # a single dictionary: a file cannot have several
+    buffered: list[pa.RecordBatch] = []
     rows = size = 0
     for piece in chain.from_iterable(map(_pieces, _all_changes(plans, names, batches, digest))):
-        if held and (rows + piece.num_rows > RUN_ROWS_MAX or size + piece.nbytes > RUN_BYTES_MAX):
-            yield _sorted_run(plans, held)
-            held, rows, size = [], 0, 0
-        held.append(piece)
+        if buffered and (rows + piece.num_rows > RUN_ROWS_MAX or size + piece.nbytes > RUN_BYTES_MAX):
+            yield _sorted_run(plans, buffered)
+            buffered, rows, size = [], 0, 0
+        buffered.append(piece)
         rows += piece.num_rows
         size += piece.nbytes
-    if held:
-        yield _sorted_run(plans, held)
+    if buffered:
+        yield _sorted_run(plans, buffered)
 
 
 def _all_changes(
     plans: Sequence[RowPlan], names: pa.Array, batches: Iterable[pa.RecordBatch], digest: list[int]
 ) -> Iterator[pa.RecordBatch]:
-    """Encode the rows of each state in its turn."""
+    """Encode the rows of the states, one state after the other."""
     for number, parts in groupby(_by_state(plans, batches), key=itemgetter(0)):
         plan = plans[number]
         rows = _rows(plan, (part for _, part in parts), digest)
-        yield from _one_of_each(plan, (_changes(plan, number, names, batch) for batch in rows))
+        yield from _deduplicated(plan, (_changes(plan, number, names, batch) for batch in rows))
 
 
 def _rows(plan: RowPlan, batches: Iterable[pa.RecordBatch], digest: list[int]) -> Iterator[pa.RecordBatch]:
-    """Count rows in the digest, and leave out those without a value where they fold nothing."""
+    """Add row hashes to the digest, and skip null values of states that reduce."""
     for batch in batches:
         digest[0] += int(batch.column("h").to_numpy().view(np.uint64).sum(dtype=np.uint64))
         if plan.reduce is not None and batch.column("v0").null_count:
@@ -165,7 +170,7 @@ def _renamed(plan: RowPlan, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch until every piece fits into a run; one row may be too large alone."""
+    """Split a batch until every piece fits into a run; a single row may still be too large."""
     if batch.num_rows > 1 and (batch.num_rows > RUN_ROWS_MAX or batch.nbytes > RUN_BYTES_MAX):
         middle = batch.num_rows // 2
         yield from _pieces(batch.slice(0, middle))
@@ -190,7 +195,7 @@ def _last_of_each(plan: RowPlan, run: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _changes(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Encode one batch of the state `names[number]`, row by row in its order."""
+    """Encode one batch of the state `names[number]`; the order of rows stays."""
     n = batch.num_rows
     keys = _keys(plan, batch)
     field = pa.nulls(n, pa.binary()) if plan.field_name is None else _field(plan, batch)
@@ -210,18 +215,18 @@ def _changes(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch)
         value, is_deleted = (
             pack_columns(plan.map_fields, values) if plan.map_fields else (values[0], values[0].is_null())
         )
-    names_there = batch.schema.names
-    if "d" in names_there:
+    present = batch.schema.names
+    if "d" in present:
         is_deleted = pc.or_(is_deleted, pc.fill_null(batch.column("d"), False))
     _check_size(plan, "value", plan.value_names, value, VALUE_BYTES_MAX)
     is_folded = plan.reduce not in (None, Reduce.LAST)
     put = pa.scalar(Op.APPEND if plan.appends else Op.FOLD if is_folded else Op.PUT, pa.uint8())
-    if "r" in names_there:
+    if "r" in present:
         is_reset = pc.fill_null(batch.column("r"), False)
         put = pc.if_else(is_reset, pa.scalar(Op.PUT, pa.uint8()), put)
         value = pc.if_else(is_reset, _pack_lists(pc.fill_null(value, b""), np.ones(n, np.int64)), value)
     nothing = pa.scalar(None, pa.binary())
-    expire_at_ms = batch.column("e") if "e" in names_there else pa.scalar(plan.expire_at_ms, pa.int64())
+    expire_at_ms = batch.column("e") if "e" in present else pa.scalar(plan.expire_at_ms, pa.int64())
     states = pa.DictionaryArray.from_arrays(pa.array(np.full(n, number, np.int16)), names)
     return pa.RecordBatch.from_arrays(
         [
@@ -257,33 +262,32 @@ def _keys(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
 
 
 def _check_separable(plan: RowPlan, name: str, part: pa.Array, literal: bytes) -> None:
-    """Refuse a key part that holds the text that follows it: two different rows could make one key."""
+    """RowError if a key part contains the separator that follows it: two different rows could make the same key."""
     joined = pc.binary_join_element_wise(part, pa.scalar(literal), pa.scalar(b""))
     is_clear = pc.equal(pc.find_substring(joined, literal), pc.binary_length(part))
     if not pc.all(is_clear).as_py():
         bad = part.filter(pc.invert(is_clear))[0].as_py()
         raise RowError(
-            f"state {plan.state!r}: the key column {name!r} holds {bad[:100]!r}, and the text {literal!r} that "
-            f"separates it from the next column stands in it, so that two rows could make one key; "
-            f"choose another separator= or key_format="
+            f"state {plan.state!r}: the key column {name!r} has the value {bad[:100]!r}, which contains the separator "
+            f"{literal!r}, so that two rows could make the same key; choose another separator= or key_format="
         )
 
 
 def _field(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
     column = batch.column("f")
-    what = "member" if plan.kind in (Kind.SET, Kind.SORTED_SET) else "field"
+    role = "member" if plan.kind in (Kind.SET, Kind.SORTED_SET) else "field"
     if column.null_count:
         raise RowError(
-            f"state {plan.state!r}: the {what} column {plan.field_name!r} is null in {column.null_count} row(s) of a "
+            f"state {plan.state!r}: the {role} column {plan.field_name!r} is null in {column.null_count} row(s) of a "
             f"batch; filter them out, or give them a value with coalesce()"
         )
     field = _without_negative_zero(as_bytes(column, plan.field_form), plan.field_form)
-    _check_size(plan, what, (plan.field_name or "",), field, KEY_BYTES_MAX)
+    _check_size(plan, role, (plan.field_name or "",), field, KEY_BYTES_MAX)
     return field
 
 
 def _check_scores(plan: RowPlan, keys: pa.Array, scores: pa.Array) -> None:
-    """Refuse a score that is no number: it has no place in an order."""
+    """RowError for a score that is NaN, which cannot be ordered."""
     is_nan = pc.fill_null(pc.is_nan(scores), False)
     if pc.any(is_nan).as_py():
         key = keys.filter(is_nan)[0].as_py()
@@ -294,32 +298,32 @@ def _check_scores(plan: RowPlan, keys: pa.Array, scores: pa.Array) -> None:
 
 
 def _without_negative_zero(part: pa.Array, form: str) -> pa.Array:
-    """Make one key of 0.0 and -0.0, as Spark does when it groups, joins and sorts."""
+    """Write -0.0 as 0.0, so that both make the same key, as in Spark's grouping, joins and sorting."""
     return pc.if_else(pc.equal(part, b"-0"), b"0", part) if form == "float" else part
 
 
-def _check_size(plan: RowPlan, what: str, columns: Sequence[str], texts: pa.Array, bytes_max: int) -> None:
+def _check_size(plan: RowPlan, role: str, columns: Sequence[str], texts: pa.Array, bytes_max: int) -> None:
     longest = pc.max(pc.binary_length(texts)).as_py() or 0
     if longest > bytes_max:
         named = f"column{'s' * (len(columns) > 1)} {', '.join(map(repr, columns))}"
         raise RowError(
-            f"state {plan.state!r}: a {what} made of the {named} has {longest} bytes; the limit is {bytes_max}; "
+            f"state {plan.state!r}: a {role} made of the {named} has {longest} bytes; the limit is {bytes_max}; "
             f"shorten it, or leave such rows out"
         )
 
 
-def _one_of_each(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Keep the last of neighbouring rows of one key and field; RowError if there are several and none is the last.
+def _deduplicated(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Reduce adjacent rows of a key and field to one: the last one, the minimum, the maximum or the sum.
 
-    Of rows that append to a list all are kept; that there are several needs an order all the same. Rows are in the
-    order of their values where the least or the greatest is asked for; sums are added up.
+    RowError if a key has several rows without an order. Rows that append to an ordered list are all kept. For a minimum
+    or maximum, rows come sorted by their values.
     """
     if plan.is_folded or (plan.appends and plan.keeps_last):
         yield from batches
         return
-    held: pa.RecordBatch | None = None
+    buffered: pa.RecordBatch | None = None
     for each in batches:
-        batch = each if held is None else pa.concat_batches([held, each])
+        batch = each if buffered is None else pa.concat_batches([buffered, each])
         keys = batch.column("key")
         is_same = _is_same(plan, keys, batch.column("field"))
         if is_same.any():
@@ -333,13 +337,13 @@ def _one_of_each(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[p
                 row = int(np.argmax(is_same))
                 _refuse_duplicates(plan, keys[row].as_py(), batch.column("field")[row].as_py())
         yield batch.slice(0, batch.num_rows - 1)
-        held = batch.slice(batch.num_rows - 1)
-    if held is not None:
-        yield held
+        buffered = batch.slice(batch.num_rows - 1)
+    if buffered is not None:
+        yield buffered
 
 
 def _is_same(plan: RowPlan, keys: pa.Array, fields: pa.Array) -> npt.NDArray[np.bool_]:
-    """Tell of each row whether it has the key, and the field, of the one before."""
+    """Return for each row whether its key and field are those of the row before."""
     is_same = np.zeros(len(keys), bool)
     if len(keys) > 1:
         same = pc.equal(keys[1:], keys[:-1])
@@ -350,7 +354,7 @@ def _is_same(plan: RowPlan, keys: pa.Array, fields: pa.Array) -> npt.NDArray[np.
 
 
 def _sums(column: pa.Array, form: str, starts: npt.NDArray[Any], add: Callable[[bytes, bytes], bytes]) -> pa.Array:
-    """Return the sum of each group of rows, as text; exact, whatever the size, but for floats."""
+    """Return the sum of each group of rows as text; exact for any size, except for floats."""
     if form == "float":
         with np.errstate(all="ignore"):
             return as_bytes(pa.array(np.add.reduceat(column.to_numpy(), starts)), form)
@@ -368,7 +372,7 @@ def _sums(column: pa.Array, form: str, starts: npt.NDArray[Any], add: Callable[[
 
 
 def _added(batch: pa.RecordBatch, starts: npt.NDArray[Any], add: Callable[[bytes, bytes], bytes]) -> pa.RecordBatch:
-    """Add up neighbouring changes of one key and field."""
+    """Add up adjacent changes of a key and field."""
     totals = _sums(batch.column("value"), "text", starts, add)
     batch = batch.take(pa.array(starts))
     return batch.set_column(batch.schema.get_field_index("value"), schema().field("value"), totals)
@@ -376,14 +380,14 @@ def _added(batch: pa.RecordBatch, starts: npt.NDArray[Any], add: Callable[[bytes
 
 def _refuse_duplicates(plan: RowPlan, key: bytes, field: bytes | None) -> None:
     raise DuplicateRowsError(
-        f"state {plan.state!r}: a micro-batch holds several rows for the key {key[:100]!r}, and nothing says which "
-        f"comes last; pass order_by= with the column that orders them, or duplicates='any' if it does not matter",
+        f"state {plan.state!r}: a micro-batch has several rows for the key {key[:100]!r}, without an order between "
+        f"them; pass order_by= with the column that orders them, or duplicates='any' if it does not matter",
         field,
     )
 
 
 def as_bytes(column: pa.Array, form: str) -> pa.Array:
-    """Return a column's values as the bytes that a client will see; null stays null."""
+    """Return a column's values as the bytes that clients read; null stays null."""
     if form == "float":
         column = _float_text(column)
     elif form == "integer":
@@ -401,14 +405,14 @@ def _float_text(column: pa.Array) -> pa.Array:
 
 
 def float_text(number: np.floating[Any]) -> str:
-    """Return the shortest text of a number that Arrow would give an exponent."""
+    """Return the shortest text of a number that Arrow writes with an exponent."""
     if number == 0 or 1e-7 <= abs(number) < 1e21:
         return np.format_float_positional(number, unique=True, trim="-")
     return np.format_float_scientific(number, unique=True, trim="-", exp_digits=1)
 
 
 def _rewrite(texts: pa.Array, rewrite: Any) -> pa.Array:
-    """Rewrite the texts that hold an exponent; the others, nearly always all of them, stay untouched."""
+    """Rewrite the texts that have an exponent, which is rare; the others stay unchanged."""
     has_exponent = pc.fill_null(pc.match_substring_regex(texts, EXPONENT), False)
     if not pc.any(has_exponent).as_py():
         return texts
@@ -417,10 +421,10 @@ def _rewrite(texts: pa.Array, rewrite: Any) -> pa.Array:
 
 
 def _timestamp_text(column: pa.Array, zone: str) -> pa.Array:
-    instants = column.cast(pa.timestamp("us"))  # of a column with a zone: the time in UTC, with no look-up of zones
+    instants = column.cast(pa.timestamp("us"))  # with a zone: the time in UTC, without a lookup of zones
     try:
         texts = instants.cast(pa.timestamp("s")).cast(pa.string())  # 2013-07-04 10:00:00
-    except pa.ArrowInvalid:  # there are fractions; without them it is half the work
+    except pa.ArrowInvalid:  # there are fractions, which cost twice the work
         texts = pc.ascii_rtrim(pc.ascii_rtrim(instants.cast(pa.string()), "0"), ".")
     texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
     is_far = pc.fill_null(pc.starts_with(texts, FAR_AWAY), False)
@@ -431,15 +435,15 @@ def _timestamp_text(column: pa.Array, zone: str) -> pa.Array:
 
 
 def _far_text(micros: int) -> str:
-    """Return the text of a time that Arrow has none for."""
+    """Return the text of a time whose year Arrow cannot write."""
     seconds, fraction = divmod(micros, 1_000_000)
     return f"{np.datetime64(seconds, 's')}.{fraction:06d}".rstrip("0").rstrip(".")
 
 
 def pack_columns(names: tuple[str, ...], values: list[pa.Array]) -> tuple[pa.Array, pa.Array]:
-    """Lay out each row's columns as a packed map (see `state_backend.codec.packed_map`), nulls left out.
+    """Encode each row's columns as a packed map without nulls (see `state_backend.codec.packed_map`).
 
-    Returns the maps and where they are empty.
+    Returns the maps, and for each row whether its map is empty.
     """
     n = len(values[0])
     count = np.zeros(n, np.uint16)
@@ -463,15 +467,15 @@ def pack_columns(names: tuple[str, ...], values: list[pa.Array]) -> tuple[pa.Arr
 
 
 def pack_arrays(plan: RowPlan, column: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Lay out each row's array as a packed list (see `state_backend.codec.packed_list`); null elements are refused.
+    """Encode each row's array as a packed list (see `state_backend.codec.packed_list`); RowError for null elements.
 
-    Returns the lists and where they are empty or null.
+    Returns the lists, and for each row whether its list is empty or null.
     """
     elements = column.flatten()
     if elements.null_count:
         raise RowError(
             f"state {plan.state!r}: {elements.null_count} element(s) of an array are null, and a list has no null; "
-            f"take them out with array_compact()"
+            f"remove them with array_compact()"
         )
     text = as_bytes(elements, plan.value_forms[0])
     _check_size(plan, "list element", plan.value_names, text, VALUE_BYTES_MAX)
@@ -480,7 +484,7 @@ def pack_arrays(plan: RowPlan, column: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def _pack_lists(text: pa.Array, counts: npt.NDArray[np.int64]) -> pa.Array:
-    """Lay out elements as packed lists: `counts` tells how many of them belong to each."""
+    """Encode elements as packed lists; `counts` has the number of elements of each list."""
     end = pa.scalar(b"\r\n")
     length = pc.binary_length(text).cast(pa.string()).cast(pa.binary())
     bulk = pc.binary_join_element_wise(pa.scalar(b"$"), length, end, text, end, pa.scalar(b""))
@@ -490,9 +494,9 @@ def _pack_lists(text: pa.Array, counts: npt.NDArray[np.int64]) -> pa.Array:
 
 
 def _list_heads(counts: npt.NDArray[Any], offsets: npt.NDArray[Any], bulk: pa.Array) -> pa.Array:
-    """Return what stands before a packed list's body: the count, and where each element ends."""
+    """Return the headers of packed lists: the count, and the end offset of each element."""
     ends = np.concatenate(([0], np.cumsum(pc.binary_length(bulk).to_numpy().astype(np.int64))))
-    at = offsets[:-1] + np.arange(len(counts))  # where each row's numbers begin among all: a count, then its ends
+    at = offsets[:-1] + np.arange(len(counts))  # the index of each row's numbers: a count, then the ends
     numbers = np.empty(len(counts) + len(bulk), np.uint32)
     is_count = np.zeros(len(numbers), bool)
     is_count[at] = True
@@ -514,7 +518,7 @@ def _little_endian(numbers: npt.NDArray[Any]) -> pa.Array:
 
 
 def _crc16_table() -> npt.NDArray[np.uint16]:
-    """The table of CRC16/XMODEM (polynomial 0x1021), which Redis Cluster's specification names."""
+    """The table of CRC16/XMODEM (polynomial 0x1021), of Redis Cluster's specification."""
     table = np.arange(256, dtype=np.uint32) << 8
     for _ in range(8):
         table = np.where(table & 0x8000, (table << 1) ^ 0x1021, table << 1) & 0xFFFF
@@ -522,7 +526,7 @@ def _crc16_table() -> npt.NDArray[np.uint16]:
 
 
 def _crc32_table() -> npt.NDArray[np.uint32]:
-    """The table of CRC32 as zlib has it (reflected polynomial 0xEDB88320)."""
+    """The table of zlib's CRC32 (reflected polynomial 0xEDB88320)."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ np.uint32(0xEDB88320), table >> 1)
@@ -530,20 +534,20 @@ def _crc32_table() -> npt.NDArray[np.uint32]:
 
 
 def _crc16_step(crc: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Take in a byte that was laid over the first bits."""
-    taken: npt.NDArray[Any] = (crc << 8) ^ CRC16[crc >> 8]
-    return taken
+    """Update the CRC with a byte that was XORed into its upper bits."""
+    updated: npt.NDArray[Any] = (crc << 8) ^ CRC16[crc >> 8]
+    return updated
 
 
 def _crc32_step(crc: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Take in a byte that was laid over the last bits."""
-    taken: npt.NDArray[Any] = (crc >> 8) ^ CRC32[crc & 0xFF]
-    return taken
+    """Update the CRC with a byte that was XORed into its lower bits."""
+    updated: npt.NDArray[Any] = (crc >> 8) ^ CRC32[crc & 0xFF]
+    return updated
 
 
 CRC16 = _crc16_table()
 CRC32 = _crc32_table()
-# For two bytes at once: half the turns.
+# Tables for two bytes at once: half the iterations.
 CRC16_PAIRS = _crc16_step(_crc16_step(np.arange(1 << 16, dtype=np.uint16)))
 CRC32_PAIRS = _crc32_step(_crc32_step(np.arange(1 << 16, dtype=np.uint32)))
 
@@ -554,7 +558,7 @@ def positions_of(keys: pa.Array, prefix: bytes = b"") -> npt.NDArray[np.uint64]:
     ends = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + n + 1].astype(np.int64)
     content = np.frombuffer(keys.buffers()[2] or b"\0", np.uint8)
     lengths = np.diff(ends) - len(prefix)
-    order = np.argsort(-lengths, kind="stable")  # the longest first, so that the keys still running are a prefix
+    order = np.argsort(-lengths, kind="stable")  # the longest first: the unfinished keys are always a prefix
     starts = ends[:-1][order] + len(prefix)
     sorted_lengths = lengths[order]
     crc16 = np.full(n, crc_hqx(prefix, 0), np.uint16)

@@ -1,8 +1,9 @@
-"""How far a query's sources are, as its checkpoint tells, and whether that is as far as another checkpoint's were.
+"""The source offsets in a query's checkpoint, and their comparison with those of an earlier checkpoint.
 
-Offsets of one source can be compared over two checkpoints only if they count what the source itself counts. Those of
-Kafka (and what writes them likewise) and Delta do. A file stream's count its own batches, a rate stream's its own
-seconds, an Iceberg stream's name snapshots in no order: of these, and of all unknown ones, nothing is concluded.
+Offsets of two checkpoints are comparable only if they are positions in the source itself. Offsets of Kafka (and of
+sources with the same format) and of Delta are. Offsets of file streams count the query's own batches, those of rate
+streams its own seconds, those of Iceberg streams are snapshots without an order: these, and all unknown ones, are
+never compared.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ DELTA = ("reservoirId", "reservoirVersion", "index")
 
 
 class OffsetLog:
-    """The offsets in a query's checkpoint. Used on the driver, once a micro-batch; `location` None: nothing is known.
+    """The offsets in a query's checkpoint; all unknown if `location` is None. Used on the driver, once a micro-batch.
 
-    A file of this machine is read as it is, in some 30 us; others through Hadoop's filesystems, as Spark reads them.
+    A local file is read directly, in about 30 us; others through Hadoop's filesystems, as Spark reads them.
     """
 
     def __init__(self, location: str | None, session: SparkSession | None = None) -> None:
@@ -32,13 +33,13 @@ class OffsetLog:
         self._session = session
 
     def ends_of(self, batch: int) -> tuple[str, ...]:
-        """Return where each source ends in a batch, as Spark wrote it down before the batch ran; () if unknown."""
+        """Return the end offset of each source in a batch, which Spark wrote before the batch ran; () if unknown."""
         stored = self._read(f"offsets/{batch}")
         lines = stored.splitlines() if stored else []
-        return tuple(lines[2:]) if lines[:1] == [VERSION] else ()  # between them the batch's own facts
+        return tuple(lines[2:]) if lines[:1] == [VERSION] else ()  # line 1 is the batch's metadata
 
     def ends_at(self, batch: int) -> bool:
-        """Tell whether a batch is the last that was planned."""
+        """Tell whether a batch is the last that Spark planned."""
         return self._read(f"offsets/{batch}") is not None and self._read(f"offsets/{batch + 1}") is None
 
     def _read(self, name: str) -> str | None:
@@ -61,38 +62,38 @@ class OffsetLog:
             return None
 
 
-def have_passed(now: Sequence[str], before: Sequence[str]) -> bool:
-    """Tell whether sources are for sure as far as the same ones were with another checkpoint."""
-    if not before or len(now) != len(before):
+def have_passed(current: Sequence[str], previous: Sequence[str]) -> bool:
+    """Tell whether every source is at or past its offset of the earlier checkpoint; False where that is unknown."""
+    if not previous or len(current) != len(previous):
         return False
-    return all(_has_passed(_parsed(mine), _parsed(theirs)) for mine, theirs in zip(now, before, strict=True))
+    return all(_has_passed(_parsed(now), _parsed(before)) for now, before in zip(current, previous, strict=True))
 
 
 def _parsed(offset: str) -> Any:
     try:
         return json.loads(offset)
-    except ValueError:  # `-`: the source had nothing yet
+    except ValueError:  # `-`: the source had no data yet
         return None
 
 
-def _has_passed(mine: Any, theirs: Any) -> bool:
-    if not (isinstance(mine, dict) and isinstance(theirs, dict) and theirs):
+def _has_passed(current: Any, previous: Any) -> bool:
+    if not (isinstance(current, dict) and isinstance(previous, dict) and previous):
         return False
-    if all(name in each for name in DELTA for each in (mine, theirs)):
-        table, *at = (mine[name] for name in DELTA)
-        same_table, *before = (theirs[name] for name in DELTA)
-        return table == same_table and _are_counts(*at, *before) and at >= before
-    if not all(_is_topic(partitions) for each in (mine, theirs) for partitions in each.values()):
+    if all(name in each for name in DELTA for each in (current, previous)):
+        table, *at = (current[name] for name in DELTA)
+        previous_table, *before = (previous[name] for name in DELTA)
+        return table == previous_table and _are_counts(*at, *before) and at >= before
+    if not all(_is_topic(partitions) for each in (current, previous) for partitions in each.values()):
         return False
     return all(
-        mine.get(topic, {}).get(partition, -1) >= offset
-        for topic, partitions in theirs.items()
+        current.get(topic, {}).get(partition, -1) >= offset
+        for topic, partitions in previous.items()
         for partition, offset in partitions.items()
     )
 
 
 def _is_topic(partitions: Any) -> bool:
-    """Tell whether these are the offsets of a topic's partitions, by their numbers."""
+    """Tell whether this is a topic's mapping of partition numbers to offsets."""
     return isinstance(partitions, dict) and all(map(str.isdecimal, partitions)) and _are_counts(*partitions.values())
 
 

@@ -1,7 +1,7 @@
-"""The facts of a query's last finished micro-batch as one hash, `job:_progress`: what dashboards ask first.
+"""The progress of a query's last finished micro-batch as one hash, `job:_progress`, for dashboards.
 
-They are Spark's own, `query.lastProgress`, which is there once a micro-batch has ended: an epoch brings those of the
-micro-batch before it. They cost no Spark job, and are no part of what a replayed micro-batch is recognised by.
+The source is Spark's `query.lastProgress`. Spark sets it when a micro-batch has ended, so an epoch holds the progress
+of the micro-batch before it. It costs no Spark job, and is not part of the digest by which a replay is recognised.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ SETTING = "spark.sparkis.progress"
 STATE = "_progress"
 
 
-def is_asked_for(session: SparkSession, given: bool | None) -> bool:
-    """Tell whether a query's facts are to be published: by the argument, else by the session's setting."""
-    if given is not None:
-        return bool(given)
+def is_enabled(session: SparkSession, argument: bool | None) -> bool:
+    """Tell whether to publish a query's progress: the argument, or the session's setting if that is None."""
+    if argument is not None:
+        return bool(argument)
     setting = session.conf.get(SETTING, None) or "false"
     if setting not in ("true", "false"):
         raise DescriptorError(f"{SETTING} is true or false, not {setting!r}")
     return setting == "true"
 
 
-def check_apart(job: str, states: Sequence[StateDescriptor]) -> None:
-    """Raise DescriptorError if a state's keys could be the key of the facts."""
-    mine = state_of(job).format_for(job)
+def check_key_conflict(job: str, states: Sequence[StateDescriptor]) -> None:
+    """Raise DescriptorError if a state's keys could be the key of the progress hash."""
+    reserved = state_of(job).format_for(job)
     for state in states:
-        if state.format_for(job).overlaps(mine):
+        if state.format_for(job).overlaps(reserved):
             raise DescriptorError(
-                f"state {state.name!r} of job {job!r} could make the key {mine.text!r}, where progress=True puts the "
-                f"query's facts; give the state a key format that begins differently, or leave out progress="
+                f"state {state.name!r} of job {job!r} could make the key {reserved.text!r}, which progress=True uses "
+                f"for the query's progress; give the state a key format that begins differently, or leave out progress="
             )
 
 
 def state_of(job: str) -> StateDescriptor:
-    """Return the state that holds a job's facts."""
+    """Return the descriptor of a job's progress hash."""
     return StateDescriptor(STATE, key_format=f"{job}:{STATE}", field="fact", value="value")
 
 
-def stream_of(job: str, query: StreamingQuery) -> bytes | None:
-    """Return the facts of a query's last micro-batch as inline changes of an epoch; None if none has ended yet."""
+def inline_changes_of(job: str, query: StreamingQuery) -> bytes | None:
+    """Return the progress of a query's last micro-batch as inline changes of an epoch; None if none has ended yet."""
     last = query.lastProgress
     if last is None:
         return None
-    facts = facts_of(json.loads(last.json, parse_float=Decimal))
-    packed = packed_map.pack((name.encode(), value.encode()) for name, value in facts.items())
+    fields = fields_of(json.loads(last.json, parse_float=Decimal))
+    packed = packed_map.pack((name.encode(), value.encode()) for name, value in fields.items())
     change = Change(STATE, Op.PUT, f"{job}:{STATE}".encode(), None, packed)
     return to_stream(list(runs_of([change], [STATE])))
 
 
-def facts_of(progress: dict[str, Any]) -> dict[str, str]:
-    """Return what a progress report says, by the names that readers see; what it does not say is left out."""
+def fields_of(progress: dict[str, Any]) -> dict[str, str]:
+    """Return the hash's fields from Spark's progress report; a field without a value is left out."""
     operators = progress.get("stateOperators", ())
     found: dict[str, Any] = {
         "batch": progress["batchId"],
@@ -87,9 +87,9 @@ def facts_of(progress: dict[str, Any]) -> dict[str, str]:
 
 
 def _added(sources: Sequence[dict[str, Any]], name: str) -> Decimal | None:
-    """Return a rate over all sources; None where none is told, as in a query's first micro-batch."""
-    told = [Decimal(source[name]) for source in sources if isinstance(source.get(name), (int, Decimal))]
-    return sum(told, Decimal(0)) if told else None
+    """Return the sum of a rate over all sources; None if no source reports it, as in a query's first micro-batch."""
+    rates = [Decimal(source[name]) for source in sources if isinstance(source.get(name), (int, Decimal))]
+    return sum(rates, Decimal(0)) if rates else None
 
 
 def _texts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -105,7 +105,7 @@ def _texts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _number(value: Decimal) -> str:
-    """Return a double as a state shows it; what is no double, such as a long decimal, digit for digit."""
+    """Return a double in the text form of states; another number, such as a long decimal, with all its digits."""
     if Decimal(repr(float(value))) == value:
         return float_text(float(value)).decode()
     return format(value, "f")

@@ -1,7 +1,7 @@
-"""Writes a query's micro-batches as the epochs of a job: what the sink does once a query runs.
+"""`Publisher` writes a running query's micro-batches as the epochs of a job.
 
-The way of a row: `Layout.rows` selects and orders it in Spark, `Task` encodes it in a Python worker and writes a change
-file (or returns the bytes, if they are few), `Publisher.write` commits the epoch on the driver.
+The path of a row: `Layout.rows` selects and orders it in Spark; `Task` encodes it in a Python worker and writes a
+change file, or returns the bytes if they are few; `Publisher.write` commits the epoch on the driver.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.publish import progress, task
-from spark_hooks.publish.catching_up import CATCH_UP_TIMEOUT_S, CatchingUp
+from spark_hooks.publish.catch_up import CATCH_UP_TIMEOUT_S, CatchUp
 from spark_hooks.publish.layout import Layout
 from spark_hooks.publish.offsets import OffsetLog
 from spark_hooks.serving import endpoints, placement
@@ -32,21 +32,21 @@ logger = logging.getLogger("sparkis.sink")
 
 Mode = Literal["update", "append", "complete"]
 PARTITIONS_SETTING = "spark.sparkis.partitions"
-# An applier is there half a second after its job is found; a loaded machine takes its time (guess).
+# An applier starts within half a second after a server finds its job; a loaded machine takes longer (guess).
 FIRST_VISIBILITY_TIMEOUT_S = 5.0
-BEAT_INTERVAL_S = 1.0
-# A batch of more rows is shuffled: the driver is sent eight bytes of each row of a smaller one, 32 MB (guess).
+HEARTBEAT_INTERVAL_S = 1.0
+# A larger batch is shuffled. Without a shuffle the driver receives eight bytes per row: at most 32 MB (guess).
 UNSHUFFLED_ROWS_MAX = 4_000_000
-# Beyond so many times the partitions that rows are shuffled into, more tasks cost more than the shuffle (guess).
+# With more tasks than so many times the shuffle's partitions, the tasks cost more than the shuffle (guess).
 UNSHUFFLED_TASKS_FACTOR = 4
 
 
 class BatchInterruptedError(Exception):
     """The query was stopped while its micro-batch ran.
 
-    The words in brackets are what Spark looks for in a Python function's error to tell a stop from a failure (its class
-    StreamExecution). It does so with a pattern that overflows the stack of the JVM on a text as long as the error's
-    own, so that whoever stopped a query in the middle of a batch got a thousand lines of that (seen with 4.3).
+    Spark's StreamExecution searches a Python function's error for the words in brackets, to tell a stop from a failure.
+    Its pattern overflows the JVM's stack on long texts: with the original error, stopping a query in the middle of a
+    batch printed a thousand lines (seen with 4.3). So this text is short.
     """
 
     def __init__(self) -> None:
@@ -57,8 +57,8 @@ class BatchInterruptedError(Exception):
 
 
 @dataclass(frozen=True)
-class Run:
-    """Which query, and which run of it, a batch belongs to."""
+class QueryRun:
+    """One run of a query, from its start to its end."""
 
     query_id: str
     run_id: str
@@ -67,13 +67,13 @@ class Run:
     checkpoint: str = field(default="", compare=False)
 
     @classmethod
-    def of_query(cls, query: StreamingQuery) -> Run:
+    def of_query(cls, query: StreamingQuery) -> QueryRun:
         """Return the run of a query that was started."""
         return cls(query.id, query.runId, query.name, query, checkpoint_of(query))
 
     @classmethod
-    def of_batch(cls, df: DataFrame) -> Run:
-        """Look at the local properties of the thread that runs foreachBatch: there classic Spark keeps its id."""
+    def of_batch(cls, df: DataFrame) -> QueryRun:
+        """Return the run of a micro-batch, from the local properties of the thread that runs foreachBatch."""
         read = df.sparkSession.sparkContext.getLocalProperty
         query_id = read("sql.streaming.queryId")
         if not query_id:
@@ -81,7 +81,7 @@ class Run:
                 "sparkis.publish was called outside of a streaming query's foreachBatch function; "
                 "to publish without Spark use sparkis.LogWriter"
             )
-        query = _active_query(df.sparkSession, query_id)
+        query = _running_query(df.sparkSession, query_id)
         if query is not None:
             return cls.of_query(query)
         first_line = (read("spark.job.description") or "").partition("\n")[0]
@@ -90,7 +90,7 @@ class Run:
 
 
 def checkpoint_of(query: StreamingQuery) -> str:
-    """Return where a query keeps its checkpoint, as Spark writes it; empty where Spark does not tell."""
+    """Return the location of a query's checkpoint, as Spark resolves it; empty if Spark's classes do not have it."""
     try:
         return str(execution_of(query).resolvedCheckpointRoot())
     except (AttributeError, Py4JError, TypeError) as error:
@@ -98,11 +98,11 @@ def checkpoint_of(query: StreamingQuery) -> str:
         return ""
 
 
-def _active_query(session: SparkSession, query_id: str) -> StreamingQuery | None:
+def _running_query(session: SparkSession, query_id: str) -> StreamingQuery | None:
     """Return a running query of any session of this driver, or None.
 
-    Spark shows a session the queries that were started in it; a batch's session is one that nobody started any in.
-    What all sessions share has no public way in, so that None is also the answer where it is not there.
+    A session lists only its own queries, and a batch's session has none. The list of all sessions is a private API of
+    Spark: None also where it is missing.
     """
     try:
         active = session._jsparkSession.sharedState().activeStreamingQueries()
@@ -113,14 +113,14 @@ def _active_query(session: SparkSession, query_id: str) -> StreamingQuery | None
     return None if found is None else StreamingQuery(found)
 
 
-def planned(query: StreamingQuery) -> str:
+def plan_text(query: StreamingQuery) -> str:
     """Return the plan of a query of this driver, as text."""
     return str(execution_of(query).analyzedPlan().toString())
 
 
 @dataclass(frozen=True)
-class Publication:
-    """What a sink was told: the arguments of `queryable` and `publish`, checked."""
+class SinkOptions:
+    """The arguments of `queryable` or `publish`, validated."""
 
     states: tuple[StateDescriptor, ...]
     mode: Mode
@@ -136,86 +136,90 @@ class Publication:
 class Publisher:
     """Writes the epochs of one run of one query. Lives on the driver; Spark calls it once per micro-batch."""
 
-    def __init__(self, told: Publication) -> None:
-        self._told = told
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
         self._opening = threading.Lock()
         self._writer: LogWriter | None = None
         self._layout: Layout | None = None
-        self._committed_here = -1
-        self._rows_before = 0
-        self._run: Run | None = None
+        self._last_committed = -1
+        self._previous_row_count = 0
+        self._run: QueryRun | None = None
         self._query: StreamingQuery | None = None
         self._offsets = OffsetLog(None)
-        self._catching_up: CatchingUp | None = None
+        self._catch_up: CatchUp | None = None
 
-    def open(self, run: Run, siblings: Collection[str] = ()) -> LogWriter:
-        """Return the writer of the run, opened at the first call; opening it fences whoever wrote before.
+    def open(self, run: QueryRun, siblings: Collection[str] = ()) -> LogWriter:
+        """Return the run's log writer; the first call opens it, which fences the job's former writer.
 
-        siblings are the writers of the run's other jobs.
+        siblings: the ids of the writers of the run's other jobs.
 
-        Called by the thread that starts the query and by the one that runs its batches, whichever comes first.
+        Called by the thread that starts the query and by the thread that runs its batches, in any order.
         """
         with self._opening:
             if self._writer is None:
-                job = self._told.job or run.name
+                job = self._options.job or run.name
                 if job is None:
                     raise DescriptorError(NAME_MISSING)
-                states = list(self._told.states)
-                if self._told.has_progress and run.query is not None:
-                    progress.check_apart(job, states)
+                states = list(self._options.states)
+                if self._options.has_progress and run.query is not None:
+                    progress.check_key_conflict(job, states)
                     states.append(progress.state_of(job))
                     self._query = run.query
-                elif self._told.has_progress:
-                    logger.warning("job %s: Spark does not show the query's progress here; there will be none", job)
+                elif self._options.has_progress:
+                    logger.warning(
+                        "job %s: progress=True has no effect: the query's progress is not available here", job
+                    )
                 writer = LogWriter(
-                    self._told.log,
+                    self._options.log,
                     job,
                     states,
                     run.query_id,
-                    self._told.on_rewind,
+                    self._options.on_rewind,
                     siblings=siblings,
-                    is_whole=self._told.mode == "complete",
+                    is_whole=self._options.mode == "complete",
                     checkpoint=run.checkpoint,
                     is_beating=True,
-                    takeover=self._told.takeover,
-                    holds_back=self._told.catch_up_timeout_s != 0,
+                    takeover=self._options.takeover,
+                    holds_back=self._options.catch_up_timeout_s != 0,
                 )
                 self._offsets = OffsetLog(run.checkpoint or None, session_at_hand() if run.query is not None else None)
-                self._catching_up = CatchingUp(writer, self._told.catch_up_timeout_s, run.query, self._offsets)
-                given = (writer, run.query, self._catching_up)
-                beat = threading.Thread(target=_beat, args=given, name=f"sparkis-beat-{job}", daemon=True)
+                self._catch_up = CatchUp(writer, self._options.catch_up_timeout_s, run.query, self._offsets)
+                arguments = (writer, run.query, self._catch_up)
+                beat = threading.Thread(
+                    target=_send_heartbeats, args=arguments, name=f"sparkis-beat-{job}", daemon=True
+                )
                 beat.start()
-                for endpoint in endpoints.of_log(self._told.log):
+                for endpoint in endpoints.of_log(self._options.log):
                     endpoint.notice(job, -1)  # its servers open the job while Spark prepares the first batch
                 self._writer, self._run = writer, run
             return self._writer
 
     def write(self, batch: DataFrame, batch_id: int) -> None:
-        """Write and commit one micro-batch. Always runs the batch to its end, also when it was committed before."""
-        writer = self._writer or self.open(Run.of_batch(batch))
+        """Write and commit one micro-batch. The batch always runs to its end, even if it was committed before."""
+        writer = self._writer or self.open(QueryRun.of_batch(batch))
         self.check_not_committed(writer.job, batch_id)
         writer.start(batch_id)
         clock_ms = writer.clock_ms()
         results = self._write_files(batch, batch_id, writer, clock_ms)
-        replaces = tuple(state.name for state in self._told.states) if self._told.mode == "complete" else ()
-        own = None if self._query is None else progress.stream_of(writer.job, self._query)
+        replaces = tuple(state.name for state in self._options.states) if self._options.mode == "complete" else ()
+        extra_inline = None if self._query is None else progress.inline_changes_of(writer.job, self._query)
         offsets = self._offsets.ends_of(batch_id)
-        is_new = task.commit(writer, batch_id, clock_ms, results, replaces, own, offsets)
-        assert self._catching_up is not None
-        self._catching_up.committed(offsets)
-        is_first, self._committed_here = self._committed_here < 0, batch_id
+        is_new = task.commit(writer, batch_id, clock_ms, results, replaces, extra_inline, offsets)
+        assert self._catch_up is not None
+        self._catch_up.on_commit(offsets)
+        is_first, self._last_committed = self._last_committed < 0, batch_id
         if not is_new:
-            logger.info("job %s: epoch %d was committed before a restart; its replay is left out", writer.job, batch_id)
-        self._make_visible(writer.job, batch_id, is_first=is_first)
+            logger.info("job %s: epoch %d was committed before a restart; its replay is skipped", writer.job, batch_id)
+        self._notify_and_wait(writer.job, batch_id, is_first=is_first)
 
     @property
     def writer_id(self) -> str | None:
-        """The id of the writer that was opened last, in its claims."""
+        """The id of the open writer in the log, or None."""
         return None if self._writer is None else self._writer.current.writer
 
     def check_not_committed(self, job: str, batch_id: int) -> None:
-        """Refuse a second epoch for one micro-batch; it would pass for a replay and be left out."""
-        if batch_id == self._committed_here:
+        """DescriptorError for a second epoch of one micro-batch, which the log would take for a replay and skip."""
+        if batch_id == self._last_committed:
             raise DescriptorError(
                 f"job {job!r}: batch {batch_id} was published twice; a micro-batch is one epoch: pass "
                 f"all its states to one call of sparkis.publish (a descriptor's where= chooses its rows)"
@@ -224,105 +228,110 @@ class Publisher:
     def _write_files(self, batch: DataFrame, batch_id: int, writer: LogWriter, clock_ms: int) -> list[Any]:
         """Run the batch: one shuffle for all states, one pass over the batch's own plan.
 
-        The rows of a state without an order are written where they are, without the shuffle. Where a second row of a
-        key is an error, the hashes of all keys tell that there is none; if two are the same, the shuffle brings their
-        rows together, which shows whether the keys are.
+        The rows of a state without an order are first written without the shuffle. Where a second row of a key is an
+        error, the tasks return the hashes of all keys. If two hashes are equal, the batch runs again with the shuffle,
+        which brings the rows of a key together and so finds out whether the keys are equal.
         """
         layout = self._layout_of(batch)
-        plan = placement.plan_of(self._told.log)
-        of_batch = task.Task(self._told.log, writer.folder, batch_id, layout.plans(clock_ms), plan)
+        plan = placement.plan_of(self._options.log)
+        write_task = task.Task(self._options.log, writer.folder, batch_id, layout.plans(clock_ms), plan)
         partitions = partitions_of(batch.sparkSession)
         has_hashes = layout.has_unique_keys
-        may_stay = bool(layout.unshuffled) and (not has_hashes or self._rows_before <= UNSHUFFLED_ROWS_MAX)
-        tasks = input_partitions_of(batch) if may_stay else 0
+        can_skip = bool(layout.unshuffled) and (not has_hashes or self._previous_row_count <= UNSHUFFLED_ROWS_MAX)
+        tasks = input_partitions_of(batch) if can_skip else 0
         if partitions <= 2 * tasks and tasks <= UNSHUFFLED_TASKS_FACTOR * partitions:
-            unshuffled = replace(of_batch, hashes_max=UNSHUFFLED_ROWS_MAX // tasks if has_hashes else None)
+            unshuffled = replace(write_task, hashes_max=UNSHUFFLED_ROWS_MAX // tasks if has_hashes else None)
             results = self._run_tasks(layout.unshuffled_rows(batch), unshuffled, writer.job)
-            if not has_hashes or task.has_each_key_once(results):
+            if not has_hashes or task.has_unique_keys(results):
                 return results
-        results = self._run_tasks(layout.rows(batch, partitions), of_batch, writer.job)
-        self._rows_before = sum(each.rows for each in results)
+        results = self._run_tasks(layout.rows(batch, partitions), write_task, writer.job)
+        self._previous_row_count = sum(each.rows for each in results)
         return results
 
-    def _run_tasks(self, rows: DataFrame, of_batch: task.Task, job: str) -> list[Any]:
+    def _run_tasks(self, rows: DataFrame, write_task: task.Task, job: str) -> list[Any]:
         try:
-            results = rows.mapInArrow(of_batch, task.RESULT).collect()
-        except (PySparkException, Py4JError) as error:  # the latter where Spark's exception has no class in Python
+            results = rows.mapInArrow(write_task, task.RESULT).collect()
+        except (PySparkException, Py4JError) as error:  # Py4JError: Spark's exception has no class in Python
             if not _is_active(self._run.query if self._run else None):
                 raise BatchInterruptedError from None
             task.check_workers(error)
             raise
-        task.check(results, job, of_batch.epoch)
+        task.check(results, job, write_task.epoch)
         return results
 
     def _layout_of(self, batch: DataFrame) -> Layout:
-        """Return how the rows travel; made once for a schema, because every call of Spark's costs a millisecond."""
+        """Return the layout of the rows; made once per schema, because each call of Spark costs a millisecond."""
         if self._layout is None or self._layout.schema != batch.schema:
             assert self._writer is not None
-            self._layout = Layout.of(batch, self._told.states, self._writer.job)
+            self._layout = Layout.of(batch, self._options.states, self._writer.job)
         return self._layout
 
-    def _make_visible(self, job: str, epoch: int, *, is_first: bool) -> None:
-        """Tell the servers of an epoch. A run's first one is always waited for: servers may be opening the job yet."""
-        known = endpoints.of_log(self._told.log)
-        for endpoint in known:
+    def _notify_and_wait(self, job: str, epoch: int, *, is_first: bool) -> None:
+        """Notify the servers of an epoch, and wait for it if asked to.
+
+        The first epoch of a run is always waited for, because servers may still be opening the job.
+        """
+        registered = endpoints.of_log(self._options.log)
+        for endpoint in registered:
             endpoint.notice(job, epoch)
-        if self._catching_up is not None and not self._catching_up.is_over:
+        if self._catch_up is not None and not self._catch_up.is_done:
             return
-        timeout_s = self._told.visibility_timeout_s or (FIRST_VISIBILITY_TIMEOUT_S if is_first and known else 0.0)
+        timeout_s = self._options.visibility_timeout_s or (
+            FIRST_VISIBILITY_TIMEOUT_S if is_first and registered else 0.0
+        )
         if not timeout_s:
             return
-        if not known:
+        if not registered:
             logger.warning(
-                "job %s: wait_for_visibility was asked for, but no server of the log %s is known in this driver; "
+                "job %s: wait_for_visibility has no effect, because this driver has started no server for the log %s; "
                 "call sparkis.serve(spark) before the query starts",
                 job,
-                self._told.log,
+                self._options.log,
             )
         deadline = time.monotonic() + timeout_s
-        for endpoint in known:
+        for endpoint in registered:
             if not endpoint.wait(job, epoch, max(0.0, deadline - time.monotonic())):
                 logger.warning("job %s: epoch %d was not readable after %s s; the query goes on", job, epoch, timeout_s)
 
 
 NAME_MISSING = (
-    "the query has no name, and its state's keys begin with one: call .queryName('...') before start(), "
+    "the query has no name, and the keys of its states begin with that name: call .queryName('...') before start(), "
     "or pass job='...'"
 )
 
 
 def _is_active(query: StreamingQuery | None) -> bool:
-    """Tell whether a query runs. Without a handle on it: as long as this process lives."""
+    """Tell whether a query runs; without a handle: True as long as this process lives."""
     try:
         return query is None or query.isActive
-    except Exception:  # Spark itself has stopped, and says so in many ways
+    except Exception:  # Spark has stopped, and raises many kinds of errors then
         return False
 
 
-def _beat(writer: LogWriter, query: StreamingQuery | None, catching_up: CatchingUp) -> None:
-    """Show a sign of life once a second while the query runs, and look whether it has caught up."""
+def _send_heartbeats(writer: LogWriter, query: StreamingQuery | None, catch_up: CatchUp) -> None:
+    """Write a heartbeat into the log once a second while the query runs, and check its catch-up."""
     is_active = True
     while is_active:
         is_active = _is_active(query)
         try:
             if not writer.beat(is_running=is_active):
-                return  # others watch the newer writer's sign of life
-            catching_up.look()
-        except SparkisError as error:  # the next commit fails with it too; readers see the silence
-            logger.debug("no sign of life for job %s: %s", writer.job, error)
-        time.sleep(BEAT_INTERVAL_S)
+                return  # fenced: the newer writer sends heartbeats
+            catch_up.check()
+        except SparkisError as error:  # the next commit will fail as well
+            logger.debug("no heartbeat for job %s: %s", writer.job, error)
+        time.sleep(HEARTBEAT_INTERVAL_S)
 
 
 def partitions_of(session: SparkSession) -> int:
-    """Return into how many partitions a batch is spread before it is written.
+    """Return the number of partitions into which a batch is shuffled before it is written.
 
-    As many as the cores of the application, but never more than the session shuffles into: every partition is a Python
-    task, and most micro-batches are small.
+    The default is the application's number of cores, but at most the session's number of shuffle partitions: every
+    partition is a Python task, and most micro-batches are small.
     """
-    given = session.conf.get(PARTITIONS_SETTING, None)
-    if given is not None:
-        if not given.isdecimal() or int(given) == 0:
-            raise DescriptorError(f"{PARTITIONS_SETTING} is a number of partitions, at least 1, not {given!r}")
-        return int(given)
+    setting = session.conf.get(PARTITIONS_SETTING, None)
+    if setting is not None:
+        if not setting.isdecimal() or int(setting) == 0:
+            raise DescriptorError(f"{PARTITIONS_SETTING} is a number of partitions, at least 1, not {setting!r}")
+        return int(setting)
     shuffled = int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200)
     return max(1, min(shuffled, parallelism_of(session)))

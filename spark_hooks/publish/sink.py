@@ -1,9 +1,9 @@
 """The sink: every micro-batch of a query becomes one epoch of a job's change log.
 
-    queryable(df, ...)              a DataStreamWriter with the foreachBatch writer set, for a query of its own
-    publish(batch_df, batch_id, ...) the same inside a foreachBatch function of the user's
+    queryable(df, ...)               returns a DataStreamWriter whose foreachBatch function is set
+    publish(batch_df, batch_id, ...) publishes one micro-batch from the user's own foreachBatch function
 
-Both check all that can be checked before a row is read; `publisher` does the rest.
+Both validate their arguments before a row is read; `publisher` does the rest.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from spark_hooks.publish.catching_up import CATCH_UP_TIMEOUT_S, check_timeout
+from spark_hooks.publish.catch_up import CATCH_UP_TIMEOUT_S, check_timeout
 from spark_hooks.publish.columns import check_columns
 from spark_hooks.publish.layout import check_layout
-from spark_hooks.publish.progress import check_apart, is_asked_for
-from spark_hooks.publish.publisher import NAME_MISSING, Mode, Publication, Publisher, Run, partitions_of, planned
+from spark_hooks.publish.progress import check_key_conflict, is_enabled
+from spark_hooks.publish.publisher import NAME_MISSING, Mode, Publisher, QueryRun, SinkOptions, partitions_of, plan_text
 from spark_hooks.publish.sink_checks import SinkChecks, logged
 from spark_hooks.serving.endpoints import LOG_SETTING
 from spark_hooks.sessions import analyzed_plan, is_connect
@@ -43,7 +43,7 @@ from state_backend.model.errors import DescriptorError, SparkisError
 logger = logging.getLogger("sparkis.sink")
 
 VISIBILITY_TIMEOUT_S = 10.0
-# As Spark writes a plan; `~` stands before what is streaming.
+# In the text of a Spark plan; Spark marks streaming operators with `~`.
 STREAMING_AGGREGATION = re.compile(r"^[ :|+-]*~(Aggregate|Distinct)\b", re.MULTILINE)
 
 
@@ -51,16 +51,16 @@ class QueryableWriter(SinkChecks, DataStreamWriter):
     """Spark's DataStreamWriter with the sink set."""
 
     def start(self, *args: Any, **options: Any) -> StreamingQuery:
-        """Start the query and take the job's log over; SparkisError if the log refuses, and the query ends again."""
+        """Start the query and open the job's log; if that fails, stop the query and raise SparkisError."""
         self._check_start(args, options)
         if self._checkpoint_location(self._session) is None:
             logger.warning(
-                "job %s: the query has no checkpointLocation, so Spark uses a temporary one and its next run reads all "
-                "input anew: all state of this run is then replaced. Give the query "
-                ".option('checkpointLocation', '/a/folder/that/stays')",
-                self._told.job or self._name,
+                "job %s: the query has no checkpointLocation, so Spark uses a temporary one. The query's next run will "
+                "read all input again and replace all state of this run. Give the query "
+                ".option('checkpointLocation', '/a/permanent/folder')",
+                self._sink_options.job or self._name,
             )
-        publisher = Publisher(self._told)  # one per start: the same writer may be started again
+        publisher = Publisher(self._sink_options)  # one per start: a writer may be started several times
 
         def write(batch: DataFrame, batch_id: int) -> None:
             with logged():
@@ -69,7 +69,7 @@ class QueryableWriter(SinkChecks, DataStreamWriter):
         DataStreamWriter.foreachBatch(self, write)
         query = super().start(*args, **options)
         try:
-            publisher.open(Run.of_query(query))
+            publisher.open(QueryRun.of_query(query))
         except SparkisError:
             query.stop()
             raise
@@ -77,7 +77,7 @@ class QueryableWriter(SinkChecks, DataStreamWriter):
 
 
 def log_of(session: SparkSession, log: str | Path | None) -> str:
-    """Return the root of the log to write to; raises what is wrong with it."""
+    """Return the root of the log to write to; DescriptorError if none is given, LogError if it cannot be written."""
     root = _root_of(session, log)
     check_writable(root)
     return root
@@ -89,18 +89,18 @@ def _root_of(session: SparkSession, log: str | Path | None) -> str:
         raise DescriptorError(
             f"there is no change log to write to: call sparkis.serve(spark) first, pass log=, or set {LOG_SETTING}"
         )
-    return open_filesystem(root).root  # whole: executors have working folders of their own
+    return open_filesystem(root).root  # absolute: executors have other working folders
 
 
-def _check_choice(argument: str, given: object, choices: tuple[str, ...]) -> None:
-    if given not in choices:
-        raise DescriptorError(f"{argument}= is one of {', '.join(map(repr, choices))}, not {given!r}")
+def _check_choice(argument: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise DescriptorError(f"{argument}= is one of {', '.join(map(repr, choices))}, not {value!r}")
 
 
-def _publication(
+def _sink_options_of(
     df: DataFrame,
     states: Sequence[str | StateDescriptor],
-    given: StateArguments,
+    arguments: StateArguments,
     *,
     mode: Mode,
     job: str | None,
@@ -111,77 +111,79 @@ def _publication(
     takeover: bool,
     catch_up_timeout: float | None,
     query: StreamingQuery | None = None,
-) -> Publication:
-    """Return the arguments of a call, checked; with the query that runs, if `df` is a micro-batch of one."""
+) -> SinkOptions:
+    """Validate the arguments of a call. `query` is the running query, if `df` is one of its micro-batches."""
     _check_choice("mode", mode, get_args(Mode))
     _check_choice("on_rewind", on_rewind, get_args(OnRewind))
     timeout_s = VISIBILITY_TIMEOUT_S if wait_for_visibility is True else wait_for_visibility
     if not isinstance(timeout_s, (int, float)) or timeout_s < 0:
         raise DescriptorError(f"wait_for_visibility= is True, False or seconds, not {wait_for_visibility!r}")
     check_timeout(catch_up_timeout)
-    described = _checked_states(df, states, job, given)
+    described = _checked_states(df, states, job, arguments)
     _check_folded(described, mode, df, query)
     partitions_of(df.sparkSession)
     # Under Spark Connect the log is written by the server, and may be out of this process's reach.
     root = _root_of(df.sparkSession, log) if is_connect(df) else log_of(df.sparkSession, log)
-    has_progress = is_asked_for(df.sparkSession, progress)
+    has_progress = is_enabled(df.sparkSession, progress)
     if has_progress:
-        check_apart(job or "job", described)
+        check_key_conflict(job or "job", described)
     if progress and is_connect(df):
         raise DescriptorError(
-            "progress=True: under Spark Connect the sink runs where Spark does not show the query's progress; "
-            "leave it out"
+            "progress=True: under Spark Connect the sink's process has no access to the query's progress; leave it out"
         )
-    return Publication(
+    return SinkOptions(
         tuple(described), mode, job, root, float(timeout_s), on_rewind, has_progress, catch_up_timeout, takeover
     )
 
 
 def _check_folded(states: Sequence[StateDescriptor], mode: Mode, df: DataFrame, query: StreamingQuery | None) -> None:
-    """Refuse to add up rows that are totals already."""
+    """Refuse to reduce rows that are already totals."""
     for state in states:
         if mode == "complete" and state.reduce is not None:
             raise DescriptorError(
-                f"state {state.name!r}: reduce={state.reduce.value!r} folds what each micro-batch adds, and with "
-                f"mode='complete' it brings everything again; leave out reduce=, or publish the rows themselves with "
-                f"mode='append'"
+                f"state {state.name!r}: reduce={state.reduce.value!r} folds the new rows of each micro-batch, and with "
+                f"mode='complete' each micro-batch has all rows again; leave out reduce=, or publish the rows "
+                f"themselves with mode='append'"
             )
     adding = [state for state in states if state.reduce in (Reduce.SUM, Reduce.COUNT)]
     if mode != "update" or not adding:
         return
-    plan = analyzed_plan(df) if query is None else planned(query)
+    plan = analyzed_plan(df) if query is None else plan_text(query)
     if found := STREAMING_AGGREGATION.search(plan):
         reduce = adding[0].reduce
         assert reduce is not None
         raise DescriptorError(
-            f"state {adding[0].name!r}: reduce={reduce.value!r} adds up what each micro-batch brings, and in update "
-            f"mode an aggregation ({found[1]} in the query's plan) brings a key's whole result again whenever it "
+            f"state {adding[0].name!r}: reduce={reduce.value!r} adds up the rows of all micro-batches, and in update "
+            f"mode an aggregation ({found[1]} in the query's plan) emits a key's full result again whenever it "
             f"changes. Leave out reduce= to publish that result, or publish the rows without the aggregation, with "
-            f"mode='append'; if each key comes only once (a window with a watermark), pass mode='append'"
+            f"mode='append'; if each key is emitted only once (a window with a watermark), pass mode='append'"
         )
 
 
 def _checked_states(
-    df: DataFrame, states: Sequence[str | StateDescriptor], job: str | None, given: StateArguments
+    df: DataFrame, states: Sequence[str | StateDescriptor], job: str | None, arguments: StateArguments
 ) -> list[StateDescriptor]:
-    """Return the descriptors of a call, checked against the DataFrame's columns."""
-    unknown = sorted(set(given) - set(StateArguments.__annotations__))
+    """Return the descriptors of a call, validated against the DataFrame's columns."""
+    unknown = sorted(set(arguments) - set(StateArguments.__annotations__))
     if unknown:
         raise DescriptorError(
-            f"{', '.join(unknown)}: not an argument of a state; those are {', '.join(StateArguments.__annotations__)}"
+            f"{', '.join(unknown)}: not an argument of a state; the arguments are "
+            f"{', '.join(StateArguments.__annotations__)}"
         )
     described: list[StateDescriptor] = []
     for state in states:
         if isinstance(state, StateDescriptor):
             described.append(state)
         elif len(states) == 1:
-            described.append(StateDescriptor(state, **given))
+            described.append(StateDescriptor(state, **arguments))
         else:
             raise DescriptorError(f"give several states as sparkis.StateDescriptor({state!r}, key=..., value=...)")
-    if given and not any(isinstance(state, str) for state in states):
+    if arguments and not any(isinstance(state, str) for state in states):
         if not states:
-            raise DescriptorError("the state has no name; it comes first: sparkis.queryable(df, 'name', key=...)")
-        raise DescriptorError(f"{', '.join(sorted(given))}: say this in the StateDescriptor")
+            raise DescriptorError(
+                "the state has no name; pass it as the first argument: sparkis.queryable(df, 'name', key=...)"
+            )
+        raise DescriptorError(f"{', '.join(sorted(arguments))}: pass this to the StateDescriptor")
     for each in described:
         check_user_name(each.name)
     if job is not None:
@@ -207,35 +209,34 @@ def queryable(
 ) -> DataStreamWriter:
     """Return a writer whose query publishes the rows of a streaming DataFrame as state for Redis clients.
 
-    Every micro-batch becomes one epoch of the change log: readers see all of it or nothing of it. A single state is
-    given by its name and its columns, which are the arguments of `StateDescriptor`; several are given as
-    `StateDescriptor`s, and one epoch then holds the changes of all. Whatever can be checked is checked here, before
-    the query starts.
+    Every micro-batch becomes one epoch of the change log: readers see all of its changes or none. Describe a single
+    state by its name and the arguments of `StateDescriptor`, several states by `StateDescriptor`s; one epoch has the
+    changes of all states. The arguments are validated here, before the query starts.
 
     Args:
         df: The streaming DataFrame.
         *states: A state's name, or one or several `StateDescriptor`s.
         mode: Spark's output mode: `update`, `append`, or `complete`, which replaces the states with every micro-batch.
         job: The name that keys begin with. Default: the query's name.
-        log: The root of the change log. Default: the setting `spark.sparkis.log`, which `serve` makes.
-        wait_for_visibility: True, or a number of seconds: a micro-batch ends only when every server that this driver
-            started shows it, or that time (True: 10 seconds) has passed.
-        on_rewind: What to do with a checkpoint that was set back to before the log's last epoch: `refuse` fails the
-            query, `truncate` drops the epochs that the query writes again.
-        progress: True: publish the facts of the query (watermark, rates, observed metrics) as the hash
-            `job:_progress`. Default: the setting `spark.sparkis.progress`.
-        takeover: True: take the job from another query that writes it and is alive; that query fails.
-        catch_up_timeout: How long readers keep the old state, in seconds, while a query with a new checkpoint catches
-            up. 0: readers see the new state at once. None: until the query has caught up, however long that takes.
+        log: The root of the change log. Default: the setting `spark.sparkis.log`, which `serve` sets.
+        wait_for_visibility: True, or a number of seconds: a micro-batch ends only when its epoch is readable on every
+            server that this driver started, or after that time (True: 10 seconds).
+        on_rewind: For a checkpoint that was set back to before the log's last epoch: `refuse` fails the query,
+            `truncate` drops the epochs that the query writes again.
+        progress: True: publish the query's progress (watermark, rates, observed metrics) as the hash `job:_progress`.
+            Default: the setting `spark.sparkis.progress`.
+        takeover: True: take the job over from another running query, which then fails.
+        catch_up_timeout: The seconds for which readers keep the old state at most while a query with a new checkpoint
+            catches up. 0: readers see the new state at once. None: no limit.
         **columns: For a single state: the arguments of `StateDescriptor`, such as `key=` and `value=`.
 
     Returns:
-        Spark's `DataStreamWriter`, to be given a name and a checkpoint and to be started. Its sink is taken.
+        Spark's `DataStreamWriter` with its sink set. Give it a name and a checkpoint, and start it.
 
     Raises:
         DescriptorError: The DataFrame is not streaming, a column is missing or has a type that cannot be written, two
-            states could make the same key, or an argument makes no sense.
-        LogUnavailableError: The log's storage does not answer, or refuses.
+            states could make the same key, or an argument is invalid.
+        LogUnavailableError: The log's storage does not answer, or refuses access.
 
     Examples:
         >>> rows = spark.createDataFrame([("boiler", 81.5), ("cellar", 12.0)], "sensor string, temp double")
@@ -257,7 +258,7 @@ def queryable(
         raise DescriptorError(
             "sparkis.queryable takes a streaming DataFrame, and this one is not (spark.readStream makes one)"
         )
-    told = _publication(
+    sink_options = _sink_options_of(
         df,
         states,
         columns,
@@ -271,33 +272,32 @@ def queryable(
         catch_up_timeout=catch_up_timeout,
     )
     if is_connect(df):
-        from spark_hooks.publish.connect import (
-            ConnectQueryableWriter,  # it needs what only a client of Spark Connect has
-        )
+        # Imported here: it needs packages that only clients of Spark Connect have.
+        from spark_hooks.publish.connect import ConnectQueryableWriter
 
-        return ConnectQueryableWriter(df, told)
-    return QueryableWriter(df, told)
+        return ConnectQueryableWriter(df, sink_options)
+    return QueryableWriter(df, sink_options)
 
 
 @dataclass(frozen=True)
-class _Published:
-    """What `publish` remembers of a query from one micro-batch to the next."""
+class _ActiveSink:
+    """The state that `publish` keeps for a query between micro-batches."""
 
-    run: Run
-    asked: object
+    run: QueryRun
+    arguments: object
     publisher: Publisher
 
 
-def _run_of(batch: DataFrame, checkpoint: str | Path | None, job: str | None) -> Run:
+def _run_of(batch: DataFrame, checkpoint: str | Path | None, job: str | None) -> QueryRun:
     if is_connect(batch):
         from spark_hooks.publish.connect import run_of_batch
 
         return run_of_batch(batch.sparkSession, checkpoint, job)
-    return Run.of_batch(batch)
+    return QueryRun.of_batch(batch)
 
 
-# By log, job and query: one call per micro-batch, one writer per run. Two queries that share a job fence each other.
-_published: dict[tuple[str, str, str], _Published] = {}
+# By log, job and query id: one writer per run. Two queries with the same job fence each other.
+_published: dict[tuple[str, str, str], _ActiveSink] = {}
 
 
 def publish(
@@ -317,14 +317,14 @@ def publish(
 ) -> None:
     """Publish a micro-batch from inside a foreachBatch function.
 
-    This is `queryable` for a query that has a foreachBatch function already. Call it once for every micro-batch, also
-    for an empty one, and let it run to its end: the epoch is committed when it returns.
+    Use it instead of `queryable` in a query that has its own foreachBatch function. Call it once for every micro-batch,
+    also for an empty one. When it returns, the epoch is committed.
 
     Args:
         batch_df: The DataFrame that Spark gave to the function.
         batch_id: The number that Spark gave to the function; it is the number of the epoch.
         *states: A state's name, or one or several `StateDescriptor`s, as for `queryable`.
-        mode: What the batch holds: changed rows (`update`, `append`) or the whole result (`complete`).
+        mode: The rows of the batch: the changed ones (`update`, `append`), or the full result (`complete`).
         job: The name that keys begin with. Default: the query's name.
         log: As for `queryable`.
         wait_for_visibility: As for `queryable`.
@@ -332,13 +332,13 @@ def publish(
         progress: As for `queryable`.
         takeover: As for `queryable`.
         catch_up_timeout: As for `queryable`.
-        checkpoint: The query's checkpoint. Under Spark Connect it is needed, and so is `job`; elsewhere it is ignored.
+        checkpoint: The query's checkpoint. Spark Connect needs it, and `job` as well; classic Spark ignores it.
         **columns: For a single state: the arguments of `StateDescriptor`.
 
     Raises:
         DescriptorError: As for `queryable`.
-        RowError: A row cannot become a change, such as one whose key is null.
-        JobInUseError: Another query writes the job and is alive.
+        RowError: A row cannot be written, such as one whose key is null.
+        JobInUseError: Another running query writes the job.
         FencedWriterError: Another query has taken the job over.
 
     Examples:
@@ -365,13 +365,13 @@ def publish(
         if name is None:
             raise DescriptorError(NAME_MISSING)
         check_name("job", name)
-        place = (_root_of(batch_df.sparkSession, log), name, run.query_id)
-        asked = (states, columns, mode, wait_for_visibility, on_rewind, progress, takeover, catch_up_timeout)
-        known = _published.get(place)
-        if known is not None and known.run == run:
-            known.publisher.check_not_committed(name, batch_id)
-        if known is None or known.run != run or known.asked != asked:
-            told = _publication(
+        key = (_root_of(batch_df.sparkSession, log), name, run.query_id)
+        arguments = (states, columns, mode, wait_for_visibility, on_rewind, progress, takeover, catch_up_timeout)
+        active = _published.get(key)
+        if active is not None and active.run == run:
+            active.publisher.check_not_committed(name, batch_id)
+        if active is None or active.run != run or active.arguments != arguments:
+            sink_options = _sink_options_of(
                 batch_df,
                 states,
                 columns,
@@ -386,10 +386,10 @@ def publish(
                 takeover=takeover,
             )
             if is_connect(batch_df):
-                from spark_hooks.publish.connect import know_server
+                from spark_hooks.publish.connect import register_server
 
-                know_server(batch_df.sparkSession, told.log)
-            known = _published[place] = _Published(run, asked, Publisher(told))
+                register_server(batch_df.sparkSession, sink_options.log)
+            active = _published[key] = _ActiveSink(run, arguments, Publisher(sink_options))
             others = (each.publisher.writer_id for each in _published.values() if each.run == run)
-            known.publisher.open(run, [writer for writer in others if writer is not None])
-        known.publisher.write(batch_df, batch_id)
+            active.publisher.open(run, [writer for writer in others if writer is not None])
+        active.publisher.write(batch_df, batch_id)

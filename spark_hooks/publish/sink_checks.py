@@ -1,4 +1,4 @@
-"""What a writer of the sink refuses before its query starts, whether the session is classic or one of Spark Connect."""
+"""The checks of the sink's writer before its query starts, for classic sessions and Spark Connect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from spark_hooks.publish.publisher import NAME_MISSING, Publication
+from spark_hooks.publish.publisher import NAME_MISSING, SinkOptions
 from state_backend.model.descriptor import check_name
 from state_backend.model.errors import DescriptorError, SparkisError
 
@@ -21,14 +21,14 @@ CHECKPOINT_OPTION = "checkpointLocation"
 CHECKPOINT_SETTING = "spark.sql.streaming.checkpointLocation"
 
 SINK_TAKEN = (
-    "sparkis.queryable is the sink of this query; for several sinks use a foreachBatch function of your own "
-    "and call sparkis.publish in it"
+    "sparkis.queryable is the sink of this query; for several sinks write a foreachBatch function "
+    "that calls sparkis.publish"
 )
 
 
 @contextmanager
 def logged() -> Iterator[None]:
-    """Say in one line why a batch failed: Spark reports it inside a Java traceback."""
+    """Log an error of ours in one line; Spark reports it inside a Java traceback."""
     try:
         yield
     except SparkisError as error:
@@ -36,7 +36,7 @@ def logged() -> Iterator[None]:
         raise
 
 
-# Classic Spark and Spark Connect each have a DataStreamWriter of their own; the checks go before either.
+# Classic Spark and Spark Connect have different DataStreamWriters; the checks are mixed into both.
 if TYPE_CHECKING:
     _Writer = DataStreamWriter
 else:
@@ -44,20 +44,22 @@ else:
 
 
 class SinkChecks(_Writer):
-    """Refuses, before the query starts, what the sink cannot do. Goes before a DataStreamWriter among the bases."""
+    """A mixin, to be listed before a DataStreamWriter among the bases; its errors are DescriptorErrors."""
 
-    def __init__(self, df: DataFrame, told: Publication) -> None:
+    def __init__(self, df: DataFrame, sink_options: SinkOptions) -> None:
         vars(self).update(vars(df.writeStream))
         self._session = df.sparkSession
-        self._told = told
+        self._sink_options = sink_options
         self._name: str | None = None
         self._checkpoint: str | None = None
-        super().outputMode(told.mode)
+        super().outputMode(sink_options.mode)
 
     def outputMode(self, outputMode: str) -> DataStreamWriter:
-        """Refuse another mode than the one `queryable` was told."""
-        if outputMode != self._told.mode:
-            raise DescriptorError(f"the mode is {self._told.mode!r}; pass mode={outputMode!r} to sparkis.queryable")
+        """Refuse any other mode than the one of `queryable`."""
+        if outputMode != self._sink_options.mode:
+            raise DescriptorError(
+                f"the mode is {self._sink_options.mode!r}; pass mode={outputMode!r} to sparkis.queryable"
+            )
         return self
 
     def foreachBatch(self, func: Callable[[DataFrame, int], None]) -> DataStreamWriter:
@@ -77,14 +79,14 @@ class SinkChecks(_Writer):
         raise DescriptorError(f"toTable: {SINK_TAKEN}")
 
     def queryName(self, queryName: str) -> DataStreamWriter:
-        """Set the query's name, which is the job's name unless job= was given."""
-        if self._told.job is None:
+        """Set the query's name, which is also the job's name unless job= was given."""
+        if self._sink_options.job is None:
             check_name("query", queryName)
         self._name = queryName
         return super().queryName(queryName)
 
     def option(self, key: str, value: Any) -> DataStreamWriter:
-        """Set an option of the query; the checkpoint's place is remembered."""
+        """Set an option of the query; the checkpoint's location is stored here as well."""
         if key.lower() == CHECKPOINT_OPTION.lower() and value is not None:
             self._checkpoint = str(value)
         return super().option(key, value)
@@ -96,27 +98,27 @@ class SinkChecks(_Writer):
         return self
 
     def trigger(self, **trigger: Any) -> DataStreamWriter:
-        """Set the trigger; those without micro-batches are refused."""
+        """Set the trigger; triggers without micro-batches are refused."""
         for kind in ("continuous", "realTime"):
             if trigger.get(kind) is not None:
                 raise DescriptorError(
-                    f"trigger({kind}=...) has no micro-batches that end in a commit, so there is no epoch that readers "
-                    f"could see as a whole; use processingTime= or availableNow=True"
+                    f"trigger({kind}=...) has no micro-batches that end in a commit, and an epoch is one such "
+                    f"micro-batch; use processingTime= or availableNow=True"
                 )
         return super().trigger(**trigger)
 
     def _check_start(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Take the name from the arguments of `start`, if it is there; there must be one."""
+        """Take the name and the checkpoint from the arguments of `start`; DescriptorError if there is no name."""
         name = options.get("queryName") or (args[4] if len(args) > 4 else None)
         if name is not None:
             self.queryName(name)
-        if self._name is None and self._told.job is None:
+        if self._name is None and self._sink_options.job is None:
             raise DescriptorError(NAME_MISSING)
         for key in [key for key in options if key.lower() == CHECKPOINT_OPTION.lower()]:
             self.option(key, options.pop(key))
 
     def _checkpoint_location(self, session: SparkSession) -> str | None:
-        """Return where the query's checkpoint will be; None if Spark makes a temporary one."""
+        """Return the location of the query's checkpoint; None if Spark will make a temporary one."""
         root = session.conf.get(CHECKPOINT_SETTING, None)
         if self._checkpoint is not None or root is None:
             return self._checkpoint

@@ -1,7 +1,7 @@
-"""Small whole tables: the rules or thresholds that a stream is joined with, as one hash that is replaced as a whole.
+"""Small tables, such as rules or thresholds that a stream is joined with: one hash each, replaced as a whole.
 
-Tables have a job of their own in the change log; each call writes one epoch of it, with or without a running query.
-Runs on the driver: a table is small, and Spark is asked for its rows once.
+Tables have their own job in the change log; each call writes one epoch, with or without a running query. Runs on the
+driver, which collects the table's rows once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from state_backend.model.descriptor import Encoding, StateDescriptor, check_name
 from state_backend.model.errors import DescriptorError, FencedWriterError
 
 ROWS_MAX = 100_000
-# What a job's description says of where its states come from.
+# The `source` in the description of a job of tables.
 SOURCE = {"kind": "tables"}
 
-# By log and job. One driver writes a job's tables: the writer of its first call is the one of all later ones, so that
-# it learns that another driver took over.
+# By log and job. All calls in a driver use the writer of the first call: that one is fenced when another driver takes
+# the job over.
 _writers: dict[tuple[str, str], LogWriter] = {}
 _writing = threading.Lock()
 
@@ -48,29 +48,29 @@ def publish_table(
     encoding: Encoding | str = Encoding.TEXT,
     log: str | Path | None = None,
 ) -> int:
-    """Publish all rows of a static DataFrame as one hash or set, in place of what it was, and return the epoch.
+    """Publish all rows of a static DataFrame as one hash or set, replacing its former content, and return the epoch.
 
-    The key is `job:name`. Readers see the whole table change at one moment. Call this again whenever the table has
-    changed. It returns when the servers that this driver started show the table.
+    The key is `job:name`. Readers see the whole table change at once. Call this again whenever the table has changed.
+    It returns when the table is readable on the servers that this driver started, or after 10 seconds.
 
     Args:
         df: A static DataFrame of up to 100,000 rows.
         name: The table's name.
-        field: The column that names the fields of the hash; no two rows may have the same.
-        value: The column of the fields' values; several columns become one JSON object. A row without a value is left
-            out.
-        member: In place of `field` and `value`: the column of the members of a set; no two rows may have the same.
-        score: With `member`: the column of scores, which makes a sorted set. A row without a score is left out.
-        job: The name of the tables' job, which is no query's. Several tables may share it.
+        field: The column with the fields of the hash; each row must have a different one.
+        value: The column with the values; several columns become one JSON object. A row with a null value is left out.
+        member: Instead of `field` and `value`: the column with the members of a set; each row must have a different
+            one.
+        score: With `member`: the column of scores, which makes a sorted set. A row with a null score is left out.
+        job: The name of the tables' job, which no query may have. Several tables may share it.
         encoding: `text`, `json` or `binary`, as for a `StateDescriptor`.
-        log: The root of the change log. Default: the setting `spark.sparkis.log`, which `serve` makes.
+        log: The root of the change log. Default: the setting `spark.sparkis.log`, which `serve` sets.
 
     Returns:
-        The number of the epoch, one more for each table that the job publishes.
+        The number of the epoch; each call for the job adds one.
 
     Raises:
-        DescriptorError: The DataFrame cannot be a table: it is streaming, has too many rows, or two with one field.
-        RowError: A row cannot be a field, such as one whose field is null.
+        DescriptorError: The DataFrame is streaming, has too many rows, or has two rows with the same field or member.
+        RowError: A row cannot be written, such as one whose field is null.
         FencedWriterError: Another driver has published a table of this job since this driver did.
 
     Examples:
@@ -106,8 +106,8 @@ def publish_table(
     rows = layout.rows(df.limit(ROWS_MAX + 1), 1).toArrow()
     if rows.num_rows > ROWS_MAX:
         raise DescriptorError(
-            f"table {name!r}: the DataFrame has more than {ROWS_MAX} rows, and a table is one hash that each call "
-            f"writes anew; leave out what nobody reads, or publish changed rows from a stream with sparkis.queryable"
+            f"table {name!r}: the DataFrame has more than {ROWS_MAX} rows, and each call writes the whole table again; "
+            f"filter out rows that nobody reads, or publish changed rows from a stream with sparkis.queryable"
         )
     digest = [0]
     try:
@@ -116,7 +116,7 @@ def publish_table(
         raise DescriptorError(
             f"table {name!r}: several rows have the {'member' if member else 'field'} "
             f"{(error.field or b'')[:100]!r} in the column {member or field!r}; "
-            f"leave one of them, for example with dropDuplicates()"
+            f"keep one of them, for example with dropDuplicates()"
         ) from None
     with _writing:
         writer = _writer_of(root, job, state)
@@ -133,53 +133,51 @@ def publish_table(
         except FencedWriterError:
             raise _fenced(name, job) from None
         writer.rest()
-    _make_visible(root, job, epoch)
+    _notify_and_wait(root, job, epoch)
     return epoch
 
 
 def _writer_of(root: str, job: str, state: StateDescriptor) -> LogWriter:
-    """Return this driver's writer of a job's tables, which knows this one too."""
-    known = _writers.get((root, job))
-    mine = state.for_job(job)
-    if known is not None and mine in known.states:
-        return known
-    if known is not None:
+    """Return this driver's writer of a job's tables; a new one if the writer lacks this table."""
+    writer = _writers.get((root, job))
+    table = state.for_job(job)
+    if writer is not None and table in writer.states:
+        return writer
+    if writer is not None:
         try:
-            known.check_in_charge()
+            writer.check_in_charge()
         except FencedWriterError:
             raise _fenced(state.name, job) from None
     others = [each for each in _tables_of(root, job) if each.name != state.name]
-    writer = _writers[root, job] = LogWriter(root, job, [*others, mine], source=SOURCE, is_whole=True)
+    writer = _writers[root, job] = LogWriter(root, job, [*others, table], source=SOURCE, is_whole=True)
     return writer
 
 
 def _tables_of(root: str, job: str) -> tuple[StateDescriptor, ...]:
-    """Return the tables that a job has in the log; DescriptorError if it is a query's."""
+    """Return the descriptors of a job's tables in the log; DescriptorError if a query writes the job."""
     log = ChangeLog(root).job(job)
     current = log.current()
     if current is None:
         return ()
     described = log.description(current.generation)
     if described.source != SOURCE:
-        raise DescriptorError(
-            f"job {job!r} in the log {root} is not one of tables: a query writes it; give the tables a job of their own"
-        )
+        raise DescriptorError(f"job {job!r} in the log {root} is written by a query; give the tables another job=")
     return described.states
 
 
 def _fenced(name: str, job: str) -> FencedWriterError:
     return FencedWriterError(
-        f"table {name!r}: the tables of job {job!r} are now published by another driver, and this one stops, so that "
-        f"neither undoes what the other did; publish them from one driver, or from each under a job= of its own"
+        f"table {name!r}: another driver publishes the tables of job {job!r} now, and this driver may no longer write "
+        f"them; publish them from one driver, or give each driver its own job="
     )
 
 
-def _make_visible(root: str, job: str, epoch: int) -> None:
-    """Tell the servers that this driver knows of, and wait until they show the table."""
-    known = endpoints.of_log(root)
-    for endpoint in known:
+def _notify_and_wait(root: str, job: str, epoch: int) -> None:
+    """Notify the endpoints of this driver, and wait until the table is readable there."""
+    registered = endpoints.of_log(root)
+    for endpoint in registered:
         endpoint.notice(job, epoch)
     deadline = time.monotonic() + VISIBILITY_TIMEOUT_S
-    for endpoint in known:
+    for endpoint in registered:
         if not endpoint.wait(job, epoch, max(0.0, deadline - time.monotonic())):
             logger.warning("job %s: epoch %d was not readable after %s s", job, epoch, VISIBILITY_TIMEOUT_S)

@@ -1,6 +1,6 @@
-"""What a task of the sink does with its partition of a micro-batch, and what the driver makes of its results.
+"""The sink's Spark task, which writes a partition of a micro-batch, and the commit of the tasks' results.
 
-`Task` runs on executors, in Spark's Python workers; `check` and `commit` on the driver.
+`Task` runs on executors, in Spark's Python workers; `check` and `commit` run on the driver.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from state_backend.log.filesystems import open_filesystem
 from state_backend.log.log_writer import ChangeFileWriter, LogWriter
 from state_backend.model.errors import LogError, LogUnavailableError, SparkisError
 
-# The columns of the one row that a task gives back, as Spark's DDL.
+# The schema of the one row that a task returns, as Spark's DDL.
 RESULT = "file string, inline binary, rows long, digest long, error string, is_log_error boolean, hashes binary"
 NO_SPARKIS = "No module named 'spark_hooks'"
 DIGEST_MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class WorkersLackSparkisError(SparkisError):
-    """Tasks cannot run our code."""
+    """The Python of Spark's workers has no sparkis."""
 
 
 class TooManyRowsError(Exception):
-    """A task has more rows than it may keep hashes of."""
+    """A task has more rows than `Task.hashes_max`."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a task needs to write its part of an epoch; picklable.
+    """Writes one partition of an epoch; picklable.
 
-    hashes_max: hashes of the rows' keys are given back, unless there are more than so many rows; None: there are none.
+    hashes_max: the task returns the hashes of its keys, or none if it has more rows than this; None: no hashes.
     """
 
     log: str
@@ -53,7 +53,7 @@ class Task:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition's changes. Runs on an executor, perhaps several times for one partition.
 
-        A user's mistake comes back as data: raised here, Spark would run the task again and print a Java traceback.
+        Errors in the user's rows are returned as data: for a raised one, Spark retries the task and prints a traceback.
         """
         ensure_state_server(self.placement)
         digest = [0]
@@ -66,12 +66,12 @@ class Task:
                 rows += run.num_rows
                 yield run
 
-        def noted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            left = self.hashes_max or 0
+        def with_hashes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            remaining = self.hashes_max or 0
             for batch in batches:
                 if hashes is not None:
-                    left -= batch.num_rows
-                    if left < 0:
+                    remaining -= batch.num_rows
+                    if remaining < 0:
                         raise TooManyRowsError
                     hashes.append(batch.column("u").to_numpy())
                 yield batch
@@ -79,12 +79,12 @@ class Task:
         file, inline, error, is_log_error = None, None, None, False
         try:
             writer = ChangeFileWriter(open_filesystem(self.log), self.folder, self.epoch)
-            file, inline = writer.write(counted(encode(self.plans, noted(batches), digest)))
+            file, inline = writer.write(counted(encode(self.plans, with_hashes(batches), digest)))
         except (RowError, LogError) as failed:
             error, is_log_error = str(failed), isinstance(failed, LogError)
         except TooManyRowsError:
             hashes = None
-            for _ in batches:  # a stateful query's checkpoint needs a whole pass
+            for _ in batches:  # a stateful query's checkpoint needs a full pass
                 pass
         listed = None if file is None else json.dumps(asdict(file))
         signed_digest = (digest[0] + 2**63) % 2**64 - 2**63
@@ -102,17 +102,17 @@ class Task:
 
 
 def check(results: Iterable[Any], job: str, batch: int | None = None) -> None:
-    """Raise the first error that a task met; of results that name their batches themselves, `batch` is left out."""
+    """Raise the first error in the results of tasks. `batch` is None where each result names its own batch."""
     for each in results:
         if each.error is not None:
             kind = LogUnavailableError if each.is_log_error else RowError
             raise kind(f"job {job!r}, batch {each.batch if batch is None else batch}: {each.error}")
 
 
-def has_each_key_once(results: Sequence[Any]) -> bool:
-    """Tell whether no two rows of unshuffled tasks have one key and field; False also where there are too many rows.
+def has_unique_keys(results: Sequence[Any]) -> bool:
+    """Tell whether all rows of unshuffled tasks have different key hashes; False also if a task had too many rows.
 
-    Two keys with one hash are rare: one batch in 30 million of a million rows.
+    Two keys with the same hash are rare: one of 30 million batches of a million rows.
     """
     if any(each.hashes is None for each in results):
         return False
@@ -122,7 +122,7 @@ def has_each_key_once(results: Sequence[Any]) -> bool:
 
 
 def check_workers(error: Exception) -> None:
-    """Raise in one line what Spark tells in hundreds where its workers' Python is another one, without sparkis."""
+    """WorkersLackSparkisError, one line instead of Spark's hundreds, if the workers' Python has no sparkis."""
     if NO_SPARKIS in str(error):
         raise WorkersLackSparkisError(
             "the Python of Spark's workers has no sparkis. On this machine it is the python3 of the PATH unless "
@@ -137,18 +137,19 @@ def commit(
     clock_ms: int,
     results: Sequence[Any],
     replaces: tuple[str, ...] = (),
-    own: bytes | None = None,
+    extra_inline: bytes | None = None,
     offsets: tuple[str, ...] = (),
 ) -> bool:
-    """Commit what the tasks of an epoch wrote; see `LogWriter.commit`.
+    """Commit the results of an epoch's tasks; see `LogWriter.commit`.
 
-    own: inline changes that are no part of what a replay is recognised by.
+    extra_inline: inline changes that are not part of the digest by which a replay is recognised.
     """
     return writer.commit(
         epoch,
         clock_ms=clock_ms,
         files=[ChangeFile.from_json(json.loads(each.file)) for each in results if each.file is not None],
-        inline=[bytes(each.inline) for each in results if each.inline is not None] + ([own] if own else []),
+        inline=[bytes(each.inline) for each in results if each.inline is not None]
+        + ([extra_inline] if extra_inline else []),
         rows=sum(each.rows for each in results),
         digest=sum(each.digest for each in results) & DIGEST_MASK,
         replaces=replaces,

@@ -140,7 +140,7 @@ def test_a_keeper_that_cannot_be_started_is_told_once_and_not_tried_with_every_t
     assert [ensure_state_server(PLAN) for _ in range(3)] == [None] * 3
     assert len(caplog.records) == 1
     assert executor.servers == []
-    monkeypatch.setattr(placement, "START_AGAIN_S", 0.0)
+    monkeypatch.setattr(placement, "RETRY_S", 0.0)
     assert ensure_state_server(PLAN) is None
     eventually(lambda: bool(executor.servers))
 
@@ -172,7 +172,7 @@ def test_a_process_without_a_jvm_above_it_says_so(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     monkeypatch.setattr(placement, "_is_jvm", lambda pid: False)
     told = ensure_state_server(PLAN)
-    assert told is not None and "the executor's JVM was not found above process" in told
+    assert told is not None and "the executor's JVM was not found among process" in told
 
 
 def test_a_plan_goes_into_a_closure_and_does_not_show_its_secrets():

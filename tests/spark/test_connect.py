@@ -173,7 +173,7 @@ def test_publish_says_what_it_needs(spark: SparkSession, batches: Make, tmp_path
     for number, (given, complaint) in enumerate(
         (
             ({"job": "j"}, "learns it from the checkpoint: pass checkpoint= to sparkis.publish"),
-            ({"checkpoint": elsewhere}, "is not told the query's name: pass job="),
+            ({"checkpoint": elsewhere}, "does not know the query's name: pass job="),
             ({"job": "j", "checkpoint": elsewhere}, f"is '{elsewhere}' this query's checkpoint?"),
         )
     ):
@@ -268,6 +268,6 @@ def test_a_table_is_published_by_the_client(spark: SparkSession, client: redis.R
 def test_totals_are_not_added_up(spark: SparkSession, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     totals = rows.df.groupBy("k").agg(F.sum("v").alias("v"))
-    with pytest.raises(DescriptorError, match=r"reduce='sum' adds up what each micro-batch brings.*Aggregate in the"):
+    with pytest.raises(DescriptorError, match=r"reduce='sum' adds up the rows of all micro-batches.*Aggregate in the"):
         sparkis.queryable(totals, "s", key="k", value="v", reduce="sum", log=tmp_path / "log")
     sparkis.queryable(rows.df, "s", key="k", value="v", reduce="sum", log=tmp_path / "log")

@@ -43,7 +43,7 @@ def test_a_place_without_a_coordinate_has_no_score(spark: SparkSession) -> None:
 @pytest.mark.parametrize("place", [(180.5, 0.0), (0.0, 86.0), (float("nan"), 0.0), (0.0, float("-inf"))])
 def test_a_place_that_is_not_on_the_map_fails_by_name(spark: SparkSession, place: tuple[float, float]) -> None:
     df = spark.createDataFrame([place], "longitude double, latitude double")
-    with pytest.raises(PySparkException, match=r"geo_score: longitude .* is not on the map of Redis"):
+    with pytest.raises(PySparkException, match=r"geo_score: longitude .* is outside the limits of Redis"):
         df.select(sparkis.geo_score("longitude", "latitude")).collect()
 
 

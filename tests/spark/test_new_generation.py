@@ -97,7 +97,7 @@ def test_nobody_reads_half_a_replay(
     held, shown = said(caplog, old_state)
     assert "readers keep the state of epoch 3" in held
     assert f"sparkis promote --log {endpoint.log} {old_state}" in held
-    assert shown.endswith("readers see the new state from now on: nothing is waiting to be read")
+    assert shown.endswith("the new state is visible from now on: no input is waiting")
 
 
 def generation_of(client: redis.Redis, job: str) -> str:
@@ -216,7 +216,7 @@ def test_it_is_shown_when_its_sources_are_as_far_as_they_were(
         numbers.append(number())
     query.stop()
     assert numbers == sorted(numbers), "no sum goes back"
-    assert said(caplog, "passing")[-1].endswith("its sources are as far as those of the old one were")
+    assert said(caplog, "passing")[-1].endswith("its sources have passed the offsets of the old state")
 
 
 def start_passing(df: DataFrame, checkpoint: Path) -> StreamingQuery:

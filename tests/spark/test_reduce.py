@@ -197,7 +197,7 @@ def test_what_cannot_be_folded_is_refused_at_the_start(batches: Make, arguments,
         sparkis.queryable(df, "s", mode=mode, **({"key": "k", "value": "n"} | arguments))
 
 
-TOTALS = r"state 's': reduce='{}' adds up what each micro-batch brings.*Leave out reduce=.*mode='append'"
+TOTALS = r"state 's': reduce='{}' adds up the rows of all micro-batches.*Leave out reduce=.*mode='append'"
 
 
 def test_totals_are_not_added_up(spark: SparkSession, batches: Make):

@@ -68,7 +68,7 @@ GOOD: dict[str, Any] = {"key": "k", "value": "v"}
         ({"key_format": "plane", "value": "v"}, r"names no column"),
         ({"key": "k"}, r"value= must name at least one column"),
         ({"key": "k", "value": ["v", "v"]}, r"value= names a column twice"),
-        (GOOD | {"kye": "k"}, r"kye: not an argument of a state; those are key, value"),
+        (GOOD | {"kye": "k"}, r"kye: not an argument of a state; the arguments are key, value"),
         (GOOD | {"mode": "upsert"}, r"mode= is one of 'update', 'append', 'complete', not 'upsert'"),
         (GOOD | {"on_rewind": "ignore"}, r"on_rewind= is one of 'refuse', 'truncate', not 'ignore'"),
         (GOOD | {"wait_for_visibility": "yes"}, r"wait_for_visibility= is True, False or seconds, not 'yes'"),
@@ -137,7 +137,7 @@ def test_states_that_cannot_live_together_are_refused(rows: Batches, log: Path, 
 
 
 def test_arguments_beside_a_descriptor_or_without_a_state_are_refused(rows: Batches, log: Path):
-    with pytest.raises(DescriptorError, match="key: say this in the StateDescriptor"):
+    with pytest.raises(DescriptorError, match="key: pass this to the StateDescriptor"):
         sparkis.queryable(rows.df, StateDescriptor("s", **GOOD), key="k", log=log)
     with pytest.raises(DescriptorError, match="the state has no name"):
         sparkis.queryable(rows.df, log=log, **GOOD)

@@ -91,7 +91,7 @@ def test_rows_of_one_key_in_one_micro_batch_fail_it_unless_any_may_win(
     strict = sparkis.queryable(events.df, "s", key="k", value="v", mode="append", wait_for_visibility=True)
     query = strict.queryName("strict").option("checkpointLocation", str(tmp_path / "strict")).start()
     message = failure_of(query)
-    assert "state 's': a micro-batch holds several rows for the key b'strict:s:a'" in message
+    assert "state 's': a micro-batch has several rows for the key b'strict:s:a'" in message
     assert "order_by=" in message
     assert client.get("strict:s:a") == "1"
     lines = [record for record in caplog.records if record.levelno == logging.ERROR and "strict" in record.getMessage()]
@@ -112,7 +112,7 @@ def test_rows_of_one_key_in_two_partitions_fail_their_micro_batch(batches: Make,
     rows = events.df.repartition(2)  # one each
     writer = sparkis.queryable(rows, "s", key="k", field="f", value="v", mode="append", log=tmp_path / "log")
     query = writer.queryName("apart").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-    assert "a micro-batch holds several rows for the key b'apart:s:b'" in failure_of(query)
+    assert "a micro-batch has several rows for the key b'apart:s:b'" in failure_of(query)
     with shown_by(tmp_path / "log", "apart") as shown:
         assert shown.applied.epoch == 0
         assert shown.field(b"apart:s:a", b"y") == b"2"
