@@ -81,7 +81,7 @@ class Checkpoint:
         """Return the last committed batch, or None if there is none."""
         return max((int(name) for name in self._names("commits") if name.isdecimal()), default=None)
 
-    def began_at_ms(self, batch: int) -> int | None:
+    def batch_time_ms(self, batch: int) -> int | None:
         """Return the timestamp that a batch was given when it was planned, or None if it is purged.
 
         A batch that was planned anew, after a checkpoint was set back, has another one.

@@ -112,13 +112,13 @@ if not TYPE_CHECKING:
             missing = missing.replace("py4j", "pyspark")  # which brings it
             raise ImportError(f"sparkis.{name} needs {missing}: pip install 'sparkis[spark]'") from None
         if name in ("QueryableProcessor", "queryable_processor"):
-            import_module("spark_hooks.attach.processor").on_declared(_watch_declared)
+            import_module("spark_hooks.attach.processor").add_pickle_callback(_listen_for_queries)
         globals()[name] = found
         return found
 
-    def _watch_declared():
+    def _listen_for_queries():
         # Imported when a processor is pickled, on a driver: Python workers import processors, and need none of it.
-        import_module("spark_hooks.attach.automatic").watch_declared()
+        import_module("spark_hooks.attach.automatic").listen_for_queries()
 
     def __dir__():
         return [*__all__, "__version__"]

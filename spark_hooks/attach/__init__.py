@@ -1,5 +1,6 @@
-"""Attaching to a query from outside: its state becomes readable with no change to the query.
+"""Attaching to a query: its state becomes readable without a change to the query, from its checkpoint.
 
-`start` begins, `attachment` follows; `processor` declares, `declared` finds declarations, `automatic` attaches to them.
-Writing epochs is in `publish`. Python workers import `processor`: nothing is imported here.
+`start` makes an `attachment`, which follows the checkpoint. `processor` declares states, `declared` reads declarations
+from a query's plan, `automatic` attaches to such queries. Writing epochs is in `publish`. Python workers import
+`processor`, so nothing is imported here.
 """

@@ -1,12 +1,12 @@
-"""Follows a query's checkpoint: the whole state once, then each committed batch's changes, one epoch a batch.
+"""`Attachment` follows a query's checkpoint: a snapshot of the state first, then the changes of each committed batch.
 
     sparkis.attach(query, ...)                 a query of this driver
     sparkis.attach(checkpoint=..., job=...)    any query, running or stopped
 
-The log itself says how far an attachment came, so that it goes on after any end of it or of the query: the epoch's
-number is the batch's, its clock reading the batch's timestamp. Where the changes do not lead on from there (they were
-purged, or the checkpoint was set back), the state is read whole into a new generation of the log, and
-readers keep the old one until that is there.
+Each batch becomes one epoch, with the batch's number and timestamp. So the log records the attachment's progress, and
+an attachment resumes from the log after any stop of itself or of the query. Where changes are missing (they were
+purged, or the checkpoint was set back), the attachment reads a new snapshot into a new generation of the log; readers
+keep the old generation until the new one is complete.
 """
 
 from __future__ import annotations
@@ -49,44 +49,44 @@ logger = logging.getLogger("sparkis.attach")
 
 OnMismatch = Literal["refuse", "replace"]
 
-# How often the next commit is looked for: one look at one file. On a disk of this machine that takes microseconds; on
-# an object store it costs something, so that a query of this driver is asked instead, whose progress follows a commit.
+# The pauses between two checks for the next commit, which is one file. The check takes microseconds on a local disk. On
+# an object store it costs money, so the progress of a query of this driver is checked instead.
 POLL_INTERVAL_LOCAL_S = 0.02
 POLL_INTERVAL_REMOTE_S = 1.0
 PROGRESS_INTERVAL_S = 0.1
-# Looks at the next commit, between two that list all of them to see whether the checkpoint was set back.
-LOOKS_PER_LISTING = 50
-LOOKS_PER_LISTING_REMOTE = 10
-# More waiting batches than this are read in several Spark jobs (guess).
+# The number of such checks between two listings of all commits, which show whether the checkpoint was set back.
+CHECKS_PER_LISTING = 50
+CHECKS_PER_LISTING_REMOTE = 10
+# More pending batches than this are read in several Spark jobs (guess).
 BATCHES_MAX = 16
-# A turn costs much the same for one batch as for several (measured by the benchmark `attach`). Where batches follow
-# each other so fast that turns would, there is a rest after each: a share of the time that it took.
+# Reading one batch costs about the same as reading several (measured by the benchmark `attach`). So after each read
+# there is a pause, a multiple of the time that the read took, in which fast batches accumulate.
 REST_SHARE = 2.0
 REST_S_MAX = 0.75
-# What fails is tried again after a second, then after pauses that double up to the longest (guess).
+# A failed read is retried after a second, then after pauses that double up to the longest (guess).
 PAUSE_S = 1.0
 PAUSE_S_MAX = 10.0
 STOP_TIMEOUT_S = 60.0
 WAIT_TIMEOUT_S = 60.0
 
-# Trying again would not help.
-LASTING = (DescriptorError, RowError, FencedWriterError, LogCorruptError, EpochHoleError)
+# Errors after which a retry would not help.
+PERMANENT_ERRORS = (DescriptorError, RowError, FencedWriterError, LogCorruptError, EpochHoleError)
 
 
-class FeedMissingError(DescriptorError):
-    """The changes of the last batch cannot be read, because nothing wrote them down."""
+class ChangesMissingError(DescriptorError):
+    """The changes of the last batch cannot be read, because the state store has no changelog."""
 
 
 class Attachment:
-    """A thread that follows a query's checkpoint and publishes its state, as `attach` returns it.
+    """A thread that follows a query's checkpoint and publishes its state; `attach` returns it.
 
-    It is a context manager whose end is `stop`.
+    It is a context manager that calls `stop` at its end.
 
     Attributes:
         job: The name that keys begin with.
         log: The root of the change log.
-        error: What ended the attachment, if anything did.
-        failure: What the last try met, if it failed; the attachment tries again.
+        error: The error that ended the attachment, or None.
+        failure: The error of the last read, or None; the attachment retries.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Attachment:
         query: StreamingQuery | None,
         is_active: Callable[[], bool],
         progress: Callable[[], str] | None = None,
-        facts: Callable[[], bytes | None] | None = None,
+        progress_changes: Callable[[], bytes | None] | None = None,
     ) -> None:
         self.job = job
         self.log = log
@@ -118,15 +118,15 @@ class Attachment:
         self._offsets = OffsetLog(checkpoint.location, session)
         self._is_active = is_active
         self._progress = progress
-        self._facts = facts
+        self._progress_changes = progress_changes
         self._partitions = parallelism_of(session)
         self._stopping = threading.Event()
-        self._moved = threading.Condition()
-        self._check_pinned(on_mismatch)
+        self._batch_committed = threading.Condition()
+        self._check_source(on_mismatch)
         self._writer = self._open()
         self._notice()
-        self._follower = threading.Thread(target=self._follow, name=f"sparkis-attach-{job}", daemon=True)
-        self._follower.start()
+        self._thread = threading.Thread(target=self._follow, name=f"sparkis-attach-{job}", daemon=True)
+        self._thread.start()
         threading.Thread(target=self._send_heartbeats, name=f"sparkis-attach-beat-{job}", daemon=True).start()
 
     def __repr__(self) -> str:
@@ -140,7 +140,7 @@ class Attachment:
 
     @property
     def states(self) -> tuple[StateDescriptor, ...]:
-        """The states as the log describes them."""
+        """The states' descriptors in the log."""
         return self._writer.states
 
     @property
@@ -150,24 +150,26 @@ class Attachment:
         return -1 if last is None else last.epoch
 
     def wait(self, batch: int | None = None, timeout_s: float = WAIT_TIMEOUT_S) -> bool:
-        """Wait until a micro-batch can be read, and return whether it can.
+        """Wait until a micro-batch is readable; False if it is not after `timeout_s`.
 
-        A batch can be read once it is in the log and the servers that this driver started show it.
+        A batch is readable once it is in the log, and on the servers that this driver started.
 
         Args:
             batch: The micro-batch's number. Default: the last one that the query has committed.
-            timeout_s: How long to wait, in seconds.
+            timeout_s: The longest wait, in seconds.
 
         Raises:
-            Exception: What ended the attachment, which is `error` as well.
+            Exception: The `error` that ended the attachment.
         """
         deadline = time.monotonic() + timeout_s
         if batch is None:
             batch = self._checkpoint.newest()
         if batch is None:
             return True
-        with self._moved:
-            self._moved.wait_for(lambda: self.error or self.batch >= batch, max(0.0, deadline - time.monotonic()))
+        with self._batch_committed:
+            self._batch_committed.wait_for(
+                lambda: self.error or self.batch >= batch, max(0.0, deadline - time.monotonic())
+            )
         if self.error is not None:
             raise self.error
         return self.batch >= batch and all(
@@ -176,54 +178,54 @@ class Attachment:
         )
 
     def stop(self) -> None:
-        """Stop following, after the read that is under way. What is in the log stays readable."""
+        """Stop following the checkpoint, after the current read. The state in the log stays readable."""
         self._stopping.set()
-        if threading.current_thread() is not self._follower:
-            self._follower.join(STOP_TIMEOUT_S)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(STOP_TIMEOUT_S)
 
     # The log ---------------------------------------------------------------------------------------------------
 
     @property
     def _descriptors(self) -> list[StateDescriptor]:
         descriptors = [state.descriptor for state in self._states]
-        return descriptors if self._facts is None else [*descriptors, query_progress.state_of(self.job)]
+        return descriptors if self._progress_changes is None else [*descriptors, query_progress.state_of(self.job)]
 
     @property
     def _source(self) -> dict[str, Any]:
-        return {"states": {state.descriptor.name: state.pinned for state in self._states}}
+        return {"states": {state.descriptor.name: state.identity for state in self._states}}
 
-    def _check_pinned(self, on_mismatch: OnMismatch) -> None:
-        """Refuse to go on with a log whose states came from elsewhere, or from an operator that looked otherwise."""
+    def _check_source(self, on_mismatch: OnMismatch) -> None:
+        """DescriptorError if the job's states in the log come from a sink, or from another operator or schema."""
         log = ChangeLog(self.log).job(self.job)
         current = log.current()
         if current is None:
             return
         described = log.description(current.generation)
-        pinned = described.source
-        if pinned is None:
+        identity = described.source
+        if identity is None:
             raise DescriptorError(
-                f"job {self.job!r} in the log {self.log} is written by its query itself (sparkis.queryable or "
-                f"sparkis.publish), and a log has one writer for a job: give the attachment another name with job="
+                f"the query itself writes job {self.job!r} in the log {self.log} (sparkis.queryable or "
+                f"sparkis.publish), and a job has one writer: give the attachment another name with job="
             )
         if on_mismatch == "replace" or described.query_id != self._checkpoint.query_id():
             return
         for state in self._states:
-            name, mine = state.descriptor.name, state.pinned
-            theirs = pinned["states"].get(name, mine)
-            for what in ("operator", "variable", "schema"):
-                if theirs[what] != mine[what]:
+            name, expected = state.descriptor.name, state.identity
+            stored = identity["states"].get(name, expected)
+            for part in ("operator", "variable", "schema"):
+                if stored[part] != expected[part]:
                     raise DescriptorError(
-                        f"job {self.job!r}, state {name!r}: operator {mine['operator_id']} of the query has {what} "
-                        f"{mine[what]}, and the log was written from {what} {theirs[what]}: the query's plan has "
-                        f"changed. Say which operator it is now with operator= (sparkis attach --list shows them), "
-                        f"or pass on_mismatch='replace' to read the whole state anew"
+                        f"job {self.job!r}, state {name!r}: operator {expected['operator_id']} of the query has {part} "
+                        f"{expected[part]}, and the log was written from {part} {stored[part]}: the query's plan has "
+                        f"changed. Choose the operator with operator= (sparkis attach --list lists them), "
+                        f"or pass on_mismatch='replace' to start with a new snapshot"
                     )
 
     def _open(self, *, is_anew: bool = False) -> LogWriter:
-        """Go on with the query's generation, or begin another one if the states are made in another way now.
+        """Open the query's generation of the log, or a new one if the states' sources have changed.
 
-        The generation of another query is held back until that has caught up; one of the same query begins with its
-        whole state.
+        If readers see another query's generation, a new one is held back until its query has caught up. A new
+        generation of the same query starts with a snapshot, and is visible at once.
         """
         query_id = self._checkpoint.query_id()
         log = ChangeLog(self.log).job(self.job)
@@ -235,28 +237,28 @@ class Attachment:
             self._descriptors,
             query_id,
             source=self._source,
-            is_anew=is_anew or not self._fits(query_id),
+            is_anew=is_anew or not self._is_same_source(query_id),
             checkpoint=self._checkpoint.location,
             is_beating=True,
-            takeover=self._takeover or is_anew,  # anew: in the place of a writer of its own
+            takeover=self._takeover or is_anew,  # anew: takes over from its own former writer
             holds_back=is_others and self._catch_up_timeout_s != 0,
         )
         self._catch_up = CatchUp(writer, self._catch_up_timeout_s, self._query, self._offsets)
         return writer
 
-    def _fits(self, query_id: str) -> bool:
+    def _is_same_source(self, query_id: str) -> bool:
         term = ChangeLog(self.log).job(self.job).terms.last_of(query_id)
         if term is None or term.description is None:
             return True
-        mine = tuple(state.for_job(self.job) for state in self._descriptors)
-        return (term.description.states, term.description.source) == (mine, self._source)
+        current = tuple(state.for_job(self.job) for state in self._descriptors)
+        return (term.description.states, term.description.source) == (current, self._source)
 
     def _notice(self) -> None:
         for endpoint in endpoints.of_log(self.log):
             endpoint.notice(self.job, self.batch)
 
     def _send_heartbeats(self) -> None:
-        """Show a sign of life once a second; that it is none while nothing can be read, or the query does not run."""
+        """Write a heartbeat once a second; it is "not running" while reads fail or the query does not run."""
         is_running = True
         while is_running:
             is_running = not self._stopping.wait(HEARTBEAT_INTERVAL_S) and self.error is None
@@ -265,8 +267,8 @@ class Attachment:
                 writer.beat(is_running=is_running and self.failure is None and self._is_active())
                 if not self._catch_up.is_done:
                     self._catch_up.check(is_behind=self.batch != self._checkpoint.newest())
-            except Exception as error:  # of the log, or of a Spark that has stopped; the follower meets it too
-                logger.debug("no sign of life for job %s: %s", self.job, error)
+            except Exception as error:  # of the log, or of a stopped Spark; the reading thread gets it as well
+                logger.debug("no heartbeat for job %s: %s", self.job, error)
 
     # The checkpoint --------------------------------------------------------------------------------------------
 
@@ -275,7 +277,7 @@ class Attachment:
         while not self._stopping.is_set():
             started_s = time.monotonic()
             try:
-                if self._step():
+                if self._read_next():
                     self.failure = None
                     self._stopping.wait(min(REST_S_MAX, REST_SHARE * (time.monotonic() - started_s)))
                 else:
@@ -283,33 +285,35 @@ class Attachment:
                     self._wait_for_commit()
                 pause_s = PAUSE_S
             except Exception as error:
-                if is_stopped(self._session):  # Spark was stopped, and this ends with it
+                if is_stopped(self._session):  # the attachment ends with Spark
                     self._stopping.set()
                     return
-                if isinstance(error, LASTING):
+                if isinstance(error, PERMANENT_ERRORS):
                     self._end(error)
                     return
                 self.failure = error
                 last = self.batch
-                logger.warning("job %s: stays at batch %d; next try in %g s: %s", self.job, last, pause_s, _told(error))
+                logger.warning(
+                    "job %s: stays at batch %d; next try in %g s: %s", self.job, last, pause_s, _one_line(error)
+                )
                 self._stopping.wait(pause_s)
                 pause_s = min(PAUSE_S_MAX, 2 * pause_s)
 
     def _wait_for_commit(self) -> None:
-        """Return when the next batch is committed, or when it is time to look at all of them."""
+        """Wait until the next batch is committed, or until it is time to list all commits."""
         last = self._writer.last
         batch = 0 if last is None else last.epoch + 1
         if self._checkpoint.is_local:
-            interval_s, looks = POLL_INTERVAL_LOCAL_S, LOOKS_PER_LISTING
+            interval_s, checks = POLL_INTERVAL_LOCAL_S, CHECKS_PER_LISTING
         else:
-            interval_s, looks = POLL_INTERVAL_REMOTE_S, LOOKS_PER_LISTING_REMOTE
-        for _ in range(looks):
+            interval_s, checks = POLL_INTERVAL_REMOTE_S, CHECKS_PER_LISTING_REMOTE
+        for _ in range(checks):
             self._wait_for_progress(interval_s)
             if self._stopping.is_set() or self._checkpoint.is_committed(batch):
                 return
 
     def _wait_for_progress(self, timeout_s: float) -> None:
-        """Wait, but no longer than until the query has done something, if it is one of this driver."""
+        """Wait; end early when the query reports progress, if it runs in this driver."""
         if self._progress is None or timeout_s <= PROGRESS_INTERVAL_S:
             self._stopping.wait(timeout_s)
             return
@@ -319,81 +323,83 @@ class Attachment:
                 return
 
     def _end(self, error: Exception) -> None:
-        logger.error("job %s: the attachment has ended: %s", self.job, _told(error))
-        with self._moved:
+        logger.error("job %s: the attachment has ended: %s", self.job, _one_line(error))
+        with self._batch_committed:
             self.error = error
-            self._moved.notify_all()
+            self._batch_committed.notify_all()
 
-    def _step(self) -> bool:
-        """Take what was committed since the last step; True if there may be more."""
+    def _read_next(self) -> bool:
+        """Read the batches that were committed since the last read; True if there may be more."""
         last = self._writer.last
         newest = self._checkpoint.newest()
         if newest is None:
             if last is None:
                 return False
-            raise CheckpointError(f"{self._checkpoint.location} has no committed batch any more, or cannot be reached")
+            raise CheckpointError(
+                f"the committed batches of {self._checkpoint.location} were removed or are unreachable"
+            )
         if last is None:
-            self._read_whole(newest)
-        elif reason := self._break_after(last, newest):
-            logger.warning("job %s: %s; the whole state is read anew", self.job, reason)
+            self._read_snapshot(newest)
+        elif reason := self._gap_after(last, newest):
+            logger.warning("job %s: %s; reading a new snapshot of the state", self.job, reason)
             self._writer.check_in_charge()
             self._writer = self._open(is_anew=True)
         elif newest > last.epoch:
-            self._read_feed(last.epoch + 1, min(newest, last.epoch + BATCHES_MAX))
+            self._read_changes(last.epoch + 1, min(newest, last.epoch + BATCHES_MAX))
         else:
             return False
         return True
 
-    def _break_after(self, last: Epoch, newest: int) -> str:
-        """Return why the checkpoint's batches do not lead on from an epoch, or nothing if they do."""
+    def _gap_after(self, last: Epoch, newest: int) -> str:
+        """Return why changes after an epoch are missing in the checkpoint, or an empty text if none are."""
         query_id = self._checkpoint.query_id()
         if self._writer.query_id != query_id:
-            return f"the checkpoint is another query's now, {query_id}"
-        began_at_ms = self._checkpoint.began_at_ms(last.epoch)
-        if newest < last.epoch or began_at_ms not in (None, last.clock_ms):
+            return f"the checkpoint belongs to another query now, {query_id}"
+        batch_time_ms = self._checkpoint.batch_time_ms(last.epoch)
+        if newest < last.epoch or batch_time_ms not in (None, last.clock_ms):
             return f"the checkpoint was set back to before batch {last.epoch}"
-        if began_at_ms is None or (newest > last.epoch and not self._checkpoint.is_committed(last.epoch + 1)):
+        if batch_time_ms is None or (newest > last.epoch and not self._checkpoint.is_committed(last.epoch + 1)):
             return f"batch {last.epoch + 1} is purged already (spark.sql.streaming.minBatchesToRetain keeps more)"
         return ""
 
-    def _read_whole(self, batch: int) -> None:
-        began = self._began(batch)
-        parts = [
-            (state, state.whole(self._session, self._checkpoint, batch, self._partitions)) for state in self._states
+    def _read_snapshot(self, batch: int) -> None:
+        batch_time_ms = self._batch_time_ms(batch)
+        reads = [
+            (state, state.snapshot(self._session, self._checkpoint, batch, self._partitions)) for state in self._states
         ]
-        results = self._run(parts, f"the whole state as of batch {batch}")
-        self._commit(batch, began, results, replaces=tuple(state.descriptor.name for state in self._states))
+        results = self._run(reads, f"a snapshot of the state as of batch {batch}")
+        self._commit(batch, batch_time_ms, results, replaces=tuple(state.descriptor.name for state in self._states))
         self._notice()
 
-    def _read_feed(self, first: int, last: int) -> None:
-        began = {batch: self._began(batch) for batch in range(first, last + 1)}
+    def _read_changes(self, first: int, last: int) -> None:
+        times_ms = {batch: self._batch_time_ms(batch) for batch in range(first, last + 1)}
         try:
-            parts = [
-                (state, state.feed(self._session, self._checkpoint, first, last, self._partitions))
+            reads = [
+                (state, state.changes(self._session, self._checkpoint, first, last, self._partitions))
                 for state in self._states
             ]
-            results = self._run(parts, f"the changes of batches {first} to {last}")
-        except (PySparkException, Py4JError):  # the latter where Spark's exception has no class in Python
+            results = self._run(reads, f"the changes of batches {first} to {last}")
+        except (PySparkException, Py4JError):  # Py4JError: Spark's exception has no class in Python
             if not self._checkpoint.is_committed(first):
-                return  # purged meanwhile: the next step sees it
+                return  # purged meanwhile: the next read finds the gap
             raise
-        for batch, began_at_ms in began.items():
-            self._commit(batch, began_at_ms, [each for each in results if each.batch == batch])
+        for batch, batch_time_ms in times_ms.items():
+            self._commit(batch, batch_time_ms, [each for each in results if each.batch == batch])
         self._notice()
 
-    def _began(self, batch: int) -> int:
-        began_at_ms = self._checkpoint.began_at_ms(batch)
-        if began_at_ms is None:
-            raise CheckpointError(f"batch {batch} of {self._checkpoint.location} was purged while it was looked at")
-        return began_at_ms
+    def _batch_time_ms(self, batch: int) -> int:
+        batch_time_ms = self._checkpoint.batch_time_ms(batch)
+        if batch_time_ms is None:
+            raise CheckpointError(f"batch {batch} of {self._checkpoint.location} was purged while it was read")
+        return batch_time_ms
 
-    def _run(self, parts: Sequence[tuple[BoundState, DataFrame]], what: str) -> list[Any]:
-        """Write the rows of all states; one Spark job."""
-        describe_jobs(self._session, f"sparkis attach {self.job}: {what}")
+    def _run(self, reads: Sequence[tuple[BoundState, DataFrame]], description: str) -> list[Any]:
+        """Write the rows of all states, in one Spark job."""
+        describe_jobs(self._session, f"sparkis attach {self.job}: {description}")
         plan = placement.plan_of(self.log)
         written = [
             rows.mapInArrow(BatchesTask(self.log, self._writer.folder, state.layout.row_plans, plan), RESULT)
-            for state, rows in parts
+            for state, rows in reads
         ]
         try:
             results = reduce(DataFrame.union, written).collect()
@@ -403,17 +409,19 @@ class Attachment:
         task.check(results, self.job)
         return results
 
-    def _commit(self, batch: int, began_at_ms: int, results: Sequence[Any], *, replaces: tuple[str, ...] = ()) -> None:
-        own = None if self._facts is None else self._facts()
+    def _commit(
+        self, batch: int, batch_time_ms: int, results: Sequence[Any], *, replaces: tuple[str, ...] = ()
+    ) -> None:
+        progress_changes = None if self._progress_changes is None else self._progress_changes()
         offsets = self._offsets.ends_of(batch)
-        task.commit(self._writer, batch, began_at_ms, results, replaces, own, offsets)
+        task.commit(self._writer, batch, batch_time_ms, results, replaces, progress_changes, offsets)
         self._catch_up.on_commit(offsets)
-        with self._moved:
-            self._moved.notify_all()
+        with self._batch_committed:
+            self._batch_committed.notify_all()
 
 
-def _told(error: Exception) -> str:
-    """Return an error in one line, without what Java adds."""
+def _one_line(error: Exception) -> str:
+    """Return an error's first line, without Java's class names and traces."""
     if isinstance(error, Py4JJavaError):
         return str(error.java_exception.getMessage()).partition("\n")[0]
     return str(error).partition("\n")[0]

@@ -1,11 +1,12 @@
-"""Attaching to queries because of what their processors declare: from a query's start to its end, with no call.
+"""Automatic attachments to queries whose processors declare states, from a query's start to its end.
 
-A listener of the session hears of each query before its `start` returns, and reads from its plan what is declared:
+Spark calls a listener of the session for each query before the query's `start` returns. The listener reads the
+declarations from the query's plan:
 
-    nothing                       it is left alone
-    what cannot be                the processors are told, in a property of the tasks, and refuse to compute anything
-    states                        a thread attaches as soon as a micro-batch is committed; when the query has ended
-                                  and its last batch is in the log, it ends the attachment
+    no declaration        nothing happens
+    invalid declarations  a local property of the tasks has the error, with which the processors fail
+    states                a thread attaches as soon as a micro-batch is committed; when the query has ended and its last
+                          batch is in the log, the thread stops the attachment
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.attach import declared
-from spark_hooks.attach.attachment import LASTING, Attachment, FeedMissingError
+from spark_hooks.attach.attachment import PERMANENT_ERRORS, Attachment, ChangesMissingError
 from spark_hooks.attach.processor import REFUSAL_PROPERTY
-from spark_hooks.attach.start import attach_anew
+from spark_hooks.attach.start import attach
 from spark_hooks.checkpoint import CheckpointError
 from spark_hooks.serving.endpoints import LOG_SETTING
 from spark_hooks.sessions import is_connect, session_at_hand
@@ -38,79 +39,79 @@ from state_backend.model.errors import DescriptorError
 
 logger = logging.getLogger("sparkis.attach")
 
-# How often is looked whether there is a log now, and whether the attachment or Spark has ended.
-LOOK_INTERVAL_S = 0.5
-# An attachment that fails is made again after pauses that double from the first to the longest (guess).
+# The pause between two checks for a log to write to, and for the end of the attachment or of Spark.
+POLL_INTERVAL_S = 0.5
+# A failed attachment is retried after pauses that double from the first to the longest (guess).
 PAUSE_S = 1.0
 PAUSE_S_MAX = 60.0
-# How long a query's end waits for its last batch to be in the log, and its next start for that end (guess).
+# The longest wait at a query's end for its last batch in the log, and at its next start for that end (guess).
 LAST_BATCH_TIMEOUT_S = 60.0
 
-_listened_to: set[str] = set()
+_listening_sessions: set[str] = set()
 
 
-def watch_declared() -> None:
-    """Notice the queries that are started in the session at hand; called when Spark pickles a declared processor."""
+def listen_for_queries() -> None:
+    """Add the listener to the current session; called when Spark pickles a processor with declared states."""
     if SparkSession.getActiveSession() is None and SparkContext._active_spark_context is None:
-        return  # pickled by somebody else: there is no Spark
+        return  # there is no Spark: another program pickles the processor
     session = session_at_hand()
     if is_connect(session):
         logger.warning(
-            "under Spark Connect what a processor declares is not attached to by itself, because the query's driver is "
-            "elsewhere; call sparkis.attach(checkpoint=..., job=..., states=[sparkis.AttachedState(...)])"
+            "under Spark Connect, declared states are not attached to automatically, because the query's driver is "
+            "another process; call sparkis.attach(checkpoint=..., job=..., states=[sparkis.AttachedState(...)])"
         )
         return
     name = str(session._jsparkSession.sessionUUID())
-    if name not in _listened_to:
-        _listened_to.add(name)
+    if name not in _listening_sessions:
+        _listening_sessions.add(name)
         listener = _Listener(session)
         session.streams.addListener(listener)
-        atexit.register(_end_listening, session, listener)
+        atexit.register(_remove_listener, session, listener)
 
 
-def _end_listening(session: SparkSession, listener: _Listener) -> None:
-    """Take the listener away before Python is gone: Spark would print a long trace for each query that it ends then."""
+def _remove_listener(session: SparkSession, listener: _Listener) -> None:
+    """Remove the listener before Python exits: else Spark prints a long trace for each query that it stops then."""
     if _is_spark_running():
         with suppress(Py4JError, OSError):
             session.streams.removeListener(listener)
 
 
 class _Listener(StreamingQueryListener):
-    """Runs on the driver; a start is told by the thread that is to run the query, before its first batch."""
+    """Runs on the driver. Spark calls `onQueryStarted` in the query's own thread, before its first batch."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Attach to a query that declares states, or have it refused."""
+        """Start an automatic attachment, or make the query fail if its declarations are invalid."""
         try:
             query = self._session.streams.get(str(event.id))
-            known = declared.run_of(query) if query is not None else None
-            if query is not None and known is None:
-                _begin(self._session, query)
+            run = declared.run_of(query) if query is not None else None
+            if query is not None and run is None:
+                _on_start(self._session, query)
         except Exception:
-            logger.exception("query %r: what it declares is not known; sparkis.attach(query) may tell why", event.name)
+            logger.exception("query %r: its declared states could not be read; try sparkis.attach(query)", event.name)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Nothing: the attachment follows the checkpoint."""
+        """Do nothing: the attachment follows the checkpoint."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Let the run end."""
+        """End the run's attachment."""
         run = declared.runs.get(str(event.id))
         if isinstance(run, AutomaticRun) and run.run_id == str(event.runId):
             run.end()
 
 
-def _begin(session: SparkSession, query: StreamingQuery) -> None:
-    # Python's part of a callback is one with the thread that calls: the query's own, whose tasks get this property.
-    session.sparkContext.setLocalProperty(REFUSAL_PROPERTY, "")  # not what the starting thread may hand on
+def _on_start(session: SparkSession, query: StreamingQuery) -> None:
+    # Spark calls this in the query's own thread, so the query's tasks get the property.
+    session.sparkContext.setLocalProperty(REFUSAL_PROPERTY, "")  # clear a value from the thread that starts the query
     try:
         if not declared.states_of(query):
             return
         if query.name is None:
             raise DescriptorError(
-                "a query declares states and has no name, which their keys begin with: call .queryName('...') before "
-                "start()"
+                "a query with declared states has no name, and the keys begin with that name: call .queryName('...') "
+                "before start()"
             )
         check_name("query", query.name)
     except DescriptorError as error:
@@ -119,29 +120,37 @@ def _begin(session: SparkSession, query: StreamingQuery) -> None:
         return
     previous = declared.runs.get(str(query.id))
     previous = previous if isinstance(previous, AutomaticRun) else None
-    declared.runs[str(query.id)] = AutomaticRun(session, query, previous)
+    run = declared.runs[str(query.id)] = AutomaticRun(session, query, previous)
+    run.start()  # registered before: its thread calls `attach`, which looks the run up
 
 
 class AutomaticRun(declared.DeclaredRun):
-    """Attaches to one run of a query, in a thread of its own."""
+    """The automatic attachment to one run of a query, in a thread of its own."""
 
     def __init__(self, session: SparkSession, query: StreamingQuery, previous: AutomaticRun | None) -> None:
         self.run_id = str(query.runId)
         self.error: Exception | None = None
-        self._session = session
+        self.session = session
         self._query = query
         self._query_id = str(query.id)
         self._previous = previous
         self._attachment: Attachment | None = None
-        self._told = threading.Condition()
+        self._changed = threading.Condition()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"sparkis-declared-{query.name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
+    def is_own_thread(self) -> bool:
+        """Tell whether the calling thread is this run's."""
+        return threading.current_thread() is self._thread
+
     def attachment(self, timeout_s: float) -> Attachment:
-        """Return the attachment once it is made; raises what keeps it from being made, or that it takes longer."""
-        with self._told:
-            self._told.wait_for(lambda: self.error or self._attachment, timeout_s)
+        """Wait for the attachment and return it; raises the error that prevents it, or CheckpointError (timeout)."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.error or self._attachment, timeout_s)
         if self.error is not None:
             raise self.error
         if self._attachment is None:
@@ -152,7 +161,7 @@ class AutomaticRun(declared.DeclaredRun):
         return self._attachment
 
     def end(self) -> None:
-        """Tell that the query's run is over; returns at once."""
+        """Signal that the query's run has ended; returns at once."""
         self._ended.set()
 
     def _run(self) -> None:
@@ -170,58 +179,58 @@ class AutomaticRun(declared.DeclaredRun):
             del declared.runs[self._query_id]
 
     def _has_log(self) -> bool:
-        """Wait for a log to write to; False if the run ends before."""
-        is_said = False
+        """Wait until the session has a log to write to; False if the run ends before."""
+        is_logged = False
         while _is_spark_running():
-            if self._session.conf.get(LOG_SETTING, None) is not None:
+            if self.session.conf.get(LOG_SETTING, None) is not None:
                 return True
-            if not is_said:
+            if not is_logged:
                 logger.warning(
-                    "query %r declares states, and there is no change log to write them to: call sparkis.serve(spark) "
+                    "query %r declares states, and the session has no change log for them: call sparkis.serve(spark) "
                     "or set %s",
                     self._query.name,
                     LOG_SETTING,
                 )
-                is_said = True
-            if self._ended.wait(LOOK_INTERVAL_S):
+                is_logged = True
+            if self._ended.wait(POLL_INTERVAL_S):
                 return False
         return False
 
     def _is_done(self) -> bool:
-        """Attach and follow; True when the run is over, or trying again would not help."""
+        """Attach, and wait for the end; True if the run has ended or a retry would not help."""
         try:
-            attachment = attach_anew(self._session, self._query, timeout_s=float("inf"))
+            attachment = attach(self._query, timeout_s=float("inf"))
         except Exception as error:
-            return self._is_over_by(error)
-        self._tell(attachment, None)
-        while not self._ended.wait(LOOK_INTERVAL_S):
+            return self._is_permanent(error)
+        self._set_result(attachment, None)
+        while not self._ended.wait(POLL_INTERVAL_S):
             if not _is_spark_running():
                 return True
             if attachment.error is not None:
-                return self._is_over_by(attachment.error)
+                return self._is_permanent(attachment.error)
         return True
 
-    def _is_over_by(self, error: Exception) -> bool:
-        """Say what went wrong; True if trying again would not help."""
+    def _is_permanent(self, error: Exception) -> bool:
+        """Log an error; True if a retry would not help."""
         if not _is_spark_running():
             return True
-        # What the last run wrote may lack a change log; in this one the processor's tasks have made sure of it.
-        is_lasting = isinstance(error, LASTING) and not isinstance(error, FeedMissingError)
+        # The batches of an earlier run may lack a changelog; those of this run have one, which the processors check.
+        is_lasting = isinstance(error, PERMANENT_ERRORS) and not isinstance(error, ChangesMissingError)
         if self._ended.is_set() or not self._query.isActive:
             logger.info("query %r has ended: %s", self._query.name, error)
         elif is_lasting:
-            logger.error("query %r: what it declares cannot be read: %s", self._query.name, error)
+            logger.error("query %r: its declared states cannot be read: %s", self._query.name, error)
         else:
-            logger.warning("query %r: attaching again in a while: %s", self._query.name, error)
-            self._tell(None, None)
+            logger.warning("query %r: attaching failed and is retried: %s", self._query.name, error)
+            self._set_result(None, None)
             return False
-        self._tell(None, error)
+        self._set_result(None, error)
         return True
 
-    def _tell(self, attachment: Attachment | None, error: Exception | None) -> None:
-        with self._told:
+    def _set_result(self, attachment: Attachment | None, error: Exception | None) -> None:
+        with self._changed:
             self._attachment, self.error = attachment, error
-            self._told.notify_all()
+            self._changed.notify_all()
 
     def _finish(self, attachment: Attachment) -> None:
         if _is_spark_running():

@@ -1,4 +1,4 @@
-"""`sparkis attach`: follows a checkpoint from a process with a Spark of its own, or lists what it holds."""
+"""`sparkis attach`: follows a checkpoint with its own Spark, or lists the states in it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from state_backend.model.descriptor import Kind
 from state_backend.model.errors import DescriptorError, SparkisError
 
 REDIS_TYPES = {Kind.VALUE: "string", Kind.MAP: "hash", Kind.LIST: "list"}
-# How often the command looks whether the attachment has ended by an error.
-LOOK_INTERVAL_S = 0.5
+# The pause between two checks whether the attachment has failed.
+POLL_INTERVAL_S = 0.5
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command until a signal, or an error; return the exit code."""
+    """Run the command until a signal or an error; return the exit code."""
     ended = EndSignal()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         if not options.list and (options.job is None or options.log is None):
-            raise DescriptorError("--job names the job, and --log says where to write; --list needs neither")
+            raise DescriptorError("--job and --log are required, except with --list")
         with _session(_pairs("--conf", options.conf), options.master) as spark:
             ended.take()
             if options.list:
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    """Read NAME=VALUE as often as it was given."""
+    """Parse the NAME=VALUE arguments of an option."""
     pairs = {}
     for each in given:
         name, equals, value = each.partition("=")
@@ -58,14 +58,14 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
 @contextmanager
 def _session(settings: dict[str, str], master: str) -> Iterator[SparkSession]:
     if master.startswith("local"):
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes the python3 of the PATH
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the default is the python3 of the PATH
     builder = SparkSession.builder.master(master).appName("sparkis attach")
     quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     for name, value in (quiet | (loopback if master.startswith("local") else {}) | settings).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")  # what matters comes back as an exception
+    spark.sparkContext.setLogLevel("OFF")  # errors are raised here as exceptions
     try:
         yield spark
     finally:
@@ -78,8 +78,8 @@ def _list(spark: SparkSession, options: argparse.Namespace) -> None:
     batch = checkpoint.newest()
     if batch is None:
         raise CheckpointError(
-            f"there is no committed micro-batch at {checkpoint.location}: is that a query's checkpoint, and has the "
-            "query finished one?"
+            f"{checkpoint.location} has no committed micro-batch: is it a query's checkpoint, and has the query "
+            "finished a micro-batch?"
         )
     print(f"{checkpoint.location}: query {checkpoint.query_id()}, batch {batch}")
     for state in bind(session, checkpoint, batch, options.job or "JOB", []):
@@ -88,13 +88,13 @@ def _list(spark: SparkSession, options: argparse.Namespace) -> None:
 
 
 def described(state: BoundState, job: str) -> Iterator[str]:
-    """Return what a state is read from, and how a Redis client sees it."""
-    made = state.descriptor
-    value = ", ".join(made.value)
-    field = f"{made.field} -> " if made.field is not None else ""
-    yield f"{state.collection}"
+    """Yield the lines that describe a state: its operator, its columns, and its keys for Redis clients."""
+    result = state.descriptor
+    value = ", ".join(result.value)
+    field = f"{result.field} -> " if result.field is not None else ""
+    yield f"{state.source}"
     yield f"  columns  {', '.join(state.names)}"
-    yield f"  {REDIS_TYPES[made.kind]:<7}  {made.format_for(job).text}  {field}{value}"
+    yield f"  {REDIS_TYPES[result.kind]:<7}  {result.format_for(job).text}  {field}{value}"
 
 
 def _follow(spark: SparkSession, options: argparse.Namespace, ended: EndSignal) -> None:
@@ -111,11 +111,11 @@ def _follow(spark: SparkSession, options: argparse.Namespace, ended: EndSignal) 
     with attachment:
         names = ", ".join(f"{state.key_format} ({REDIS_TYPES[state.kind]})" for state in attachment.states)
         print(f"attached: {names}; log {attachment.log}", flush=True)
-        while not (ended.is_set() or attachment.wait(timeout_s=LOOK_INTERVAL_S)):
+        while not (ended.is_set() or attachment.wait(timeout_s=POLL_INTERVAL_S)):
             pass
         if endpoint is not None and not ended.is_set():
             print(f"redis-cli -u {endpoint.url}", flush=True)
-        while not ended.wait(LOOK_INTERVAL_S):
+        while not ended.wait(POLL_INTERVAL_S):
             if attachment.error is not None:
                 raise SparkisError(str(attachment.error))
     if endpoint is not None:
@@ -123,7 +123,7 @@ def _follow(spark: SparkSession, options: argparse.Namespace, ended: EndSignal) 
 
 
 def _state_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of the state that was described on the command line."""
+    """Return the arguments of the single state on the command line."""
     given: dict[str, Any] = {}
     for name in ("operator", "variable", "key", "key_format", "field", "value", "kind", "encoding", "length_max"):
         if getattr(options, name) is not None:

@@ -1,6 +1,6 @@
-"""Which states the processors of a query declare (see `processor`), as the query's plan tells on the driver.
+"""The states that the processors of a query declare (see `processor`), read from the query's plan on the driver.
 
-Also the runs of such queries that `automatic` follows, for `attach`, which then has nothing left to do.
+Also the registry of query runs that `automatic` has attached to; `attach` returns their attachments.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from pyspark import SparkContext
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.attach.attachment import Attachment
@@ -20,43 +21,43 @@ from spark_hooks.attach.rows import AttachedState
 from spark_hooks.checkpoint import Checkpoint, CheckpointError
 from state_backend.model.errors import DescriptorError
 
-# Spark's name of the operator, in a query's plan as in a micro-batch's.
+# The operator's name in the plans of queries and of micro-batches.
 OPERATOR = "TransformWithStateInPySpark"
-LOOK_INTERVAL_S = 0.1
+POLL_INTERVAL_S = 0.1
 
 
 def states_of(query: StreamingQuery) -> list[tuple[AttachedState, ...]]:
-    """Return what a query declares, a tuple for each processor that does; DescriptorError if that cannot be."""
+    """Return the declared states of a query, a tuple per declaring processor; DescriptorError for equal names."""
     found = [states for _, states in _processors(_execution(query).analyzedPlan()) if states]
     names = [str(state.name) for states in found for state in states]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DescriptorError(
             f"query {query.name!r}: its processors declare the state {twice[0]!r} more than once (they declare "
-            f"{', '.join(names)}); give each a name of its own, in states="
+            f"{', '.join(names)}); give each state another name in states="
         )
     return found
 
 
 def located_states(query: StreamingQuery, checkpoint: Checkpoint, timeout_s: float) -> list[AttachedState]:
-    """Return what a query declares, with the operators' numbers if the query has several processors.
+    """Return the declared states of a query, with their operators' numbers if the query has several processors.
 
-    Spark numbers operators when it plans a micro-batch, so this waits until the query has committed one since its
-    start. CheckpointError if it ends before, or the time has passed.
+    Spark numbers operators when it plans a micro-batch, so with several processors this waits until the query has
+    committed a micro-batch since its start. CheckpointError if the query ends before, or after `timeout_s`.
     """
     declared = [state for states in states_of(query) for state in states]
     if not declared or sum(1 for _ in _processors(_execution(query).analyzedPlan())) == 1:
         return declared
     deadline = time.monotonic() + timeout_s
-    last: Any = None  # what Spark made of a micro-batch
+    last: Any = None  # Spark's execution of a micro-batch
     while last is None or not checkpoint.is_committed(last.currentBatchId()):
-        # The plan of a batch that has only begun is not asked for: that would be to make it, in this thread.
+        # The plan of a batch that is not committed is not read here: reading it makes Spark plan it, in this thread.
         last = last or _execution(query).lastExecution()
         if time.monotonic() >= deadline or not (query.isActive or last is not None):
             raise CheckpointError(
-                f"query {query.name!r} has several processors, and which operator each one is can be seen when the "
-                f"query has committed a micro-batch since its start; it has not yet"
+                f"query {query.name!r} has several processors, and the numbers of their operators are known only after "
+                f"the query has committed a micro-batch since its start; it has not yet"
             )
-        time.sleep(LOOK_INTERVAL_S)
+        time.sleep(POLL_INTERVAL_S)
     located = [
         replace(state, operator=operator.stateInfo().get().operatorId())
         for operator, states in _processors(last.executedPlan())
@@ -64,8 +65,8 @@ def located_states(query: StreamingQuery, checkpoint: Checkpoint, timeout_s: flo
     ]
     if {state.name for state in located} != {state.name for state in declared}:
         raise DescriptorError(
-            f"query {query.name!r}: a processor that declares states is not in what Spark made of the query; attach "
-            f"to the others by sparkis.attach(query, states=[...])"
+            f"query {query.name!r}: Spark's optimizer has removed a processor that declares states; attach to the "
+            f"others by sparkis.attach(query, states=[...])"
         )
     return located
 
@@ -76,7 +77,7 @@ def _execution(query: StreamingQuery) -> Any:
 
 
 def _processors(plan: Any) -> Iterator[tuple[Any, tuple[AttachedState, ...]]]:
-    """Return the operators of a plan that have a processor, and what it declares."""
+    """Yield the operators of a plan that have a processor, with the states that it declares."""
     if plan.nodeName() == OPERATOR:
         jvm: Any = SparkContext._jvm
         pickled = plan.functionExpr().func().command().toArray(jvm.scala.reflect.ClassTag.Byte())
@@ -87,14 +88,19 @@ def _processors(plan: Any) -> Iterator[tuple[Any, tuple[AttachedState, ...]]]:
 
 
 class DeclaredRun(ABC):
-    """A run of a query that declares states, which somebody attaches to."""
+    """A run of a query with declared states, and its attachment."""
 
     run_id: str
+    session: SparkSession
     error: Exception | None
 
     @abstractmethod
+    def is_own_thread(self) -> bool:
+        """Tell whether the calling thread is this run's, which makes the attachment."""
+
+    @abstractmethod
     def attachment(self, timeout_s: float) -> Attachment:
-        """Return the attachment once it is made; raises what keeps it from being made."""
+        """Wait for the attachment and return it; raises the error that prevents it."""
 
 
 # By the query's id: a query has one run at a time.
@@ -102,6 +108,6 @@ runs: dict[str, DeclaredRun] = {}
 
 
 def run_of(query: StreamingQuery) -> DeclaredRun | None:
-    """Return who attaches to this run of a query because of what it declares."""
+    """Return the registered run of a query, or None."""
     run = runs.get(str(query.id))
     return run if run is not None and run.run_id == str(query.runId) else None

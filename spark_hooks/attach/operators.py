@@ -1,7 +1,7 @@
-"""Which state a query keeps, as its checkpoint tells: the operators, their collections, and what these look like.
+"""The operators of a query and their states, read from its checkpoint.
 
-Runs on the driver, once when an attachment is made. Spark's own readers `state-metadata` and `statestore` are asked.
-A collection is what one read of `statestore` gives: an operator's keyed state, one side of a join, one variable of a
+Runs on the driver, once per attachment, with Spark's readers `state-metadata` and `statestore`. One read of
+`statestore` gives one operator state: the keyed state of an operator, one side of a join, or one variable of a
 transformWithState.
 """
 
@@ -21,25 +21,25 @@ from state_backend.model.descriptor import Kind
 from state_backend.model.errors import DescriptorError
 
 
-class Form(StrEnum):
-    """What the key and the value of a collection are made of, where `rows` treats them differently."""
+class StateForm(StrEnum):
+    """The forms of an operator state's key and value that `rows` treats differently."""
 
     PLAIN = "plain"
-    SEEN = "seen"
+    DEDUPLICATION = "seen"
     SESSION = "session"
     GROUP = "group"
     JOIN = "join"
     VARIABLE = "variable"
 
 
-# Spark's name of an operator: what its state is called in a key unless told otherwise, and its form.
+# Spark's name of an operator: the default name of its state in keys, and its form.
 OPERATORS = {
-    "stateStoreSave": ("aggregation", Form.PLAIN),
-    "sessionWindowStateStoreSaveExec": ("sessions", Form.SESSION),
-    "dedupe": ("seen", Form.SEEN),
-    "dedupeWithinWatermark": ("seen", Form.SEEN),
-    "flatMapGroupsWithState": ("groupState", Form.GROUP),
-    "applyInPandasWithState": ("groupState", Form.GROUP),
+    "stateStoreSave": ("aggregation", StateForm.PLAIN),
+    "sessionWindowStateStoreSaveExec": ("sessions", StateForm.SESSION),
+    "dedupe": ("seen", StateForm.DEDUPLICATION),
+    "dedupeWithinWatermark": ("seen", StateForm.DEDUPLICATION),
+    "flatMapGroupsWithState": ("groupState", StateForm.GROUP),
+    "applyInPandasWithState": ("groupState", StateForm.GROUP),
 }
 JOIN = "symmetricHashJoin"
 JOIN_STORES = {"left": "left-keyWithIndexToValue", "right": "right-keyWithIndexToValue"}
@@ -49,36 +49,36 @@ VARIABLE_KINDS = {"ValueState": Kind.VALUE, "ListState": Kind.LIST, "MapState": 
 
 
 @dataclass(frozen=True)
-class Collection:
-    """One collection of an operator's state. `variable` is a transformWithState's, or the side of a join."""
+class OperatorState:
+    """One state of an operator. `variable` is a variable of transformWithState, or the side of a join."""
 
     operator_id: int
     operator: str
     variable: str | None
     name: str
-    form: Form
+    form: StateForm
     kind: Kind
     has_ttl: bool
     options: tuple[tuple[str, str], ...]
     schema: T.StructType
 
     def __str__(self) -> str:
-        """Name it in an error."""
+        """Return its name for errors."""
         variable = "" if self.variable is None else f", {self.variable!r}"
         return f"operator {self.operator_id} ({self.operator}{variable})"
 
     def type_of(self, column: str) -> T.StructType:
-        """Return what one of the columns of Spark's reader is made of."""
+        """Return the struct type of a column of Spark's reader."""
         kind = self.schema[column].dataType
         assert isinstance(kind, T.StructType)
         return kind
 
-    def whole(self, spark: SparkSession, checkpoint: Checkpoint, batch: int) -> DataFrame:
-        """Return the whole collection as of a batch."""
+    def snapshot(self, spark: SparkSession, checkpoint: Checkpoint, batch: int) -> DataFrame:
+        """Return the full state as of a batch."""
         return self._read(spark, checkpoint, batchId=batch)
 
-    def feed(self, spark: SparkSession, checkpoint: Checkpoint, first: int, last: int) -> DataFrame:
-        """Return the changes of some batches; those of one key lie in one partition, in the order they were made."""
+    def changes(self, spark: SparkSession, checkpoint: Checkpoint, first: int, last: int) -> DataFrame:
+        """Return the changes of some batches; all changes of a key are in one partition, in their original order."""
         return self._read(spark, checkpoint, readChangeFeed="true", changeStartBatchId=first, changeEndBatchId=last)
 
     def _read(self, spark: SparkSession, checkpoint: Checkpoint, **options: str | int) -> DataFrame:
@@ -86,47 +86,51 @@ class Collection:
         return spark.read.format("statestore").options(**dict(self.options), **given).load(checkpoint.location)
 
 
-def collections(spark: SparkSession, checkpoint: Checkpoint, batch: int) -> list[Collection]:
-    """Return what can be read of a query's state, as of a committed batch."""
+def operator_states(spark: SparkSession, checkpoint: Checkpoint, batch: int) -> list[OperatorState]:
+    """Return the readable states of a query as of a committed batch."""
     try:
         rows = spark.read.format("state-metadata").load(checkpoint.location).collect()
     except PySparkException as error:
-        raise CheckpointError(f"Spark cannot tell which state {checkpoint.location} holds: {error}") from None
+        raise CheckpointError(f"Spark cannot read the state metadata of {checkpoint.location}: {error}") from None
     if not rows:
         raise DescriptorError(f"the query of {checkpoint.location} keeps no state: there is nothing to attach to")
-    found: list[Collection] = []
+    found: list[OperatorState] = []
     for operator_id in sorted({row.operatorId for row in rows}):
         of_operator = [row for row in rows if row.operatorId == operator_id]
-        for variable, name, form, kind, has_ttl, options in _parts(of_operator):
-            given = {"operatorId": str(operator_id), **options}
-            schema = _schema(spark, checkpoint, batch, given)
+        for variable, name, form, kind, has_ttl, options in _variables_of(of_operator):
+            reader_options = {"operatorId": str(operator_id), **options}
+            schema = _schema(spark, checkpoint, batch, reader_options)
             operator = of_operator[0].operatorName
-            made = Collection(operator_id, operator, variable, name, form, kind, has_ttl, tuple(given.items()), schema)
-            found.append(made)
+            result = OperatorState(
+                operator_id, operator, variable, name, form, kind, has_ttl, tuple(reader_options.items()), schema
+            )
+            found.append(result)
     return _with_own_names(found)
 
 
-def _parts(rows: list[Any]) -> list[tuple[str | None, str, Form, Kind, bool, dict[str, str]]]:
-    """Return variable, name, form, kind, whether it has a time to live, and the reader's options of each collection."""
+def _variables_of(rows: list[Any]) -> list[tuple[str | None, str, StateForm, Kind, bool, dict[str, str]]]:
+    """Return (variable, name, form, kind, has_ttl, reader's options) of each state of an operator."""
     operator = rows[0].operatorName
     if operator == JOIN:
         stores = {row.stateStoreName for row in rows}
         if not stores >= set(JOIN_STORES.values()):
             raise DescriptorError(
                 f"operator {rows[0].operatorId} is a stream-stream join that keeps both sides in one store "
-                f"({JOIN_SETTING}=3 or 4), whose changes Spark's state reader does not tell apart; sparkis reads 2, "
-                f"the default, and a query keeps what it was first started with"
+                f"({JOIN_SETTING}=3 or 4), and Spark's state reader does not separate their changes; sparkis reads "
+                f"format 2, the default. A query keeps the format of its first start"
             )
-        return [(side, side, Form.JOIN, Kind.MAP, False, {"storeName": store}) for side, store in JOIN_STORES.items()]
+        return [
+            (side, side, StateForm.JOIN, Kind.MAP, False, {"storeName": store}) for side, store in JOIN_STORES.items()
+        ]
     if operator in TRANSFORMS:
         properties = json.loads(rows[0].operatorProperties)
         variables = sorted(properties["stateVariables"], key=lambda each: str(each["stateName"]))
         return [
-            (each["stateName"], each["stateName"], Form.VARIABLE, kind, each["ttlEnabled"], _variable(each))
+            (each["stateName"], each["stateName"], StateForm.VARIABLE, kind, each["ttlEnabled"], _variable(each))
             for each in variables
             if (kind := VARIABLE_KINDS.get(each["stateVariableType"])) is not None  # else timers
         ]
-    name, form = OPERATORS.get(operator, (operator, Form.PLAIN))
+    name, form = OPERATORS.get(operator, (operator, StateForm.PLAIN))
     return [(None, name, form, Kind.VALUE, False, {})]
 
 
@@ -142,8 +146,8 @@ def _schema(spark: SparkSession, checkpoint: Checkpoint, batch: int, options: di
         raise CheckpointError(f"Spark cannot read operator {options['operatorId']}: {error}") from None
 
 
-def _with_own_names(found: list[Collection]) -> list[Collection]:
-    """Add the operator's number to names that several operators have."""
+def _with_own_names(found: list[OperatorState]) -> list[OperatorState]:
+    """Append the operator's number to names that several operators share."""
     names = [each.name for each in found]
     return [
         each if names.count(each.name) == 1 else replace(each, name=f"{each.name}{each.operator_id}") for each in found

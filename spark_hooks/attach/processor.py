@@ -1,13 +1,13 @@
-"""A stateful processor that declares which of its variables are state for readers.
+"""Stateful processors that declare which of their variables readers can read.
 
     df.groupBy("sensor").transformWithState(
         sparkis.queryable_processor(Alert(), states={"lastTemperature": "lastTemp"}), ...)
 
-It only declares. Spark pickles a processor when its operator is made, and the declaration travels in these bytes, as a
-text: on the driver the plan of a running query tells what is declared (`attach.declared`), which needs neither a
-registry nor a word from another process. What makes the state readable is an attachment.
+A declaration alone makes nothing readable; an attachment does. Spark pickles a processor when it makes the operator,
+and the pickled bytes contain the declaration as a text. On the driver, `attach.declared` reads it from the plan of the
+running query, without a registry or messages between processes.
 
-This module is imported by Spark's Python workers, so it imports little.
+Spark's Python workers import this module, so it imports little.
 """
 
 from __future__ import annotations
@@ -26,49 +26,49 @@ from state_backend.model.errors import DescriptorError
 if TYPE_CHECKING:
     from spark_hooks.attach.rows import AttachedState
 
-# What stands before the declaration, which is JSON in ASCII: a list of the arguments of AttachedState.
-MARK = "sparkis.queryable_processor:"
-# A handle's methods that make a variable that can be read, and its kind.
-MAKERS = {"getValueState": "ValueState", "getListState": "ListState", "getMapState": "MapState"}
-# Why the driver refuses what the processors of a query declare together; a task's local property.
+# The text before the declaration, which is JSON in ASCII: a list of the arguments of AttachedState.
+MARKER = "sparkis.queryable_processor:"
+# The methods of a handle that make a readable variable, and the variable's kind.
+VARIABLE_GETTERS = {"getValueState": "ValueState", "getListState": "ListState", "getMapState": "MapState"}
+# A local property of tasks: the error in the declarations of a query's processors.
 REFUSAL_PROPERTY = "sparkis.refusal"
 CHANGELOG_SETTING = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 
 
-# Called when a declared processor is pickled, which is when Spark makes an operator of it.
-_watches: list[Callable[[], None]] = []
+# Called when a processor with declared states is pickled: when Spark makes an operator of it.
+_pickle_callbacks: list[Callable[[], None]] = []
 
 
-def on_declared(watch: Callable[[], None]) -> None:
-    """Have a function called whenever a declared processor is pickled.
+def add_pickle_callback(callback: Callable[[], None]) -> None:
+    """Have a function called whenever a processor with declared states is pickled.
 
-    `sparkis` gives it the one that notices starts of queries. Workers neither pickle nor know it.
+    `sparkis` registers the function that listens for started queries. Python workers do not.
     """
-    if watch not in _watches:
-        _watches.append(watch)
+    if callback not in _pickle_callbacks:
+        _pickle_callbacks.append(callback)
 
 
 def queryable_processor(
     processor: StatefulProcessor, *, states: Mapping[str, str | AttachedState]
 ) -> QueryableProcessor:
-    """Declare variables of a stateful processor as state for readers, and return a processor for `transformWithState`.
+    """Declare variables of a stateful processor as states for readers; return a processor for `transformWithState`.
 
-    The returned processor computes what the given one computes, from the same state. When a query with it has started,
-    an attachment in this driver publishes the declared variables until the query ends; `sparkis.attach(query)` returns
-    that attachment. The query needs a name, which begins the keys, and the session a log (`serve`, or the setting
-    `spark.sparkis.log`). Spark has to keep the state in RocksDB and write down its changes, as in the example.
+    The returned processor behaves like the given one and uses the same state. When a query with it starts, an
+    attachment in this driver publishes the declared variables until the query ends; `sparkis.attach(query)` returns
+    that attachment. The query needs a name, with which keys begin, and the session a log (`serve`, or the setting
+    `spark.sparkis.log`). Spark must keep the state in RocksDB with a changelog, as in the example.
 
     Args:
         processor: An instance of a `StatefulProcessor`.
-        states: For each state's name, as it is to stand in keys: the name of the processor's variable, or an
-            `AttachedState(variable=..., ...)` where there is more to say, such as `key_format` or `kind`.
+        states: A mapping from the state's name in keys to the name of the processor's variable, or to an
+            `AttachedState(variable=..., ...)` for further options, such as `key_format` or `kind`.
 
     Returns:
-        A processor that has the declared states as `states`.
+        A processor with the declared states in its attribute `states`.
 
     Raises:
-        DescriptorError: `processor` is no processor, or `states` declares nothing or something impossible. A variable
-            that the processor does not have fails the query in its first micro-batch.
+        DescriptorError: `processor` is not a `StatefulProcessor`, or `states` is empty or invalid. A variable that the
+            processor does not have fails the query in its first micro-batch.
 
     Examples:
         >>> from pyspark.sql.streaming import StatefulProcessor
@@ -104,14 +104,13 @@ def queryable_processor(
     """
     if not isinstance(processor, StatefulProcessor):
         raise DescriptorError(
-            f"queryable_processor takes an instance of a StatefulProcessor, not {processor!r}; for a class, call it"
+            f"queryable_processor takes an instance of a StatefulProcessor, not {processor!r}; call a class first"
         )
     if isinstance(processor, QueryableProcessor):
         raise DescriptorError("this processor has declared its states already; give all of them in one call")
     if not isinstance(states, Mapping) or not states:
         raise DescriptorError(
-            f"states= says which variable each state is read from, such as {{'lastTemperature': 'lastTemp'}}, "
-            f"not {states!r}"
+            f"states= maps names of states to variables, such as {{'lastTemperature': 'lastTemp'}}, not {states!r}"
         )
     described = [_arguments(name, given) for name, given in states.items()]
     try:
@@ -128,23 +127,23 @@ def _arguments(name: str, given: str | AttachedState) -> dict[str, Any]:
     arguments = {key: value for key, value in getattr(given, "__dict__", {}).items() if value not in (None, ())}
     if not arguments.get("variable"):
         raise DescriptorError(
-            f"state {name!r} is a variable of the processor: its name, or sparkis.AttachedState(variable=..., ...), "
-            f"not {given!r}"
+            f"state {name!r}: give the name of a variable of the processor, or sparkis.AttachedState(variable=..., "
+            f"...), not {given!r}"
         )
     if arguments.get("name", name) != name:
         raise DescriptorError(f"state {name!r} has another name in its AttachedState, {arguments['name']!r}")
     if "operator" in arguments:
-        raise DescriptorError(f"state {name!r}: its operator is the processor's own; leave out operator=")
+        raise DescriptorError(f"state {name!r} belongs to the processor's own operator; leave out operator=")
     if "columns" in arguments:
         arguments["columns"] = dict(arguments["columns"])
     return arguments | {"name": name}
 
 
 class QueryableProcessor(StatefulProcessor):
-    """A stateful processor with declared states, as `queryable_processor` returns it.
+    """A stateful processor with declared states; `queryable_processor` returns it.
 
-    Another processor does all the work. Spark pickles both on the driver, when it makes the query's operator, and runs
-    them in Python workers.
+    It delegates all work to another processor. Spark pickles both on the driver, when it makes the query's operator,
+    and runs them in Python workers.
     """
 
     def __init__(self, processor: StatefulProcessor, described: str) -> None:
@@ -159,15 +158,15 @@ class QueryableProcessor(StatefulProcessor):
         return tuple(AttachedState(**described) for described in json.loads(self._described))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Keep the declaration in the bytes as a text of its own, and have starts of queries noticed from now on."""
-        for watch in _watches:
-            watch()
-        return (_unpickled, (self._processor, MARK + self._described))
+        """Pickle the declaration as one text with `MARKER` before it, and run the pickle callbacks."""
+        for callback in _pickle_callbacks:
+            callback()
+        return (_unpickled, (self._processor, MARKER + self._described))
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Let the processor make its variables, and refuse what keeps a declared one from being read.
+        """Initialise the processor; DescriptorError if a declared variable is missing or cannot be read.
 
-        Runs in each task, and before that in a process on the driver's host, whose errors Spark does not show.
+        Runs in each task, and before that in a process on the driver's host, whose errors Spark hides.
         """
         context = TaskContext.get()
         if context is None:
@@ -176,24 +175,24 @@ class QueryableProcessor(StatefulProcessor):
         if refusal := context.getLocalProperty(REFUSAL_PROPERTY):
             raise DescriptorError(refusal)
         self._check_changelog(context.getLocalProperty(CHANGELOG_SETTING) or "false")
-        with _watched(handle) as kinds:
+        with _recording_variables(handle) as kinds:
             self._processor.init(handle)
         self._check(kinds)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Leave it to the processor."""
+        """Call the processor."""
         return self._processor.handleInputRows(key, rows, timerValues)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """Leave it to the processor."""
+        """Call the processor."""
         return self._processor.handleExpiredTimer(key, timerValues, expiredTimerInfo)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        """Leave it to the processor."""
+        """Call the processor."""
         self._processor.handleInitialState(key, initialState, timerValues)
 
     def close(self) -> None:
-        """Leave it to the processor."""
+        """Call the processor."""
         self._processor.close()
 
     def _variables(self) -> Iterator[tuple[str, str]]:
@@ -202,38 +201,38 @@ class QueryableProcessor(StatefulProcessor):
     def _check(self, kinds: Mapping[str, str]) -> None:
         for state, variable in self._variables():
             if variable not in kinds:
-                known = ", ".join(f"{name!r} ({kind})" for name, kind in kinds.items()) or "none"
+                available = ", ".join(f"{name!r} ({kind})" for name, kind in kinds.items()) or "none"
                 raise DescriptorError(
                     f"state {state!r}: the processor {type(self._processor).__name__} has no variable {variable!r} "
-                    f"that can be read; it has {known}. Timers cannot be read"
+                    f"that can be read; it has {available}. Timers cannot be read"
                 )
 
     def _check_changelog(self, setting: str) -> None:
-        """Refuse state whose changes nobody writes down."""
+        """DescriptorError if RocksDB writes no changelog."""
         if setting.lower() != "true":
             names = ", ".join(repr(state) for state, _ in self._variables())
             raise DescriptorError(
-                f"{names}: RocksDB keeps the state without a change log, so that the changes of a batch cannot be "
-                f"read: start the query with {CHANGELOG_SETTING}=true"
+                f"{names}: RocksDB keeps the state without a changelog, so the changes of a batch cannot be read: "
+                f"start the query with {CHANGELOG_SETTING}=true"
             )
 
 
 def _unpickled(processor: StatefulProcessor, marked: str) -> QueryableProcessor:
-    return QueryableProcessor(processor, marked.removeprefix(MARK))
+    return QueryableProcessor(processor, marked.removeprefix(MARKER))
 
 
 def declared_in(pickled: bytes) -> Iterable[dict[str, Any]]:
-    """Return what a pickled processor declares; nothing if it declares nothing.
+    """Return the declaration in a pickled processor; empty if there is none.
 
-    Looks for the text and unpickles nothing: that would run code of the user's, and pickle never cuts a text in two.
+    Searches the bytes for the text. Unpickling would run the user's code; pickle never splits a text.
     """
-    mark, read = MARK.encode(), json.JSONDecoder()
+    mark, read = MARKER.encode(), json.JSONDecoder()
     at = pickled.find(mark)
     while at >= 0:
         begin = at + len(mark)
         try:
             found, _ = read.raw_decode(pickled[begin:].decode("ascii", "replace"))
-        except ValueError:  # the mark alone, in a module that is pickled with its processor
+        except ValueError:  # the marker alone, in a module that is pickled with its processor
             at = pickled.find(mark, begin)
         else:
             return list(found)
@@ -241,21 +240,21 @@ def declared_in(pickled: bytes) -> Iterable[dict[str, Any]]:
 
 
 @contextmanager
-def _watched(handle: StatefulProcessorHandle) -> Iterator[dict[str, str]]:
-    """Note which variables are made by a handle, and of what kind they are; afterwards the handle is as it was."""
+def _recording_variables(handle: StatefulProcessorHandle) -> Iterator[dict[str, str]]:
+    """Record name and kind of each variable that a handle makes; the handle is restored afterwards."""
     kinds: dict[str, str] = {}
 
-    def noting(make: Callable[..., Any], kind: str) -> Callable[..., Any]:
-        def make_and_note(stateName: str, *given: Any, **more: Any) -> Any:
+    def recording(make: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        def make_and_record(stateName: str, *given: Any, **more: Any) -> Any:
             kinds[stateName] = kind
             return make(stateName, *given, **more)
 
-        return make_and_note
+        return make_and_record
 
-    for name, kind in MAKERS.items():
-        vars(handle)[name] = noting(getattr(handle, name), kind)
+    for name, kind in VARIABLE_GETTERS.items():
+        vars(handle)[name] = recording(getattr(handle, name), kind)
     try:
         yield kinds
     finally:
-        for name in MAKERS:
+        for name in VARIABLE_GETTERS:
             del vars(handle)[name]

@@ -1,4 +1,4 @@
-"""What a task of an attachment does with its part of some batches' changes; runs in Spark's Python workers."""
+"""The Spark task of an attachment, which writes its partition of some batches' changes; runs in Python workers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from spark_hooks.publish import task
 from spark_hooks.publish.encoding import RowPlan
 from spark_hooks.serving.placement import ServerPlan, ensure_state_server
 
-# The columns of the rows that a task gives back, one for each batch it had changes of, as Spark's DDL.
+# The schema of the rows that a task returns, one row per batch with changes, as Spark's DDL.
 RESULT = f"{task.RESULT}, batch long"
 
 
 @dataclass(frozen=True)
 class BatchesTask:
-    """Writes a part of several epochs in one pass; picklable."""
+    """Writes one partition of several epochs in one pass; picklable."""
 
     log: str
     folder: str
@@ -29,7 +29,7 @@ class BatchesTask:
     placement: ServerPlan | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write one partition's changes, which come batch by batch. May run several times for one partition."""
+        """Write one partition's changes, which are sorted by batch. May run several times for one partition."""
         ensure_state_server(self.placement)
         for batch, parts in groupby(_by_batch(batches), key=itemgetter(0)):
             of_batch = task.Task(self.log, self.folder, batch, self.plans)
@@ -38,7 +38,7 @@ class BatchesTask:
 
 
 def _by_batch(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut Arrow's batches where Spark's change."""
+    """Split Arrow's batches where the number of the micro-batch changes."""
     for rows in batches:
         numbers = rows.column(BATCH).to_numpy()
         starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1)] if len(numbers) else []

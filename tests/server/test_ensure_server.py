@@ -172,7 +172,7 @@ def test_a_process_without_a_jvm_above_it_says_so(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     monkeypatch.setattr(placement, "_is_jvm", lambda pid: False)
     told = ensure_state_server(PLAN)
-    assert told is not None and "the executor's JVM was not found among process" in told
+    assert told is not None and "the executor's JVM was not found among the ancestors of process" in told
 
 
 def test_a_plan_goes_into_a_closure_and_does_not_show_its_secrets():

@@ -66,4 +66,4 @@ def test_a_checkpoint_is_followed_and_served_until_a_signal(checkpoint: Path, tm
 def test_what_is_missing_is_said_in_one_line(tmp_path: Path):
     done = listed("--checkpoint", tmp_path / "nothing")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("sparkis attach: --job names the job")
+    assert done.stderr.splitlines()[-1].startswith("sparkis attach: --job and --log are required")

@@ -250,7 +250,7 @@ def test_a_query_cannot_be_attached_to_by_its_handle(batches: Make, tmp_path: Pa
     rows = batches("k string, v int")
     writer = rows.df.groupBy("k").count().writeStream.format("noop").outputMode("update")
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-    with pytest.raises(DescriptorError, match="Spark Connect does not tell where a query keeps its checkpoint"):
+    with pytest.raises(DescriptorError, match="Spark Connect does not give access to a query"):
         sparkis.attach(query)
 
 

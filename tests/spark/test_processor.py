@@ -417,7 +417,7 @@ def test_state_whose_changes_are_not_written_down_is_refused_by_the_setting_and_
     query.stop()
     rows.add({"k": "a"})
     message = failure_of(begin(first="count", second="count"))
-    assert "'first', 'second': RocksDB keeps the state without a change log" in message
+    assert "'first', 'second': RocksDB keeps the state without a changelog" in message
     assert f"start the query with {CHANGELOG}=true" in message
     spark.conf.set(CHANGELOG, "true")
     query = begin(first="count")
@@ -457,7 +457,7 @@ def test_a_description_that_does_not_fit_the_variable_is_told_by_attach_and_the_
     query = start(made.writeStream.format("noop").outputMode("append"), "misfit", tmp_path / "checkpoint")
     with pytest.raises(DescriptorError, match=r"has no column 'm'; it has _0, k, n"):
         sparkis.attach(query)
-    assert "what it declares cannot be read" in caplog.text
+    assert "its declared states cannot be read" in caplog.text
     assert query.isActive
 
 

@@ -106,7 +106,9 @@ def test_a_driver_that_starts_again_goes_on_and_one_that_was_overtaken_is_told(
     assert client.hgetall("moved:ids") == {"0": "0"}
     table._writers.update(overtaken)  # the first one is still there
     for name in ("ids", "others"):
-        with pytest.raises(FencedWriterError, match=f"table '{name}'.*job 'moved'.*another driver"):
+        with pytest.raises(
+            FencedWriterError, match=f"table '{name}': another driver publishes the tables of job 'moved'"
+        ):
             publish(2, name)
     assert client.hgetall("moved:ids") == {"0": "0"}
 
@@ -125,7 +127,7 @@ def test_what_cannot_be_a_table_is_refused_by_name(
         (null, "t", "tables", r"state 't': the field column 'k' is null"),
         (rows, "_t", "tables", "'_t' begins with _"),
         (rows, "a:b", "tables", "state name 'a:b'"),
-        (rows.limit(1), "t", "busy", r"job 'busy'.*a query writes it; give the tables a job of their own"),
+        (rows.limit(1), "t", "busy", r"job 'busy'.* is written by a query; give the tables another job="),
         (spark.range(table.ROWS_MAX + 1).selectExpr("id k", "id v"), "t", "tables", "more than 100000 rows"),
     ):
         with pytest.raises(sparkis.SparkisError, match=reason):

@@ -218,7 +218,7 @@ def test_a_job_name_frees_the_query_name(batches: Make, log: Path, tmp_path: Pat
         (
             {"k": "a:b", "f": "c", "v": 1},
             {"key": ["k", "f"], "value": "v"},
-            "state 's': the key column 'k' holds b'a:b', and the text b':' that separates it",
+            "state 's': the key column 'k' has the value b'a:b', which contains the separator b':'",
         ),
     ],
 )
@@ -251,7 +251,7 @@ def test_numbers_and_timestamps_in_a_key_are_held_apart(batches: Make, log: Path
         writer = sparkis.queryable(stream.df, "s", log=log, mode="append", key=key, separator=separator, value="b")
         query = writer.queryName(name).option("checkpointLocation", str(tmp_path / name)).start()
         if is_refused:
-            assert "the key column 'a' holds b'1.5'" in failure_of(query)
+            assert "the key column 'a' has the value b'1.5'" in failure_of(query)
         else:
             query.processAllAvailable()
             with sparkis.read_snapshot(log, name) as snapshot:

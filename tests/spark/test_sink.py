@@ -472,7 +472,7 @@ def test_wait_for_visibility_warns_where_no_server_is_known(
         rows.df, "s", key="k", value="v", mode="append", log=tmp_path / "log", wait_for_visibility=1
     )
     start(writer, "unseen", tmp_path / "checkpoint")
-    assert [record for record in caplog.records if "no server of the log" in record.getMessage()]
+    assert [record for record in caplog.records if "started no server for the log" in record.getMessage()]
     with sparkis.read_snapshot(tmp_path / "log", "unseen") as snapshot:
         assert snapshot.value(b"unseen:s:a") == b"1"
 

@@ -13,7 +13,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from spark_hooks.attach.processor import MARK, declared_in, queryable_processor
+from spark_hooks.attach.processor import MARKER, declared_in, queryable_processor
 from sparkis import AttachedState
 from state_backend.model.errors import DescriptorError
 
@@ -45,7 +45,7 @@ def test_a_declaration_is_found_in_the_pickled_bytes_wherever_it_lies(padding: i
 
 def test_what_declares_nothing_has_no_declaration_though_it_holds_the_mark():
     processor = Plain()
-    processor.note = MARK
+    processor.note = MARKER
     assert declared_in(cloudpickle.dumps(processor)) == ()
     made = queryable_processor(processor, states={"a": "x"})
     assert [each["variable"] for each in declared_in(cloudpickle.dumps((processor, made)))] == ["x"]
@@ -84,9 +84,9 @@ def test_the_processor_itself_does_all_the_work():
         (Plain(), {}, "which variable each state is read from"),
         (Plain(), ["x"], "which variable each state is read from"),
         (Plain(), {"a:b": "x"}, "state name 'a:b' may not hold"),
-        (Plain(), {"a": 1}, "state 'a' is a variable of the processor"),
-        (Plain(), {"a": ""}, "state 'a' is a variable of the processor"),
-        (Plain(), {"a": AttachedState(key="k")}, "state 'a' is a variable of the processor"),
+        (Plain(), {"a": 1}, "state 'a': give the name of a variable of the processor"),
+        (Plain(), {"a": ""}, "state 'a': give the name of a variable of the processor"),
+        (Plain(), {"a": AttachedState(key="k")}, "state 'a': give the name of a variable of the processor"),
         (Plain(), {"a": AttachedState("b", variable="x")}, "state 'a' has another name in its AttachedState, 'b'"),
         (Plain(), {"a": AttachedState(variable="x", operator=0)}, "leave out operator="),
         (Plain(), {"a": AttachedState(variable="x", value=(b"v",))}, "not JSON serializable"),

@@ -248,7 +248,7 @@ def test_a_null_field_is_refused_by_state_and_column():
 
 @pytest.mark.parametrize("part", ["a:b", ":", "a:"])
 def test_a_key_part_that_holds_the_separator_is_refused(part: str):
-    with pytest.raises(RowError, match=r"state 'temp'.*key column 'x' holds .*separator"):
+    with pytest.raises(RowError, match=r"state 'temp'.*key column 'x' has the value .*separator"):
         changes(PAIRS, rows(k0=["fine", part], k1=["b", "c"], v0=["1", "2"]))
 
 
