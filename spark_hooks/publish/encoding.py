@@ -186,7 +186,7 @@ def _sorted_run(plans: Sequence[RowPlan], batches: list[pa.RecordBatch]) -> pa.R
 
 
 def _last_of_each(plan: RowPlan, run: pa.RecordBatch) -> pa.RecordBatch:
-    """Keep the last of neighbouring rows of one key and field: of rows that were not shuffled there may be several."""
+    """Keep the last of adjacent rows of a key and field; rows that were not shuffled may be several."""
     positions = positions_in(run)
     if plan.appends or not (positions[1:] == positions[:-1]).any():
         return run
