@@ -29,7 +29,7 @@ from resp_server.execution.dispatcher import Dispatcher
 from resp_server.execution.exec_runner import ExecRunner
 from resp_server.net.guarded import alone
 from resp_server.protocol.errors import PlainError, ProtocolError, QueryBufferError, ReplyError
-from resp_server.protocol.replies import InSteps, Pending, Sliced, SlicedEncoder
+from resp_server.protocol.replies import Pending, ReplyStream, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
 from resp_server.session.session import Session
 
@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
         self._input = b""  # behind the requests
         self._is_begun = False  # `_input` is an incomplete request
         self.is_calm = False  # admitted, with no input and no output waiting
-        self._sliced: InSteps | None = None
+        self._sliced: ReplyStream | None = None
         self._sliced_since_ms = 0
         self._ends_ns = 0  # of the current turn
         self._pending: Pending | None = None
@@ -335,7 +335,7 @@ class Connection(asyncio.Protocol):
         if (
             self._sliced is None
             or age_ms <= self._server_context.config.sliced_reply_ms_max
-            or not self._sliced.holds_epoch
+            or not self._sliced.pins_epoch
         ):
             return
         if self._sliced.has_begun:
@@ -403,7 +403,7 @@ class Connection(asyncio.Protocol):
         if self._is_writable:
             self._next_turn = self._loop.call_soon(self._turn)
 
-    def send_in_steps(self, reply: InSteps) -> None:
+    def send_in_steps(self, reply: ReplyStream) -> None:
         """Send a reply in turns of its own."""
         self._sliced = reply
         self._next_turn = self._loop.call_soon(self._turn)
@@ -594,7 +594,7 @@ class Connection(asyncio.Protocol):
         self._sliced = later if isinstance(later, ExecRunner) else SlicedEncoder(later, self.session.protocol)
         self._sliced_since_ms = self._server_context.view.now_ms
 
-    def _step(self, sliced: InSteps, out: list[bytes]) -> None:
+    def _step(self, sliced: ReplyStream, out: list[bytes]) -> None:
         try:
             out.append(sliced.step())
         except Exception as error:

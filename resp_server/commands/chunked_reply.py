@@ -14,7 +14,7 @@ from typing import Any
 from resp_server.commands.generic import BYTES_AT_ONCE_MAX, batched, reply_chunks, reply_item, size_of, sliced
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError
-from resp_server.protocol.replies import FirstOf, LongPair, Pairs, Reply, WithLong
+from resp_server.protocol.replies import FirstOf, LongItems, LongPair, Pairs, Reply
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import LongText, whole
 
@@ -90,7 +90,7 @@ def _rendered_with_long_texts(chunks: Iterator[Sequence[Any]], shape: type) -> I
         if shape is not Pairs:
             yield from reply_chunks(iter(chunk))
         elif any(type(text) is LongText for pair in chunk for text in pair):
-            yield WithLong(LongPair(map(reply_item, pair)) for pair in chunk)
+            yield LongItems(LongPair(map(reply_item, pair)) for pair in chunk)
         else:
             yield Pairs(chunk)
         if not chunk:

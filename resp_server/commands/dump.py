@@ -10,7 +10,7 @@ from resp_server.command_table.declaration import command
 from resp_server.commands.generic import batched, sliced
 from resp_server.execution.context import CommandContext
 from resp_server.protocol import rdb_encoder as rdb
-from resp_server.protocol.replies import FirstOf, LongBulk, Reply, WithLong
+from resp_server.protocol.replies import FirstOf, LongBulk, LongItems, Reply
 from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import LongText, Snapshot, Text
@@ -128,7 +128,7 @@ def _chunks(view: KeyspaceView, key: bytes) -> Iterator[Sequence[LongBulk]]:
     for batch in batched(encode()):
         length += sum(map(len, batch))
         yield []
-    yield WithLong([LongBulk(length, rdb.sealed(_rechunked(encode()), version))])
+    yield LongItems([LongBulk(length, rdb.sealed(_rechunked(encode()), version))])
 
 
 def _rechunked(fragments: Fragments) -> Fragments:

@@ -14,7 +14,7 @@ from resp_server.command_table.declaration import OneOrMore, command, integer, i
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.glob import Matches, matcher
-from resp_server.protocol.replies import FirstOf, LongBulk, Reply, Sliced, WithLong
+from resp_server.protocol.replies import FirstOf, LongBulk, LongItems, Reply, Sliced
 from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import LongText, Text, whole
@@ -168,7 +168,7 @@ def text_reply(context: CommandContext, text: Text | None, read: Callable[[Keysp
         return text
     if text.length <= BYTES_AT_ONCE_MAX:
         return whole(text)
-    return sliced(context, lambda view: iter([WithLong([reply_item(read(view))])]), FirstOf)
+    return sliced(context, lambda view: iter([LongItems([reply_item(read(view))])]), FirstOf)
 
 
 def items_reply(
@@ -199,7 +199,7 @@ def reply_chunks(items: Iterator[Text | None]) -> Iterator[Sequence[Reply]]:
     size = 0
     for item in items:
         if isinstance(item, LongText):
-            yield WithLong([*chunk, reply_item(item)])
+            yield LongItems([*chunk, reply_item(item)])
             chunk, size = [], 0
             continue
         chunk.append(item)

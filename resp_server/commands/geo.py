@@ -17,9 +17,9 @@ from resp_server.command_table.declaration import NameAsTyped, OneOrMore, comman
 from resp_server.commands.chunked_reply import WorkingMemory, chunked_reply, sorted_chunks
 from resp_server.commands.generic import batched
 from resp_server.execution.context import CommandContext
-from resp_server.protocol.doubles import exact_double
+from resp_server.protocol.doubles import strict_double
 from resp_server.protocol.errors import PlainError, syntax_error, typed
-from resp_server.protocol.replies import NO_ARRAY, DoubleText, Reply
+from resp_server.protocol.replies import NULL_ARRAY, DoubleText, Reply
 from state_backend.codec.geohash import (
     Box,
     Circle,
@@ -47,7 +47,7 @@ NEAREST_MAX = 512
 
 
 def _float(word: bytes, error: str = "value is not a valid float") -> float:
-    found = exact_double(word)
+    found = strict_double(word)
     if found is None:
         raise PlainError(error)
     return found
@@ -74,7 +74,7 @@ def _degrees(place: Place) -> Reply:
 @command("geopos")
 def geopos(context: CommandContext, key: bytes, *members: bytes) -> Reply:
     """Returns the longitude and latitude of members from a geospatial index."""
-    return _per_member(context, key, members, lambda score: NO_ARRAY if score is None else _degrees(place_of(score)))
+    return _per_member(context, key, members, lambda score: NULL_ARRAY if score is None else _degrees(place_of(score)))
 
 
 @command("geohash")

@@ -25,7 +25,7 @@ from resp_server.commands.generic import (
 from resp_server.commands.random_items import ItemSource, count_and_option, draws_from, random_item, random_items
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, WrongTypeError
-from resp_server.protocol.replies import PackedPairs, Pairs, Reply, WithLong
+from resp_server.protocol.replies import LongItems, PackedPairs, Pairs, Reply
 from state_backend.codec import packed_map
 from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView
@@ -235,7 +235,7 @@ def _scan_chunks(chunks: Iterator[Sequence[Text]]) -> Iterator[Sequence[Reply]]:
     for found in chunks:
         if found:
             cursor, *pairs = map(reply_item, found)
-            yield WithLong([cursor, WithLong(pairs)])
+            yield LongItems([cursor, LongItems(pairs)])
         else:
             yield []
 

@@ -16,7 +16,7 @@ from resp_server.command_table.declaration import command, integer
 from resp_server.commands.generic import size_of
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, syntax_error
-from resp_server.protocol.replies import FirstOf, Reply, Sliced, WithLong
+from resp_server.protocol.replies import FirstOf, LongItems, Reply, Sliced
 from state_backend.model.errors import WrongKindError
 from state_backend.store.store import Text, whole
 
@@ -93,7 +93,7 @@ def _text(context: CommandContext, key: bytes) -> Text | None:
 
 def _reply_chunk(reply: dict[bytes, Any] | None) -> Sequence[Reply]:
     """Return the two pairs of IDX's reply; the matches are sent in steps."""
-    return [] if reply is None else WithLong([b"matches", WithLong(reply[b"matches"]), b"len", reply[b"len"]])
+    return [] if reply is None else LongItems([b"matches", LongItems(reply[b"matches"]), b"len", reply[b"len"]])
 
 
 def _reply_after_steps(first: bytes, second: bytes, options: LcsOptions) -> Iterator[Any]:

@@ -231,7 +231,7 @@ def _number(text: Text | None) -> float | None:
     if text is None:
         return 0.0
     found = None if isinstance(text, LongText) else read_double(text)
-    return None if found is None or found.is_off else found.value
+    return None if found is None or found.is_out_of_range else found.value
 
 
 def _look_up(view: KeyspaceView, pattern: bytes, item: bytes) -> Text | None:

@@ -23,7 +23,7 @@ from resp_server.commands.random_items import ItemSource, count_and_option, rand
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.doubles import double_text, read_double
 from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error, wrong_arity
-from resp_server.protocol.replies import NO_ARRAY, Pairs, Reply
+from resp_server.protocol.replies import NULL_ARRAY, Pairs, Reply
 from state_backend.codec.packed_sorted import MEMBERS_MAX
 from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView
@@ -73,7 +73,7 @@ def _rank(context: CommandContext, name: str, key: bytes, member: bytes, words: 
     snapshot = context.at(key)
     rank = context.counted(snapshot.ranks(key, (member,))[0])
     if rank is None:
-        return NO_ARRAY if words else None
+        return NULL_ARRAY if words else None
     if name == "zrevrank":
         rank = snapshot.sorted_size(key) - 1 - rank
     return [rank, snapshot.scores(key, (member,))[0]] if words else rank

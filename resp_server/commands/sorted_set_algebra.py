@@ -12,7 +12,7 @@ from resp_server.commands.chunked_reply import PARTITIONS, WorkingMemory, chunke
 from resp_server.commands.generic import SLICE_ENTRIES, batched
 from resp_server.commands.set import CHUNK_LOOKUPS, limit_of
 from resp_server.execution.context import CommandContext
-from resp_server.protocol.doubles import exact_double
+from resp_server.protocol.doubles import strict_double
 from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error
 from resp_server.protocol.replies import Pairs, Reply
 from state_backend.model.descriptor import Kind
@@ -99,7 +99,7 @@ class AlgebraQuery:
 
 
 def _weight(word: bytes) -> float:
-    weight = exact_double(word)
+    weight = strict_double(word)
     if weight is None:
         raise PlainError("weight value is not a float")
     return weight

@@ -14,7 +14,7 @@ from resp_server.commands.state import ONE_KEY, check_reads_all_keys
 from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import ExecPlan
 from resp_server.execution.watch import mark_of
-from resp_server.protocol.errors import ExecAbortError, NotHeldError, PlainError, syntax_error
+from resp_server.protocol.errors import ExecAbortError, NoEpochError, PlainError, syntax_error
 from resp_server.protocol.replies import OK, FirstOf, Reply
 from resp_server.session.transaction import Mark, ReadsAt, check_room_to_watch
 from state_backend.store.keyspace import KeyspaceView
@@ -70,7 +70,7 @@ def _view(context: CommandContext) -> KeyspaceView:
         pinned_texts = [
             f"{job} {','.join(f'{term}:{epoch}' for term, epoch in epochs)}" for job, epochs in sorted(pinned.items())
         ]
-        raise NotHeldError(" ".join(pinned_texts))
+        raise NoEpochError(" ".join(pinned_texts))
     return view
 
 

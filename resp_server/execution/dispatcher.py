@@ -36,10 +36,10 @@ from resp_server.protocol.errors import (
     NoPermError,
     PlainError,
     ReplyError,
-    cluster_is_given,
+    cluster_is_static,
     reply_error_of,
 )
-from resp_server.protocol.replies import InSteps, Pending, Sliced, encode
+from resp_server.protocol.replies import Pending, ReplyStream, Sliced, encode
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import TrackingState
@@ -368,7 +368,7 @@ class Dispatcher:
             )
         if is_missing:
             if cluster is not None and command.facts.group == "cluster":
-                raise cluster_is_given(command.name)
+                raise cluster_is_static(command.name)
             if not command.is_refused_when_run:
                 raise command.refusal()
         if self._server.is_loading:
@@ -467,7 +467,7 @@ class Dispatcher:
 
         return in_portions(context, command, cut, request, self._check, note)
 
-    def later_reply(self, context: CommandContext, pending: Pending) -> bytes | InSteps:
+    def later_reply(self, context: CommandContext, pending: Pending) -> bytes | ReplyStream:
         """Return what a connection waited for as it is sent, or made in steps."""
         return self.pending_reply(context, pending)
 

@@ -80,7 +80,7 @@ class ExecRunner:
         self._parts = self._make()
         self.pending: Pending | None = None
         self.when_done: Callable[[], None] = lambda: None
-        self.holds_epoch = True
+        self.pins_epoch = True
         self.held_bytes = 0
         self.has_begun = False
         self.before: Iterator[None] = iter(())  # runs before the first command

@@ -38,7 +38,7 @@ class ListenOptions(Protocol):
     def backlog_connections(self) -> int: ...
 
 
-def make_room_for(clients: int) -> None:
+def raise_file_limit(clients: int) -> None:
     """Let this process have a file descriptor for each of so many clients, as far as the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = clients + OTHER_FILES

@@ -115,7 +115,7 @@ def files_of(options: argparse.Namespace) -> TlsFiles | None:
     return None if found == TlsFiles() else found
 
 
-def shown_files_of(options: argparse.Namespace) -> TlsFiles | None:
+def server_files_of(options: argparse.Namespace) -> TlsFiles | None:
     """Return the files of whoever is nothing but a server, read once to see that they can be; TlsError."""
     found = files_of(options)
     if found is None:

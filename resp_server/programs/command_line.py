@@ -38,7 +38,7 @@ class Program:
         try:
             return self.serve(options) or 0
         except (SparkisError, ValueError, OSError) as error:
-            print(f"sparkis {self.name}: {said_by(error)}", file=sys.stderr)
+            print(f"sparkis {self.name}: {message_of(error)}", file=sys.stderr)
             return 1
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
@@ -69,7 +69,7 @@ def whole_number(first: int, last: int, what: str) -> Callable[[str], int]:
 tcp_port = whole_number(0, PORT_MAX, "a port")
 
 
-def said_by(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """Return what an error says to a person: without the number that the system's errors have."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"

@@ -1,17 +1,17 @@
-"""Keeps one state server beside an executor: a process between Spark's Python worker, which starts it, and the server.
+"""Supervises one state server beside an executor. Spark's Python worker starts this process, which starts the server.
 
     python -m resp_server.programs.executor_supervisor --lock FD --watch PID:START --folder FOLDER -- COMMAND ...
 
-The lock file's descriptor is inherited and never closed, so the lock lasts as long as this process: whoever finds it
-taken knows that there is a server, or one about to be started. The process PID (an executor's JVM) is watched. COMMAND
-is started in a session of its own, and started again when it dies; when PID ends it is told to end (SIGTERM), gets a
-while to hand over what it has, and is killed then. It reads its input: should this process be killed, that ends, and so
-does the server.
+This process inherits the lock file's descriptor and never closes it, so the lock lasts as long as this process. A task
+that finds the lock taken knows that a server runs or is being started. PID is the executor's JVM. COMMAND runs in its
+own session and is restarted when it dies. When PID ends, the server gets SIGTERM, some seconds to hand over its slots,
+and SIGKILL. The server's stdin is a pipe from this process: if this process is killed, the pipe closes and the server
+ends.
 
-The server prints a line of JSON when it listens. That, and what it writes to standard error, goes on to standard error
-here, which is the executor's log; no more than some lines a minute, and never so that anybody waits for it. In FOLDER
-are the server's store, which is removed with the executor, and two notes for later tasks: `failed`, why no server could
-be started, and `ended`, that it was told to end for good.
+The server prints a line of JSON when it listens. That line and the server's stderr are copied to this process' stderr,
+which is the executor's log: a limited number of lines a minute, and never blocking. FOLDER has the server's store,
+which is removed with the executor, and two files for later tasks: `failed`, the error of the last start, and `ended`,
+if the server was shut down for good.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ ENDED = "ended"
 STORE = "store"
 
 DRAIN_S_MAX = 5.0
-# A server that dies is started again at once, then after pauses that double up to the longest (guess).
+# A server that dies is restarted at once, then after pauses that double up to the longest (guess).
 PAUSE_S = 1.0
 PAUSE_S_MAX = 60.0
-# Where the system has no pidfd, the processes are looked at this often.
+# Where the system has no pidfd, processes are polled this often.
 POLL_S = 0.25
 READ_BYTES = 65_536
 LAST_READS_MAX = 16
@@ -47,7 +47,7 @@ LINES_A_MINUTE_MAX = 60
 
 
 def start_of(pid: int) -> str | None:
-    """Return what tells a process from a later one of the same id: when it was started. None if there is none."""
+    """Return the start time of a process, which no later process with the same id has; None if there is no process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -56,8 +56,8 @@ def start_of(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
-class Watched:
-    """A process, of which it can be seen when it ends. `descriptor` is readable then, if the system has that."""
+class WatchedProcess:
+    """A process whose end is detected. `descriptor`: a pidfd, readable at the end; None if the system has none."""
 
     def __init__(self, pid: int, start: str | None) -> None:
         self._pid = pid
@@ -67,104 +67,106 @@ class Watched:
             self.descriptor = os.pidfd_open(pid)
 
     def has_ended(self) -> bool:
-        """Tell whether it has ended, or is another process by now."""
+        """Tell whether the process has ended; a new process with the same id does not count."""
         return self._start is None or start_of(self._pid) != self._start
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Close the descriptor."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
 
 
-class Log:
-    """Standard error, where nobody waits: what does not fit in there now, or is too much, is left out and counted."""
+class StderrLog:
+    """Non-blocking writes to stderr. Lines that do not fit, or exceed the rate, are dropped and counted."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
-        # Opened anew: not to wait is a property that would else be shared with everybody who has this pipe.
+        # Opened again: O_NONBLOCK on the inherited descriptor would change the pipe for all its writers.
         with suppress(OSError):
             self._descriptor = os.open("/proc/self/fd/2", os.O_WRONLY | os.O_NONBLOCK | os.O_APPEND | os.O_CLOEXEC)
         self._minute = 0.0
         self._lines = 0
-        self._left_out = 0
+        self._dropped = 0
 
     def write(self, line: bytes) -> None:
-        """Write a line, without its end; cut where it is too long."""
+        """Write a line, given without its line end; long lines are cut."""
         now = time.monotonic()
         if now - self._minute >= 60:
             self._minute, self._lines = now, 0
         if self._lines >= LINES_A_MINUTE_MAX or self._descriptor is None:
-            self._left_out += 1
+            self._dropped += 1
             return
         self._lines += 1
-        told = f" ({self._left_out} lines before this were left out)".encode() if self._left_out else b""
+        note = f" ({self._dropped} lines before this were left out)".encode() if self._dropped else b""
         try:
-            os.write(self._descriptor, line[:LINE_BYTES_MAX] + told + b"\n")
-            self._left_out = 0
-        except OSError:  # nobody reads it now, or nobody ever will
-            self._left_out += 1
+            os.write(self._descriptor, line[:LINE_BYTES_MAX] + note + b"\n")
+            self._dropped = 0
+        except OSError:  # nobody reads now
+            self._dropped += 1
 
 
-class Lines:
-    """Cuts what comes from a pipe into lines; a longer one than is ever shown is cut."""
+class LineSplitter:
+    """Splits the bytes of a pipe into lines; long lines are cut."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, received: bytes) -> list[bytes]:
-        """Return the lines that are complete."""
+        """Return the completed lines."""
         *lines, rest = (self._rest + received).split(b"\n")
         self._rest = rest[:LINE_BYTES_MAX]
         return lines
 
 
-class Keeper:
-    """Runs the server until the executor, or what keeps it, ends."""
+class ExecutorSupervisor:
+    """Runs the server until the executor ends, a signal comes, or the server ends with code 0."""
 
-    def __init__(self, command: Sequence[str], executor: Watched, folder: Path) -> None:
+    def __init__(self, command: Sequence[str], executor: WatchedProcess, folder: Path) -> None:
         self._command = list(command)
         self._executor = executor
         self._folder = folder
-        self._log = Log()
+        self._log = StderrLog()
         self._selector = selectors.DefaultSelector()
         self._process: subprocess.Popen[bytes] | None = None
-        self._watched: Watched | None = None
-        self._lines: dict[int, Lines] = {}
+        self._server_process: WatchedProcess | None = None
+        self._lines: dict[int, LineSplitter] = {}
         self._last_error = b""
-        self._was_heard = False
+        self._has_started = False
         self._wake, woken = os.pipe()
         os.set_blocking(woken, False)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-        self._is_told = False
+        self._is_stopping = False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._take_signal)
+            signal.signal(number, self._on_signal)
         self._selector.register(self._wake, selectors.EVENT_READ)
         if executor.descriptor is not None:
             self._selector.register(executor.descriptor, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Keep a server running to the end."""
+        """Run and restart the server until the end."""
         pause_s = 0.0
         while True:
             began_s = time.monotonic()
             self._start()
             while not self._has_ended():
-                if self._is_over():
-                    self._end()
+                if self._should_stop():
+                    self._stop_server()
                     return
-                self._attend(None)
-            code = self._collect()
-            if code == 0 and not self._is_over():
+                self._wait_for_events(None)
+            code = self._reap()
+            if code == 0 and not self._should_stop():
                 (self._folder / ENDED).touch()
-                self._say("the state server was told to end")
+                self._log_line("the state server was told to end")
                 return
             if time.monotonic() - began_s > PAUSE_S_MAX:
                 pause_s = 0.0
-            if not self._was_heard:
-                self._note(f"the state server ended with code {code}: {self._last_error.decode(errors='replace')}")
-            self._say(f"the state server ended with code {code}; starting another in {pause_s:g} s")
-            if self._rest(pause_s):
+            if not self._has_started:
+                self._write_failure(
+                    f"the state server ended with code {code}: {self._last_error.decode(errors='replace')}"
+                )
+            self._log_line(f"the state server ended with code {code}; starting another in {pause_s:g} s")
+            if self._pause(pause_s):
                 return
             pause_s = min(max(2 * pause_s, PAUSE_S), PAUSE_S_MAX)
 
@@ -176,25 +178,25 @@ class Keeper:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        self._was_heard = False
-        self._watched = Watched(process.pid, start_of(process.pid))
-        if self._watched.descriptor is not None:
-            self._selector.register(self._watched.descriptor, selectors.EVENT_READ)
+        self._has_started = False
+        self._server_process = WatchedProcess(process.pid, start_of(process.pid))
+        if self._server_process.descriptor is not None:
+            self._selector.register(self._server_process.descriptor, selectors.EVENT_READ)
         for pipe in (process.stdout, process.stderr):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
-            self._lines[pipe.fileno()] = Lines()
+            self._lines[pipe.fileno()] = LineSplitter()
             self._selector.register(pipe, selectors.EVENT_READ, pipe)
 
     def _has_ended(self) -> bool:
         return self._process is None or self._process.poll() is not None
 
-    def _is_over(self) -> bool:
-        return self._is_told or self._executor.has_ended()
+    def _should_stop(self) -> bool:
+        return self._is_stopping or self._executor.has_ended()
 
-    def _attend(self, timeout_s: float | None) -> None:
-        """Wait until something happens, and read what the server says."""
-        if any(each.descriptor is None for each in (self._executor, self._watched) if each is not None):
+    def _wait_for_events(self, timeout_s: float | None) -> None:
+        """Wait for events, and read the server's output."""
+        if any(each.descriptor is None for each in (self._executor, self._server_process) if each is not None):
             timeout_s = POLL_S if timeout_s is None else min(POLL_S, timeout_s)
         for key, _ in self._selector.select(timeout_s):
             if key.data is not None:
@@ -203,7 +205,7 @@ class Keeper:
                 os.read(self._wake, READ_BYTES)
 
     def _read(self, pipe: IO[bytes]) -> bool:
-        """Take what the server has said; False if that is nothing, now or for ever."""
+        """Read the server's output; False if there is none."""
         try:
             received = os.read(pipe.fileno(), READ_BYTES)
         except BlockingIOError:
@@ -215,27 +217,27 @@ class Keeper:
         assert self._process is not None
         for line in self._lines[pipe.fileno()].feed(received):
             if pipe is self._process.stdout:
-                self._hear(line)
+                self._on_ready_line(line)
             elif line.strip():
                 self._last_error = line
                 self._log.write(line)
         return True
 
-    def _hear(self, line: bytes) -> None:
-        """Take the line that says where the server listens."""
+    def _on_ready_line(self, line: bytes) -> None:
+        """Handle the JSON line that the server prints when it listens."""
         try:
             where = json.loads(line)
             address = f"{where['host']}:{where['port']}"
         except (ValueError, KeyError, TypeError):
             return
-        self._was_heard = True
+        self._has_started = True
         with suppress(OSError):
             (self._folder / FAILED).unlink(missing_ok=True)
-        self._say(f"state server started @ {address}")
+        self._log_line(f"state server started @ {address}")
 
-    def _collect(self) -> int:
-        """Take leave of a server that has ended; return its exit code."""
-        process, watched = self._process, self._watched
+    def _reap(self) -> int:
+        """Read the last output of a server that has ended, close its pipes, and return its exit code."""
+        process, watched = self._process, self._server_process
         assert process is not None and watched is not None
         for pipe in (process.stdout, process.stderr):
             assert pipe is not None
@@ -251,42 +253,42 @@ class Keeper:
         if watched.descriptor is not None:
             self._selector.unregister(watched.descriptor)
         watched.close()
-        self._process = self._watched = None
+        self._process = self._server_process = None
         return process.wait()
 
-    def _end(self) -> None:
-        """End the server; it may hand over what it has, for a while."""
+    def _stop_server(self) -> None:
+        """Stop the server; it has `DRAIN_S_MAX` to hand over its slots."""
         process = self._process
         assert process is not None
         process.terminate()
-        ends_s = time.monotonic() + DRAIN_S_MAX
-        while not self._has_ended() and (left_s := ends_s - time.monotonic()) > 0:
-            self._attend(min(left_s, POLL_S))
+        deadline_s = time.monotonic() + DRAIN_S_MAX
+        while not self._has_ended() and (remaining_s := deadline_s - time.monotonic()) > 0:
+            self._wait_for_events(min(remaining_s, POLL_S))
         if not self._has_ended():
             process.kill()
             process.wait()
-        self._collect()
+        self._reap()
 
-    def _rest(self, pause_s: float) -> bool:
-        """Wait; return whether it is over."""
-        ends_s = time.monotonic() + pause_s
-        while not self._is_over() and (left_s := ends_s - time.monotonic()) > 0:
-            self._attend(left_s)
-        return self._is_over()
+    def _pause(self, pause_s: float) -> bool:
+        """Wait; return whether to stop."""
+        deadline_s = time.monotonic() + pause_s
+        while not self._should_stop() and (remaining_s := deadline_s - time.monotonic()) > 0:
+            self._wait_for_events(remaining_s)
+        return self._should_stop()
 
-    def _note(self, text: str) -> None:
+    def _write_failure(self, text: str) -> None:
         with suppress(OSError):
             (self._folder / FAILED).write_text(text)
 
-    def _say(self, text: str) -> None:
+    def _log_line(self, text: str) -> None:
         self._log.write(f"sparkis: {text}".encode())
 
-    def _take_signal(self, number: int, frame: object) -> None:
-        self._is_told = True
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._is_stopping = True
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Start a keeper, and return as soon as it is there: it is nobody's child, so that nobody has to wait for it."""
+    """Start a detached supervisor and return at once."""
     parser = argparse.ArgumentParser(prog="resp_server.programs.executor_supervisor")
     parser.add_argument("--lock", type=int, required=True)
     parser.add_argument("--watch", required=True)
@@ -294,12 +296,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
     pid, _, start = options.watch.partition(":")
-    executor = Watched(int(pid), start)
+    executor = WatchedProcess(int(pid), start)
     if os.fork():
         os._exit(0)
     os.setsid()
     try:
-        Keeper(options.command, executor, options.folder).run()
+        ExecutorSupervisor(options.command, executor, options.folder).run()
     finally:
         if executor.has_ended():
             shutil.rmtree(options.folder, ignore_errors=True)

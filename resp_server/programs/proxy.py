@@ -13,7 +13,7 @@ from dataclasses import replace
 import uvloop
 
 from resp_server.net.addresses import host_and_port
-from resp_server.net.listeners import make_room_for
+from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import Certificates, TlsError, certificates_of, files_of
 from resp_server.programs.command_line import Program, whole_number
 from resp_server.programs.serve import (
@@ -22,7 +22,7 @@ from resp_server.programs.serve import (
     config_of,
     load_users,
     log_started,
-    until_told_to_end,
+    until_shutdown,
 )
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
@@ -104,22 +104,22 @@ def serve(options: argparse.Namespace) -> None:
 def _sources(options: argparse.Namespace) -> Sequence[Source]:
     """Return where each application's topology comes from; ValueError for what cannot be meant."""
     token = token_of(options) if options.registry else ""
-    made: list[Source] = [FileSource(path) for path in options.cluster]
+    result: list[Source] = [FileSource(path) for path in options.cluster]
     for text in options.registry:
         try:
-            made.append(RegistrySource(*host_and_port(text), token))
+            result.append(RegistrySource(*host_and_port(text), token))
         except ValueError as error:
             raise ValueError(f"--registry: {error}") from None
-    made += [LogSource(open_filesystem(root)) for root in options.log]
-    if not 1 <= len(made) <= APPLICATIONS_MAX:
+    result += [LogSource(open_filesystem(root)) for root in options.log]
+    if not 1 <= len(result) <= APPLICATIONS_MAX:
         raise ValueError(
-            f"{len(made)} applications are given; give 1 to {APPLICATIONS_MAX} by --log, --registry or --cluster"
+            f"{len(result)} applications are given; give 1 to {APPLICATIONS_MAX} by --log, --registry or --cluster"
         )
-    names = [source.name for source in made]
+    names = [source.name for source in result]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"{twice} is given twice; each is an application of its own")
-    return made
+    return result
 
 
 def _upstream_certificates(options: argparse.Namespace) -> Certificates | None:
@@ -135,7 +135,7 @@ def _upstream_certificates(options: argparse.Namespace) -> Certificates | None:
 async def _serve(options: argparse.Namespace) -> None:
     config = config_of(options, takes_ca_alone=True)
     certificates = _upstream_certificates(options)
-    make_room_for(config.clients_max)
+    raise_file_limit(config.clients_max)
     password = config.upstream_password or config.password
     sources = _sources(options)
     for source in sources:
@@ -161,7 +161,7 @@ async def _serve(options: argparse.Namespace) -> None:
         log_started(config, server.port, server.tls_port)
         if options.child:
             print(json.dumps({"port": server.port, "tls_port": server.tls_port}), flush=True)
-        await until_told_to_end(watches_input=options.child, users=server)
+        await until_shutdown(watches_input=options.child, users=server)
     finally:
         for task in epoch_feed:
             task.cancel()

@@ -15,10 +15,10 @@ import uvloop
 from resp_server.cluster.topology import NODES_MAX
 from resp_server.net.addresses import address_of
 from resp_server.net.client import Client
-from resp_server.net.listeners import cannot_listen, make_room_for
-from resp_server.net.tls import Certificates, add_tls_options, certificates_of, shown_files_of
+from resp_server.net.listeners import cannot_listen, raise_file_limit
+from resp_server.net.tls import Certificates, add_tls_options, certificates_of, server_files_of
 from resp_server.programs.command_line import Program, add_level_option, tcp_port, whole_number
-from resp_server.programs.serve import until_told_to_end
+from resp_server.programs.serve import until_shutdown
 from resp_server.registry.record import FencedError, RegistryLease
 from resp_server.registry.service import CONNECTIONS_MAX, Registry
 from resp_server.registry.standby import ANSWER_S_MAX, Connect, wait_for_absence
@@ -78,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def serve(options: argparse.Namespace) -> int:
     """Assign until a signal, or for a child until its standard input ends; return the exit code."""
     try:
-        uvloop.run(_run(options, token_of(options), certificates_of(shown_files_of(options))))
+        uvloop.run(_run(options, token_of(options), certificates_of(server_files_of(options))))
     except FencedError as error:
         logger.error("%s; this one ends", error)
         return FENCED_CODE
@@ -88,29 +88,29 @@ def serve(options: argparse.Namespace) -> int:
 async def _run(options: argparse.Namespace, token: str, certificates: Certificates | None) -> None:
     """Assign until this process is told to end; one that stands by waits for its turn, again and again."""
     host = _advertised(options)
-    make_room_for(CONNECTIONS_MAX + ARRIVING_MAX)
+    raise_file_limit(CONNECTIONS_MAX + ARRIVING_MAX)
     filesystem = open_filesystem(options.log)
     filesystem.make_folder("")
-    told = asyncio.create_task(until_told_to_end(watches_input=options.child))
+    shutdown = asyncio.create_task(until_shutdown(watches_input=options.child))
     await asyncio.sleep(0)  # so that signals are waited for when somebody reads that it is there
     try:
-        while not told.done():
+        while not shutdown.done():
             if options.standby:
                 logger.info("standing by for the registry of %s", filesystem.root)
                 away = asyncio.create_task(wait_for_absence(filesystem, _connecting(token, certificates)))
-                await asyncio.wait([away, told], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([away, shutdown], return_when=asyncio.FIRST_COMPLETED)
                 if not away.done():
                     away.cancel()
                     return
                 away.result()
             try:
-                await _assign(options, host, filesystem, token, certificates, told)
+                await _assign(options, host, filesystem, token, certificates, shutdown)
             except FencedError as error:
                 if not options.standby:
                     raise
                 logger.warning("%s; this one stands by again", error)
     finally:
-        told.cancel()
+        shutdown.cancel()
         logger.info("ended")
 
 
@@ -120,7 +120,7 @@ async def _assign(
     filesystem: Filesystem,
     token: str,
     certificates: Certificates | None,
-    told: asyncio.Task[bool],
+    shutdown: asyncio.Task[bool],
 ) -> None:
     """Be the log's registry until this process is told to end; FencedError when another one has taken over."""
     try:
@@ -139,7 +139,7 @@ async def _assign(
         logger.info("started registry @ %s, term %d", address, registry.term)
         if options.child:
             print(json.dumps({"host": host, "port": port}), flush=True)
-        await asyncio.wait([deciding, told], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([deciding, shutdown], return_when=asyncio.FIRST_COMPLETED)
         if deciding.done():
             deciding.result()
     finally:

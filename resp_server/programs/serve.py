@@ -29,7 +29,7 @@ from resp_server.commands.config import CLIENTS_MAX, INT32_MAX
 from resp_server.config import ServerConfig
 from resp_server.native import CORE
 from resp_server.net.children import PASSWORD_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
-from resp_server.net.listeners import LOOPBACK, make_room_for
+from resp_server.net.listeners import LOOPBACK, raise_file_limit
 from resp_server.net.tls import CA_OPTION, add_tls_options, certificates_of, files_of, server_context
 from resp_server.programs.command_line import Program, add_level_option, tcp_port, whole_number
 from resp_server.programs.supervisor import SUPERVISED, supervise
@@ -50,7 +50,7 @@ DEFAULT_PORT = 7379
 # More than any machine has cores to spare for (guess); each takes some 50 MB.
 WORKERS_MAX = 64
 # A start that takes no longer than this is over before anybody can ask; after it, clients are told LOADING (guess).
-LOADING_UNHEARD_S = 5.0
+LOADING_GRACE_S = 5.0
 
 DESCRIPTION = "Serve the jobs of a change log to Redis clients: no Spark, no JVM; the log may be read-only."
 EXAMPLES = """\
@@ -278,7 +278,7 @@ async def _serve(
 ) -> None:
     readers: JobCatalog
     server: Server | Workers
-    make_room_for(config.clients_max)
+    raise_file_limit(config.clients_max)
     if options.workers > 1:
         readers = server = Workers(config, options.workers)
         load_users(server.users)
@@ -302,7 +302,7 @@ async def _serve(
             epoch_feed = asyncio.create_task(file.follow())
         await appliers.start()
         loading = asyncio.create_task(appliers.catch_up())
-        await asyncio.wait([loading], timeout=LOADING_UNHEARD_S)
+        await asyncio.wait([loading], timeout=LOADING_GRACE_S)
         server.set_loading(not loading.done())  # until then an answer could be that a key does not exist
         loading.add_done_callback(lambda _: server.set_loading(False))
         await server.start()
@@ -312,8 +312,8 @@ async def _serve(
             ports = {"port": server.port, "tls_port": server.tls_port, "control_port": control_port}
             print(json.dumps(ports), flush=True)
         if supervised:
-            os.write(supervised["told"], json.dumps({"port": server.port, "tls_port": server.tls_port}).encode())
-        await until_told_to_end(watches_input=options.child, users=server, lifeline=supervised.get("lifeline"))
+            os.write(supervised["ports"], json.dumps({"port": server.port, "tls_port": server.tls_port}).encode())
+        await until_shutdown(watches_input=options.child, users=server, lifeline=supervised.get("lifeline"))
     finally:
         for task in (loading, epoch_feed):
             if task is not None:
@@ -341,7 +341,7 @@ def log_started(config: ServerConfig, port: int, tls_port: int) -> None:
             logger.info("started @ %s:%d, %s core, TLS", host, tls_port, CORE)
 
 
-class HasUsers(Protocol):
+class UserSource(Protocol):
     """Whoever answers clients by the users of a file: a server, or the master of workers."""
 
     @property
@@ -352,7 +352,7 @@ class HasUsers(Protocol):
         """Read the ACL file again, for all connections; AccessError says what is wrong with it, and nothing changes."""
 
 
-async def until_told_to_end(*, watches_input: bool, users: HasUsers | None = None, lifeline: int | None = None) -> bool:
+async def until_shutdown(*, watches_input: bool, users: UserSource | None = None, lifeline: int | None = None) -> bool:
     """Wait for SIGTERM or SIGINT; a child also ends with its parent, which holds the other end of its input.
 
     Or that of another descriptor, `lifeline`.
@@ -365,16 +365,16 @@ async def until_told_to_end(*, watches_input: bool, users: HasUsers | None = Non
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[bool] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _end, ended, True)
-    loop.add_signal_handler(signal.SIGHUP, _read_again, users)
+        loop.add_signal_handler(number, _finish, ended, True)
+    loop.add_signal_handler(signal.SIGHUP, _reload_users, users)
     if watches_input:
         lifeline = sys.stdin.fileno()
     if lifeline is not None:
-        loop.add_reader(lifeline, _read_to_end, ended, lifeline)
+        loop.add_reader(lifeline, _on_input, ended, lifeline)
     return await ended
 
 
-def _read_again(server: HasUsers | None) -> None:
+def _reload_users(server: UserSource | None) -> None:
     if server is None or server.users.path is None:
         logger.info("SIGHUP: there is no ACL file to read again; certificates are read again when they change")
         return
@@ -386,15 +386,15 @@ def _read_again(server: HasUsers | None) -> None:
         logger.info("SIGHUP: read %d users from %s", len(server.users), server.users.path)
 
 
-def _end(ended: asyncio.Future[bool], is_signal: bool) -> None:
+def _finish(ended: asyncio.Future[bool], is_signal: bool) -> None:
     if not ended.done():
         ended.set_result(is_signal)
 
 
-def _read_to_end(ended: asyncio.Future[bool], descriptor: int) -> None:
+def _on_input(ended: asyncio.Future[bool], descriptor: int) -> None:
     if not os.read(descriptor, 4096):
         asyncio.get_running_loop().remove_reader(descriptor)
-        _end(ended, False)
+        _finish(ended, False)
 
 
 PROGRAM = Program("serve", DESCRIPTION, EXAMPLES, add_options, serve)

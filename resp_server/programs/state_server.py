@@ -26,7 +26,7 @@ from resp_server.cluster.topology import NODE_ID
 from resp_server.cluster.topology_source import TopologySource
 from resp_server.config import ServerConfig
 from resp_server.net.addresses import PORT_MAX, host_and_port
-from resp_server.net.listeners import make_room_for
+from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import certificates_of
 from resp_server.programs.command_line import Program
 from resp_server.programs.serve import (
@@ -35,7 +35,7 @@ from resp_server.programs.serve import (
     config_of,
     load_users,
     store_folder,
-    until_told_to_end,
+    until_shutdown,
 )
 from resp_server.registry.client import AdvertisedAddress, RegistryClient
 from resp_server.registry.report import DRAIN_S_MAX
@@ -177,7 +177,7 @@ class Identity:
             os.replace(path.with_suffix(".new"), path)
 
 
-class Remembering:
+class IdentityFile:
     """Writes down what the server is to hold, so that it has it when it is started again."""
 
     def __init__(self, identity: Identity, folder: Path) -> None:
@@ -209,11 +209,11 @@ def serve(options: argparse.Namespace) -> None:
 async def _serve(
     options: argparse.Namespace, config: ServerConfig, token: str, roots: Sequence[str], folder: Path
 ) -> None:
-    make_room_for(config.clients_max)
+    raise_file_limit(config.clients_max)
     identity = Identity.of(folder)
     keyspace = Keyspace()
-    server = await _listening(keyspace, config, _choices(options, identity))
-    remembering = Remembering(replace(identity, port=server.port), folder)
+    server = await _start_server(keyspace, config, _ports_to_try(options, identity))
+    identity_file = IdentityFile(replace(identity, port=server.port), folder)
     retention_ms = int(options.retention * MS_PER_MINUTE) if options.compact else None
     appliers = Appliers(
         LocalJobCatalog(keyspace), list(roots), folder, retention_ms=retention_ms, slots=identity.desired_slots
@@ -229,33 +229,33 @@ async def _serve(
         logs=[open_filesystem(root) for root in roots],
         address=options.registry,
         token=token,
-        on_desired_slots=remembering.set_desired_slots,
+        on_desired_slots=identity_file.set_desired_slots,
         on_end=ended.set if options.driver else None,
         certificates=certificates_of(config.tls),
     )
     appliers.on_change = link.report_soon
     tasks: list[asyncio.Task[None]] = []
-    told = asyncio.create_task(until_told_to_end(watches_input=options.child, users=server))
+    shutdown = asyncio.create_task(until_shutdown(watches_input=options.child, users=server))
     try:
         await appliers.start()
-        tasks.append(asyncio.create_task(_open(server, appliers, remembering.is_assigned)))
+        tasks.append(asyncio.create_task(_open(server, appliers, identity_file.is_assigned)))
         tasks.append(asyncio.create_task(link.run()))
-        shown = host or config.hosts[0]
-        logger.info("started state server @ %s:%d", shown, port or server.port)
+        display_host = host or config.hosts[0]
+        logger.info("started state server @ %s:%d", display_host, port or server.port)
         if options.child:
-            print(json.dumps({"host": shown, "port": port or server.port}), flush=True)
-        await asyncio.wait([told, asyncio.create_task(ended.wait())], return_when=asyncio.FIRST_COMPLETED)
-        if told.done() and told.result():
+            print(json.dumps({"host": display_host, "port": port or server.port}), flush=True)
+        await asyncio.wait([shutdown, asyncio.create_task(ended.wait())], return_when=asyncio.FIRST_COMPLETED)
+        if shutdown.done() and shutdown.result():
             await link.drain(DRAIN_S_MAX)
     finally:
-        for task in (told, *tasks):
+        for task in (shutdown, *tasks):
             task.cancel()
         await server.stop()
         await appliers.stop()
         logger.info("ended")
 
 
-def _choices(options: argparse.Namespace, identity: Identity) -> list[int]:
+def _ports_to_try(options: argparse.Namespace, identity: Identity) -> list[int]:
     """Return the ports to try: the one of before comes first, as that is where clients look for this server."""
     if options.port is not None:
         return [options.port]
@@ -263,7 +263,7 @@ def _choices(options: argparse.Namespace, identity: Identity) -> list[int]:
     return [identity.port, *ports] if identity.port in ports else ports
 
 
-async def _listening(keyspace: Keyspace, config: ServerConfig, ports: Sequence[int]) -> Server:
+async def _start_server(keyspace: Keyspace, config: ServerConfig, ports: Sequence[int]) -> Server:
     """Return a server at the first port that is free; until it is told otherwise it answers LOADING."""
     for port in ports:
         server = Server(keyspace, replace(config, port=port))

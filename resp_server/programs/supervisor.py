@@ -1,13 +1,14 @@
-"""Runs a program of ours as a child, and starts it again if a signal ends it: a process of its own that does no more.
+"""Runs one of our programs as a child process, and restarts it if a signal ends it. This process does nothing else.
 
     python -I supervisor.py COMMAND ...
 
-A server maps its stores' files. One that is cut short under it ends it by a signal (SIGBUS), which no process survives:
-the next one finds the store damaged and has it built anew. COMMAND is told by `SUPERVISED` in its environment which
-descriptor it reads to see that this process ends, and which one it writes its ports to (JSON, one line); it has the
-same ports after a restart. Signals are passed on. A child that ends by itself ends this one, with the same code.
+A server maps the files of its stores. If a mapped file is truncated, SIGBUS ends the server; the next one finds the
+store damaged and rebuilds it. The variable `SUPERVISED` in COMMAND's environment is JSON: `lifeline` is the descriptor
+that closes when this process ends, `ports` the one to which the child writes its ports (JSON, one line), and `port` and
+`tls_port` are the ports to reuse after a restart. Signals are forwarded. When the child exits by itself, this process
+exits with the same code.
 
-Nothing of ours is imported here, so that this process stays small.
+It imports none of our modules, so it stays small.
 """
 
 from __future__ import annotations
@@ -23,71 +24,71 @@ from types import FrameType
 
 SUPERVISED = "SPARKIS_SUPERVISED"
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# A child that dies is started again at once, then after pauses that double up to the longest (guess).
+# A child that dies is restarted at once, then after pauses that double up to the longest (guess).
 PAUSE_S = 1.0
 PAUSE_S_MAX = 60.0
 PORTS_BYTES_MAX = 4096
 
 
 class Supervisor:
-    """Keeps one child."""
+    """Runs and restarts one child."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = list(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._ports: Mapping[str, int] = {}
-        self._is_told = False
+        self._is_stopping = False
         for number in PASSED_ON:
             signal.signal(number, self._pass_on)
 
     def run(self) -> int:
-        """Keep a child running until one ends by itself or was told to; return its exit code."""
+        """Run the child, and restart it after a crash; return its exit code when it exits or is stopped."""
         pause_s = 0.0
         while True:
             began_s = time.monotonic()
             code = self._run_child()
-            if code >= 0 or self._is_told:
+            if code >= 0 or self._is_stopping:
                 return code if code >= 0 else 128 - code
             if time.monotonic() - began_s > PAUSE_S_MAX:
                 pause_s = 0.0
             name = signal.Signals(-code).name
             print(f"sparkis: the server was ended by {name}; starting it again in {pause_s:g} s", file=sys.stderr)
-            self._rest(pause_s)
-            if self._is_told:
+            self._pause(pause_s)
+            if self._is_stopping:
                 return 0
             pause_s = min(max(2 * pause_s, PAUSE_S), PAUSE_S_MAX)
 
     def _run_child(self) -> int:
-        lifeline, held = os.pipe()
-        ports, told = os.pipe()
-        environment = os.environ | {SUPERVISED: json.dumps({"lifeline": lifeline, "told": told, **self._ports})}
+        lifeline, lifeline_end = os.pipe()
+        ports_output, ports_input = os.pipe()
+        environment = os.environ | {SUPERVISED: json.dumps({"lifeline": lifeline, "ports": ports_input, **self._ports})}
         try:
-            self._process = subprocess.Popen(self._command, env=environment, pass_fds=(lifeline, told))
-            if self._is_told:
+            self._process = subprocess.Popen(self._command, env=environment, pass_fds=(lifeline, ports_input))
+            if self._is_stopping:
                 self._process.terminate()
-            os.close(told)
-            told = -1
-            line = os.read(ports, PORTS_BYTES_MAX)  # nothing if it ends before
+            os.close(ports_input)
+            ports_input = -1
+            line = os.read(ports_output, PORTS_BYTES_MAX)  # empty if the child ends before
             self._ports = json.loads(line) if line else self._ports
             return self._process.wait()
         finally:
-            for descriptor in (lifeline, held, ports, told):
+            for descriptor in (lifeline, lifeline_end, ports_output, ports_input):
                 if descriptor >= 0:
                     os.close(descriptor)
 
-    def _rest(self, pause_s: float) -> None:
-        ends_s = time.monotonic() + pause_s
-        while not self._is_told and (left_s := ends_s - time.monotonic()) > 0:
-            time.sleep(min(left_s, PAUSE_S / 10))
+    def _pause(self, pause_s: float) -> None:
+        deadline_s = time.monotonic() + pause_s
+        while not self._is_stopping and (remaining_s := deadline_s - time.monotonic()) > 0:
+            time.sleep(min(remaining_s, PAUSE_S / 10))
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self._is_told |= number != signal.SIGHUP
+        self._is_stopping |= number != signal.SIGHUP
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
 
 
 def supervise() -> None:
-    """Have this very program run as a child from now on; it does not return."""
+    """Replace this process by a supervisor that runs this same program as its child; never returns."""
     command = [sys.executable, "-I", os.path.abspath(__file__), sys.executable, *sys.orig_argv[1:]]
     sys.stdout.flush()
     sys.stderr.flush()

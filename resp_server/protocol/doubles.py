@@ -25,7 +25,7 @@ class Double(NamedTuple):
     """A number that was read; is_off: it is too large or too small for a double, and `value` is what is nearest."""
 
     value: float
-    is_off: bool
+    is_out_of_range: bool
 
 
 def read_double(word: bytes) -> Double | None:
@@ -50,12 +50,12 @@ def read_double(word: bytes) -> Double | None:
     return Double(value, isinf(value) or (abs(value) < NORMAL_MIN and not is_zero))
 
 
-def exact_double(word: bytes) -> float | None:
+def strict_double(word: bytes) -> float | None:
     """Read a number where nothing but a number may stand, as string2d of Redis does; None if it is none."""
     found = read_double(word)
     if found is None or not word or b"\0" in word or word[:1].isspace():
         return None
-    return None if found.is_off and (isinf(found.value) or not found.value) else found.value
+    return None if found.is_out_of_range and (isinf(found.value) or not found.value) else found.value
 
 
 def double_text(number: float) -> bytes:

@@ -15,7 +15,7 @@
     ├── ClusterDownError    CLUSTERDOWN
     ├── TryAgainError       TRYAGAIN
     ├── ExecAbortError      EXECABORT
-    ├── NotHeldError        NOTHELD      ours: see STATE AT
+    ├── NoEpochError        NOEPOCH      ours: see STATE AT
     └── DeniedError         DENIED
     ProtocolError           answered with ERR, then the connection is closed
 
@@ -152,7 +152,7 @@ class ExecAbortError(ReplyError, code="EXECABORT"):
             super().__init__(f"Transaction discarded because of: {text}")
 
 
-class NotHeldError(ReplyError, code="NOTHELD"):
+class NoEpochError(ReplyError, code="NOEPOCH"):
     """An epoch that was asked for is not readable here, now; the text says which ones are."""
 
 
@@ -244,7 +244,7 @@ def cluster_disabled() -> PlainError:
     return PlainError("This instance has cluster support disabled")
 
 
-def cluster_is_given(name: str) -> PlainError:
+def cluster_is_static(name: str) -> PlainError:
     """Return what a command that would change a cluster is answered with by one of its nodes."""
     return PlainError(f"command '{name}' is not served by sparkis: its nodes are told a topology and never change it")
 

@@ -42,7 +42,7 @@ def matcher(pattern: bytes, ignore_case: bool = False) -> Matches:
     return LongPattern(pattern, ignore_case).matches
 
 
-def later_matcher(pattern: bytes) -> Matches:
+def lazy_matcher(pattern: bytes) -> Matches:
     """Return what `matcher` does; the work for it is done when it is asked for the first time."""
     check_pattern(pattern)
     found: Matches | None = None
@@ -68,13 +68,13 @@ class LongPattern:
     def __init__(self, pattern: bytes, ignore_case: bool = False) -> None:
         self._pattern = pattern
         self._ignore_case = ignore_case
-        self._parts: _Parts | None = None
+        self._parts: _SplitPattern | None = None
 
     def matches(self, text: bytes) -> bool:
         """Tell whether a text matches."""
         parts = self._parts
         if parts is None:
-            parts = self._parts = _Parts.of(self._pattern, self._ignore_case)
+            parts = self._parts = _SplitPattern.of(self._pattern, self._ignore_case)
         size = len(text)
         if size < parts.bytes_min:
             return False
@@ -83,16 +83,16 @@ class LongPattern:
         if not parts.first.is_at(text, 0) or not parts.last.is_at(text, size - parts.last.size):
             return False
         at, end = parts.first.size, size - parts.last.size
-        places = _Places(text)
+        positions = _BytePositions(text)
         for piece in parts.inner:
-            at = piece.find(places, at, end)
+            at = piece.find(positions, at, end)
             if at < 0:
                 return False
             at += piece.size
         return True
 
 
-class _Found(NamedTuple):
+class _Piece(NamedTuple):
     """A piece, and how it is found. plain: its bytes, where there is but one way to be it."""
 
     piece: Piece
@@ -100,7 +100,7 @@ class _Found(NamedTuple):
     plain: bytes | None
 
     @classmethod
-    def of(cls, piece: Sequence[frozenset[int]]) -> _Found:
+    def of(cls, piece: Sequence[frozenset[int]]) -> _Piece:
         is_plain = all(len(each) == 1 for each in piece)
         return cls(tuple(piece), len(piece), bytes(next(iter(each)) for each in piece) if is_plain else None)
 
@@ -110,24 +110,24 @@ class _Found(NamedTuple):
             return text.startswith(self.plain, at)
         return all(byte in each for byte, each in zip(text[at : at + self.size], self.piece, strict=True))
 
-    def find(self, places: _Places, at: int, end: int) -> int:
+    def find(self, positions: _BytePositions, at: int, end: int) -> int:
         """Return its first place from `at` on that ends no later than `end`, or -1."""
         if self.plain is not None:
-            return places.text.find(self.plain, at, end)
+            return positions.text.find(self.plain, at, end)
         last = end - self.size
         if last < at:
             return -1
-        size = len(places.text)
+        size = len(positions.text)
         found = (1 << (size - at)) - (1 << (size - 1 - last))
         for offset, each in enumerate(self.piece):
             if each is not ANY:
-                found &= places.of(each) << offset
+                found &= positions.of(each) << offset
                 if not found:
                     return -1
         return size - found.bit_length()
 
 
-class _Places:
+class _BytePositions:
     """Where the bytes of a text are: as numbers with a bit for each byte, the highest one for the first."""
 
     def __init__(self, text: bytes) -> None:
@@ -143,22 +143,22 @@ class _Places:
         return known
 
 
-class _Parts(NamedTuple):
+class _SplitPattern(NamedTuple):
     """A pattern's pieces. is_open: there is a star, before which is `first`, and behind the last one `last`."""
 
-    first: _Found
-    inner: Sequence[_Found]
-    last: _Found
+    first: _Piece
+    inner: Sequence[_Piece]
+    last: _Piece
     is_open: bool
     bytes_min: int
 
     @classmethod
-    def of(cls, pattern: bytes, ignore_case: bool) -> _Parts:
+    def of(cls, pattern: bytes, ignore_case: bool) -> _SplitPattern:
         pieces = _pieces(pattern, ignore_case)
-        found = [_Found.of(piece) for piece in pieces]
+        found = [_Piece.of(piece) for piece in pieces]
         # Stars at the end match the empty rest too, but the empty text matches no `**`.
         bytes_min = sum(each.size for each in found) or int(_is_only_stars(pattern))
-        nothing = _Found.of(())
+        nothing = _Piece.of(())
         if len(found) == 1:
             return cls(found[0], (), nothing, False, bytes_min)
         return cls(found[0], [each for each in found[1:-1] if each.size], found[-1], True, bytes_min)

@@ -9,7 +9,7 @@ What a body may return, and what becomes of it:
     ReplySet      set; RESP2: array            Push     push; RESP2: array
     Verbatim      verbatim text; RESP2: bulk   PackedPairs   a map that is bytes already
     Pairs         array of arrays of two; RESP2: flat array
-    NO_ARRAY      nil; RESP2: an array of -1   PackedItems   an array or a set that is bytes already
+    NULL_ARRAY      nil; RESP2: an array of -1   PackedItems   an array or a set that is bytes already
     DoubleText    a double that is written already; RESP2: bulk string
     Frames        whole replies and pushes, as they are sent
     ReplyError    error                        Sliced     made in steps; what is in it may be LongBulk
@@ -86,26 +86,26 @@ class Pairs(list[tuple[Reply, Reply]]):
     """Texts, each with what belongs to it, such as a member and its score; in order."""
 
 
-class _NoArray:
+class _NullArray:
     """What stands for an array where there is none."""
 
 
-NO_ARRAY = _NoArray()
+NULL_ARRAY = _NullArray()
 
 
 class LongBulk(NamedTuple):
-    """A bulk string that is read and sent piece by piece; only within `WithLong`."""
+    """A bulk string that is read and sent piece by piece; only within `LongItems`."""
 
     length: int
     parts: Iterator[bytes]
 
 
-class WithLong(list[Reply]):
+class LongItems(list[Reply]):
     """An array, or a part of a sliced reply, that holds a LongBulk, or another of its kind that does."""
 
 
-class LongPair(WithLong):
-    """One of `Pairs` that holds a LongBulk; only within `WithLong`."""
+class LongPair(LongItems):
+    """One of `Pairs` that holds a LongBulk; only within `LongItems`."""
 
 
 class FirstOf:
@@ -116,8 +116,8 @@ class FirstOf:
 class Sliced:
     """A reply made in steps, so that it neither holds the event loop nor has to be in memory at once.
 
-    Each part is a step, well below a millisecond; one that is WithLong becomes several. shape list, dict and ReplySet:
-    the parts hold the items (for dict, flat: key, value, key, ...); Pairs: they are Pairs, or WithLong of LongPairs;
+    Each part is a step, well below a millisecond; one that is LongItems becomes several. shape list, dict and ReplySet:
+    the parts hold the items (for dict, flat: key, value, key, ...); Pairs: they are Pairs, or LongItems of LongPairs;
     int: they hold numbers to be added up; FirstOf: only the first item counts. With `count` (items or pairs; or an
     iterator, each of whose steps brings a number to be added up to it) the reply is sent as it is made; without, when
     it is complete. Frames: the parts hold whole replies, sent when all are there. release: called once at the end, also
@@ -141,9 +141,9 @@ class Pending:
     looked at. `at_last` makes the reply then; it may raise.
     """
 
-    def __init__(self, seconds_max: float, at_last: Callable[[], Reply]) -> None:
+    def __init__(self, seconds_max: float, on_timeout: Callable[[], Reply]) -> None:
         self.seconds_max = seconds_max
-        self.make = at_last
+        self.make = on_timeout
         self.is_resolved = False
         self._wake: Callable[[], object] | None = None
 
@@ -244,7 +244,7 @@ def _write_rare(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
         case Pairs():
             out.append(encode_header(Pairs, len(reply), protocol))
             _write_pairs(reply, is_resp3, out)
-        case _NoArray():
+        case _NullArray():
             out.append(b"_\r\n" if is_resp3 else b"*-1\r\n")
         case bool():
             out.append((b"#t\r\n" if reply else b"#f\r\n") if is_resp3 else b":%d\r\n" % reply)
@@ -267,10 +267,10 @@ def _write_rare(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
 STEP_BYTES_MAX = 64 << 10
 
 
-class InSteps(Protocol):
-    """A reply that is sent in steps. holds_epoch: until it is sent, what it is made from is kept."""
+class ReplyStream(Protocol):
+    """A reply that is sent in steps. pins_epoch: the epoch stays pinned until the reply is sent."""
 
-    holds_epoch: bool
+    pins_epoch: bool
     held_bytes: int
     has_begun: bool
     is_done: bool
@@ -296,7 +296,7 @@ class SlicedEncoder:
         self._total = 0
         self._is_last = False
         self._nanoseconds = 0
-        self.holds_epoch = True
+        self.pins_epoch = True
         self.held_bytes = 0
         self.has_begun = False
         self.is_done = False
@@ -331,7 +331,7 @@ class SlicedEncoder:
         self._items += len(part)
         if not part:
             return b""
-        if type(part) is WithLong:
+        if type(part) is LongItems:
             self._waiting.extend(part)
             return self._begin() + self._send_waiting()
         items = encode_items(part, self._protocol)
@@ -374,7 +374,7 @@ class SlicedEncoder:
             if type(item) is LongBulk:
                 out.append(b"$%d\r\n" % item.length)
                 self._bulk = item.parts
-            elif type(item) is WithLong:
+            elif type(item) is LongItems:
                 out.append(encode_header(list, len(item), self._protocol))
                 self._waiting.extendleft(reversed(item))
             elif type(item) is LongPair:

@@ -30,7 +30,7 @@ from resp_server.protocol.errors import (
     ReplyError,
     not_served,
 )
-from resp_server.protocol.replies import InSteps, Pending, Sliced, SlicedEncoder, encode
+from resp_server.protocol.replies import Pending, ReplyStream, Sliced, SlicedEncoder, encode
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
 from resp_server.proxy.applications import Applications, clash
 from resp_server.proxy.batch import BATCH_BYTES_MAX, BATCH_S_MAX, BatchHopSink, ReplyBatch
@@ -362,7 +362,7 @@ class ProxyDispatcher(Dispatcher):
         except Exception as error:
             return self.error_reply(error)
 
-    def later_reply(self, context: CommandContext, pending: Pending) -> bytes | InSteps:
+    def later_reply(self, context: CommandContext, pending: Pending) -> bytes | ReplyStream:
         return pending.joined() if isinstance(pending, ReplyBatch) else super().later_reply(context, pending)
 
     def _learn_rule(self, name: bytes) -> CommandRoute | None:

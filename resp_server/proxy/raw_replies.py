@@ -79,7 +79,7 @@ def done(found: RawReply | Steps[RawReply]) -> Steps[RawReply]:
 class RawReplySender:
     """Sends a raw reply in steps, as `SlicedEncoder` does with other replies. Frees each text once it is sent."""
 
-    holds_epoch = False
+    pins_epoch = False
     has_begun = True  # nothing can go wrong any more
 
     def __init__(self, texts: Iterable[bytes], size: int) -> None:

@@ -186,7 +186,7 @@ class ExecRun(ReplyStage):
             return
         for block, error in failed:
             answer = as_bytes(block.replies[-1])
-            if answer.startswith(b"-NOTHELD "):
+            if answer.startswith(b"-NOEPOCH "):
                 self._take_held(block, answer)
             elif not self._is_passing(block, error):
                 self.finish(error)
@@ -324,7 +324,7 @@ class WatchRun(ReplyStage):
 
 
 def held_in(reply: bytes) -> dict[str, list[Reached]]:
-    """Return which epochs of each job a server holds, by its NOTHELD: the newest last."""
+    """Return which epochs of each job a server holds, by its NOEPOCH: the newest last."""
     words = reply[:-2].decode("utf-8", "surrogateescape").split(" ")[1:]
     rows = zip(words[::2], words[1::2], strict=True)
     return {job: [_reached(each) for each in epochs.split(",")] for job, epochs in rows}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from resp_server.protocol.glob import Matches, later_matcher
+from resp_server.protocol.glob import Matches, lazy_matcher
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import Subscriptions, Way, answer, message
 
@@ -81,7 +81,7 @@ class PubSub:
         subscriptions = session.subscriptions or Subscriptions()
         subscriptions.check_room(way, names)
         new = [name for name in names if name not in self._patterns] if way is Way.PATTERN else []
-        compiled = {name: later_matcher(name) for name in new}
+        compiled = {name: lazy_matcher(name) for name in new}
         out = []
         for name in names:
             is_new = name not in self.names(way)

@@ -1,1 +1,4 @@
-"""Several serving processes behind one port: a master that hands out connections, and its workers."""
+"""Several serving processes behind one port: a master, which accepts connections, and workers, which serve them.
+
+How a single process serves clients is in `serving` and `client`.
+"""

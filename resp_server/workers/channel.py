@@ -1,6 +1,6 @@
-"""The line between the master and a worker: JSON objects, one a line, and with some of them a client's socket.
+"""The channel between the master and a worker: JSON objects, one per line, some with a client's socket.
 
-A socket pair of the Unix kind. Nothing here blocks, except `stand_still`, which is meant to.
+It is a Unix socket pair. Only `block_until` blocks.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any
 logger = logging.getLogger("sparkis.server")
 
 Line = Mapping[str, Any]
-# Takes a line, and the file descriptor that came with it, if one did: it is the taker's to close. None also stands for
-# one that the system could not give to this process.
+# Handles a line and the file descriptor that came with it, which the handler closes. None: no descriptor came, or the
+# system could not give it to this process.
 Take = Callable[[dict[str, Any], "int | None"], None]
 
 READ_BYTES = 256 << 10
-# Of one read; each socket is sent by itself, so that there is hardly ever more than one.
+# In one read. Each line has one socket, so there is rarely more than one.
 SOCKETS_PER_READ_MAX = 32
-# More than any line: that of a job's descriptors has 16 MiB at most.
+# More than any line: the longest, with a job's descriptors, has at most 16 MiB.
 UNSENT_BYTES_MAX = 64 << 20
-# Says that a socket comes with the line.
+# The member of a line that a socket comes with.
 HANDS_OVER = "hands_over"
 
 
 class Channel:
-    """One end. `take` gets each line, on the loop's thread; `ended` is called once, when the other end is gone."""
+    """One end of a channel. `take` gets each line, on the loop's thread; `ended` is called once, at its end."""
 
     def __init__(self, end: socket.socket, take: Take, ended: Callable[[], None]) -> None:
         end.setblocking(False)
@@ -42,70 +42,70 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._lines: deque[bytes] = deque()
         self._unfinished = b""
-        self._handed: deque[int] = deque()
+        self._received_sockets: deque[int] = deque()
         self._unsent: deque[tuple[memoryview, socket.socket | None]] = deque()
         self._unsent_bytes = 0
         self.is_open = True
         self._loop.add_reader(end, self._receive)
 
-    def send(self, line: Line, handed: socket.socket | None = None) -> None:
-        """Send a line, now or as soon as there is room; with it a socket, which is closed here once it is sent."""
+    def send(self, line: Line, passed_socket: socket.socket | None = None) -> None:
+        """Send a line, queued if the pipe is full, optionally with a socket, which is closed here after sending."""
         if not self.is_open:
-            if handed is not None:
-                handed.close()
+            if passed_socket is not None:
+                passed_socket.close()
             return
-        text = json.dumps({**line, HANDS_OVER: True} if handed is not None else line).encode() + b"\n"
-        self._unsent.append((memoryview(text), handed))
+        text = json.dumps({**line, HANDS_OVER: True} if passed_socket is not None else line).encode() + b"\n"
+        self._unsent.append((memoryview(text), passed_socket))
         self._unsent_bytes += len(text)
         if len(self._unsent) == 1:
             self._flush()
         if self._unsent_bytes > UNSENT_BYTES_MAX:
-            logger.error("%d bytes wait for a process that does not read them; it is given up", self._unsent_bytes)
+            logger.error("a process does not read %d queued bytes; its channel is closed", self._unsent_bytes)
             self.close()
 
-    def stand_still(self, is_over: Callable[[], bool], seconds_max: float) -> bool:
-        """Hold the whole process up, but for lines, until something is over; return whether it was in time."""
+    def block_until(self, is_over: Callable[[], bool], seconds_max: float) -> bool:
+        """Block the whole process, except for lines, until `is_over` is true; False after `seconds_max`."""
         poll = select.poll()
         ends = self._loop.time() + seconds_max
         while self.is_open and not is_over():
-            left_s = ends - self._loop.time()
-            if left_s <= 0:
+            remaining_s = ends - self._loop.time()
+            if remaining_s <= 0:
                 return False
             poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-            poll.poll(left_s * 1000)
+            poll.poll(remaining_s * 1000)
             self._flush()
             self._receive()
         return True
 
     def close(self) -> None:
-        """Let go of this end; the other one sees it."""
+        """Close this end; the other end is notified."""
         if not self.is_open:
             return
         self.is_open = False
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
-        for _, handed in self._unsent:
-            if handed is not None:
-                handed.close()
+        for _, passed_socket in self._unsent:
+            if passed_socket is not None:
+                passed_socket.close()
         self._unsent.clear()
-        for descriptor in self._handed:
+        for descriptor in self._received_sockets:
             os.close(descriptor)
-        self._handed.clear()
+        self._received_sockets.clear()
         self._ended()
 
     def _flush(self) -> None:
         while self._unsent:
-            text, handed = self._unsent[0]
+            text, passed_socket = self._unsent[0]
             try:
-                sent = socket.send_fds(self._socket, [text], [] if handed is None else [handed.fileno()])
+                sent = socket.send_fds(self._socket, [text], [] if passed_socket is None else [passed_socket.fileno()])
             except BlockingIOError:
                 break
             except OSError:
                 self.close()
                 return
-            if handed is not None:
-                handed.close()  # it went with the first byte
+            if passed_socket is not None:
+                passed_socket.close()  # it went with the first byte
             self._unsent_bytes -= sent
             self._unsent[0] = text[sent:], None
             if sent == len(text):
@@ -119,15 +119,15 @@ class Channel:
         if not self.is_open:
             return
         try:
-            data, handed, _, _ = socket.recv_fds(self._socket, READ_BYTES, SOCKETS_PER_READ_MAX)
+            data, descriptors, _, _ = socket.recv_fds(self._socket, READ_BYTES, SOCKETS_PER_READ_MAX)
         except BlockingIOError:
             return
         except OSError:
-            data, handed = b"", []
-        self._handed.extend(handed)
+            data, descriptors = b"", []
+        self._received_sockets.extend(descriptors)
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         self._lines.extend(lines)
-        while self._lines:  # taking a line may stand still, and take the next ones there
+        while self._lines:  # handling a line may call `block_until`, which handles the next lines
             self._take_line(self._lines.popleft())
         if not data:
             self.close()
@@ -135,6 +135,9 @@ class Channel:
     def _take_line(self, text: bytes) -> None:
         line = json.loads(text)
         try:
-            self._take(line, self._handed.popleft() if line.pop(HANDS_OVER, False) and self._handed else None)
+            self._take(
+                line,
+                self._received_sockets.popleft() if line.pop(HANDS_OVER, False) and self._received_sockets else None,
+            )
         except Exception:
             logger.exception("a line between the server's processes was not understood: %s", line.get("event"))

@@ -1,28 +1,28 @@
-"""The master of several serving processes: it takes connections, hands each to a worker, and tells all what to show.
+"""The master of several serving processes: it accepts connections, passes each to a worker, and manages the workers.
 
-One listening socket; the worker with the fewest clients gets the next one, and of several the one whose last client is
-the oldest. So connections are spread evenly however few there are, port 0 works, and so does every system with Unix
-sockets. SO_REUSEPORT and a shared listener do neither (measured: of 50 connections two processes got 25 and 25 in this
-way, 22 and 28, and 0 and 50). The master gives clients their ids, and holds their number to the limit.
+There is one listening socket. The worker with the fewest clients gets the next client; among several, the one whose
+last client is the oldest. So a few connections are spread evenly as well, port 0 works, and only Unix sockets are
+needed. SO_REUSEPORT and a shared listener spread worse (measured: two processes got 25 and 25 of 50 connections in this
+way, 22 and 28, and 0 and 50). The master assigns client ids and limits the number of clients.
 
-All workers read the same stores, so that an epoch can be read by all as soon as it is committed. Another store is shown
-by all at one moment: each opens it, then all stand still, and go on when the last one does. So a client that comes back
-to another worker never sees an older epoch.
+All workers read the same stores, so all see an epoch as soon as it is committed. All workers switch to another store at
+the same moment: each opens it, then all pause, and resume when the last one has paused. So a client that reconnects to
+another worker never sees an older epoch.
 
-    master to worker    {"event": "start", ...}        once, with everything a server has to know
-                        {"event": "found", "job"}, "told", "forget", "hide"   what is known of a job (see `job_catalog`)
-                        {"event": "open", "job", "of"}, then "hold", then "show"; or "drop" if one could not open it
+    master to worker    {"event": "start", ...}        once, with the whole configuration
+                        {"event": "found", "job"}, "update", "forget", "hide"   changes of a job (see `job_catalog`)
+                        {"event": "open", "job", "of"}, then "pause", then "show"; or "drop" if a worker cannot open it
                         {"event": "loading", "is_loading"}, "port"
-                        {"event": "topology", "of", "node_id"}          what it is in a cluster
-                        {"event": "settled"}           to be answered: what was sent before has been taken
-                        {"event": "client", "id", "is_tls"}             with a client's socket
+                        {"event": "topology", "of", "node_id"}            the cluster's topology
+                        {"event": "settled"}           answered after all lines before are handled
+                        {"event": "client", "id", "is_tls"}               with a client's socket
                         {"event": "ask", "question", "argument"}, "answers"
-                        {"event": "users", "rules", "caller"}           what users may do from now on; to be answered
-    worker to master    {"event": "left", "id"}        a client has gone
-                        {"event": "notify", "is_wanted"}                  whether its clients are to be notified of keys
-                        {"event": "ask", "id", "question", "argument"}    to be asked of all others
-                        {"event": "users", "id", "change", "caller"}      a change, which the master makes for all
-                        {"event": "answer", "id", "answer"}               of a line with an id
+                        {"event": "users", "rules", "caller"}             the users' new rules; answered
+    worker to master    {"event": "left", "id"}        a client has disconnected
+                        {"event": "notify", "is_wanted"}                  whether its clients need keyspace events
+                        {"event": "ask", "id", "question", "argument"}    a question to all other workers
+                        {"event": "users", "id", "change", "caller"}      a change of users, which the master applies
+                        {"event": "answer", "id", "answer"}               the answer to a line with this id
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ logger = logging.getLogger("sparkis.server")
 
 # Python and its modules take half a second on an idle machine.
 START_S_MAX = 60.0
-# A worker that ends is started again after a pause that doubles up to the longest.
+# A worker that ends is restarted after a pause that doubles up to the longest.
 RESTART_PAUSE_S = 0.1
 RESTART_PAUSE_S_MAX = 5.0
-# Opening a store, and coming to a halt, take milliseconds; a worker that takes longer than this is given up.
-SHOW_S_MAX = 10.0
-# Shorter than a command waits for the master.
+# Opening a store and pausing take milliseconds; a worker that takes longer than this is killed.
+OPEN_S_MAX = 10.0
+# Shorter than the time for which a command waits for the master.
 ANSWER_S_MAX = GATHER_S_MAX / 2
 STOP_S_MAX = 5.0
-# So that a flood of connections does not hold up what appliers tell.
+# In one turn of the event loop, so that many new connections do not delay the appliers' lines.
 ACCEPTS_AT_ONCE = 64
 # After an error of the system, such as no file descriptor being left.
 ACCEPT_PAUSE_S = 0.5
@@ -80,7 +80,7 @@ class WorkerError(SparkisError):
 
 
 class _Worker:
-    """One worker process and the line to it."""
+    """One worker process and the channel to it."""
 
     def __init__(self, number: int, process: asyncio.subprocess.Process, workers: Workers, end: socket.socket) -> None:
         self.number = number
@@ -90,35 +90,35 @@ class _Worker:
         self.wants_events = workers.wants_events
         self.ended = asyncio.Event()
         self._workers = workers
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._pending_requests: dict[int, asyncio.Future[Any]] = {}
         self._next_id = 1
         self._channel = Channel(end, self._take, self._lost)
 
-    def send(self, line: Line, handed: socket.socket | None = None) -> None:
-        self._channel.send(line, handed)
+    def send(self, line: Line, passed_socket: socket.socket | None = None) -> None:
+        self._channel.send(line, passed_socket)
 
     async def ask(self, line: Line, seconds_max: float) -> Any:
         """Send a line and return the answer; WorkerError if none comes in time."""
         if self.ended.is_set():
             raise WorkerError(f"worker {self.number} ended")
         line_id, self._next_id = self._next_id, self._next_id + 1
-        answer = self._asked[line_id] = asyncio.get_running_loop().create_future()
+        answer = self._pending_requests[line_id] = asyncio.get_running_loop().create_future()
         self.send({**line, "id": line_id})
         try:
             return await asyncio.wait_for(answer, seconds_max)
         except TimeoutError:
             raise WorkerError(f"worker {self.number} did not answer {line['event']!r} in {seconds_max} s") from None
         finally:
-            del self._asked[line_id]
+            del self._pending_requests[line_id]
 
-    def give_up(self, reason: object) -> None:
-        """End a worker that is of no use."""
-        logger.error("%s; it is ended", reason)
+    def terminate(self, reason: object) -> None:
+        """Kill the worker's process."""
+        logger.error("%s; it is killed", reason)
         with suppress(ProcessLookupError):
             self.process.kill()
 
     async def stop(self, seconds_max: float) -> None:
-        """Have the worker end: it sends what it has answered."""
+        """Stop the worker; it sends its pending replies first."""
         self._channel.close()
         try:
             await asyncio.wait_for(self.process.wait(), seconds_max)
@@ -127,15 +127,15 @@ class _Worker:
                 self.process.kill()
             await self.process.wait()
 
-    def _take(self, line: dict[str, Any], handed: int | None) -> None:
+    def _take(self, line: dict[str, Any], passed_socket: int | None) -> None:
         match line["event"]:
             case "left":
                 self.clients.discard(line["id"])
             case "notify":
                 self.wants_events = line["is_wanted"]
-                self._workers.look_who_wants_events()
+                self._workers.update_event_interest()
             case "answer":
-                answer = self._asked.get(line["id"])
+                answer = self._pending_requests.get(line["id"])
                 if answer is not None and not answer.done():
                     answer.set_result(line["answer"])
             case "ask":
@@ -145,7 +145,7 @@ class _Worker:
 
     def _lost(self) -> None:
         self.ended.set()
-        for answer in self._asked.values():
+        for answer in self._pending_requests.values():
             if not answer.done():
                 answer.set_exception(WorkerError(f"worker {self.number} ended"))
         self._workers.leave(self)
@@ -159,16 +159,16 @@ class Workers(JobCatalog):
         self._count = count
         self._serving: list[_Worker] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._asking: set[asyncio.Task[None]] = set()
+        self._background_tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[socket.socket] = []
         self._tls_listeners: list[socket.socket] = []  # some of these, or all
         self._is_accepting = False
         self._all_up = asyncio.Event()
-        # Held while a store is being shown, and while a worker learns what is shown.
-        self._showing = asyncio.Lock()
-        self._found: dict[str, str | None] = {}  # jobs that are not shown, and why
-        self._shown: dict[str, Event] = {}
-        self._told: dict[str, dict[str, Any]] = {}
+        # Held while workers open a store, and while a new worker opens the stores of all jobs.
+        self._open_lock = asyncio.Lock()
+        self._unavailable_jobs: dict[str, str | None] = {}  # job: the reason why no worker serves it
+        self._open_jobs: dict[str, Event] = {}
+        self._job_updates: dict[str, dict[str, Any]] = {}
         self._topology: Line | None = None
         self._configured: dict[str, Any] = {}  # by CONFIG SET
         self.wants_events = says_anything(classes_of(config.notify_events))
@@ -194,7 +194,7 @@ class Workers(JobCatalog):
             raise SparkisError(f"the {self._count} workers did not start within {START_S_MAX} s") from None
 
     def set_loading(self, is_loading: bool) -> None:
-        """Have commands about keys answered with LOADING, or answered."""
+        """Reply LOADING to commands about keys, or no longer."""
         self._is_loading = is_loading
         self._send_all({"event": "loading", "is_loading": is_loading})
 
@@ -208,8 +208,8 @@ class Workers(JobCatalog):
         self._on_events_wanted = then
         then(self.wants_events)
 
-    def look_who_wants_events(self) -> None:
-        """Tell appliers to keep what happens to keys if some worker's clients are to be notified of it."""
+    def update_event_interest(self) -> None:
+        """Tell the appliers whether any worker's clients need keyspace events."""
         if self._serving:
             is_wanted = any(worker.wants_events for worker in self._serving)
             if is_wanted != self.wants_events:
@@ -217,8 +217,8 @@ class Workers(JobCatalog):
                 self._on_events_wanted(is_wanted)
 
     async def settled(self) -> None:
-        """Return once every worker has taken in what it was told before, so that it holds for all clients."""
-        await self._ask_all(list(self._serving), {"event": "settled"})
+        """Wait until every worker has handled all lines sent before."""
+        await self._request_all(list(self._serving), {"event": "settled"})
 
     async def start(self) -> None:
         """Listen. OSError if an address cannot be had."""
@@ -230,12 +230,12 @@ class Workers(JobCatalog):
         self._set_accepting(bool(self._serving))
 
     async def stop(self) -> None:
-        """Stop listening; workers send what was answered and end."""
+        """Stop listening and stop the workers, which send their pending replies."""
         self._set_accepting(False)
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
-        for task in (*self._tasks, *self._asking):
+        for task in (*self._tasks, *self._background_tasks):
             task.cancel()
         for task in self._tasks:
             with suppress(asyncio.CancelledError):
@@ -245,49 +245,49 @@ class Workers(JobCatalog):
     # -- what appliers tell -------------------------------------------------------------------------------------------
 
     def found(self, job: str) -> None:
-        self._found[job] = None
+        self._unavailable_jobs[job] = None
         self._send_all({"event": "found", "job": job})
 
     async def open(self, job: str, event: Event) -> None:
-        async with self._showing:
+        async with self._open_lock:
             serving = list(self._serving)
-            errors = await self._ask_all(serving, {"event": "open", "job": job, "of": event})
+            errors = await self._request_all(serving, {"event": "open", "job": job, "of": event})
             error = next(filter(None, errors), None)
             if error is not None:
                 self._send_all({"event": "drop", "reason": error["text"], "job": job})
-                if job not in self._shown:
-                    self._found[job] = error["text"]
+                if job not in self._open_jobs:
+                    self._unavailable_jobs[job] = error["text"]
                 raise (StoreError if error["is_of_store"] else DescriptorError)(error["text"])
-            await self._ask_all(serving, {"event": "hold"})
+            await self._request_all(serving, {"event": "pause"})
             self._send_all({"event": "show"})
-            self._shown[job] = event
-            self._found.pop(job, None)
+            self._open_jobs[job] = event
+            self._unavailable_jobs.pop(job, None)
 
     def forget(self, job: str) -> None:
-        for known in (self._found, self._shown, self._told):
-            known.pop(job, None)
+        for jobs in (self._unavailable_jobs, self._open_jobs, self._job_updates):
+            jobs.pop(job, None)
         self._send_all({"event": "forget", "job": job})
 
     def hide(self, job: str) -> None:
-        if self._shown.pop(job, None) is not None:
-            self._found[job] = None
+        if self._open_jobs.pop(job, None) is not None:
+            self._unavailable_jobs[job] = None
         self._send_all({"event": "hide", "job": job})
 
-    def tell(self, job: str, known: Event) -> None:
-        if known.get("error") and job not in self._shown:
-            self._found[job] = known["error"]
-        self._told.setdefault(job, {}).update(known)
-        self._send_all({"event": "told", "job": job, "known": known})
+    def tell(self, job: str, update: Event) -> None:
+        if update.get("error") and job not in self._open_jobs:
+            self._unavailable_jobs[job] = update["error"]
+        self._job_updates.setdefault(job, {}).update(update)
+        self._send_all({"event": "update", "job": job, "known": update})
 
-    async def _ask_all(self, workers: Sequence[_Worker], line: Line) -> list[Any]:
-        """Return the answers of those that answer; the others are ended."""
+    async def _request_all(self, workers: Sequence[_Worker], line: Line) -> list[Any]:
+        """Return the workers' answers; a worker that does not answer is killed, and its answer is None."""
 
         async def ask(worker: _Worker) -> Any:
             try:
-                return await worker.ask(line, SHOW_S_MAX)
+                return await worker.ask(line, OPEN_S_MAX)
             except WorkerError as error:
                 if not worker.ended.is_set():
-                    worker.give_up(error)
+                    worker.terminate(error)
                 self.leave(worker)
                 return None
 
@@ -318,7 +318,7 @@ class Workers(JobCatalog):
         worker = await self._start_worker(number)
         try:
             await worker.ask(self._start_line(number), START_S_MAX)
-            async with self._showing:
+            async with self._open_lock:
                 await self._join(worker)
             await worker.ended.wait()
         finally:
@@ -328,8 +328,8 @@ class Workers(JobCatalog):
                 self._suspect_stores()
 
     def _suspect_stores(self) -> None:
-        """Have all stores verified: a worker was ended by a signal, as one is that maps a damaged file."""
-        for event in self._shown.values():
+        """Have all stores verified, after a signal such as SIGBUS, which a damaged file causes, ended a worker."""
+        for event in self._open_jobs.values():
             with suppress(OSError):
                 (Path(event["path"]) / SUSPECT).touch()
 
@@ -361,39 +361,39 @@ class Workers(JobCatalog):
         }
 
     async def _join(self, worker: _Worker) -> None:
-        """Tell a new worker what the others know; from then on it is told with them, and gets clients."""
-        for job, event in self._shown.items():
-            error = await worker.ask({"event": "open", "job": job, "of": event}, SHOW_S_MAX)
+        """Send a new worker the state of the others; from then on it gets all lines, and clients."""
+        for job, event in self._open_jobs.items():
+            error = await worker.ask({"event": "open", "job": job, "of": event}, OPEN_S_MAX)
             if error and error["is_of_store"]:
-                raise StoreError(f"worker {worker.number}: {error['text']}")  # the next one will be told of another
+                raise StoreError(f"worker {worker.number}: {error['text']}")  # the next worker may get another store
             worker.send({"event": "drop", "reason": error["text"], "job": job} if error else {"event": "show"})
-        for job, reason in self._found.items():
+        for job, reason in self._unavailable_jobs.items():
             worker.send({"event": "found", "job": job, "reason": reason})
-        for job, known in self._told.items():
-            worker.send({"event": "told", "job": job, "known": known})
+        for job, update in self._job_updates.items():
+            worker.send({"event": "update", "job": job, "known": update})
         if self._topology is not None:
             worker.send(self._topology)
-        await worker.ask({"event": "ask", "question": "configure", "argument": self._configured}, SHOW_S_MAX)
+        await worker.ask({"event": "ask", "question": "configure", "argument": self._configured}, OPEN_S_MAX)
         worker.send(self._ports())
         worker.send({"event": "loading", "is_loading": self._is_loading})
         worker.send({"event": "users", "rules": self.users.rules, "caller": 0})
         self._serving.append(worker)
-        self.look_who_wants_events()
+        self.update_event_interest()
         if len(self._serving) == self._count:
             self._all_up.set()
         self._set_accepting(bool(self._listeners))
 
     def leave(self, worker: _Worker) -> None:
-        """Give a worker no more clients, and tell it nothing more."""
+        """Remove a worker: it gets no more clients and lines."""
         if worker in self._serving:
             self._serving.remove(worker)
-            self.look_who_wants_events()
+            self.update_event_interest()
             self._set_accepting(bool(self._serving) and self._is_accepting)
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
     def _set_accepting(self, is_accepting: bool) -> None:
-        """Take connections, or let them wait in the system's queue: while no worker is there."""
+        """Accept connections, or leave them in the system's queue while there is no worker."""
         loop = asyncio.get_running_loop()
         self._is_accepting = is_accepting
         for listener in self._listeners:
@@ -409,7 +409,7 @@ class Workers(JobCatalog):
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:
-                logger.error("cannot take a connection: %s; trying again in %s s", error.strerror, ACCEPT_PAUSE_S)
+                logger.error("cannot accept a connection: %s; retrying in %s s", error.strerror, ACCEPT_PAUSE_S)
                 self._set_accepting(False)
                 later = asyncio.get_running_loop()
                 later.call_later(ACCEPT_PAUSE_S, lambda: self._set_accepting(bool(self._serving)))
@@ -436,45 +436,45 @@ class Workers(JobCatalog):
 
     # -- users --------------------------------------------------------------------------------------------------------
 
-    def change_users(self, asking: _Worker, line: Line) -> None:
-        """Change users, and have all workers take that over."""
+    def change_users(self, requester: _Worker, line: Line) -> None:
+        """Change users, and apply the change in all workers."""
         outcome = self.users.change(line["change"])
 
         async def answer() -> None:
-            await self._have_taken_over(outcome, line["caller"])
-            asking.send({"event": "answers", "id": line["id"], "answers": outcome.to_json()})
+            await self._apply_to_workers(outcome, line["caller"])
+            requester.send({"event": "answers", "id": line["id"], "answers": outcome.to_json()})
 
-        self._begin(answer())
+        self._run_in_background(answer())
 
     def reload_users(self) -> None:
-        """Read the ACL file again, for all connections; AccessError says what is wrong with it, and nothing changes."""
+        """Read the ACL file again, for all connections; AccessError if it is invalid: then nothing changes."""
         outcome = self.users.change({"load": True})
         if outcome.error is not None:
             raise AccessError(outcome.error)
-        self._begin(self._have_taken_over(outcome, 0))
+        self._run_in_background(self._apply_to_workers(outcome, 0))
 
-    async def _have_taken_over(self, outcome: Outcome, caller: int) -> None:
-        """Have all workers take a change over, in the order in which changes came."""
+    async def _apply_to_workers(self, outcome: Outcome, caller: int) -> None:
+        """Send a change of users to all workers; changes keep their order."""
         line = {"event": "users", "rules": outcome.rules, "caller": caller}
-        taken = [worker.ask(line, ANSWER_S_MAX) for worker in self._serving]
-        for each in await asyncio.gather(*taken, return_exceptions=True):
+        requests = [worker.ask(line, ANSWER_S_MAX) for worker in self._serving]
+        for each in await asyncio.gather(*requests, return_exceptions=True):
             if isinstance(each, WorkerError):
-                logger.warning("%s; it takes over what users may do as soon as it can", each)
+                logger.warning("%s; it applies the users' rules as soon as it can", each)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
-    def ask_others(self, asking: _Worker, line: Line) -> None:
-        """Ask all workers but one, and send it their answers; who does not answer in time is left out."""
-        task = asyncio.create_task(self._ask_others(asking, line))
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+    def ask_others(self, requester: _Worker, line: Line) -> None:
+        """Send a worker's question to all others, and their answers back; late answers are left out."""
+        task = asyncio.create_task(self._ask_others(requester, line))
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)
 
-    async def _ask_others(self, asking: _Worker, line: Line) -> None:
+    async def _ask_others(self, requester: _Worker, line: Line) -> None:
         question = {"event": "ask", "question": line["question"], "argument": line["argument"]}
 
         async def ask(worker: _Worker) -> list[Any]:
@@ -491,8 +491,8 @@ class Workers(JobCatalog):
             self._config = replace(self._config, **line["argument"])
         if line["question"] == "reset statistics":
             self._stats.reset()
-        others = [worker for worker in self._serving if worker is not asking]
+        others = [worker for worker in self._serving if worker is not requester]
         answers = [each for some in await asyncio.gather(*map(ask, others)) for each in some]
         if line["question"] == "process stats":
             answers.append(ProcessStats.of_this_process(self._stats).to_json())
-        asking.send({"event": "answers", "id": line["id"], "answers": answers})
+        requester.send({"event": "answers", "id": line["id"], "answers": answers})

@@ -115,7 +115,7 @@ def test_who_stands_still_takes_lines_and_does_nothing_else() -> None:
         asyncio.get_running_loop().call_soon(did_more.append, 1)
         one.channel.send({"n": 1})
         one.channel.send({"n": 2})
-        assert other.channel.stand_still(lambda: len(other.taken) == 2, WAIT_S_MAX)
+        assert other.channel.block_until(lambda: len(other.taken) == 2, WAIT_S_MAX)
         assert did_more == []
         await asyncio.sleep(0)
         assert did_more == [1]
@@ -125,9 +125,9 @@ def test_who_stands_still_takes_lines_and_does_nothing_else() -> None:
 
 def test_standing_still_ends_with_its_time_and_with_the_line() -> None:
     async def body(one: End, other: End) -> None:
-        assert not other.channel.stand_still(lambda: False, 0.01)
+        assert not other.channel.block_until(lambda: False, 0.01)
         one.channel.close()
-        assert other.channel.stand_still(lambda: False, WAIT_S_MAX)
+        assert other.channel.block_until(lambda: False, WAIT_S_MAX)
         assert other.ended.is_set()
 
     run(body)

@@ -338,17 +338,17 @@ def test_epochs_are_held_once_they_are_asked_for_and_no_longer_than_they_may(ser
     for _ in range(3):
         epochs.publish()
     two = ("GET job:temp:a", "GET job:temp:b")
-    peer.answers(reads_at(1, 2, *two), OK + OK + QUEUED * 2 + b"-NOTHELD job 1:3\r\n")
+    peer.answers(reads_at(1, 2, *two), OK + OK + QUEUED * 2 + b"-NOEPOCH job 1:3\r\n")
     peer.answers(reads_at(1, 3, *two), answered(bulk(b"3"), bulk(b"3")))
     for _ in range(9):
         epochs.publish()
     for epoch in range(5, 13):
         peer.answers(reads_at(1, epoch, *two), answered(*[bulk(b"%d" % epoch)] * 2))
-    held = b"-NOTHELD job " + b",".join(b"1:%d" % epoch for epoch in range(5, 13)) + b"\r\n"
+    held = b"-NOEPOCH job " + b",".join(b"1:%d" % epoch for epoch in range(5, 13)) + b"\r\n"
     peer.answers(reads_at(1, 4, *two), OK + OK + QUEUED * 2 + held)
     peer.answers(reads_at(2, 12, *two), OK + OK + QUEUED * 2 + held)
     clock[0] += pinned_epochs.HELD_MS_MAX + 1
-    peer.answers(reads_at(1, 11, *two), OK + OK + QUEUED * 2 + b"-NOTHELD job 1:12\r\n")
+    peer.answers(reads_at(1, 11, *two), OK + OK + QUEUED * 2 + b"-NOEPOCH job 1:12\r\n")
     epochs.publish()
     peer.answers(reads_at(1, 12, *two), answered(bulk(b"12"), bulk(b"12")))
     context = server.server.context
@@ -393,7 +393,7 @@ def test_an_epoch_is_asked_of_the_next_transaction_alone_and_of_every_job(server
     peer.answers(lines("STATE AT job 1 0 1", "MULTI", "DISCARD"), OK * 3)
     peer.answers(lines("MULTI", "GET job:temp:a", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"1"))
     for missing in ("STATE AT 1", "STATE AT other 1 0 1", "STATE AT job 1 1 other 1 1 1"):
-        peer.answers(lines(missing, "MULTI", "PING", "EXEC"), OK + OK + QUEUED + b"-NOTHELD job 1:0,1:1\r\n")
+        peer.answers(lines(missing, "MULTI", "PING", "EXEC"), OK + OK + QUEUED + b"-NOEPOCH job 1:0,1:1\r\n")
     peer.answers(lines("STATE AT job 1 0"), b"-ERR syntax error\r\n")
     peer.answers(lines("STATE AT job 1 x 1"), b"-ERR value is not an integer or out of range\r\n")
     refused = b"-ERR Command not allowed inside a transaction\r\n"

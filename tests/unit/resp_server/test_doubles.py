@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from resp_server.protocol.doubles import Double, double_text, exact_double, read_double
+from resp_server.protocol.doubles import Double, double_text, read_double, strict_double
 
 TEXTS = [
     (0.0, b"0"),
@@ -68,8 +68,8 @@ def test_a_double_is_read_as_c_reads_it(word: bytes, read: Double | None) -> Non
 
 @pytest.mark.parametrize("word", [b"", b" 1", b"1\x00", b"1e999", b"1e-999", b"x"])
 def test_where_only_a_number_may_stand_nothing_else_is_taken(word: bytes) -> None:
-    assert exact_double(word) is None
+    assert strict_double(word) is None
 
 
 def test_a_number_near_zero_may_stand_where_only_a_number_may() -> None:
-    assert exact_double(b"1e-310") == 1e-310
+    assert strict_double(b"1e-310") == 1e-310

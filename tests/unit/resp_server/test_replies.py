@@ -11,13 +11,13 @@ from resp_server.protocol.replies import (
     STEP_BYTES_MAX,
     FirstOf,
     LongBulk,
+    LongItems,
     PackedPairs,
     Push,
     ReplySet,
     Sliced,
     SlicedEncoder,
     Verbatim,
-    WithLong,
     encode,
 )
 from state_backend.codec import packed_map
@@ -96,20 +96,20 @@ def test_what_was_held_of_a_sliced_reply_is_sent_in_steps() -> None:
 
 
 def test_a_long_item_is_sent_piece_by_piece() -> None:
-    def part() -> WithLong:
-        return WithLong([b"a", LongBulk(5, iter([b"12", b"345"])), None, LongBulk(0, iter([])), b"b"])
+    def part() -> LongItems:
+        return LongItems([b"a", LongBulk(5, iter([b"12", b"345"])), None, LongBulk(0, iter([])), b"b"])
 
     expected = encode([b"a", b"12345", None, b"", b"b", b"c"], 2)
     steps = steps_of(Sliced(iter([part(), [b"c"]]), lambda: None, count=6))
     assert b"".join(steps) == expected
     assert b"12" in steps
     assert b"".join(steps_of(Sliced(iter([[], part()]), lambda: None, FirstOf))) == encode(b"a", 2)
-    nested = Sliced(iter([WithLong([b"0", part(), b"end"])]), lambda: None, count=3)
+    nested = Sliced(iter([LongItems([b"0", part(), b"end"])]), lambda: None, count=3)
     assert b"".join(steps_of(nested)) == encode([b"0", [b"a", b"12345", None, b"", b"b"], b"end"], 2)
 
 
 def test_the_first_item_may_be_long() -> None:
-    steps = steps_of(Sliced(iter([WithLong([LongBulk(5, iter([b"12", b"345"]))])]), lambda: None, FirstOf))
+    steps = steps_of(Sliced(iter([LongItems([LongBulk(5, iter([b"12", b"345"]))])]), lambda: None, FirstOf))
     assert steps == [b"$5\r\n", b"12", b"345", b"\r\n"]
 
 

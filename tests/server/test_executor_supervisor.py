@@ -16,7 +16,7 @@ import pytest
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net import children
 from resp_server.programs import executor_supervisor as keeper
-from resp_server.programs.executor_supervisor import ENDED, FAILED, STORE, Watched, start_of
+from resp_server.programs.executor_supervisor import ENDED, FAILED, STORE, WatchedProcess, start_of
 from resp_server.registry import report
 
 # A server that writes its id down, says where it listens, and does what it is told to by files in its folder.
@@ -270,12 +270,12 @@ def test_a_log_that_nobody_reads_holds_nobody_up(scene: Scene):
 
 
 def test_a_process_that_was_started_at_another_time_is_another():
-    assert not Watched(os.getpid(), start_of(os.getpid())).has_ended()
-    assert Watched(os.getpid(), "1").has_ended()
+    assert not WatchedProcess(os.getpid(), start_of(os.getpid())).has_ended()
+    assert WatchedProcess(os.getpid(), "1").has_ended()
 
 
 def test_a_process_that_nobody_has_waited_for_has_ended_nevertheless(scene: Scene):
-    watched = Watched(scene.executor.pid, start_of(scene.executor.pid))
+    watched = WatchedProcess(scene.executor.pid, start_of(scene.executor.pid))
     assert not watched.has_ended()
     scene.executor.kill()
     eventually(watched.has_ended)
