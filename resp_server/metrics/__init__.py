@@ -1,4 +1,4 @@
-"""What a process counts and times, for INFO, SLOWLOG and LATENCY: pure numbers.
+"""The counters and timings of a process, for INFO, SLOWLOG and LATENCY; no I/O.
 
-How they are shown is in `commands`, who may see them in `acl`.
+The commands that render them are in `commands`; the permission to read them is in `acl`.
 """

@@ -1,4 +1,4 @@
-"""Events that took long, for LATENCY: per event its times, one a second, as Redis' latency monitor keeps them. Pure."""
+"""Slow events, for LATENCY: per event the longest time of each second, as in Redis' latency monitor. No I/O."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 
 # Standard: Redis' own limit.
 SAMPLES_MAX = 160
-# The kinds of events are our own, so this is a guard against a bug.
+# The names of events are ours, so this limit only guards against a bug.
 EVENTS_MAX = 32
 
-# Second, and the longest time in it in milliseconds.
+# (second since 1970, the longest time in it in milliseconds)
 Sample = tuple[int, int]
 
 
 @dataclass
 class Event:
-    """One kind of event."""
+    """The samples of one kind of event."""
 
     most_ms: int = 0
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
 
     def add(self, second: int, milliseconds: int) -> None:
-        """Note one event; of one second only the longest is kept."""
+        """Record one event; only the longest of each second is stored."""
         self.most_ms = max(self.most_ms, milliseconds)
         if self.samples and self.samples[-1][0] == second:
             milliseconds = max(milliseconds, self.samples.pop()[1])
@@ -37,21 +37,21 @@ class LatencyEvents:
         self.each: dict[str, Event] = {}
 
     def add(self, name: str, now_ms: int, milliseconds: int) -> None:
-        """Note that something took so long."""
+        """Record an event of this duration."""
         if name in self.each or len(self.each) < EVENTS_MAX:
             self.each.setdefault(name, Event()).add(now_ms // 1000, milliseconds)
 
     def reset(self, names: Iterable[str]) -> int:
-        """Forget events; return how many kinds there were."""
+        """Remove events; return the number of removed kinds."""
         return sum(self.each.pop(name, None) is not None for name in names)
 
     def to_json(self) -> dict[str, tuple[int, list[Sample]]]:
-        """Return the events as another process of the server is told them."""
+        """Return the events as JSON, for another process of the server."""
         return {name: (event.most_ms, list(event.samples)) for name, event in self.each.items()}
 
     @classmethod
     def joined(cls, told: Iterable[Mapping[str, tuple[int, Sequence[Sample]]]]) -> LatencyEvents:
-        """Return the events of several processes as those of one: of each second the longest."""
+        """Merge the events of several processes: the longest of each second."""
         whole = cls()
         for events in told:
             for name, (most_ms, samples) in events.items():

@@ -1,4 +1,4 @@
-"""The numbers of a process that INFO shows, and their sum over the processes of one server."""
+"""The counters of a process for INFO, and their sum over the processes of one server."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, Self
 
 from resp_server.metrics.stats import Stats
 
-# Of the thread that calls, where the system tells: the event loop's.
+# The usage of the calling thread, the event loop's, where the system measures it.
 THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 
 @dataclass
 class ProcessStats:
-    """What processes counted and used. Pages that several of them map are counted in each."""
+    """The counters and the resource usage of processes. A page that several processes map counts for each."""
 
     clients: int = 0
     resident_bytes: int = 0
@@ -47,7 +47,7 @@ class ProcessStats:
 
     @classmethod
     def of_this_process(cls, stats: Stats, clients: int = 0, started: Memory | None = None) -> Self:
-        """Return the numbers of the process that calls. started: its memory when it started."""
+        """Return the stats of the calling process. started: its memory at its start."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         peak = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         now = memory_now()
@@ -71,7 +71,7 @@ class ProcessStats:
 
     @classmethod
     def total(cls, parts: Iterable[Self]) -> Self:
-        """Add the numbers of several processes up."""
+        """Return the sum of several processes' stats."""
         whole = cls()
         for part in parts:
             most = max(whole.output_bytes_most, part.output_bytes_most)
@@ -82,24 +82,24 @@ class ProcessStats:
         return whole
 
     def to_json(self) -> dict[str, Any]:
-        """Return the numbers as another process of the server is told them."""
+        """Return the stats as JSON, for another process of the server."""
         return {**vars(self), "stats": self.stats.to_json()}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:
-        """Return what `to_json` made."""
+        """Parse the output of `to_json`."""
         return cls(**{**told, "stats": Stats.from_json(told["stats"])})
 
 
 class Memory(NamedTuple):
-    """What of a process is in memory, and what of that is mapped from files."""
+    """The resident memory of a process, and the part of it that is mapped from files."""
 
     resident_bytes: int
     mapped_bytes: int
 
 
 def memory_now() -> Memory:
-    """Return the memory of this process; zeros where the system does not tell."""
+    """Return the memory of this process; zeros where the system does not report it."""
     try:
         with open("/proc/self/statm") as statm:
             pages = statm.read().split()

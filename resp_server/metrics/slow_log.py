@@ -1,4 +1,4 @@
-"""The requests that took longest, for SLOWLOG, and what of a request may be shown to others than who sent it. Pure."""
+"""The slowest requests, for SLOWLOG, and the redaction of requests for logs. No I/O."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Self
 
-# Standard: Redis' own limits of what is kept of one request.
+# Standard: the limits of Redis for a stored request.
 WORDS_MAX = 32
 WORD_BYTES_MAX = 128
 REDACTED = b"(redacted)"
-# Those of Redis whose values are not shown.
+# The settings of Redis whose values are secret.
 SECRET_SETTINGS = (b"masterauth", b"masteruser", b"requirepass", b"tls-client-key-file-pass", b"tls-key-file-pass")
 
 
 class SlowRequest(NamedTuple):
-    """One request of those that took long. Ids are unique among the processes of a server, and grow."""
+    """One slow request. Ids are unique among the processes of a server, and increase."""
 
     id: int
     at_ms: int
@@ -26,13 +26,13 @@ class SlowRequest(NamedTuple):
     name: bytes
 
     def to_json(self) -> list[Any]:
-        """Return the entry as another process of the server is told it."""
+        """Return the entry as JSON, for another process of the server."""
         words = [word.decode("latin-1") for word in self.words]
         return [*self[:3], words, self.address, self.name.decode("latin-1")]
 
     @classmethod
     def from_json(cls, told: Sequence[Any]) -> Self:
-        """Return what `to_json` made."""
+        """Parse the output of `to_json`."""
         number, at_ms, microseconds, words, address, name = told
         words = [word.encode("latin-1") for word in words]
         return cls(number, at_ms, microseconds, words, address, name.encode("latin-1"))
@@ -50,26 +50,26 @@ class SlowLog:
         return len(self._entries)
 
     def number_as(self, first: int, step: int) -> None:
-        """Give ids from `first` on, `step` apart: each process of a server its own."""
+        """Use the ids `first`, `first + step`, ...; each process of a server has its own sequence."""
         self._next_id, self._step = first, step
 
     def add(self, at_ms: int, microseconds: int, words: Sequence[bytes], address: str, name: bytes, most: int) -> None:
-        """Keep a request, and no more than `most` of them."""
+        """Store a request; the log keeps at most `most` requests."""
         self._entries.appendleft(SlowRequest(self._next_id, at_ms, microseconds, shortened(words), address, name))
         self._next_id += self._step
         self.cut(most)
 
     def cut(self, most: int) -> None:
-        """Let go of all but the newest."""
+        """Remove all but the newest `most` requests."""
         while len(self._entries) > most:
             self._entries.pop()
 
     def clear(self) -> None:
-        """Let go of all; ids go on."""
+        """Remove all requests; ids continue."""
         self._entries.clear()
 
     def newest(self, count: int) -> list[SlowRequest]:
-        """Return the last ones, the newest first."""
+        """Return the last requests, newest first."""
         return list(islice(self._entries, count))
 
 
@@ -80,7 +80,7 @@ def together_as_one(requests: Sequence[Sequence[bytes]]) -> Sequence[bytes]:
 
 
 def shortened(words: Sequence[bytes], words_max: int = WORDS_MAX, bytes_max: int = WORD_BYTES_MAX) -> list[bytes]:
-    """Return a request's words as a log keeps them: neither too many nor too long."""
+    """Return a request's words cut to the limits of a log."""
     kept = list(words[:words_max])
     if len(words) > words_max:
         kept[-1] = b"... (%d more arguments)" % (len(words) - words_max + 1)
@@ -93,7 +93,7 @@ def _shortened(word: bytes, bytes_max: int) -> bytes:
 
 
 def redacted(name: str, words: Sequence[bytes]) -> Sequence[bytes]:
-    """Return a request, whose command has this name, without the passwords in it."""
+    """Return a request with its passwords redacted; name: the full name of its command."""
     match name:
         case "auth":
             return [words[0], *[REDACTED] * (len(words) - 1)]
@@ -111,7 +111,7 @@ def redacted(name: str, words: Sequence[bytes]) -> Sequence[bytes]:
 
 
 def _without_credentials(words: Sequence[bytes]) -> Sequence[bytes]:
-    """Redact the user and the password that stand behind AUTH or AUTH2."""
+    """Redact the user and the password after AUTH or AUTH2."""
     shown = list(words)
     for at, word in enumerate(words):
         if word.upper() in (b"AUTH", b"AUTH2"):

@@ -1,4 +1,4 @@
-"""What a server counts. Plain numbers, changed on the event loop's thread only; INFO reads them."""
+"""The counters of a server, for INFO. Only the event loop's thread changes them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-# Error codes are our own, so this is a guard against a bug, not against clients. Redis' limit.
+# Error codes are ours, so this limit only guards against a bug; it is the limit of Redis.
 ERROR_CODES_MAX = 128
-# Times are counted by the number of their binary digits: no time has more.
+# Durations are counted by their number of binary digits; none has more.
 TIME_BITS = 64
 
-# What of Stats is a number by itself.
+# The fields of Stats that are plain numbers.
 SUMS = (
     "connections_received",
     "connections_rejected",
@@ -37,10 +37,10 @@ SUMS = (
 
 @dataclass(slots=True)
 class CommandStats:
-    """One command's numbers. A rejected call never began (arity, NOAUTH, READONLY); a failed one answered an error.
+    """One command's counters. A rejected call did not run (arity, NOAUTH, READONLY); a failed call replied an error.
 
-    took: how many calls took a time of so many binary digits in nanoseconds. Calls that were answered together count
-    with their mean.
+    took: a histogram of durations: the number of calls by the binary digits of their nanoseconds. Calls that were
+    answered together count with their mean.
     """
 
     calls: int = 0
@@ -50,13 +50,13 @@ class CommandStats:
     took: list[int] = field(default_factory=lambda: [0] * TIME_BITS)
 
     def count(self, calls: int, nanoseconds: int) -> None:
-        """Count calls, one at least, and how long they took together."""
+        """Count one or more calls, and their total duration."""
         self.calls += calls
         self.nanoseconds += nanoseconds
         self.took[(nanoseconds // calls).bit_length()] += calls
 
     def add(self, other: CommandStats) -> None:
-        """Add what another process counted."""
+        """Add the counters of another process."""
         self.calls += other.calls
         self.nanoseconds += other.nanoseconds
         self.rejected += other.rejected
@@ -69,7 +69,7 @@ class CommandStats:
         self.took[:] = [0] * TIME_BITS
 
     def percentile_ns(self, percent: float) -> float:
-        """Return about the time within which this many of a hundred calls were done: as if spread over their step."""
+        """Return an estimated percentile of the durations, interpolated within a bucket of the histogram."""
         wanted, seen = sum(self.took) * percent / 100, 0
         for bits, count in enumerate(self.took):
             if count and seen + count >= wanted:
@@ -80,13 +80,13 @@ class CommandStats:
 
     @property
     def is_used(self) -> bool:
-        """Tell whether there is anything to show."""
+        """Tell whether any counter is set."""
         return bool(self.calls or self.rejected or self.failed)
 
 
 @dataclass
 class Stats:
-    """One server's numbers since it started."""
+    """One server's counters since its start."""
 
     connections_received: int = 0
     connections_rejected: int = 0
@@ -101,7 +101,7 @@ class Stats:
     output_bytes_per_second: float = 0.0
     closed_for_input: int = 0
     closed_for_output: int = 0
-    internal_errors: int = 0  # exceptions that nobody expected; each is in the log under an id
+    internal_errors: int = 0  # unexpected exceptions; each is in the log under an id
     denied: Counter[str] = field(default_factory=Counter)
     # Calls of the system that took or sent bytes of clients, and rounds in which sockets were heard or written to.
     reads: int = 0

@@ -1,4 +1,4 @@
-"""Between processes: TLS, addresses, listening sockets, child processes, a small synchronous client.
+"""Networking and processes: TLS, addresses, listening sockets, child processes, a small synchronous client.
 
-Clients' connections are in `client`; the ports for our own processes are in `serving`.
+The connections of clients are in `client`; the control ports for our own processes are in `serving`.
 """

@@ -1,4 +1,4 @@
-"""Addresses as people and our own processes write them: host:port, with brackets around a host of IPv6."""
+"""Addresses as text: host:port, with brackets around an IPv6 host."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ PORT_MAX = 65_535
 
 
 def address_of(host: str, port: int) -> str:
-    """Return an address as it is written."""
+    """Return an address as text."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Return host and port of a written address, the host as sockets take it; ValueError."""
+    """Parse an address; the host is returned without brackets. ValueError if it is malformed."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if not host or not port.isdecimal() or not 0 < int(port) <= PORT_MAX:

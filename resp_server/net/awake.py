@@ -1,7 +1,7 @@
-"""A clock for judging the silence of others: it counts only the time in which this process was awake itself.
+"""A clock for timeouts of other processes: it counts only the time in which this process was running.
 
-A process that gets no processor, is stopped, or sleeps with its machine hears nobody meanwhile. By the wall's clock
-everybody would be silent when it goes on, and a timer of its event loop may run before what came is read.
+A process that is stopped, or whose machine sleeps, reads no messages meanwhile. With the system's clock all peers
+would be timed out when it resumes, because a timer may run before the received messages are read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from time import monotonic
 
 
 class AwakeClock:
-    """Shows seconds when called. Whoever judges calls `tick` often; between two ticks at most `step_s_max` pass."""
+    """Returns seconds when called. Call `tick` often: at most `step_s_max` seconds pass between two ticks."""
 
     def __init__(self, step_s_max: float, time: Callable[[], float] = monotonic) -> None:
         self._time = time
@@ -22,7 +22,7 @@ class AwakeClock:
         return self._shown_s + min(self._time() - self._ticked_s, self._step_s_max)
 
     def tick(self) -> float:
-        """Take in that this process is awake, and return the time."""
+        """Advance the clock, and return the time."""
         now_s = self._time()
         self._shown_s += min(now_s - self._ticked_s, self._step_s_max)
         self._ticked_s = now_s

@@ -1,4 +1,4 @@
-"""How a process of ours starts another one of ours: the same Python, and this very code."""
+"""Child processes: they run the same Python and the same code as their parent."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 import signal
 from pathlib import Path
 
-# Secrets go by these, never on a command line: between our own processes, and what clients must send.
+# Secrets are passed in these variables, never on a command line: the token of our processes, the clients' password.
 TOKEN_VARIABLE = "SPARKIS_CONTROL_TOKEN"
 PASSWORD_VARIABLE = "SPARKIS_PASSWORD"
-# What proxies, and nodes of a cluster, give a server to be let in.
+# The password of proxies and of other nodes of a cluster.
 UPSTREAM_PASSWORD_VARIABLE = "SPARKIS_UPSTREAM_PASSWORD"
 
 # The signals that end a process that maps a damaged file.
@@ -19,6 +19,6 @@ SOURCE = str(Path(__file__).resolve().parent.parent)
 
 
 def environment() -> dict[str, str]:
-    """Return the environment for a child: this process's own, with the folder of this code to import from."""
+    """Return the environment for a child: this process' own, with the folder of this code in PYTHONPATH."""
     paths = [SOURCE, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return os.environ | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

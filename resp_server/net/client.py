@@ -1,4 +1,4 @@
-"""A small synchronous client: for `sparkis status` and for control traffic, never for the paths that must be fast."""
+"""A small synchronous client for `sparkis status` and control traffic; not for fast paths."""
 
 from __future__ import annotations
 
@@ -19,14 +19,11 @@ READ_BYTES = 65_536
 
 
 class ClientError(SparkisError):
-    """The server cannot be reached, or answered with an error."""
+    """The server is not reachable, or its reply is an error."""
 
 
 class Client:
-    """One connection. Not to be shared between threads. `timeout_s` bounds connecting, and each wait for bytes.
-
-    `tls` is how to speak TLS; without it nothing is encrypted.
-    """
+    """One connection, for one thread. timeout_s: limits connecting and each wait for bytes. tls: None: plain."""
 
     def __init__(
         self,
@@ -55,9 +52,9 @@ class Client:
 
     @classmethod
     def from_url(cls, url: str, timeout_s: float = TIMEOUT_S, tls: TlsFiles | None = None) -> Client:
-        """Connect to `redis://[[user]:password@]host[:port]`; ClientError if that is not what `url` is.
+        """Connect to `redis://[[user]:password@]host[:port]`; ClientError for another URL.
 
-        `rediss://` speaks TLS: `tls` has the CA, if it is none that this machine trusts, and what to show if asked.
+        `rediss://` means TLS: `tls` has the CA, unless this machine trusts it already, and the client's certificate.
         """
         try:
             parts = urlsplit(url)
@@ -85,7 +82,7 @@ class Client:
             raise ClientError(f"cannot connect to {self.address}: {why(error)}") from None
 
     def call(self, *words: str, timeout_s: float | None = None) -> Any:
-        """Send one command and return its reply; ClientError if the reply is an error or does not come in time."""
+        """Send one command and return its reply; ClientError if the reply is an error or too late."""
         self._socket.settimeout(self._timeout_s if timeout_s is None else timeout_s)
         try:
             # hiredis' stub has a tuple of one word.
@@ -103,7 +100,7 @@ class Client:
         return reply
 
     def _perhaps(self) -> str:
-        """Say what may be wrong with a connection that ends before its first reply: a server of TLS says nothing."""
+        """Return a hint for a connection that closes before its first reply, as when only one side speaks TLS."""
         if self._has_heard:
             return ""
         is_encrypted = isinstance(self._socket, ssl.SSLSocket)

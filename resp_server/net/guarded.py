@@ -1,4 +1,4 @@
-"""What is raised for one connection ends that connection: its methods are called in others' turns, and by timers."""
+"""A guard for methods of connections: an exception ends only its own connection, not the caller of the method."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Breakable(Protocol):
     """A connection."""
 
     def break_off(self, error: Exception) -> None:
-        """End it because of an exception that is no request's. It does not raise."""
+        """Close it because of an exception outside of a request. Never raises."""
 
 
 Its = TypeVar("Its", bound=Breakable)
@@ -19,7 +19,7 @@ Arguments = ParamSpec("Arguments")
 
 
 def alone(method: Callable[Concatenate[Its, Arguments], None]) -> Callable[Concatenate[Its, Arguments], None]:
-    """Have what a connection's method raises end this connection alone."""
+    """Decorate a connection's method: an exception closes this connection only."""
 
     @wraps(method)
     def run(self: Its, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> None:

@@ -39,7 +39,7 @@ class ListenOptions(Protocol):
 
 
 def raise_file_limit(clients: int) -> None:
-    """Let this process have a file descriptor for each of so many clients, as far as the system allows it."""
+    """Raise this process' limit of open files for so many clients, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = clients + OTHER_FILES
     if hard != resource.RLIM_INFINITY:
@@ -53,9 +53,9 @@ def raise_file_limit(clients: int) -> None:
 
 
 def listen(hosts: Sequence[str], port: int, backlog_connections: int) -> list[socket.socket]:
-    """Return listening sockets for these hosts, at one port; port 0 takes a free one.
+    """Return listening sockets for these hosts, at one port; port 0: any free port.
 
-    OSError if an address cannot be had; a loopback address that the machine lacks is left out. A name may be resolved.
+    OSError if an address cannot be bound; a loopback address that the machine lacks is left out. Names are resolved.
     """
     made: list[socket.socket] = []
     for host in hosts:
@@ -74,7 +74,7 @@ def listen(hosts: Sequence[str], port: int, backlog_connections: int) -> list[so
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> OSError:
-    """Return an error of a listening socket as one that names host and port."""
+    """Return a socket's error with the host and the port in its text."""
     # Errors of look-ups have negative numbers, and texts of their own; to those of others socket and asyncio add words.
     reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror or error
     return OSError(error.errno, f"cannot listen on {host}, port {port}: {reason}")
@@ -102,7 +102,7 @@ def is_wildcard(host: str) -> bool:
 
 
 def address_towards(there: tuple[str, int]) -> str:
-    """Return the address of this machine by which it reaches a host and port; nothing is sent. A name is resolved."""
+    """Return this machine's address on the route to a host and port. Sends nothing; resolves names."""
     family, kind, _, _, address = socket.getaddrinfo(*there, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)
@@ -123,7 +123,7 @@ def _listener(address: tuple[int, str], port: int, backlog_connections: int) -> 
 
 
 class PolledListener:
-    """A listening socket whose clients go to the compiled core's poller."""
+    """A listening socket whose clients are added to the compiled core's poller."""
 
     def __init__(self, poller: Any, listener: socket.socket, connect: Callable[[], asyncio.Protocol]) -> None:
         self._poller = poller

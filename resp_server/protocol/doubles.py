@@ -6,7 +6,7 @@ import re
 from math import inf, isinf
 from typing import NamedTuple
 
-# What strtod takes as a whole. It also takes NaN, which no command does.
+# The texts that strtod parses completely, except NaN, which all commands refuse.
 DOUBLE = re.compile(
     rb"""[\t-\r ]*[+-]?(?:
         (?P<inf>inf(?:inity)?)
@@ -15,23 +15,23 @@ DOUBLE = re.compile(
     )""",
     re.IGNORECASE | re.VERBOSE,
 )
-# Below it numbers lose digits, which strtod says by ERANGE.
+# Smaller numbers lose digits; strtod sets ERANGE for them.
 NORMAL_MIN = 2.0**-1022
-# Whole numbers up to it are written with all their digits.
+# Integers up to this one are written with all their digits.
 WHOLE_MAX = 2.0**62
 
 
 class Double(NamedTuple):
-    """A number that was read; is_off: it is too large or too small for a double, and `value` is what is nearest."""
+    """A parsed number. is_out_of_range: too large or too small for a double; `value` is the nearest double."""
 
     value: float
     is_out_of_range: bool
 
 
 def read_double(word: bytes) -> Double | None:
-    """Read a number as strtod does where all of a text has to be one; None if it is none.
+    """Parse a number as strtod does, if the whole text is a number; else None.
 
-    A text ends at a zero byte, and an empty one is 0.
+    A text ends at a zero byte; an empty text is 0.
     """
     text = word.partition(b"\0")[0]
     if not text:
@@ -51,7 +51,7 @@ def read_double(word: bytes) -> Double | None:
 
 
 def strict_double(word: bytes) -> float | None:
-    """Read a number where nothing but a number may stand, as string2d of Redis does; None if it is none."""
+    """Parse a number as string2d of Redis does, which also refuses spaces and zero bytes; None if it is no number."""
     found = read_double(word)
     if found is None or not word or b"\0" in word or word[:1].isspace():
         return None
@@ -59,17 +59,17 @@ def strict_double(word: bytes) -> float | None:
 
 
 def double_text(number: float) -> bytes:
-    """Return a text that reads back the same, the shortest but for whole numbers: `3`, `1.5`, `-inf`, `1e+30`."""
+    """Return the shortest text that parses to the same number; integers in full: `3`, `1.5`, `-inf`, `1e+30`."""
     if -WHOLE_MAX <= number <= WHOLE_MAX and number == (whole := int(number)) and whole:
         return b"%d" % whole
     text = repr(number)
     if "n" in text or 1e-3 <= abs(number) < 1e4:
-        return text.encode()  # infinite, or where the layout is the same
+        return text.encode()  # infinite, or in a range where both layouts are equal
     return _laid_out(text)
 
 
 def _laid_out(text: str) -> bytes:
-    """Lay out the shortest digits as fpconv does, which takes to an exponent at other places than Python."""
+    """Write the shortest digits in fpconv's layout, which switches to an exponent at other numbers than Python."""
     sign, text = ("-", text[1:]) if text[0] == "-" else ("", text)
     mantissa, _, exponent = text.partition("e")
     before, _, after = mantissa.partition(".")

@@ -1,7 +1,7 @@
-"""What a client may be told went wrong: one class per wire code, the texts exactly as Redis 7.4 has them.
+"""The errors for clients: one class per wire code, with exactly the texts of Redis 7.4.
 
     ReplyError
-    ├── PlainError          ERR          everything without a code of its own
+    ├── PlainError          ERR          errors without a code of their own
     ├── WrongTypeError      WRONGTYPE
     ├── ReadOnlyError       READONLY
     ├── NoAuthError         NOAUTH
@@ -17,9 +17,9 @@
     ├── ExecAbortError      EXECABORT
     ├── NoEpochError        NOEPOCH      ours: see STATE AT
     └── DeniedError         DENIED
-    ProtocolError           answered with ERR, then the connection is closed
+    ProtocolError           the reply is ERR, then the connection is closed
 
-Texts may hold bytes of a client's own that are no UTF-8; they travel as surrogate escapes.
+Texts may contain bytes from a client that are not UTF-8, as surrogate escapes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from state_backend.model.errors import JobLoadingError, SlotLoadingError, StoreD
 
 log = logging.getLogger(__name__)
 
-# In bytes of the message's part that repeats what was typed; standard: Redis' own limit.
+# The limit of the part of a message that repeats the client's words; standard: the limit of Redis.
 ECHO_BYTES_MAX = 128
 
 
 class ReplyError(Exception):
-    """An answer that begins with `-`: a wire code and a text."""
+    """An error reply: a wire code and a text."""
 
     code: ClassVar[str]
     by_code: ClassVar[dict[str, type[ReplyError]]] = {}
@@ -55,44 +55,44 @@ class ReplyError(Exception):
 
     @property
     def line(self) -> bytes:
-        """The error as it is sent, between `-` and the line's end."""
+        """The bytes of the error between `-` and the line end."""
         return _one_line(f"{self.code} {self.text}")
 
 
 class PlainError(ReplyError, code="ERR"):
-    """Anything without a code of its own."""
+    """An error without a code of its own."""
 
 
 class WrongTypeError(ReplyError, code="WRONGTYPE"):
-    """The key holds another kind of value."""
+    """The key has a value of another kind."""
 
     def __init__(self) -> None:
         super().__init__("Operation against a key holding the wrong kind of value")
 
 
 class ReadOnlyError(ReplyError, code="READONLY"):
-    """A write; nothing is ever written here."""
+    """A write command; all servers here are read-only."""
 
     def __init__(self) -> None:
         super().__init__("You can't write against a read only replica.")
 
 
 class NoAuthError(ReplyError, code="NOAUTH"):
-    """A password is needed first."""
+    """The client has to authenticate first."""
 
     def __init__(self, text: str = "Authentication required.") -> None:
         super().__init__(text)
 
 
 class WrongPassError(ReplyError, code="WRONGPASS"):
-    """The password, or the user, is not right."""
+    """The password or the user name is wrong."""
 
     def __init__(self) -> None:
         super().__init__("invalid username-password pair or user is disabled.")
 
 
 class NoPermError(ReplyError, code="NOPERM"):
-    """The user may not do that."""
+    """The user lacks the permission."""
 
 
 class NoProtoError(ReplyError, code="NOPROTO"):
@@ -110,14 +110,14 @@ class NoScriptError(ReplyError, code="NOSCRIPT"):
 
 
 class LoadingError(ReplyError, code="LOADING"):
-    """Some job cannot be read yet: an answer now could be a wrong nil."""
+    """A job is not readable yet: a reply now could be a wrong nil."""
 
     def __init__(self, message: str = "Redis is loading the dataset in memory") -> None:
         super().__init__(message)
 
 
 class MovedError(ReplyError, code="MOVED"):
-    """The key's slot is another node's."""
+    """Another node owns the key's slot."""
 
     def __init__(self, slot: int, address: str) -> None:
         super().__init__(f"{slot} {address}")
@@ -131,18 +131,18 @@ class CrossSlotError(ReplyError, code="CROSSSLOT"):
 
 
 class ClusterDownError(ReplyError, code="CLUSTERDOWN"):
-    """Nobody owns the key's slot, or its owner has yet to load it."""
+    """No node owns the key's slot, or its owner is loading it."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(f"Hash slot not served: {reason}" if reason else "Hash slot not served")
 
 
 class TryAgainError(ReplyError, code="TRYAGAIN"):
-    """A proxy's servers do not agree on who answers; soon they will."""
+    """The servers behind a proxy do not agree on the slot's owner; a retry will succeed."""
 
 
 class ExecAbortError(ReplyError, code="EXECABORT"):
-    """A transaction that is not run, because one of its commands was refused, or EXEC is."""
+    """A transaction that does not run, because one of its commands, or EXEC itself, was refused."""
 
     def __init__(self, error: ReplyError | None = None) -> None:
         if error is None:
@@ -153,7 +153,7 @@ class ExecAbortError(ReplyError, code="EXECABORT"):
 
 
 class NoEpochError(ReplyError, code="NOEPOCH"):
-    """An epoch that was asked for is not readable here, now; the text says which ones are."""
+    """A requested epoch is not readable here now; the text lists the readable epochs."""
 
 
 class DeniedError(ReplyError, code="DENIED"):
@@ -169,40 +169,40 @@ class DeniedError(ReplyError, code="DENIED"):
 
 
 class ProtocolError(Exception):
-    """The peer does not speak the protocol: one answer, then the connection is closed."""
+    """The peer violates the protocol: one error reply, then the connection is closed."""
 
     @property
     def line(self) -> bytes:
-        """The error as it is sent."""
+        """The bytes of the error between `-` and the line end."""
         return _one_line(f"ERR Protocol error: {self}")
 
 
 class QueryBufferError(ProtocolError):
-    """A request larger than the query buffer may be; closed without an answer, as Redis does."""
+    """A request larger than the query buffer's limit; the connection is closed without a reply, as in Redis."""
 
 
 def _one_line(text: str) -> bytes:
-    """Return a text that may be sent as an error; a line break within becomes a space."""
+    """Return the bytes of a text on one line: line breaks become spaces."""
     return text.replace("\r", " ").replace("\n", " ").encode("utf-8", "surrogateescape")
 
 
 def typed(word: bytes) -> str:
-    """Return what a client typed as it stands in a text."""
+    """Return a client's word for use in a text."""
     return _c_text(word).decode("utf-8", "surrogateescape")
 
 
 def _c_text(word: bytes) -> bytes:
-    """Return a text up to a zero byte, which ends a text of Redis."""
+    """Return a text up to its first zero byte, as C does."""
     return word.partition(b"\0")[0]
 
 
 def syntax_error() -> PlainError:
-    """Return what any argument out of place is answered with."""
+    """Return the error for an unexpected argument."""
     return PlainError("syntax error")
 
 
 def not_an_integer() -> PlainError:
-    """Return what a malformed number, or one beyond 64 bits, is answered with."""
+    """Return the error for a malformed integer, or one beyond 64 bits."""
     return PlainError("value is not an integer or out of range")
 
 
@@ -240,29 +240,29 @@ def not_served(name: str) -> PlainError:
 
 
 def cluster_disabled() -> PlainError:
-    """Return what CLUSTER, READONLY, READWRITE and ASKING are answered with outside of a cluster."""
+    """Return the error for CLUSTER, READONLY, READWRITE and ASKING outside of a cluster."""
     return PlainError("This instance has cluster support disabled")
 
 
 def cluster_is_static(name: str) -> PlainError:
-    """Return what a command that would change a cluster is answered with by one of its nodes."""
+    """Return a node's error for a command that would change the cluster."""
     return PlainError(f"command '{name}' is not served by sparkis: its nodes are told a topology and never change it")
 
 
 def internal_error(error: BaseException) -> PlainError:
-    """Log an exception that nobody expected, with its traceback, under an id; return what a client is told of it."""
+    """Log an unexpected exception with its traceback under an id; return the client's error, with the id."""
     error_id = secrets.token_hex(4)
     log.error("internal error %s", error_id, exc_info=error)
     return PlainError(f"internal error {error_id}")
 
 
 def reply_error_of(error: StoreError, *, is_node: bool = False) -> ReplyError:
-    """Turn an error of the state below into what the client is told, by a node of a cluster or another server.
+    """Convert a store's error to a client's error; is_node: the client talks to a node of a cluster.
 
-    Of slots that are loaded a node says what makes cluster clients ask again with slots read anew: redis-py some ten
-    times in 2.5 s, ioredis sixteen times in 1.6 s; node-redis does so after MOVED alone. LOADING they pass on; after
-    TRYAGAIN they do not look who the owner is by now, and redis-py gives up after 0.4 s. Plain clients ask again after
-    LOADING.
+    For a slot that is being loaded, a node replies CLUSTERDOWN, after which cluster clients read the slots again and
+    retry: redis-py ten times in 2.5 s, ioredis sixteen times in 1.6 s; node-redis does so only after MOVED. They raise
+    LOADING to their users. After TRYAGAIN they do not read the slots again, and redis-py gives up after 0.4 s. Clients
+    without cluster mode retry after LOADING.
     """
     if isinstance(error, WrongKindError):
         return WrongTypeError()

@@ -1,12 +1,12 @@
-"""Patterns of KEYS, SCAN MATCH, PSUBSCRIBE and CONFIG GET, exactly as Redis' stringmatchlen takes them.
+"""Patterns of KEYS, SCAN MATCH, PSUBSCRIBE and CONFIG GET, exactly as in Redis' stringmatchlen.
 
-    h?llo*w[oa-c]rld\\*      ?  any byte; *  any bytes; [..]  one of some bytes, [^..] one of all others; \\  as it is
+    h?llo*w[oa-c]rld\\*      ?  any byte; *  any bytes; [..]  a byte of the set, [^..] a byte not in it; \\  literal
 
-Between two stars stands a *piece*: a run of bytes, each one of some. A piece is found at its first place behind the one
-before it and never looked for again: for pieces of fixed lengths that loses no match. A piece of plain bytes is found
-by `bytes.find`, any other one for all places of a text at once, in numbers of a bit for each place. So no pattern takes
-much longer for being made to; what it takes grows with a text's length, and a little with its own. A short pattern is a
-regular expression instead, which is quicker, and cannot take long.
+The part between two stars is a *piece*: a sequence of byte sets. Each piece is matched at its first position after the
+piece before it, without backtracking: pieces have fixed lengths, so no match is lost. A piece of plain bytes is found
+by `bytes.find`. Any other piece is searched at all positions at once, with integers that have a bit per position. So
+even a hostile pattern takes time proportional to the text's length. A short pattern becomes a regular expression
+instead, which is faster, and too short to take long.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import NamedTuple
 
 from resp_server.protocol.errors import PlainError
 
-# Redis has no limit; a turn of the event loop has.
+# Redis has no limit; here a match must not block the event loop.
 PATTERN_BYTES_MAX = 1024
 
-# Up to here a pattern is a regular expression: where it goes wrong, each byte of a text is looked at so many times
-# (guess: some 50 ns).
+# Patterns up to this length become regular expressions: in the worst case each byte of a text is read so many times
+# (guess: 50 ns each).
 SHORT_BYTES_MAX = 32
 
 Matches = Callable[[bytes], object]
 
 ANY = frozenset(range(256))
-STAR = None  # a token that is no set of bytes
+STAR = None  # the token of a star; other tokens are sets of bytes
 
 Piece = tuple[frozenset[int], ...]
 
@@ -43,7 +43,7 @@ def matcher(pattern: bytes, ignore_case: bool = False) -> Matches:
 
 
 def lazy_matcher(pattern: bytes) -> Matches:
-    """Return what `matcher` does; the work for it is done when it is asked for the first time."""
+    """Return the function of `matcher`; the pattern is compiled at the first call."""
     check_pattern(pattern)
     found: Matches | None = None
 
@@ -63,7 +63,7 @@ def check_pattern(pattern: bytes) -> None:
 
 
 class LongPattern:
-    """A pattern of any length, taken apart when it is asked for the first time."""
+    """A pattern of any length, compiled at the first match."""
 
     def __init__(self, pattern: bytes, ignore_case: bool = False) -> None:
         self._pattern = pattern
@@ -92,26 +92,26 @@ class LongPattern:
         return True
 
 
-class _Piece(NamedTuple):
-    """A piece, and how it is found. plain: its bytes, where there is but one way to be it."""
+class _CompiledPiece(NamedTuple):
+    """A piece and its search. plain: its bytes, if each set has a single byte; else None."""
 
     piece: Piece
     size: int
     plain: bytes | None
 
     @classmethod
-    def of(cls, piece: Sequence[frozenset[int]]) -> _Piece:
+    def of(cls, piece: Sequence[frozenset[int]]) -> _CompiledPiece:
         is_plain = all(len(each) == 1 for each in piece)
         return cls(tuple(piece), len(piece), bytes(next(iter(each)) for each in piece) if is_plain else None)
 
     def is_at(self, text: bytes, at: int) -> bool:
-        """Tell whether it stands at a place of a text that is long enough."""
+        """Tell whether the piece matches at a position of a text that is long enough."""
         if self.plain is not None:
             return text.startswith(self.plain, at)
         return all(byte in each for byte, each in zip(text[at : at + self.size], self.piece, strict=True))
 
     def find(self, positions: _BytePositions, at: int, end: int) -> int:
-        """Return its first place from `at` on that ends no later than `end`, or -1."""
+        """Return the first position of a match between `at` and `end`, or -1."""
         if self.plain is not None:
             return positions.text.find(self.plain, at, end)
         last = end - self.size
@@ -128,37 +128,37 @@ class _Piece(NamedTuple):
 
 
 class _BytePositions:
-    """Where the bytes of a text are: as numbers with a bit for each byte, the highest one for the first."""
+    """The positions of bytes in a text, as integers with a bit per position; the highest bit is the first position."""
 
     def __init__(self, text: bytes) -> None:
         self.text = text
-        self._known: dict[frozenset[int], int] = {}
+        self._cache: dict[frozenset[int], int] = {}
 
     def of(self, some: frozenset[int]) -> int:
-        """Return where one of some bytes is."""
-        known = self._known.get(some)
-        if known is None:
+        """Return the positions of the bytes of a set."""
+        found = self._cache.get(some)
+        if found is None:
             digits = bytes(0x31 if byte in some else 0x30 for byte in range(256))
-            known = self._known[some] = int(self.text.translate(digits), 2)
-        return known
+            found = self._cache[some] = int(self.text.translate(digits), 2)
+        return found
 
 
 class _SplitPattern(NamedTuple):
-    """A pattern's pieces. is_open: there is a star, before which is `first`, and behind the last one `last`."""
+    """A pattern's pieces: `first` before the first star, `last` after the last one. is_open: the pattern has a star."""
 
-    first: _Piece
-    inner: Sequence[_Piece]
-    last: _Piece
+    first: _CompiledPiece
+    inner: Sequence[_CompiledPiece]
+    last: _CompiledPiece
     is_open: bool
     bytes_min: int
 
     @classmethod
     def of(cls, pattern: bytes, ignore_case: bool) -> _SplitPattern:
         pieces = _pieces(pattern, ignore_case)
-        found = [_Piece.of(piece) for piece in pieces]
-        # Stars at the end match the empty rest too, but the empty text matches no `**`.
+        found = [_CompiledPiece.of(piece) for piece in pieces]
+        # Stars at the end match an empty rest as well, but `**` does not match an empty text.
         bytes_min = sum(each.size for each in found) or int(_is_only_stars(pattern))
-        nothing = _Piece.of(())
+        nothing = _CompiledPiece.of(())
         if len(found) == 1:
             return cls(found[0], (), nothing, False, bytes_min)
         return cls(found[0], [each for each in found[1:-1] if each.size], found[-1], True, bytes_min)

@@ -1,10 +1,10 @@
-"""Inline commands: one line of words, quoted or not, as a person types it; by the rules of Redis' sdssplitargs."""
+"""Inline commands: a line of words, quoted or not, parsed by the rules of Redis' sdssplitargs."""
 
 from __future__ import annotations
 
 from resp_server.protocol.errors import ProtocolError
 
-# Before a word and after a closing quote; only the first four end a word without quotes.
+# Allowed before a word and after a closing quote; only the first four end an unquoted word.
 SPACES = b" \t\n\r\v\f"
 WORD_ENDS = SPACES[:4]
 HEX = b"0123456789abcdefABCDEF"
@@ -12,7 +12,7 @@ ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"a": b"\a"}
 
 
 def inline_words(line: bytes) -> list[bytes]:
-    """Return the words of a line; ProtocolError if a quote is not closed, or is followed by anything but a space."""
+    """Return the words of a line; ProtocolError if a quote is not closed, or if no space follows a closing quote."""
     line = line.removesuffix(b"\r").partition(b"\0")[0]
     if not any(mark in line for mark in (b'"', b"'", b"\v", b"\f")):
         return line.split()
@@ -32,7 +32,7 @@ def _skip_spaces(line: bytes, at: int) -> int:
 
 
 def _word(line: bytes, at: int) -> tuple[bytes, int]:
-    """Return the word at an offset, and the offset behind it. Quotes may begin within a word and end it."""
+    """Return the word at an offset, and the offset after it. A quote may start within a word and ends it."""
     word = bytearray()
     while at < len(line) and line[at] not in WORD_ENDS:
         mark = line[at : at + 1]
@@ -48,7 +48,7 @@ def _word(line: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _quoted(line: bytes, at: int, quote: bytes, word: bytearray) -> int:
-    """Add the text up to the closing quote; return the offset behind it."""
+    """Append the text up to the closing quote; return the offset after the quote."""
     unescape = _unescape_double if quote == b'"' else _unescape_single
     while at < len(line):
         mark = line[at : at + 1]

@@ -1,18 +1,18 @@
-"""Plain Python replies to bytes. The one place that knows RESP2 from RESP3.
+"""Encodes plain Python replies as bytes. The only place that distinguishes RESP2 and RESP3.
 
-What a body may return, and what becomes of it:
+The values that a command may return, and their encoding:
 
     None          nil                          str      simple string (`+OK`)
     bytes         bulk string                  int      integer
     float         double; RESP2: bulk string   bool     boolean; RESP2: 1 or 0
     list, tuple   array                        dict     map; RESP2: flat array
     ReplySet      set; RESP2: array            Push     push; RESP2: array
-    Verbatim      verbatim text; RESP2: bulk   PackedPairs   a map that is bytes already
+    Verbatim      verbatim text; RESP2: bulk   PackedPairs   a map that is already encoded
     Pairs         array of arrays of two; RESP2: flat array
-    NULL_ARRAY      nil; RESP2: an array of -1   PackedItems   an array or a set that is bytes already
-    DoubleText    a double that is written already; RESP2: bulk string
-    Frames        whole replies and pushes, as they are sent
-    ReplyError    error                        Sliced     made in steps; what is in it may be LongBulk
+    NULL_ARRAY    nil; RESP2: an array of -1   PackedItems   an array or a set that is already encoded
+    DoubleText    a double, given as its text; RESP2: bulk string
+    Frames        complete replies and pushes, already encoded
+    ReplyError    error                        Sliced     encoded in steps; may contain LongBulk
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from resp_server.protocol.doubles import double_text
 from resp_server.protocol.errors import ReplyError
 
-# What a body may return; nested to any depth.
+# Any value that a command may return; nested to any depth.
 Reply = Any
 
 OK = "OK"
@@ -39,7 +39,7 @@ class ReplySet(tuple[Reply, ...]):
 
 
 class Push(tuple[Reply, ...]):
-    """What is sent without having been asked for."""
+    """A message that is not the reply to a request."""
 
     __slots__ = ()
 
@@ -53,21 +53,21 @@ class Verbatim:
 
 @dataclass(frozen=True)
 class DoubleText:
-    """A double whose digits are not the usual ones, as it is written."""
+    """A double with its own text."""
 
     text: bytes
 
 
 @dataclass(frozen=True)
 class Frames:
-    """Whole replies and pushes that lie there as they are sent."""
+    """Complete replies and pushes, already encoded."""
 
     frames: bytes
 
 
 @dataclass(frozen=True)
 class PackedPairs:
-    """A map whose pairs lie there as length-prefixed texts, one after another."""
+    """A map whose pairs are already encoded as bulk strings."""
 
     count: int
     body: bytes
@@ -75,7 +75,7 @@ class PackedPairs:
 
 @dataclass(frozen=True)
 class PackedItems:
-    """An array, or a set, whose items lie there as length-prefixed texts, one after another."""
+    """An array, or a set, whose items are already encoded as bulk strings."""
 
     count: int
     body: bytes
@@ -83,11 +83,11 @@ class PackedItems:
 
 
 class Pairs(list[tuple[Reply, Reply]]):
-    """Texts, each with what belongs to it, such as a member and its score; in order."""
+    """An ordered list of pairs, such as members with their scores."""
 
 
 class _NullArray:
-    """What stands for an array where there is none."""
+    """The null array of RESP2."""
 
 
 NULL_ARRAY = _NullArray()
@@ -101,44 +101,46 @@ class LongBulk(NamedTuple):
 
 
 class LongItems(list[Reply]):
-    """An array, or a part of a sliced reply, that holds a LongBulk, or another of its kind that does."""
+    """An array, or a part of a sliced reply, that contains LongBulk items, at any depth."""
 
 
 class LongPair(LongItems):
-    """One of `Pairs` that holds a LongBulk; only within `LongItems`."""
+    """A pair that contains a LongBulk; only within `LongItems`."""
 
 
 class FirstOf:
-    """The shape of a sliced reply that is the first item that any part has, or nil."""
+    """The shape of a sliced reply that is the first item of all parts, or nil if there is none."""
 
 
 @dataclass
 class Sliced:
-    """A reply made in steps, so that it neither holds the event loop nor has to be in memory at once.
+    """A reply that is made in steps, so that it neither blocks the event loop nor has to be in memory at once.
 
-    Each part is a step, well below a millisecond; one that is LongItems becomes several. shape list, dict and ReplySet:
-    the parts hold the items (for dict, flat: key, value, key, ...); Pairs: they are Pairs, or LongItems of LongPairs;
-    int: they hold numbers to be added up; FirstOf: only the first item counts. With `count` (items or pairs; or an
-    iterator, each of whose steps brings a number to be added up to it) the reply is sent as it is made; without, when
-    it is complete. Frames: the parts hold whole replies, sent when all are there. release: called once at the end, also
-    if it comes too soon. acts: to make it does something, so that it is made for a client that wants no reply as well.
+    parts    each part is one step of well below a millisecond; a part that is LongItems becomes several steps
+    release  called once at the end, also at an early end
+    shape    list, dict, ReplySet: the parts contain the items (dict: key, value, key, ...). Pairs: the parts are Pairs,
+             or LongItems of LongPairs. int: the parts contain numbers; the reply is their sum. FirstOf: the reply is
+             the first item. Frames: the parts contain complete replies, sent after the last part
+    count    the number of items or pairs, or an iterator of numbers whose sum it is: the reply is sent while it is
+             made. None: it is sent when it is complete
+    acts     making the reply has an effect, so it is made even if the client wants no reply
     """
 
     parts: Iterator[Sequence[Reply]]
     release: Callable[[], None]
     shape: type = list
     count: int | Iterator[int] | None = None
-    # Told, when the reply is made, how many nanoseconds its steps took.
+    # Called after the last step with the nanoseconds that all steps took.
     when_made: Callable[[int], None] = lambda nanoseconds: None
     acts: bool = False
     is_silent: bool = False
 
 
 class Pending:
-    """A reply that is not known yet: others have to be asked first. The client's next requests wait for it.
+    """A reply that needs answers of other processes first. The client's next requests wait for it.
 
-    Whoever finds the reply calls `resolve`, at once or later; what comes after that, or after `seconds_max`, is not
-    looked at. `at_last` makes the reply then; it may raise.
+    `resolve` provides the reply, at once or later; only its first call counts. After `seconds_max`, `on_timeout` makes
+    the reply, or raises.
     """
 
     def __init__(self, seconds_max: float, on_timeout: Callable[[], Reply]) -> None:
@@ -148,7 +150,7 @@ class Pending:
         self._wake: Callable[[], object] | None = None
 
     def resolve(self, make: Callable[[], Reply]) -> None:
-        """Say how the reply is made; it may raise. Only the first time counts."""
+        """Set the function that makes the reply, or raises. Only the first call counts."""
         if self.is_resolved:
             return
         self.is_resolved = True
@@ -157,12 +159,12 @@ class Pending:
             self._wake()
 
     def when_resolved(self, wake: Callable[[], object] | None) -> None:
-        """Have this called by `resolve`; None: nobody waits any more."""
+        """Set the function that `resolve` calls; None: no client waits any more."""
         self._wake = wake
 
 
 def encode(reply: Reply, protocol: int) -> bytes:
-    """Return a reply as it is sent; `protocol` is 2 or 3."""
+    """Encode a reply; `protocol` is 2 or 3."""
     kind = type(reply)
     if kind is bytes:
         return b"$%d\r\n%b\r\n" % (len(reply), reply)
@@ -217,7 +219,7 @@ def _write(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
 
 def _write_items(items: Sequence[Reply], is_resp3: bool, out: list[bytes]) -> None:
     for item in items:
-        if type(item) is bytes:  # nearly always, and a call less for each
+        if type(item) is bytes:  # nearly always; saves a call per item
             out.append(b"$%d\r\n%b\r\n" % (len(item), item))
         else:
             _write(item, is_resp3, out)
@@ -263,7 +265,7 @@ def _write_rare(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
             raise TypeError(f"a command returned {type(reply).__name__}, which is no reply")
 
 
-# What one step sends at most of items that are all there, beside the item that goes past it (guess).
+# After so many bytes of available items, a step ends (guess).
 STEP_BYTES_MAX = 64 << 10
 
 
@@ -276,14 +278,14 @@ class ReplyStream(Protocol):
     is_done: bool
 
     def step(self) -> bytes:
-        """Return what can be sent next, which may be nothing."""
+        """Return the next bytes to send, which may be none."""
 
     def close(self) -> None:
-        """Let go of what it is made from. To be called once, at the end or instead of it."""
+        """Release the pinned epoch. Call it once, at the end or at an early end."""
 
 
 class SlicedEncoder:
-    """Turns a sliced reply into bytes, a step at a time."""
+    """Encodes a sliced reply, step by step."""
 
     def __init__(self, sliced: Sliced, protocol: int) -> None:
         self._sliced = sliced
@@ -302,9 +304,9 @@ class SlicedEncoder:
         self.is_done = False
 
     def step(self) -> bytes:
-        """Make the next part and return what of the reply can be sent now, which may be nothing.
+        """Make the next part, and return the bytes that can be sent now, which may be none.
 
-        What a part raises comes through; before `has_begun` an error can still be the answer.
+        Exceptions of a part are raised here; before `has_begun` the reply can still be an error.
         """
         started_ns = perf_counter_ns()
         try:
@@ -342,7 +344,7 @@ class SlicedEncoder:
         return self._begin() + items
 
     def close(self) -> None:
-        """Let go of what the reply is made from. To be called once, at the end or instead of it."""
+        """Release the pinned epoch. Call it once, at the end or at an early end."""
         self._sliced.release()
         self._sliced.when_made(self._nanoseconds)
 
@@ -360,7 +362,7 @@ class SlicedEncoder:
         return self._send_waiting()
 
     def _send_waiting(self) -> bytes:
-        """Write what there is of the last part: a piece of a long item, or items, up to the next long one."""
+        """Encode the rest of the last part: a piece of a long item, or the items up to the next long one."""
         out: list[bytes] = []
         if self._bulk is not None:
             piece = next(self._bulk, None)

@@ -81,8 +81,8 @@ def test_the_processor_itself_does_all_the_work():
     [
         (Plain, {"a": "x"}, "takes an instance of a StatefulProcessor"),
         (queryable_processor(Plain(), states={"a": "x"}), {"b": "y"}, "declared its states already"),
-        (Plain(), {}, "which variable each state is read from"),
-        (Plain(), ["x"], "which variable each state is read from"),
+        (Plain(), {}, "maps names of states to variables"),
+        (Plain(), ["x"], "maps names of states to variables"),
         (Plain(), {"a:b": "x"}, "state name 'a:b' may not hold"),
         (Plain(), {"a": 1}, "state 'a': give the name of a variable of the processor"),
         (Plain(), {"a": ""}, "state 'a': give the name of a variable of the processor"),
