@@ -31,7 +31,7 @@ class Program:
 
     def run(self, options: argparse.Namespace) -> int:
         """Log as the options say, and serve until it is over; return the exit code."""
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until `until_told_to_end` has a use for it
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until `until_shutdown` sets a handler
         logging.basicConfig(
             level=options.loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
         )
