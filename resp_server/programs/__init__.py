@@ -1,4 +1,4 @@
-"""The programs: one module for each, from its options to its end.
+"""The programs: one module each, with its command line options and its main loop.
 
-What they start is elsewhere: `serving`, `proxy`, `registry`, `workers`.
+The servers that they run are in `serving`, `proxy`, `registry` and `workers`.
 """

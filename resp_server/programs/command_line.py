@@ -1,4 +1,4 @@
-"""What our programs have in common: how a command line becomes options, where it logs, and how one fails."""
+"""The common part of our programs: option types, logging, and error messages."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True)
 class Program:
-    """One of them: `sparkis NAME`, or a module that is run by itself.
+    """One program: `sparkis NAME`, or `python -m` its module.
 
-    serve: does all of it, with options that `add_options` made; an exit code, or None for 0. What it raises for a user
-    to read ends the program with one line and code 1.
+    serve: runs the program with the parsed options and returns an exit code, None for 0. SparkisError, ValueError and
+    OSError end the program with one line on stderr and code 1.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Program:
     serve: Callable[[argparse.Namespace], int | None]
 
     def run(self, options: argparse.Namespace) -> int:
-        """Log as the options say, and serve until it is over; return the exit code."""
+        """Set up logging and run the program; return the exit code."""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until `until_shutdown` sets a handler
         logging.basicConfig(
             level=options.loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
@@ -42,7 +42,7 @@ class Program:
             return 1
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Run it from a command line; return the exit code."""
+        """Parse a command line and run the program; return the exit code."""
         parser = argparse.ArgumentParser(
             prog=f"sparkis {self.name}",
             description=self.description,
@@ -54,10 +54,10 @@ class Program:
 
 
 def whole_number(first: int, last: int, what: str) -> Callable[[str], int]:
-    """Return what reads an option's value; anything but a whole number of these is refused, and said what it is not."""
+    """Return the parser of an option's integer; ArgumentTypeError for another text, described by `what`."""
 
     def read(text: str) -> int:
-        # No number here has more digits than the last one that may be given; int() of very many takes long.
+        # The length is checked first, because int() of very many digits is slow.
         if not (text.isascii() and text.isdecimal() and len(text) <= len(str(last)) and first <= int(text) <= last):
             raise argparse.ArgumentTypeError(f"{text!r} is not {what} from {first} to {last}")
         return int(text)
@@ -65,12 +65,12 @@ def whole_number(first: int, last: int, what: str) -> Callable[[str], int]:
     return read
 
 
-# What --port takes; 0 stands for a free one.
+# The type of --port; 0: any free port.
 tcp_port = whole_number(0, PORT_MAX, "a port")
 
 
 def message_of(error: Exception) -> str:
-    """Return what an error says to a person: without the number that the system's errors have."""
+    """Return an error's message, without the number of an operating system's error."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     return str(error)

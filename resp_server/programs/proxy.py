@@ -1,4 +1,4 @@
-"""A proxy process from end to end. `sparkis proxy` runs this: no store, no state."""
+"""`sparkis proxy`: a process that answers plain clients from several servers. It has no stores."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def _sources(options: argparse.Namespace) -> Sequence[Source]:
-    """Return where each application's topology comes from; ValueError for what cannot be meant."""
+    """Return the topology source of each application; ValueError for invalid options."""
     token = token_of(options) if options.registry else ""
     result: list[Source] = [FileSource(path) for path in options.cluster]
     for text in options.registry:
@@ -118,12 +118,12 @@ def _sources(options: argparse.Namespace) -> Sequence[Source]:
     names = [source.name for source in result]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"{twice} is given twice; each is an application of its own")
+        raise ValueError(f"{twice} is given twice; give each application once")
     return result
 
 
 def _upstream_certificates(options: argparse.Namespace) -> Certificates | None:
-    """Return what servers and registries are connected to with; None: without TLS."""
+    """Return the certificates for connections to servers and registries; None: without TLS."""
     if options.upstream_tls == "no":
         return None
     files = files_of(options)

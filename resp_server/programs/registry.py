@@ -1,4 +1,4 @@
-"""A registry process from end to end. `sparkis registry` runs this: no state, and no client ever waits for it."""
+"""`sparkis registry`: a process that assigns slots to state servers. It has no state, and clients never wait for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from state_backend.log.filesystems import Filesystem, open_filesystem
 logger = logging.getLogger("sparkis.registry")
 
 DEFAULT_PORT = 7377
-# How a registry ends when another one has taken its place: whoever keeps it running must not take that back.
+# The exit code of a registry that another one has replaced; a supervisor must not restart it.
 FENCED_CODE = 3
 
 DESCRIPTION = (
@@ -86,7 +86,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 async def _run(options: argparse.Namespace, token: str, certificates: Certificates | None) -> None:
-    """Assign until this process is told to end; one that stands by waits for its turn, again and again."""
+    """Assign slots until shutdown; a standby registry waits until the leader fails, each time."""
     host = _advertised(options)
     raise_file_limit(CONNECTIONS_MAX + ARRIVING_MAX)
     filesystem = open_filesystem(options.log)
@@ -122,7 +122,7 @@ async def _assign(
     certificates: Certificates | None,
     shutdown: asyncio.Task[bool],
 ) -> None:
-    """Be the log's registry until this process is told to end; FencedError when another one has taken over."""
+    """Be the log's registry until shutdown; FencedError when another registry has taken over."""
     try:
         listener = socket.create_server(
             (options.bind, options.port), family=socket.AF_INET6 if ":" in options.bind else socket.AF_INET

@@ -47,9 +47,9 @@ from state_backend.store.keyspace import Keyspace
 logger = logging.getLogger("sparkis.server")
 
 DEFAULT_PORT = 7379
-# More than any machine has cores to spare for (guess); each takes some 50 MB.
+# More than any machine has free cores (guess); each worker takes about 50 MB.
 WORKERS_MAX = 64
-# A start that takes no longer than this is over before anybody can ask; after it, clients are told LOADING (guess).
+# The server listens when its jobs are loaded, or after this time; then it replies LOADING meanwhile (guess).
 LOADING_GRACE_S = 5.0
 
 DESCRIPTION = "Serve the jobs of a change log to Redis clients: no Spark, no JVM; the log may be read-only."
@@ -233,7 +233,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def check_logs(roots: Sequence[str]) -> None:
-    """Refuse a local log root that is not there: a typing error would serve nothing for ever."""
+    """ValueError if a local log root does not exist: with a typing error the server would wait for ever."""
     for root in roots:
         if "://" not in root and not Path(root).is_dir():
             raise ValueError(f"--log {root} is not a folder; name the change log of a job, or start the job first")
@@ -241,7 +241,7 @@ def check_logs(roots: Sequence[str]) -> None:
 
 @contextmanager
 def store_folder(given: str | None, roots: Sequence[str]) -> Iterator[Path]:
-    """Return the folder of the stores, locked for this process."""
+    """Lock and return the folder of the stores; StoreError if another process has it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparkis"
     named = hashlib.blake2b("\0".join(roots).encode(), digest_size=8).hexdigest()
     folder = Path(given).expanduser() if given else cache / named
@@ -326,14 +326,14 @@ async def _serve(
 
 
 def load_users(users: Users) -> None:
-    """Read the ACL file, if there is one; AccessError says what is wrong with it."""
+    """Read the ACL file, if there is one; AccessError if it is invalid."""
     if users.path is not None:
         users.load()
         logger.info("read %d users from %s", len(users), users.path)
 
 
 def log_started(config: ServerConfig, port: int, tls_port: int) -> None:
-    """Say where clients are answered."""
+    """Log the addresses for clients."""
     for host in config.hosts:
         if port != tls_port:
             logger.info("started @ %s:%d, %s core", host, port, CORE)
@@ -342,25 +342,23 @@ def log_started(config: ServerConfig, port: int, tls_port: int) -> None:
 
 
 class UserSource(Protocol):
-    """Whoever answers clients by the users of a file: a server, or the master of workers."""
+    """A server, or the master of workers, with the users of an ACL file."""
 
     @property
     def users(self) -> Users:
-        """The users there are now."""
+        """The current users."""
 
     def reload_users(self) -> None:
-        """Read the ACL file again, for all connections; AccessError says what is wrong with it, and nothing changes."""
+        """Read the ACL file again, for all connections; AccessError if it is invalid: then nothing changes."""
 
 
 async def until_shutdown(*, watches_input: bool, users: UserSource | None = None, lifeline: int | None = None) -> bool:
-    """Wait for SIGTERM or SIGINT; a child also ends with its parent, which holds the other end of its input.
+    """Wait for SIGTERM, SIGINT, or the end of the parent process; True if a signal came.
 
-    Or that of another descriptor, `lifeline`.
-
-    SIGHUP, which a closed terminal sends too, has the ACL file read again. Returns whether it was told by a signal.
+    watches_input: the parent's end closes stdin. lifeline: another descriptor that closes at the parent's end. SIGHUP,
+    which a closing terminal sends as well, reads the ACL file again.
     """
-    # What was made so far stays: the collector goes over what is made per request alone (measured: a seventh of a
-    # proxy's time otherwise).
+    # Excludes all present objects from garbage collection (measured: else it takes a seventh of a proxy's time).
     gc.freeze()
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[bool] = loop.create_future()

@@ -1,7 +1,7 @@
-"""A state server from end to end: answers for the slots that a registry gives it, of jobs that it reads from logs.
+"""`sparkis state-server`: serves the slots that a registry assigns, of the jobs in its change logs. No Spark, no JVM.
 
-`sparkis state-server` runs this. No Spark and no JVM. Its store folder holds, beside the stores, `member.json`: the
-server's id, so that it is the same member when it is started again, its port, and the slots that its stores are of.
+Its store folder has the stores, and `member.json` with the server's id, its port and its desired slots, so that a
+restarted server is the same member.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _address(text: str) -> str:
 
 
 def _advertised(text: str) -> tuple[str, int | None]:
-    """Read HOST or HOST:PORT. What is an address of IPv6 is a HOST, all of it: a port is behind brackets."""
+    """Parse HOST or HOST:PORT. An IPv6 address without brackets is a HOST without a port."""
     host = text.strip("[]")
     if host and (":" not in host or _is_address(host)):
         return host, None
@@ -150,7 +150,7 @@ def _is_address(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a server remembers of itself. port 0: it had none yet."""
+    """The content of `member.json`. port: 0 before the first start."""
 
     id: str
     port: int = 0
@@ -158,7 +158,7 @@ class Identity:
 
     @classmethod
     def of(cls, folder: Path) -> Identity:
-        """Read what was written down, or be somebody new."""
+        """Read the file, or return a new identity."""
         try:
             stored = json.loads((folder / MEMBER_FILE).read_text())
             if NODE_ID.fullmatch(stored["id"]):
@@ -168,7 +168,7 @@ class Identity:
         return cls(secrets.token_hex(20))
 
     def write(self, folder: Path) -> None:
-        """Write it down."""
+        """Write the file."""
         path = folder / MEMBER_FILE
         with suppress(OSError):  # a full disk: the server goes on, and loads more after its next start
             path.with_suffix(".new").write_text(
@@ -178,7 +178,7 @@ class Identity:
 
 
 class IdentityFile:
-    """Writes down what the server is to hold, so that it has it when it is started again."""
+    """Keeps `member.json` up to date with the desired slots, for the server's next start."""
 
     def __init__(self, identity: Identity, folder: Path) -> None:
         self._identity = identity
@@ -187,7 +187,7 @@ class IdentityFile:
         identity.write(folder)
 
     def set_desired_slots(self, slots: KeyGroups) -> None:
-        """Take what is to be held."""
+        """Store the desired slots."""
         if slots != self._identity.desired_slots:
             self._identity = replace(self._identity, desired_slots=slots)
             self._identity.write(self._folder)
@@ -256,7 +256,7 @@ async def _serve(
 
 
 def _ports_to_try(options: argparse.Namespace, identity: Identity) -> list[int]:
-    """Return the ports to try: the one of before comes first, as that is where clients look for this server."""
+    """Return the ports to try; the former port is the first, because clients know it."""
     if options.port is not None:
         return [options.port]
     ports = list(options.ports or _ports(DEFAULT_PORTS))
@@ -264,7 +264,7 @@ def _ports_to_try(options: argparse.Namespace, identity: Identity) -> list[int]:
 
 
 async def _start_server(keyspace: Keyspace, config: ServerConfig, ports: Sequence[int]) -> Server:
-    """Return a server at the first port that is free; until it is told otherwise it answers LOADING."""
+    """Start a server at the first free port; it replies LOADING at first."""
     for port in ports:
         server = Server(keyspace, replace(config, port=port))
         load_users(server.users)
@@ -280,7 +280,7 @@ async def _start_server(keyspace: Keyspace, config: ServerConfig, ports: Sequenc
 
 
 def _own_host(bound: str) -> str | None:
-    """Return the address that clients find, of one to listen on; None if that is any."""
+    """Return the address for clients of a listening address; None for a wildcard address."""
     try:
         return None if not bound or ip_address(bound).is_unspecified else bound
     except ValueError:
@@ -288,7 +288,7 @@ def _own_host(bound: str) -> str | None:
 
 
 async def _open(server: Server, appliers: Appliers, is_assigned: asyncio.Event) -> None:
-    """Answer when it is known which slots to answer, and which jobs there are: before, a nil could be a wrong one."""
+    """Stop replying LOADING once slots are assigned and all jobs are found: before, a nil could be wrong."""
     await asyncio.gather(appliers.catch_up(), is_assigned.wait())
     server.set_loading(False)
 
