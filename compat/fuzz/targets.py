@@ -162,7 +162,7 @@ class ProxyTarget(Target):
         )
         self._restrict(proxy)
         proxy.context.upstreams = applications.facts
-        self._feeds = connect_pubsub(applications, proxy.context)
+        self._relay = connect_pubsub(applications, proxy.context)
         applications.start()
         for cluster, node_topology in zip(many, topologies, strict=False):
             cluster.take(node_topology, "the target")
@@ -192,7 +192,7 @@ class ProxyTarget(Target):
     def close(self) -> None:
         for address in self._addresses:
             del self._loop.listening[address]
-        self._feeds.stop()
+        self._relay.stop()
         self._applications.stop()
         for server in self._servers:
             _close(server)

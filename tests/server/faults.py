@@ -97,7 +97,7 @@ class Scene:
             connection=ProxyConnection,
         )
         self.proxy.context.upstreams = applications.facts
-        self.feeds = connect_pubsub(applications, self.proxy.context)
+        self.relay = connect_pubsub(applications, self.proxy.context)
         self.applications = applications
         applications.start()
         self.cluster.take(topology, "the test")
@@ -175,7 +175,7 @@ class Scene:
         async def stop() -> None:
             for server in (self.alone, self.proxy):
                 await server.stop()
-            self.feeds.stop()
+            self.relay.stop()
             self.applications.stop()
             for node in self.nodes:
                 await node.stop()

@@ -17,7 +17,7 @@ from nodes import HALVES, Nodes
 from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_proxy, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, Reply, request
 from compat.waiting import eventually
-from resp_server.proxy.pubsub_relay import LOOK_S, SILENT_TIMEOUTS_MAX
+from resp_server.proxy.pubsub_relay import CHECK_S, SILENT_TIMEOUTS_MAX
 from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
@@ -338,7 +338,7 @@ def test_clients_are_not_cut_because_their_proxy_itself_stood_still(cluster: Clu
         of_home = subscriber(proxy.port, "SUBSCRIBE", "news")
         with stopped(proxy):
             sleep((SILENT_TIMEOUTS_MAX + 1) * 0.6)
-        sleep(4 * LOOK_S)  # it has looked whom it hears
+        sleep(4 * CHECK_S)  # it has looked whom it hears
         with Connection(cluster.nodes[0].port) as publisher:
             publisher.call("PUBLISH", "news", "x")
         assert message(of_home) == [b"message", b"news", b"x"]

@@ -72,7 +72,7 @@ class Proxy(LoopThread):
             connection=ProxyConnection,
         )
         self.server.context.upstreams = self.applications.facts
-        self.feeds: PubsubRelay = connect_pubsub(self.applications, self.server.context)
+        self.relay: PubsubRelay = connect_pubsub(self.applications, self.server.context)
         self.applications.start()
         self.cluster.take(topology, "the test")
         await self.server.start()
@@ -80,7 +80,7 @@ class Proxy(LoopThread):
     def stop(self) -> None:
         async def stop() -> None:
             await self.server.stop()
-            self.feeds.stop()
+            self.relay.stop()
             self.applications.stop()
 
         self.run(stop())
