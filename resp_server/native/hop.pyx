@@ -1,12 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""A proxy's hop: plain reads out of a client's buffer to the servers of their slots, and the replies back in order.
+"""A proxy's hop: sends plain reads from a client's buffer to the servers of their slots, and the replies back in order.
 
-What a client sent is cut, and each request appended as it is to a `PipelineBatch`: what is asked over one connection in one round
-of the event loop. MGET becomes a STATE MGET for each server. Replies are found in what a server sent and kept as they
-are; when all that one client waits for are there (`ClientBatch`), they are its answer.
+A client's input is cut into requests, and each is appended unchanged to a `PipelineBatch`: the requests over one
+connection in one round of the event loop. MGET becomes a STATE MGET for each server. Replies are found in a server's
+data and copied undecoded; when all replies of a `ClientBatch` have arrived, they are sent to the client.
 
-The hop stops at a request that is none of these, and leaves it to the general path. Errors, pushes, replies in parts
-and lost connections are the general path's too: to it a batch is what any question is (`resp_server.proxy.requests.InFlightRequest`).
+The hop stops at any other request, and leaves it to the general path. Errors, pushes, replies in parts and lost
+connections are left to the general path, too, which sees a batch as any requests in flight (`InFlightRequest`).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -65,7 +65,7 @@ cdef struct Entry:  # what one reply is awaited for
 
 
 cdef Py_ssize_t line_of(const uint8_t* start, const uint8_t* end) noexcept nogil:
-    """Return the bytes of a line; 0: it is not all there; -1: it is too long for one."""
+    """Return the bytes of a line; 0: it is incomplete; -1: it is too long."""
     cdef const uint8_t* at = start
     while at < end:
         at = <const uint8_t*>memchr(at, 13, end - at)
@@ -78,7 +78,7 @@ cdef Py_ssize_t line_of(const uint8_t* start, const uint8_t* end) noexcept nogil
 
 
 cdef Py_ssize_t reply_of(const uint8_t* start, const uint8_t* end, int depth) noexcept nogil:
-    """Return the bytes of a reply; 0: it is not all there; -1: somebody has to look closer.
+    """Return the bytes of a reply; 0: it is incomplete; -1: it is left to the general path.
 
     Known here are bulk strings, nils, numbers and simple strings, and arrays of these.
     """
@@ -122,7 +122,7 @@ cdef Py_ssize_t reply_of(const uint8_t* start, const uint8_t* end, int depth) no
 
 
 cdef class ClientBatch:
-    """What one client asked at once, and the replies as far as they are there."""
+    """The requests that one client sent at once, and their replies so far."""
 
     cdef object sink
     cdef object data  # as it was asked
@@ -148,7 +148,7 @@ cdef class ClientBatch:
         free(self.questions)
 
     cdef int number_of(self, epochs) except -1:
-        """Return the number of what a reply is from."""
+        """Return the number of a reply's epochs."""
         cdef int i
         if epochs is not self.last_epochs:
             for i in range(len(self.epoch_sets)):
@@ -229,7 +229,7 @@ cdef class ClientBatch:
         return at == end and not count
 
     cdef joined(self):
-        """Return the replies in their order, as they are sent: if they are long, in steps."""
+        """Return the replies in order, ready to be sent: long ones in steps."""
         cdef Output out
         cdef size_t i
         if self.held.used + self.long_bytes > <size_t>JOINED_BYTES_MAX:
@@ -283,7 +283,7 @@ cdef class ClientBatch:
         return put(out, data, item.size)
 
     cdef epochs(self):
-        """Return what the replies are from."""
+        """Return the epochs of the replies."""
         cdef object epochs = NO_EPOCHS
         for each in self.epoch_sets:
             epochs = together(epochs, each)
@@ -350,7 +350,7 @@ cdef class PipelineBatch:
         return 0
 
     def close(self):
-        """Return what is to be sent: nothing more is asked with it."""
+        """Close the batch; return its requests."""
         self.text = PyBytes_FromStringAndSize(self.out.data, self.out.used)
         free(self.out.data)
         self.out.data, self.out.used, self.out.size = NULL, 0, 0
@@ -422,7 +422,7 @@ cdef class PipelineBatch:
         return 0
 
     def fail_all(self, error):
-        """Pass on what was raised to all who still wait."""
+        """Pass an exception to all clients that still wait."""
         cdef size_t index
         for index in range(self.next, self.count):
             self.fail(index, error)
@@ -447,7 +447,7 @@ cdef class PipelineBatch:
         return UpstreamRequest(self.text[entry.start : entry.end], entry.slot, 2, self.deadline_s, self, index, sends=1)
 
     def seen_epochs(self, index):
-        """Return what the client has seen."""
+        """Return the epochs that the client has seen."""
         cdef size_t at = -1 - index if index < 0 else index
         return (<ClientBatch>self.entries[at].client_batch).sink.seen
 
@@ -681,7 +681,7 @@ cdef class Hop:
         return batch.add(client_batch, index, 0, number, start)
 
     def collect(self):
-        """Add what was asked and answered to the server's numbers."""
+        """Add the counts of requests and bytes to the server's statistics."""
         cdef int i
         self.stats.input_bytes += self.input_bytes
         self.stats.output_bytes += self.output_bytes
@@ -691,7 +691,7 @@ cdef class Hop:
             self.calls[i] = 0
 
     cdef int finish(self, ClientBatch client_batch) except -1:
-        """Answer a client, or have it asked again where replies are from uneven epochs."""
+        """Answer a client, or request all again where a reply's epoch is before that of an earlier reply."""
         client_batch.is_over = True
         epochs = client_batch.last_epochs if len(client_batch.epoch_sets) == 1 else client_batch.epochs()
         if client_batch.is_uneven():
@@ -791,7 +791,7 @@ cdef class Asker(InputInterceptor):
 
     @property
     def seen(self):
-        """What this client has seen."""
+        """The epochs that this client has seen."""
         return self.session.seen.epochs
 
     def ask_again(self, data, epochs):
@@ -799,7 +799,7 @@ cdef class Asker(InputInterceptor):
         self.connection.ask_again(data, epochs)
 
     def fail(self, index, error):
-        """Take what was raised instead of the replies."""
+        """Take an exception in place of the replies."""
         self.answered(self.connection.error_reply(error), NO_EPOCHS)
 
     def answered(self, reply, epochs):

@@ -48,7 +48,7 @@ class ReplyBatch(Pending, ReplySink):
         self.missing = 0
 
     def add(self, reply: bytes) -> None:
-        """Add a reply that is there."""
+        """Add a reply that is known."""
         self._replies.append(reply)
 
     def ask(
@@ -62,7 +62,7 @@ class ReplyBatch(Pending, ReplySink):
         cluster.send(ask)
 
     def expect(self, is_silent: bool = False) -> int:
-        """Add one that is to come; return its number. One that is silent is waited for, and left out."""
+        """Add a reply that is to come; return its index. A silent one is waited for, and left out."""
         self.missing += 1
         self._replies.append(None)
         if is_silent:
@@ -70,7 +70,7 @@ class ReplyBatch(Pending, ReplySink):
         return len(self._replies) - 1
 
     def before_last(self, then: Callable[[], None]) -> None:
-        """Call back once all replies before the last one are there, of which some are missing."""
+        """Call back once all replies before the last one have arrived; some are missing now."""
         self._then = then
 
     def again(self, index: int, ask: Callable[[], object]) -> None:
@@ -84,7 +84,7 @@ class ReplyBatch(Pending, ReplySink):
         return self._session.seen.epochs
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        """Take a reply that was to come."""
+        """Take a reply that has arrived."""
         try:
             self._put(index, reply, epochs)
         except Exception as error:  # it concerns all that are still to come
@@ -95,7 +95,7 @@ class ReplyBatch(Pending, ReplySink):
                 self.resolve(self.joined)
 
     def fail(self, index: int, error: Exception) -> None:
-        """Have what was raised be the reply that was to come."""
+        """Turn an exception into the error reply."""
         self.put(index, self._error_reply(error))
 
     def refuse(self, index: int, error: Exception) -> None:
@@ -151,7 +151,7 @@ class ReplyBatch(Pending, ReplySink):
         self._is_sealed = True
 
     def replies(self) -> Sequence[RawReply]:
-        """Return the replies in their order."""
+        """Return the replies in order; an error for each that is missing."""
         late = b"-%b\r\n" % PlainError("no server answered in time").line
         return [late if reply is None else reply for reply in self._replies]
 
@@ -185,5 +185,5 @@ class BatchHopSink:
         self._by_slots()
 
     def fail(self, index: int, error: Exception) -> None:
-        """Take what was raised instead."""
+        """Take an exception in place of the reply."""
         self._batch.fail(self._index, error)

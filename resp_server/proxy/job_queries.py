@@ -36,19 +36,19 @@ SEVERAL = {"default", "all", "everything"}
 
 
 class ServerReplies(NamedTuple):
-    """What one server answered to the questions, in their order."""
+    """One server's replies, in the order of the requests."""
 
     address: str
     replies: Sequence[bytes]
 
     @property
     def error(self) -> bytes | None:
-        """The first error among it."""
+        """The first error among the replies."""
         return next((each for each in self.replies if each[:1] == b"-"), None)
 
 
 class JobQuery(ReplyStage):
-    """The same questions to whoever answers each shard, of some applications. finish: makes a reply of the answers."""
+    """Sends the same requests to the active server of each shard. finish: makes one reply of all replies."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class JobQuery(ReplyStage):
                 cluster.send(UpstreamRequest(pack(request), 0, 2, cluster.deadline_s(), self, number, None, master))
 
     def receive(self, index: int, reply: RawReply, answered: ReplyEpochs) -> None:
-        """Take one answer."""
+        """Take one reply."""
         self._replies[index] = as_bytes(reply)
         self._missing -= 1
         if not self._missing:
@@ -85,7 +85,7 @@ class JobQuery(ReplyStage):
 
 
 class JobQueries:
-    """Asks about jobs for one client."""
+    """Queries about jobs for one client."""
 
     def __init__(
         self, asked: Sequence[UpstreamCluster], protocol: int, sink: ReplySink, index: int, within: Request = ()

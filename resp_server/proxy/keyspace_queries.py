@@ -23,12 +23,12 @@ from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from state_backend.model.slots import HASH_BITS, SLOTS
 
 TOPOLOGY = pack((b"CLUSTER", b"INFO"))
-# A question, with what the server shows before and after.
+# The query, between two requests for the version of the topology that the server serves.
 ASKS = 3
 
 
 class Place(NamedTuple):
-    """A server that is asked: the master of a shard, or who answers for it."""
+    """A shard that is queried, by its master."""
 
     cluster: UpstreamCluster
     master: str
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 
 class KeyspaceQuery(ReplyStage):
-    """One such question."""
+    """One query."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class KeyspaceQuery(ReplyStage):
         return len(self._applications) - 1, cursor(word)  # behind the end
 
     def ask(self) -> None:
-        """Ask all that are concerned."""
+        """Send the query to all servers that it concerns."""
         self.reopen()
         self.attempt(self._ask)
 
@@ -108,7 +108,7 @@ class KeyspaceQuery(ReplyStage):
                 cluster.send(ask)
 
     def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
-        """Take one server's answer."""
+        """Take one reply of a server."""
         self._replies[index] = reply
         self._epochs = together(self._epochs, epochs)
         self._missing -= 1

@@ -58,7 +58,7 @@ class CommandRouting(Protocol):
 
 @dataclass
 class TransactionBlock(ReplySink):
-    """What one server is asked in one write, and its answers so far. Asked again as a whole, or not at all."""
+    """A transaction's part for one server, sent in one write, and its replies so far. Only sent again as a whole."""
 
     cluster: UpstreamCluster
     address: str
@@ -77,7 +77,7 @@ class TransactionBlock(ReplySink):
         return len(self.packed) - 1
 
     def send(self, epochs: dict[str, Reached], clock_ms: int, protocol: int) -> bool:
-        """Ask the server; False if there is no connection to it yet."""
+        """Send the block; False if there is no connection to the server yet."""
         is_long = len(self.packed) > SHORT_COMMANDS_MAX
         upstream = self.cluster.upstream(ConnectionKey(self.address, protocol, is_long))
         if len(self.packed) > COMMANDS_MAX:
@@ -95,14 +95,14 @@ class TransactionBlock(ReplySink):
         return True
 
     def take(self, replies: Sequence[RawReply], epochs: ReplyEpochs) -> None:
-        """Take the next answers."""
+        """Take the next replies."""
         self.remaining -= len(replies)
         self.replies += replies
         if not self.remaining and self.is_complete:
             self.owner.answered()
 
     def fail_all(self, error: Exception) -> None:
-        """Pass on what was raised."""
+        """Pass the exception on."""
         self.owner.fail(0, error)
 
     def fail(self, index: int, error: Exception) -> None:
@@ -119,19 +119,19 @@ class TransactionBlock(ReplySink):
         return request
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        """Take the answer to such a question."""
+        """Take the reply to such a request."""
         self.replies.append(reply)
         if not self.remaining and self.is_complete:
             self.owner.answered()
 
     @property
     def is_complete(self) -> bool:
-        """Tell whether all answers are there."""
+        """Tell whether all replies have arrived."""
         return len(self.replies) == len(self.packed) + 3 + bool(self.watched)
 
     @property
     def head(self) -> bytes:
-        """The first line of EXEC's answer."""
+        """The first line of EXEC's reply."""
         return split_header(self.replies[-1])[0]
 
     @property
