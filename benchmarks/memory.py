@@ -21,11 +21,11 @@ from benchmarks.results import Row, compared_row, single_row
 from benchmarks.servers import JOB, BenchmarkError, RedisServer, ServerUnderTest, Sparkis, both
 from compat.waiting import eventually
 from state_backend.apply.applier import (
-    COMPACT_AT_REST_ABOVE_BYTES,
-    COMPACT_AT_REST_SHARE,
+    COMPACT_IDLE_ABOVE_BYTES,
+    COMPACT_IDLE_SHARE,
     COMPACT_PAUSE_S,
+    IDLE_AFTER_S,
     PROBE_INTERVAL_S,
-    REST_AFTER_S,
 )
 from state_backend.lmdb.store import LmdbStore
 
@@ -86,9 +86,9 @@ def wait_until_at_rest(server: Sparkis) -> None:
         store = LmdbStore(folders[0], "", is_reader=True)
         used, free = store.used_bytes()
         store.close()
-        return free < max(used // COMPACT_AT_REST_SHARE, COMPACT_AT_REST_ABOVE_BYTES)
+        return free < max(used // COMPACT_IDLE_SHARE, COMPACT_IDLE_ABOVE_BYTES)
 
-    time.sleep(REST_AFTER_S + PROBE_INTERVAL_S)
+    time.sleep(IDLE_AFTER_S + PROBE_INTERVAL_S)
     eventually(
         is_compact,
         awaited="a copy of the store without its free pages",

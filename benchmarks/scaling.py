@@ -80,7 +80,7 @@ def _apply(sizes: list[int], options: Options) -> Iterator[Row]:
     told: dict[str, Any] = {}
 
     def report(event: dict[str, Any]) -> None:
-        if event["event"] == "told":
+        if event["event"] == "status":
             told.update(event, at_s=time.perf_counter())
 
     keys = max(1000, int(STORE_KEYS * options.scale))

@@ -53,7 +53,7 @@ ALL_KEYS = ONE_KEY | {"find_keys": {"type": "range", "spec": {"lastkey": -1, "ke
 def state_jobs(context: CommandContext) -> Reply:
     """Lists the jobs that this server serves, and their condition."""
     visibility = context.visibility
-    visibility.view.check_whole()
+    visibility.view.check_complete()
     return [_job_row(visible, context.now_ms) for visible in visibility.jobs()]
 
 
@@ -110,7 +110,7 @@ def lag_ms(job: Job, applied: Applied) -> int | None:
 def state_list(context: CommandContext, job: bytes) -> Reply:
     """Lists the states of a job, their kinds and their numbers of keys."""
     visibility, requested_job = context.visibility, _job(context, job)
-    visibility.view.check_whole()
+    visibility.view.check_complete()
     return [
         {b"name": state.name.encode(), b"kind": str(state.kind).encode(), b"keys": visible.keys_of(state.name)}
         for visible in visibility.jobs()

@@ -66,7 +66,7 @@ def _view(context: CommandContext) -> KeyspaceView:
         return context.server.pin()
     view = context.server.pin_at(reads_at)
     if view is None:
-        pinned = context.server.pinned_epochs.held()
+        pinned = context.server.pinned_epochs.epochs()
         pinned_texts = [
             f"{job} {','.join(f'{term}:{epoch}' for term, epoch in epochs)}" for job, epochs in sorted(pinned.items())
         ]

@@ -103,7 +103,7 @@ class ServerContext:
         self.keyspace.on_epoch = self._on_epoch
 
     def _on_epoch(self) -> None:
-        self.pinned_epochs.look(self.clock())
+        self.pinned_epochs.update(self.clock())
         if self.view.routes_version != self.keyspace.version:
             self.renew()  # the view keeps the files of removed stores open, and the next request may be far off
         self.notifications.poll_soon()
@@ -175,14 +175,14 @@ class ServerContext:
 
     def _own_view(self, now_ms: int) -> KeyspaceView:
         view = self.view_of(self.keyspace, now_ms, self._on_changed_keys)
-        view.on_removal = self._on_removal
+        view.on_expiry = self._on_expiry
         return view
 
-    def _on_removal(self, snapshot: Snapshot, removals: int) -> None:
+    def _on_expiry(self, snapshot: Snapshot, expiry_batches: int) -> None:
         """Report keys that have expired."""
         if not self.tracking.is_idle:
             self.change_counter += 1
-            self._record_changes(snapshot.expired_since(removals))
+            self._record_changes(snapshot.expired_since(expiry_batches))
 
     @property
     def is_slave(self) -> bool:
@@ -265,11 +265,11 @@ class ServerContext:
 
     def pin_at(self, reads_at: ReadsAt) -> KeyspaceView | None:
         """Open a view of all jobs at given epochs and a given clock reading; None if one is no longer pinned."""
-        snapshots = self.pinned_epochs.take(reads_at.epochs, reads_at.clock_ms, self.clock())
+        snapshots = self.pinned_epochs.snapshots_at(reads_at.epochs, reads_at.clock_ms, self.clock())
         if snapshots is None:
             return None
         view = self.view_of(Keyspace(dict(self.keyspace.jobs), dict(self.keyspace.unreadable)), reads_at.clock_ms)
-        view.stay_at(snapshots)
+        view.pin_to(snapshots)
         return view
 
     def gather(self, question: Question, argument: Any, join: Callable[[Sequence[Any]], Reply]) -> Reply:

@@ -34,7 +34,7 @@ from resp_server.session.session import Session
 from resp_server.session.subscriptions import Way
 from state_backend.model.errors import StoreError
 from state_backend.model.slots import slot_of
-from state_backend.store.key_events import Portion, What
+from state_backend.store.key_events import KeyEvent, Portion
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import Snapshot
 
@@ -66,22 +66,22 @@ class Event(NamedTuple):
 
 
 EVENTS: Mapping[int, Event] = {
-    What.NEW: Event(b"new", CLASSES["n"]),
-    What.SET: Event(b"set", CLASSES["$"]),
-    What.DELETED: Event(b"del", CLASSES["g"]),
-    What.EXPIRED: Event(b"expired", CLASSES["x"]),
-    What.EXPIRY_SET: Event(b"expire", CLASSES["g"]),
-    What.EXPIRY_REMOVED: Event(b"persist", CLASSES["g"]),
-    What.FIELDS_SET: Event(b"hset", CLASSES["h"]),
-    What.FIELDS_DELETED: Event(b"hdel", CLASSES["h"]),
-    What.FIELDS_EXPIRED: Event(b"hexpired", CLASSES["h"]),
-    What.FIELD_EXPIRY_SET: Event(b"hexpire", CLASSES["h"]),
-    What.APPENDED: Event(b"rpush", CLASSES["l"]),
-    What.TRIMMED: Event(b"ltrim", CLASSES["l"]),
-    What.MEMBERS_ADDED: Event(b"sadd", CLASSES["s"]),
-    What.MEMBERS_REMOVED: Event(b"srem", CLASSES["s"]),
-    What.SCORES_SET: Event(b"zadd", CLASSES["z"]),
-    What.SCORES_REMOVED: Event(b"zrem", CLASSES["z"]),
+    KeyEvent.NEW: Event(b"new", CLASSES["n"]),
+    KeyEvent.SET: Event(b"set", CLASSES["$"]),
+    KeyEvent.DELETED: Event(b"del", CLASSES["g"]),
+    KeyEvent.EXPIRED: Event(b"expired", CLASSES["x"]),
+    KeyEvent.EXPIRY_SET: Event(b"expire", CLASSES["g"]),
+    KeyEvent.EXPIRY_REMOVED: Event(b"persist", CLASSES["g"]),
+    KeyEvent.FIELDS_SET: Event(b"hset", CLASSES["h"]),
+    KeyEvent.FIELDS_DELETED: Event(b"hdel", CLASSES["h"]),
+    KeyEvent.FIELDS_EXPIRED: Event(b"hexpired", CLASSES["h"]),
+    KeyEvent.FIELD_EXPIRY_SET: Event(b"hexpire", CLASSES["h"]),
+    KeyEvent.APPENDED: Event(b"rpush", CLASSES["l"]),
+    KeyEvent.TRIMMED: Event(b"ltrim", CLASSES["l"]),
+    KeyEvent.MEMBERS_ADDED: Event(b"sadd", CLASSES["s"]),
+    KeyEvent.MEMBERS_REMOVED: Event(b"srem", CLASSES["s"]),
+    KeyEvent.SCORES_SET: Event(b"zadd", CLASSES["z"]),
+    KeyEvent.SCORES_REMOVED: Event(b"zrem", CLASSES["z"]),
 }
 
 
@@ -229,7 +229,7 @@ class Notifications:
         """Skip all that happened before the first subscription."""
         self._host.look()
         for name, snapshot in self._snapshots():
-            kept = snapshot.events_kept()
+            kept = snapshot.stored_portions()
             self._at[name] = None if kept is None else _Position(kept.id, kept.next)
             self._epochs[name] = (snapshot.applied.term, snapshot.applied.epoch)
 
@@ -294,7 +294,7 @@ class Notifications:
         except KeyError:  # the job was removed meanwhile
             self._at.pop(name, None)
             return None
-        kept = snapshot.events_kept()
+        kept = snapshot.stored_portions()
         if kept is None:
             self._at[name] = None
             return None

@@ -80,7 +80,7 @@ class LocalJobCatalog(JobCatalog):
         shown = self._keyspace.jobs.get(job)
         if shown is not None:
             nothing = MemoryStore(shown.generation)
-            nothing.show(NONE)  # a key in a slot that its store does not own is answered with LOADING
+            nothing.own(NONE)  # a key in a slot that its store does not own is answered with LOADING
             self._keyspace.put(replace(shown, store=nothing))
             self._stores.pop(job, None)
 

@@ -307,7 +307,7 @@ class Server:
 
     def sweep(self, now: int) -> None:
         """Close idle clients, and end replies that take too long. `now` is in milliseconds."""
-        self.context.pinned_epochs.look(now)
+        self.context.pinned_epochs.update(now)
         self.context.pause_remaining_ms()
         self.context.monitors.announce()
         config = self.context.config

@@ -1,34 +1,34 @@
-"""Applies one job's change log to its store: a process of its own, so that an epoch never delays a reader.
+"""Applies one job's change log to its store, in a process of its own, so that no epoch delays a reader.
 
     python -m state_backend.apply.applier --log ROOT --job JOB --store FOLDER [--slots 0-8191]
 
-The server that started it writes lines to its standard input: `slots 0-8191,9000` says which slots it is to own from
-now on; `events on` and `events off`, whether it is to keep what happens to each key (see `key_events`); any other line
-means "look now"; its end means "end". It answers with one JSON object a line on standard output:
+The server that started the process writes lines to its standard input: `slots 0-8191,9000` are the desired slots from
+now on; `events on` and `events off` switch the recording of events of keys (see `key_events`); any other line means
+"poll now"; the end of input means "end". The process writes one JSON object per line to its standard output:
 
     {"event": "open", "path", "generation", "states", "renamed_from", "term", "applied", "is_incomplete", "slots", ...}
-        readers open this store from now on; that of the job it was renamed from they need no more
-    {"event": "told", "committed", "committed_clock_ms", "term", "applied", "is_stale", "error", "is_full", ...}
-        when one of them changed; `applied` is the last epoch that readers see, `term` its writer's; `is_full` tells
-        that the error is a store without room; `is_incomplete`, `slots` and the like as in the other
+        readers open this store from now on, and close that of the job's former name
+    {"event": "status", "committed", "committed_clock_ms", "term", "applied", "is_stale", "error", "is_full", ...}
+        when one of these changed; `applied` is the last visible epoch, `term` its writer's term; `is_full`: the error
+        is a full store; `is_incomplete`, `slots` and the rest are as in "open"
 
     {"event": "damaged"}
-        the store that readers have is not what was written: they are to close it, and wait for another one
+        the store of the readers is damaged: they close it, and wait for another one
 
-In the first two, `slots` are owned, `loading` are those wanted that are not owned yet, and `wants` is how many `slots`
-lines had been taken by then: so a line's sender knows what was said before the line, and what after.
+In the first two, `slots` are owned, `loading` are desired and not owned yet, and `wants` is the number of `slots` lines
+read so far: so the sender of such a line knows which reports came before it and which after.
 
-Stores lie in `<FOLDER>/<job>/<generation>.<n>`. A store that no longer follows from the log (the log was rewound, or
-the store was lost) is built anew in the next folder, and readers answer from the old one until the new one has caught
-up; a new generation is taken over in the same way, once its first epoch is there. So is a copy without free pages,
-when these outweigh the others.
+A store is a folder `<FOLDER>/<job>/<generation>.<n>`. If the log no longer leads to a store's epoch (the log was
+rewound, or the store was lost), a new store is built in the next folder, and readers use the old one until the new one
+has caught up. A new generation replaces the old one in the same way, once it has an epoch; so does a copy without free
+pages, when there are more free than used pages.
 
-A store is verified when a process opens it first, after it was copied, and when a reader met damage in it. One that is
-damaged is thrown away, and readers have none until the next one has caught up.
+A store is verified when a process first opens it, after it was copied, and when a reader found damage in it. A damaged
+store is deleted, and readers have none until the next one has caught up.
 
-Slots are gained and lost as `store.slot_ownership` says: one that is lost is not owned at once; one that is gained is
-loaded in portions between the epochs (see `slot_backfill`), and owned when it has caught up. While a store is built
-anew it is built of the slots that are wanted, and the one that readers have gains none.
+Slots move as described in `store.slot_ownership`: a slot that is given up is not owned from then on; a new slot is
+loaded in portions between epochs (see `slot_backfill`), and owned when it has caught up. A new store is built with the
+desired slots; meanwhile the readers' store gets no more slots.
 """
 
 from __future__ import annotations
@@ -74,69 +74,69 @@ from state_backend.store.store import Applied, EpochChanges
 
 logger = logging.getLogger("sparkis.applier")
 
-# A writer says how often it shows a sign of life; so many missed ones are a writer that stopped (guess).
+# A writer's heartbeat says how often it comes; after so many missed ones the writer counts as stopped (guess).
 BEATS_MISSED = 3
-# How long it takes to find that out where signs cost nothing, once a second.
+# How long it takes to find that out where heartbeats come once a second.
 STALE_AFTER_S = 3.0
-# While nothing new is found, doubled up to what the log's filesystem says.
+# Doubled while the log has nothing new, up to the limit of its filesystem.
 PROBE_INTERVAL_S = 1.0
 # Bounds the time of one expiry transaction to tens of milliseconds (about 10 us a key).
 EXPIRED_KEYS_MAX = 5_000
-# Bounds the time of one transaction that removes keys of lost slots (about 10 us a key).
-LOST_KEYS_MAX = 5_000
-# Bounds the time of one transaction that forgets events (about 10 us a portion).
-FORGOTTEN_PORTIONS_MAX = 1_000
-# New epochs wait so long for slots that are loaded; a portion that is begun is finished.
+# Bounds the time of one transaction that removes keys of slots that were given up (about 10 us a key).
+REMOVED_KEYS_MAX = 5_000
+# Bounds the time of one transaction that deletes events (about 10 us a portion).
+DELETED_PORTIONS_MAX = 1_000
+# New epochs wait so long for slots that are being loaded, and for the end of a portion.
 LOADING_STEP_S = 0.05
-# A line of ranges that are as scattered as they can be has 100 KB.
+# The longest line of slot ranges has 100 KB.
 LINE_BYTES_MAX = 1 << 20
 # A listing finds holes of any width in the chain of epochs, but its cost grows with the log: once a minute when quiet.
-LISTED_EVERY_LOOKS = 60
-# Fewer changes need no memory worth giving back (measured: 0.1 KiB a change).
+LISTED_EVERY_POLLS = 60
+# The memory of fewer changes is not worth releasing (measured: 0.1 KiB a change).
 TRIM_ABOVE_CHANGES = 50_000
-# Below this, free pages are soon used again, or not worth a copy (guess).
+# Fewer free pages are soon used again, or not worth a copy (guess).
 COMPACT_ABOVE_BYTES = 64 << 20
 # While epochs come, free pages are soon as many again after a copy (measured: epochs that rewrite everything keep twice
 # as many as the state has, readers that hold eight epochs of 1 % of the keys three times). A copy takes a second for a
 # million keys, in which no epoch is applied.
 COMPACT_PAUSE_S = 300.0
-# A job that has changed nothing for so long is at rest: what writing its epochs takes is given back (guess; jobs with a
-# batch every ten seconds are not at rest).
-REST_AFTER_S = 30.0
-# At rest nobody waits for an epoch meanwhile: free pages of this part of the others, and of no less, are worth a copy.
-COMPACT_AT_REST_SHARE = 8
-COMPACT_AT_REST_ABOVE_BYTES = 4 << 20
-# A store in which readers met damage so often that nobody else finds is not trusted any more.
-SUSPICIONS_MAX = 2
+# A job without changes for so long is idle: memory for writing its epochs is released (guess; a job with a batch every
+# ten seconds is not idle).
+IDLE_AFTER_S = 30.0
+# Of an idle job a copy delays no epoch: an eighth of the used pages, and at least so many bytes, are worth a copy.
+COMPACT_IDLE_SHARE = 8
+COMPACT_IDLE_ABOVE_BYTES = 4 << 20
+# A store is not trusted any more after so many reports of damage by readers that `verify` did not find.
+REPORTS_MAX = 2
 
 
-NOTHING_HELD: dict[str, int | None] = {"held_epoch": None, "held_since_ms": None}
+NONE_HELD_BACK: dict[str, int | None] = {"held_epoch": None, "held_since_ms": None}
 
 
-class Pulse:
-    """Watches a writer's counter move, by the watcher's own clock: clocks of other machines may be anywhere."""
+class HeartbeatWatch:
+    """Watches a writer's heartbeats by this process's own clock, as clocks of machines differ."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last: tuple[object, object] = (None, None)
-        self._moved_at_s = float("-inf")
+        self._changed_at_s = float("-inf")
 
-    def is_stale(self, sign: dict[str, Any]) -> bool:
-        """Take the newest sign of life; tell whether the writer has stopped or been silent too long."""
-        beat = (sign.get("writer"), sign.get("beat"))
-        if beat != self._last and sign:
-            first_look = self._last == (None, None)
+    def is_stale(self, heartbeat: dict[str, Any]) -> bool:
+        """Take the last heartbeat; tell whether the writer has stopped or sent none for too long."""
+        beat = (heartbeat.get("writer"), heartbeat.get("beat"))
+        if beat != self._last and heartbeat:
+            is_first = self._last == (None, None)
             self._last = beat
-            if not first_look:  # the first one may be as old as the log: wait for it to move
-                self._moved_at_s = self._clock()
-        if sign.get("is_at_rest"):
+            if not is_first:  # the first one may be as old as the log: wait for the next
+                self._changed_at_s = self._clock()
+        if heartbeat.get("is_at_rest"):
             return False
-        silent_s_max = BEATS_MISSED * sign.get("every_s", 1.0)
-        return not sign.get("is_running") or self._clock() - self._moved_at_s > silent_s_max
+        silent_s_max = BEATS_MISSED * heartbeat.get("every_s", 1.0)
+        return not heartbeat.get("is_running") or self._clock() - self._changed_at_s > silent_s_max
 
 
 class Applier:
-    """Follows one job. `step` does all that can be done now; `report` is told what changed."""
+    """Applies one job's epochs. `step` does all that can be done now, and calls `report` with what changed."""
 
     def __init__(
         self,
@@ -156,76 +156,76 @@ class Applier:
         self._map_bytes_max = map_bytes_max
         self._clock = clock
         self._compactor = compactor
-        self._wanted = slots
-        self._wants = 0  # times that it was told what is wanted
-        self._tells_events = False
-        self._shown_slots = NONE
+        self._desired = slots
+        self._wants = 0  # how many times desired slots were set
+        self._records_events = False
+        self._visible_slots = NONE
         self._portions: Iterator[tuple[EpochChanges, Loading]] = iter(())
-        self._loading: Loading | None = None  # what `_portions` goes on from
+        self._loading: Loading | None = None  # the progress of `_portions`
         self._store: LmdbStore | None = None
-        self._verified: Path | None = None  # this store was, or was made by this process
-        self._suspicions = 0  # of readers, that were not confirmed
+        self._verified: Path | None = None  # a store that this process verified or made
+        self._damage_reports = 0  # by readers, that `verify` did not confirm
         self._description: Description | None = None
         self._announced: Path | None = None
         self._announced_version = 0
-        self._shown = Applied("")
+        self._visible = Applied("")
         self._origin = 0  # of the store's epochs (see `epochs`)
-        self._is_incomplete = False  # what readers see
-        self._held: dict[str, int | None] = NOTHING_HELD
+        self._is_incomplete = False  # of what readers see
+        self._held_back: dict[str, int | None] = NONE_HELD_BACK
         self._writer = ""
-        self._quiet_looks = 0
-        self._pulse = Pulse()
-        self._sign: dict[str, Any] = {}
-        self._sign_due_s = 0.0
-        self._told: dict[str, Any] = {}
+        self._quiet_polls = 0
+        self._heartbeats = HeartbeatWatch()
+        self._heartbeat: dict[str, Any] = {}
+        self._heartbeat_poll_at_s = 0.0
+        self._last_report: dict[str, Any] = {}
         self._compact_above_bytes = COMPACT_ABOVE_BYTES
         self._compact_after_s = 0.0
         self._changed = 0  # since memory was given back
-        self._rests_from_s = 0.0
+        self._idle_from_s = 0.0
 
     def step(self) -> bool:
-        """Apply every committed epoch, load and remove a portion, and report; True if there is more to do at once."""
+        """Apply all committed epochs, load and remove a portion, and report; True if there is more to do at once."""
         error = ""
         is_full = has_more = False
         changed = self._changed
-        sign: dict[str, Any] | None = None
+        heartbeat: dict[str, Any] | None = None
         with suppress(SparkisError):
-            sign = self._sign_of_life()  # before the log is followed: this notices that it was taken away
+            heartbeat = self._last_heartbeat()  # before epochs are read: this finds out that the log was removed
         try:
             self._verify_if_suspect()
-            self._give_up()
-            self._follow()
+            self._give_up_slots()
+            self._apply_epochs()
             has_more = self._load()
         except StoreDamagedError as damage:
-            self._throw_away(damage)
+            self._delete_damaged(damage)
             has_more = True
         except (SparkisError, OSError) as failed:
             error, is_full = str(failed), isinstance(failed, StoreFullError)
             if isinstance(failed, StoreError):
-                self.close()  # opened again at the next step: an environment may be of no use after an error
+                self.close()  # reopened at the next step: an LMDB environment may be unusable after an error
         if self._changed != changed:
-            self._rests_from_s = time.monotonic() + REST_AFTER_S
-        is_stale = sign is None or self._pulse.is_stale(sign)
-        if error and error != self._told.get("error"):
+            self._idle_from_s = time.monotonic() + IDLE_AFTER_S
+        is_stale = heartbeat is None or self._heartbeats.is_stale(heartbeat)
+        if error and error != self._last_report.get("error"):
             logger.error("job %s: %s", self._log.job, error)
-        self._tell(is_stale, error, is_full)
-        return self._tidy() or has_more
+        self._report_status(is_stale, error, is_full)
+        return self._clean_up() or has_more
 
-    def _sign_of_life(self) -> dict[str, Any]:
-        """Return the writer's last sign, read again only when there may be another one."""
-        if time.monotonic() >= self._sign_due_s or self._sign.get("writer") != self._writer:
-            self._sign = self._log.alive()
-            self._sign_due_s = time.monotonic() + (self._sign.get("every_s", 1.0) - 1.0) / 2
-        return self._sign
+    def _last_heartbeat(self) -> dict[str, Any]:
+        """Return the writer's last heartbeat, read again only when there may be a new one."""
+        if time.monotonic() >= self._heartbeat_poll_at_s or self._heartbeat.get("writer") != self._writer:
+            self._heartbeat = self._log.alive()
+            self._heartbeat_poll_at_s = time.monotonic() + (self._heartbeat.get("every_s", 1.0) - 1.0) / 2
+        return self._heartbeat
 
-    def want(self, slots: KeyGroups) -> None:
-        """Own these slots and no others: lost ones from the next step on, gained ones once they are loaded."""
-        self._wanted = slots
+    def set_desired_slots(self, slots: KeyGroups) -> None:
+        """Own these slots: others are given up at the next step, missing ones are owned once they are loaded."""
+        self._desired = slots
         self._wants += 1
 
-    def tell_events(self, is_wanted: bool) -> None:
-        """Keep what happens to each key from the next step on, or stop to: readers want to notify of it."""
-        self._tells_events = is_wanted
+    def record_events(self, is_wanted: bool) -> None:
+        """Record events of keys from the next step on, or stop it."""
+        self._records_events = is_wanted
 
     def close(self) -> None:
         """Close the store."""
@@ -234,13 +234,13 @@ class Applier:
             self._store = None
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What was reported last: another one is news."""
-        return self._told
+    def last_report(self) -> dict[str, Any]:
+        """The last report."""
+        return self._last_report
 
     @property
     def probe_interval_s_max(self) -> float:
-        """How rarely to look at the log while there is no news."""
+        """The longest interval between polls of the log."""
         return self._log.filesystem.probe_interval_s_max
 
     @property
@@ -248,16 +248,16 @@ class Applier:
         """The store that is being written, if one is open."""
         return self._store
 
-    def _give_up(self) -> None:
-        """Let go of slots that are not wanted any more, and say so, before anything that may take long."""
+    def _give_up_slots(self) -> None:
+        """Give up slots that are not desired, and report it, before anything that may take long."""
         if self._store is not None:
-            self._store.hold(self._wanted)
-            self._tell_again()
+            self._store.own(self._desired)
+            self._report_progress()
 
     def _load(self) -> bool:
-        """Load portions of what is to be gained, for a moment; True if there may be more."""
+        """Load portions of the missing slots for LOADING_STEP_S; True if there may be more."""
         until_s = time.monotonic() + LOADING_STEP_S
-        while self._store is not None and (loading := self._store.hold(self._wanted).loading) is not None:
+        while self._store is not None and (loading := self._store.own(self._desired).loading) is not None:
             current = self._log.shown()
             if current is None or current.generation != self._store.generation or self._store.applied.epoch < 0:
                 return False
@@ -270,14 +270,14 @@ class Applier:
                     snapshot = snapshot_of(self._log, current, loading, applied)
                     if snapshot is None:
                         raise
-                    self._leave_out(current, snapshot, damage)
+                    self._ignore_snapshot(current, snapshot, damage)
                 logger.warning(
-                    "job %s: what the slots %s are loaded from is not in the log any more, or damaged; they are loaded "
-                    "anew",
+                    "job %s: the log no longer has the files that slots %s are being loaded from, or they are damaged; "
+                    "loading restarts",
                     self._log.job,
                     loading.slots,
                 )
-                self._store.load_anew()
+                self._store.restart_loading()
             if time.monotonic() >= until_s:
                 return True
         return False
@@ -287,60 +287,58 @@ class Applier:
         if loading != self._loading:
             self._portions = portions(self._log, current, loading, self._store.applied.epoch)
         portion, self._loading = next(self._portions)
-        if self._description is None:  # otherwise it is of the store's epoch, or later
+        if self._description is None:  # a description that was read is of the store's epoch, or later
             self._description = self._log.description(current.generation)
         self._changed += self._store.load(portion, self._description.known, self._loading)
 
-    def _follow(self) -> None:
-        # Who writes is looked up for each epoch: a new writer's epoch against the old writer's term would look foreign.
+    def _apply_epochs(self) -> None:
+        # The writer is looked up for each epoch: an epoch of a new writer does not match the old writer's term.
         while (current := self._log.shown()) is not None:
             if self._store is None or self._store.generation != current.generation:
                 self._open(current, is_anew=False)
             epoch = self._next(current)
             if epoch is None:
                 self._announce(current)
-                self._note_held(current.held_back)
+                self._find_held_back(current.held_back)
                 return
             self._apply(current, epoch)
-            self._tell_again()  # not only after the looks for what is next: they may take long
+            self._report_progress()  # not only after the search for the next epoch, which may take long
         if self._store is not None and self._log.dropped() is None:  # else the server ends this process in a moment
             raise LogUnavailableError(
-                f"job {self._log.job!r} is gone from the log {self._log.filesystem.root}: was it moved, or its storage "
-                f"taken away? What was read of it is shown until it is back. To remove it for good: sparkis drop"
+                f"job {self._log.job!r} is missing in the log {self._log.filesystem.root}: was it moved, or its "
+                f"storage removed? Its last epoch is served until it is back. To remove it for good: sparkis drop"
             )
 
-    def _note_held(self, held_back: str | None) -> None:
-        """Note what is written and not shown yet: it is applied when it is to be shown."""
+    def _find_held_back(self, held_back: str | None) -> None:
+        """Find the last epoch of a generation that is held back; it is applied when the generation is promoted."""
         if held_back is None:
-            self._held = NOTHING_HELD
+            self._held_back = NONE_HELD_BACK
             return
-        if self._held is NOTHING_HELD:
+        if self._held_back is NONE_HELD_BACK:
             logger.info("job %s: generation %s is held back until it has caught up", self._log.job, held_back)
         newest = max(self._log.numbers(held_back), default=-1)
-        self._held = {"held_epoch": newest, "held_since_ms": promotion.since_ms(self._log, held_back)}
+        self._held_back = {"held_epoch": newest, "held_since_ms": promotion.since_ms(self._log, held_back)}
 
     def _next(self, current: Current) -> Epoch | None:
-        """Return the epoch to apply now. A store that does not follow from the log any more is begun anew."""
+        """Return the epoch to apply now. A store whose epoch the log no longer leads to is replaced by an empty one."""
         assert self._store is not None
         applied = self._store.applied
         at = EpochRef(applied.epoch, applied.term)
-        if current.term < at.term:  # a newer writer has come since it was looked up
+        if current.term < at.term:  # a newer writer has begun since
             current = self._log.shown() or current
             if current.generation != self._store.generation:
                 return None
         if applied.epoch >= 0 and (
-            current.term < at.term or (current.writer != self._writer and not self._holds(current, applied))
+            current.term < at.term or (current.writer != self._writer and not self._has(current, applied))
         ):
-            logger.warning(
-                "job %s: the log no longer leads to epoch %d; the store is built anew", self._log.job, at.epoch
-            )
+            logger.warning("job %s: the log no longer leads to epoch %d; the store is rebuilt", self._log.job, at.epoch)
             self._open(current, is_anew=True)
             return self._next(current)
         self._writer = current.writer
         if applied.epoch < 0:
             return self._first(current)
-        epoch = self._log.epoch(current, at.epoch + 1) or self._after_a_quiet_look(current, at.epoch + 1)
-        # What follows an epoch is never swept before it, and to look at one file is cheaper than to list snapshots.
+        epoch = self._log.epoch(current, at.epoch + 1) or self._after_a_quiet_poll(current, at.epoch + 1)
+        # No epoch is swept before an earlier one, and to find one file costs less than to list snapshots.
         is_behind = epoch is None and not self._log.has_file(current.generation, at.epoch)
         if is_behind and self._is_swept(current, at.epoch + 1):
             logger.warning(
@@ -349,38 +347,38 @@ class Applier:
             self._open(current, is_anew=True)
             return self._next(current)
         if epoch is not None and epoch.previous != at:
-            self._writer = ""  # look again whether the log still holds what was applied
+            self._writer = ""  # check again whether the log still has the applied epoch
             raise LogCorruptError(
-                f"job {self._log.job!r}: epoch {epoch.epoch} follows {epoch.previous}, and not {at}, which was "
-                f"applied; the log was changed by hand, or two writers shared it: restore it from a copy"
+                f"job {self._log.job!r}: epoch {epoch.epoch} follows {epoch.previous}, but {at} was applied; the log "
+                f"was changed by hand, or two writers shared it: restore it from a copy"
             )
         return epoch
 
     def _first(self, current: Current) -> Epoch | None:
-        """Begin an empty store: from the newest snapshot, if there is one. Return the first epoch to apply."""
+        """Load an empty store from the newest snapshot, if there is one; return the next epoch to apply."""
         assert self._store is not None
         manifest = snapshots.newest(self._log, current)
         if manifest is None:
             first = self._log.first(current)
             if first is None or first.previous is None:
                 return first
-            manifest = snapshots.newest(self._log, current)  # what came before was swept between the two looks
+            manifest = snapshots.newest(self._log, current)  # earlier epochs were swept since the first search
             if manifest is None:
                 raise LogCorruptError(
                     f"job {self._log.job!r}: the log begins at epoch {first.epoch}, after {first.previous.epoch}, "
-                    f"and holds nothing of what came before; restore the missing epochs from a copy"
+                    f"and has no snapshot of that; restore the missing epochs from a copy"
                 )
         self._description = self._log.description(current.generation)
         changes = snapshots.changes(self._log, current.generation, manifest, self._slots())
         try:
             self._changed += self._store.apply(changes, self._description.known)
         except LogCorruptError as damage:
-            self._leave_out(current, manifest.epoch, damage)
+            self._ignore_snapshot(current, manifest.epoch, damage)
             return self._first(current)
         return self._next(current)
 
-    def _leave_out(self, current: Current, number: int, damage: LogCorruptError) -> None:
-        """Use no snapshot that is damaged, if the log still leads on from the one before it; else raise the damage."""
+    def _ignore_snapshot(self, current: Current, number: int, damage: LogCorruptError) -> None:
+        """Ignore a damaged snapshot, if epochs follow the snapshot before it; otherwise raise the error."""
         self._log.damaged_snapshots.add(number)
         before = next((each for each in self._log.snapshots(current) if each.epoch < number), None)
         first = self._log.first(current)
@@ -388,10 +386,10 @@ class Applier:
         if not is_begun and (before is None or self._log.epoch(current, before.epoch + 1) is None):
             self._log.damaged_snapshots.discard(number)  # it may be restored from a copy
             raise damage
-        logger.warning("job %s: the snapshot of epoch %d is left out: %s", self._log.job, number, damage)
+        logger.warning("job %s: the snapshot of epoch %d is ignored: %s", self._log.job, number, damage)
 
-    def _holds(self, current: Current, applied: Applied) -> bool:
-        """Tell whether the log still has the epoch that was applied last: it may have been removed and begun anew."""
+    def _has(self, current: Current, applied: Applied) -> bool:
+        """Tell whether the log still has the last applied epoch: the log may have been removed and written anew."""
         epoch = self._log.epoch(current, applied.epoch)
         if epoch is None:
             self._log.newest(current)  # raises if it is only missing
@@ -399,18 +397,18 @@ class Applier:
         return (epoch.term, epoch.clock_ms) == (applied.term, applied.clock_ms)
 
     def _is_swept(self, current: Current, number: int) -> bool:
-        """Tell whether an epoch that is not there is covered by a snapshot."""
+        """Tell whether a snapshot covers a missing epoch."""
         manifest = snapshots.newest(self._log, current)
         return manifest is not None and manifest.epoch >= number
 
-    def _after_a_quiet_look(self, current: Current, number: int) -> Epoch | None:
-        """Look for epochs beyond a missing one: a listing of them all now and then, the next but one every time."""
-        self._quiet_looks += 1
-        if self._quiet_looks % LISTED_EVERY_LOOKS == 1:
+    def _after_a_quiet_poll(self, current: Current, number: int) -> Epoch | None:
+        """Search epochs beyond a missing one: the next one at each poll, all of them by a listing now and then."""
+        self._quiet_polls += 1
+        if self._quiet_polls % LISTED_EVERY_POLLS == 1:
             self._log.newest(current)  # raises where epochs are missing
         if self._log.epoch(current, number + 1) is None:
             return None
-        epoch = self._log.epoch(current, number)  # it may have come between the looks
+        epoch = self._log.epoch(current, number)  # it may have been written since the first search
         if epoch is None:
             self._log.newest(current)
         return epoch
@@ -427,11 +425,10 @@ class Applier:
             self._log.runs(current.generation, epoch, self._slots()),
             frozenset(epoch.replaces),
         )
-        # Not only when nothing is left to apply: while epochs come faster than they are applied, the pages that a dead
-        # reader holds would never be used again.
+        # At each epoch: if epochs come faster than they are applied, the pages of dead readers would never be reused.
         self._store.clear_stale_readers()
-        # What a store holds when it is shown for the first time is told to nobody.
-        self._store.tells_events = self._tells_events and self._store.path == self._announced
+        # The content of a store that is not open to readers yet is no event.
+        self._store.records_events = self._records_events and self._store.path == self._announced
         self._changed += self._store.apply(changes, self._description.known)
         if self._compactor is not None:
             self._compactor.count(epoch)
@@ -444,14 +441,14 @@ class Applier:
         return None if owned == ALL else owned
 
     def _open(self, current: Current, *, is_anew: bool) -> None:
-        """Open the newest store of a generation, or the next one.
+        """Open the newest store of a generation, or a new one.
 
-        One that holds epochs, with no other beside it, is what readers saw last: it is shown at once, before the log
-        is followed, because following may take long or fail.
+        A store with epochs and no other beside it is the one that readers saw last: it is announced at once, before
+        epochs are applied, because that may take long or fail.
         """
         self.close()
         self._store = self._open_store(current.generation, is_anew=is_anew)
-        self._store.hold(self._wanted)
+        self._store.own(self._desired)
         self._description = None
         self._writer = ""
         first = self._log.first(current)
@@ -461,7 +458,7 @@ class Applier:
             self._announce(current)
 
     def _open_store(self, generation: str, *, is_anew: bool) -> LmdbStore:
-        """Open a store of a generation: the newest one that is what was written, or an empty one."""
+        """Open a store of a generation: the newest one that is not damaged, or an empty one."""
         while True:
             path = self._path(generation, is_anew=is_anew)
             try:
@@ -473,42 +470,42 @@ class Applier:
                     store.close()
                     raise
             except StoreDamagedError as damage:
-                self._throw_away(damage, path)
+                self._delete_damaged(damage, path)
                 continue
-            self._verified, self._suspicions = path, 0
+            self._verified, self._damage_reports = path, 0
             return store
 
     def _verify_if_suspect(self) -> None:
-        """Raise StoreDamagedError if the store is cut short, or a reader met damage in it."""
+        """Verify the store if a reader found damage in it; StoreDamagedError also if its file is truncated."""
         if self._store is None:
             return
         self._store.check_length()
         if self._store.is_suspect:
             self._store.verify()
-            self._suspicions += 1
-            if self._suspicions >= SUSPICIONS_MAX:
-                raise StoreDamagedError("readers meet damage again and again that is not found here")
+            self._damage_reports += 1
+            if self._damage_reports >= REPORTS_MAX:
+                raise StoreDamagedError("readers report damage again and again that verification does not find")
             self._store.clear_suspicion()
 
-    def _throw_away(self, damage: StoreDamagedError, path: Path | None = None) -> None:
-        """Remove a damaged store, and have readers close it; the next one is in another folder."""
+    def _delete_damaged(self, damage: StoreDamagedError, path: Path | None = None) -> None:
+        """Delete a damaged store after readers are told to close it; the next store is in another folder."""
         path = path or (self._store.path if self._store is not None else self._announced)
         self.close()
-        logger.error("job %s: the store %s is damaged and is built anew from the log: %s", self._log.job, path, damage)
+        logger.error("job %s: the store %s is damaged and is rebuilt from the log: %s", self._log.job, path, damage)
         is_of_readers = self._announced is None or path is None or self._announced.stem == path.stem
-        if is_of_readers:  # or may be, from an applier before this one
+        if is_of_readers:  # or may be that of the previous applier
             self._report({"event": "damaged"})
-            self._announced, self._announced_version, self._shown, self._told = None, 0, Applied(""), {}
+            self._announced, self._announced_version, self._visible, self._last_report = None, 0, Applied(""), {}
         if path is not None:
             stem, _, serial = path.name.rpartition(".")
             path.with_name(f"{stem}.{int(serial) + 1}").mkdir(parents=True, exist_ok=True)
             shutil.rmtree(path, ignore_errors=True)
 
-    def throw_all_away(self) -> None:
-        """Trust no store that is there: the applier before ended in a way that a damaged one explains."""
+    def delete_all_stores(self) -> None:
+        """Delete all stores: the previous applier ended in a way that a damaged store may have caused."""
         for path in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
             if path.is_dir():
-                self._throw_away(StoreDamagedError("the applier before was ended by a signal"), path)
+                self._delete_damaged(StoreDamagedError("the previous applier was ended by a signal"), path)
 
     def _path(self, generation: str, *, is_anew: bool) -> Path:
         serial = max(self._serials(generation), default=0) + is_anew
@@ -521,7 +518,7 @@ class Applier:
         return [int(serial) for stem, _, serial in names if stem == generation and serial.isdigit()]
 
     def _announce(self, current: Current) -> None:
-        """Tell readers of a store that has caught up, and throw the others away."""
+        """Report a store that has caught up to readers, and delete the others."""
         assert self._store is not None
         is_new = self._store.path != self._announced
         has_new_states = self._description is not None and self._description.version > self._announced_version
@@ -531,7 +528,7 @@ class Applier:
             return
         description = self._description or self._log.description(current.generation)
         self._description = description
-        self._see_store()
+        self._update_visible()
         self._report(
             {
                 "event": "open",
@@ -539,101 +536,102 @@ class Applier:
                 "generation": current.generation,
                 "states": [state.to_json() for state in description.states],
                 "renamed_from": description.renamed_from,
-                **self._what_is_seen(),
+                **self._visible_fields(),
             }
         )
         self._announced = self._store.path
         self._announced_version = description.version
-        self._told = {}
+        self._last_report = {}
         for other in self._folder.iterdir():
             if other != self._announced:
                 shutil.rmtree(other, ignore_errors=True)
 
-    def _tell(self, is_stale: bool, error: str, is_full: bool) -> None:
-        """Report what readers see; of a store that is being built they see nothing yet."""
-        if self._announced is None and not error and not self._told:
+    def _report_status(self, is_stale: bool, error: str, is_full: bool) -> None:
+        """Report the status if it changed; a store that is being built is not visible yet."""
+        if self._announced is None and not error and not self._last_report:
             return
         if self._store is not None and self._store.path == self._announced:
-            self._see_store()
-        told = {
-            "event": "told",
+            self._update_visible()
+        report = {
+            "event": "status",
             "version": self._announced_version,
-            "committed": max(self._shown.epoch, self._last_number() if error else -1),
-            "committed_clock_ms": self._shown.clock_ms,
+            "committed": max(self._visible.epoch, self._last_number() if error else -1),
+            "committed_clock_ms": self._visible.clock_ms,
             "is_stale": is_stale,
             "error": error,
             "is_full": is_full,
-            **self._what_is_seen(),
+            **self._visible_fields(),
         }
-        if told != self._told:
-            self._told = told
-            self._report(told)
+        if report != self._last_report:
+            self._last_report = report
+            self._report(report)
 
-    def _see_store(self) -> None:
-        """Note what readers see, or are about to see, of the store that is being written."""
+    def _update_visible(self) -> None:
+        """Record what readers see, or are about to see, of the store."""
         assert self._store is not None
-        self._shown = self._store.applied
-        self._shown_slots = self._store.slot_ownership.owned
+        self._visible = self._store.applied
+        self._visible_slots = self._store.slot_ownership.owned
         if self._description is not None:
-            # Not known from the beginning: a store may be shown before the log has its first epoch.
+            # Unknown at first: a store may be announced before the log has an epoch.
             self._is_incomplete = bool(self._description.late) or self._origin > 0
 
-    def _tell_again(self) -> None:
-        """Report what readers see now, if it is something else, and the rest as it was."""
-        if self._told:
-            self._tell(*(self._told[name] for name in ("is_stale", "error", "is_full")))
+    def _report_progress(self) -> None:
+        """Report what readers see now, if it changed, with the last status otherwise."""
+        if self._last_report:
+            self._report_status(*(self._last_report[name] for name in ("is_stale", "error", "is_full")))
 
-    def _what_is_seen(self) -> dict[str, Any]:
-        slots = self._shown_slots & self._wanted
+    def _visible_fields(self) -> dict[str, Any]:
+        slots = self._visible_slots & self._desired
         return {
-            "term": self._shown.term,
-            "applied": self._shown.epoch,
-            **self._held,
+            "term": self._visible.term,
+            "applied": self._visible.epoch,
+            **self._held_back,
             "is_incomplete": self._is_incomplete,
             "slots": str(slots),
-            "loading": str(self._wanted - slots),
+            "loading": str(self._desired - slots),
             "wants": self._wants,
         }
 
     def _last_number(self) -> int:
-        """Return the newest epoch number in the log while it cannot be followed; -1 if that is not known either."""
+        """Return the newest epoch number in the log while epochs cannot be applied; -1 if it is unknown."""
         with suppress(SparkisError):
             current = self._log.current()
             if current is not None:
                 return max(self._log.numbers(current.generation), default=-1)
         return -1
 
-    def _tidy(self) -> bool:
-        """Clear away expired keys, the slots of dead readers, free pages and memory; True if there is more.
+    def _clean_up(self) -> bool:
+        """Remove expired keys and keys of given-up slots, free dead readers' slots, pages and memory; True if there is
+        more.
 
-        An error here shows at the next epoch as well.
+        Errors are ignored: the next epoch meets them as well.
         """
         if self._store is None:
             return False
         has_more = False
-        is_at_rest = time.monotonic() >= self._rests_from_s
+        is_idle = time.monotonic() >= self._idle_from_s
         try:
-            has_more = self._store.remove_left(LOST_KEYS_MAX)
-            self._store.tells_events = self._tells_events and self._store.path == self._announced
+            has_more = self._store.remove_given_up(REMOVED_KEYS_MAX)
+            self._store.records_events = self._records_events and self._store.path == self._announced
             has_more |= self._store.expire(self._clock(), EXPIRED_KEYS_MAX) >= EXPIRED_KEYS_MAX
-            if not self._tells_events:
-                has_more |= not self._store.forget_events(FORGOTTEN_PORTIONS_MAX)
+            if not self._records_events:
+                has_more |= not self._store.delete_events(DELETED_PORTIONS_MAX)
             self._store.clear_stale_readers()
             if self._store.path == self._announced:
-                self._compact(is_at_rest)
+                self._compact(is_idle)
                 if self._compactor is not None and self._slots() is None:
                     self._compactor.run_if_due(self._store)
-            if self._changed > TRIM_ABOVE_CHANGES or (self._changed and is_at_rest):
-                self._give_back_memory()
+            if self._changed > TRIM_ABOVE_CHANGES or (self._changed and is_idle):
+                self._release_memory()
         except StoreDamagedError as damage:
-            self._throw_away(damage)
+            self._delete_damaged(damage)
             return True
         except (SparkisError, OSError):
             pass
         return has_more
 
-    def _give_back_memory(self) -> None:
-        """Let go of the pages that a large epoch was written in; an open environment would keep them for the next."""
+    def _release_memory(self) -> None:
+        """Release the memory of a large epoch's pages: an open LMDB environment keeps it for the next epoch."""
         assert self._store is not None
         generation = self._store.generation
         self.close()
@@ -641,17 +639,17 @@ class Applier:
         give_back()
         self._changed = 0
 
-    def _compact(self, is_at_rest: bool) -> None:
-        """Move to a copy of the store without free pages, if these outweigh the others. Readers are told to follow.
+    def _compact(self, is_idle: bool) -> None:
+        """Replace the store by a copy without free pages, if there are more of them than used pages.
 
-        At rest fewer of them are enough. Soon after a copy there is another one at rest alone, if they outweigh others.
+        Of an idle job fewer are enough. Within COMPACT_PAUSE_S of a copy, only an idle job is copied again.
         """
         assert self._store is not None
         used, free = self._store.used_bytes()
         is_early = time.monotonic() < self._compact_after_s
-        is_worth_it = free >= max(used, self._compact_above_bytes) and (is_at_rest or not is_early)
-        if is_at_rest and not is_early:
-            is_worth_it |= free >= max(used // COMPACT_AT_REST_SHARE, COMPACT_AT_REST_ABOVE_BYTES)
+        is_worth_it = free >= max(used, self._compact_above_bytes) and (is_idle or not is_early)
+        if is_idle and not is_early:
+            is_worth_it |= free >= max(used // COMPACT_IDLE_SHARE, COMPACT_IDLE_ABOVE_BYTES)
         if not is_worth_it:
             return
         current = self._log.current()
@@ -665,45 +663,45 @@ class Applier:
         self.close()
         self._store = self._open_store(current.generation, is_anew=False)
         self._announce(current)
-        logger.info("job %s: %d MB of free pages were given back", self._log.job, free >> 20)
+        logger.info("job %s: %d MB of free pages were released", self._log.job, free >> 20)
 
 
 def follow_until_end(applier: Applier, lines: int, probe_interval_s: float) -> None:
-    """Step at each line of the input, and at least once an interval, until the input ends.
+    """Call `step` at each line of the input, and at least once an interval, until the input ends.
 
-    The interval doubles while nothing is new, up to what the log's filesystem says, and is short again once a look
-    finds something. What a line told of does not make it short: who tells of one epoch tells of the next.
+    The interval doubles while the log has nothing new, up to the limit of its filesystem, and is short again after a
+    poll that finds something. A change that a line announced does not make it short: the next change is announced, too.
     """
     rest = b""
     interval_s, longest_s = probe_interval_s, max(probe_interval_s, applier.probe_interval_s_max)
-    is_told = False
+    is_notified = False
     while True:
-        before = applier.told
+        before = applier.last_report
         has_more = applier.step()
-        if applier.told != before and not is_told:
+        if applier.last_report != before and not is_notified:
             interval_s = probe_interval_s
         ready, _, _ = select.select([lines], [], [], 0 if has_more else interval_s)
-        is_told = bool(ready)
+        is_notified = bool(ready)
         if not ready:
             interval_s = interval_s if has_more else min(2 * interval_s, longest_s)
             continue
         read = os.read(lines, 65536)
         if not read:
             return
-        *whole, rest = (rest + read).split(b"\n")
+        *lines_read, rest = (rest + read).split(b"\n")
         rest = rest[:LINE_BYTES_MAX]
-        for line in whole:
+        for line in lines_read:
             if line.startswith(b"events"):
-                applier.tell_events(line.endswith(b"on"))
+                applier.record_events(line.endswith(b"on"))
             elif line.startswith(b"slots"):
-                _want(applier, line[len(b"slots") :].decode("ascii", "replace"))
+                _set_slots(applier, line[len(b"slots") :].decode("ascii", "replace"))
 
 
-def _want(applier: Applier, text: str) -> None:
+def _set_slots(applier: Applier, text: str) -> None:
     try:
-        applier.want(KeyGroups.parse(text))
+        applier.set_desired_slots(KeyGroups.parse(text))
     except KeyGroupsError as error:
-        logger.error("the slots stay as they are: %s", error)
+        logger.error("the slots do not change: %s", error)
 
 
 def _slots(text: str) -> KeyGroups:
@@ -717,15 +715,15 @@ def main(arguments: list[str] | None = None) -> None:
     """Run an applier until its standard input ends."""
     parser = argparse.ArgumentParser(prog="python -m state_backend.apply.applier", description=__doc__)
     parser.add_argument("--log", required=True, help="the log root")
-    parser.add_argument("--job", required=True, help="the job to follow")
-    parser.add_argument("--store", required=True, help="the folder that holds the stores")
+    parser.add_argument("--job", required=True, help="the job to apply")
+    parser.add_argument("--store", required=True, help="the folder of the stores")
     parser.add_argument("--slots", type=_slots, default=ALL, help="the slots to own, as 0-5460,9000; all by default")
     parser.add_argument(
         "--compact", action="store_true", help="write snapshots, or parts of them, into the log, and sweep it"
     )
-    parser.add_argument("--anew", action="store_true", help="throw away what is in the folder of stores")
-    parser.add_argument("--events", action="store_true", help="keep what happens to each key")
-    parser.add_argument("--retention-ms", type=int, default=RETENTION_MS, help="what --compact keeps longer")
+    parser.add_argument("--anew", action="store_true", help="delete all stores first")
+    parser.add_argument("--events", action="store_true", help="record events of keys")
+    parser.add_argument("--retention-ms", type=int, default=RETENTION_MS, help="how long --compact retains epochs")
     parser.add_argument("--probe-interval-s", type=float, default=PROBE_INTERVAL_S)
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -734,19 +732,19 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout.write(json.dumps(event) + "\n")
         sys.stdout.flush()
 
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a closed terminal: whether to end is the server's to say
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a closed terminal: only the server ends this process
 
     folder = Path(given.store) / given.job
     folder.mkdir(parents=True, exist_ok=True)
-    lock = open(folder / "lock", "wb")  # noqa: SIM115  # held to the end of the process
-    fcntl.flock(lock, fcntl.LOCK_EX)  # an applier whose server died may still be in its last epoch
+    lock = open(folder / "lock", "wb")  # noqa: SIM115  # locked to the end of the process
+    fcntl.flock(lock, fcntl.LOCK_EX)  # the applier of a server that died may still be writing its last epoch
 
     compactor = Compactor(given.log, given.job, given.retention_ms) if given.compact else None
     log = ChangeLog(given.log)
     applier = Applier(log, given.job, given.store, report, compactor=compactor, slots=given.slots)
-    applier.tell_events(given.events)
+    applier.record_events(given.events)
     if given.anew:
-        applier.throw_all_away()
+        applier.delete_all_stores()
     with suppress(KeyboardInterrupt, BrokenPipeError):
         follow_until_end(applier, sys.stdin.fileno(), given.probe_interval_s)
     applier.close()

@@ -1,7 +1,7 @@
-"""Finds out whether a store's file is what was written: its length, its order, the place and the checksum of each row.
+"""Checks a store's file for damage: its length, and the order, the place and the checksum of each row.
 
-LMDB itself checks next to nothing: it maps the file and follows what stands in it. A file that is cut short ends a
-process by a signal (SIGBUS), and so may a pointer that leads out of the file.
+LMDB itself checks very little: it maps the file and follows its pointers. A truncated file ends a process by a signal
+(SIGBUS), and so may a pointer out of the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from state_backend.lmdb.layout import FIELD_POSITION_BYTES, ID_BYTES, Tables, fi
 from state_backend.model.errors import StoreDamagedError
 from state_backend.model.slots import POSITION_BYTES, places_of
 
-# What LMDB says of a file that it cannot make sense of.
+# LMDB's errors for a file that it cannot read.
 DAMAGED = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
@@ -33,32 +33,32 @@ DAMAGED = (
     lmdb.CursorFullError,
     lmdb.PageFullError,
 )
-# Each of the first two pages has, behind a header of 16 bytes: magic u32, version u32, ... In the last three places
-# that are read: the size of a page u32 at 40, the last page's number u64 at 136.
+# Each of the first two pages is a meta page: behind a header of 16 bytes magic u32, version u32, ...; the size of a
+# page is a u32 at 40, the last page's number a u64 at 136.
 META_PAGES, PAGE_BYTES_AT, LAST_PAGE_AT, META_BYTES = 2, 40, 136, 152
 PAGE_BYTES_MIN, PAGE_BYTES_MAX = 512, 65_536
-# Rows that are looked at together; a piece of a long text has 64 KiB.
+# Rows that are checked together; a piece of a long text has 64 KiB.
 ROWS = 256
-# CRC-32 of nothing: rows of an index have no value.
-NOTHING = 0
+# CRC-32 of an empty value, as rows of an index have.
+EMPTY = 0
 
 
 def of_damage(error: Exception) -> StoreDamagedError | None:
-    """Return an error of LMDB about a damaged file, or of our own, as ours; None for any other."""
+    """Return the StoreDamagedError for an error about a damaged file; None for any other error."""
     if isinstance(error, StoreDamagedError) or not isinstance(error, DAMAGED):
         return error if isinstance(error, StoreDamagedError) else None
-    return StoreDamagedError(f"{error}; the store is built anew from the log, ask again in a moment")
+    return StoreDamagedError(f"{error}; the store is rebuilt from the log, ask again in a moment")
 
 
 def check_length(path: Path) -> None:
-    """Raise StoreDamagedError for a file that is shorter than what LMDB would map of it; a missing one is none yet."""
+    """Raise StoreDamagedError for a file that is shorter than its pages; a missing or empty file is a new store."""
     try:
         with open(path, "rb") as file:
             pages = file.read(PAGE_BYTES_MAX + META_BYTES)
             size = file.seek(0, 2)
     except FileNotFoundError:
         return
-    if not size:  # LMDB begins it
+    if not size:
         return
     needed = 0
     if len(pages) >= META_BYTES:
@@ -67,11 +67,11 @@ def check_length(path: Path) -> None:
             last = (struct.unpack_from("<Q", pages, at * page_bytes + LAST_PAGE_AT)[0] for at in range(META_PAGES))
             needed = (max(last) + 1) * page_bytes
     if not 0 < needed <= size:
-        raise StoreDamagedError(f"{path} has {size} bytes, and what it says of itself needs {needed or 'more'}")
+        raise StoreDamagedError(f"{path} has {size} bytes, but its pages need {needed or 'more'}")
 
 
 def verify(txn: lmdb.Transaction[bytes], tables: Tables) -> None:
-    """Read all rows, and look each up as a reader does; StoreDamagedError for the first that is not right.
+    """Read all rows, and look each up as a reader does; StoreDamagedError for the first damaged one.
 
     Takes about a second for a million rows (measured: `python -m benchmarks checksums`).
     """
@@ -82,16 +82,16 @@ def verify(txn: lmdb.Transaction[bytes], tables: Tables) -> None:
 def _verify_table(txn: lmdb.Transaction[bytes], name: str, table: Any) -> None:
     seen = 0
     last = b""
-    with txn.cursor(db=table) as rows, txn.cursor(db=table) as looked_up:
+    with txn.cursor(db=table) as rows, txn.cursor(db=table) as second:
         names = rows.iternext(values=False) if rows.first() else iter(())
         while chunk := list(islice(names, ROWS)):
-            found = looked_up.getmulti(chunk)
+            found = second.getmulti(chunk)
             values = [value for _, value in found]
             if (chunk[0] <= last and seen) or any(map(ge, chunk, chunk[1:])):
                 raise _damaged(name, "a row is out of order")
             if [at for at, _ in found] != chunk:
                 raise _damaged(name, "a row is not found where it is")
-            if not {SOUND, NOTHING}.issuperset(map(checksum, values)):
+            if not {SOUND, EMPTY}.issuperset(map(checksum, values)):
                 raise _damaged(name, "a checksum does not fit")
             if name in ("keys", "fields"):
                 _check_places(name, chunk, values, last)
@@ -102,7 +102,7 @@ def _verify_table(txn: lmdb.Transaction[bytes], name: str, table: Any) -> None:
 
 
 def _check_places(table: str, places: Sequence[bytes], records: Sequence[bytes], last: bytes) -> None:
-    """Check that each record stands where its name is looked for: at a position, or without a gap behind it."""
+    """Check that each record is where its name is looked up: at its position, or behind it without a gap."""
     names = list(map(name_of, records))
     if table == "keys":
         length, positions = POSITION_BYTES, list(places_of(names))
@@ -111,12 +111,12 @@ def _check_places(table: str, places: Sequence[bytes], records: Sequence[bytes],
         ids = (int.from_bytes(place[:ID_BYTES], "big") for place in places)
         positions = list(map(field_place, ids, names))
     if [place[:length] for place in places] != positions:
-        raise _damaged(table, "a record stands elsewhere than its name says")
+        raise _damaged(table, "a record is not at the position of its name")
     for place, before in zip(places, [last, *places], strict=False):
         ordinal = int.from_bytes(place[length:], "big")
         if ordinal and before != place[:length] + ((ordinal - 1).to_bytes(2, "big") if ordinal > 1 else b""):
-            raise _damaged(table, "a record stands behind a gap")
+            raise _damaged(table, "a record is behind a gap")
 
 
-def _damaged(table: str, what: str) -> StoreDamagedError:
-    return StoreDamagedError(f"the table of {table} is damaged: {what}")
+def _damaged(table: str, problem: str) -> StoreDamagedError:
+    return StoreDamagedError(f"the table of {table} is damaged: {problem}")

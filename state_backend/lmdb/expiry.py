@@ -1,7 +1,7 @@
-"""Expiry in a write transaction of an LMDB store: expired keys and fields are first noted, then removed.
+"""Expiry in a write transaction of an LMDB store: expired keys and fields are first announced, then removed.
 
-Noting takes keys out of the counts and writes the events, by this server's clock. Removing deletes the records, by the
-log's clock: until then an epoch may still change them (see `store.Store.expire`).
+To announce them takes keys out of the counts and writes their events, by this server's clock. To remove them deletes
+their records, by the log's clock: until then an epoch may still change them (see `store.Store.expire`).
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from state_backend.lmdb.layout import (
 from state_backend.lmdb.transaction import LmdbTransaction
 from state_backend.model.errors import StoreDamagedError
 from state_backend.store.changed_keys import ChangedKeys
-from state_backend.store.key_events import What
+from state_backend.store.key_events import KeyEvent
 
-# A clock that is set back by less makes no difference to what was noted (guess).
+# A clock that is set back by less takes nothing back that was announced (guess).
 CLOCK_STEP_MS = 5_000
-# The first line of the expiry index that stands for a time, and what is behind all lines of one time.
+# The first line of the expiry index that has a time, and a tag behind those of all lines of one time.
 FIRST_TIMED, ALL_LINES = (1).to_bytes(8, "big"), b"\xff"
 
 
 class ExpiryTransaction(LmdbTransaction):
-    """A write transaction that also notes and removes expired keys and fields."""
+    """A write transaction that also announces and removes expired keys and fields."""
 
     _expired_keys = _expired_fields = 0
 
-    def announce_expired(self, clock_ms: int, most: int) -> int:
-        """Take keys that have expired by a clock out of the counts, oldest first, and tell of them and of fields.
+    def announce_expired(self, clock_ms: int, lines_max: int) -> int:
+        """Take keys that have expired by a clock out of the counts, oldest first, and report their and fields' events.
 
-        They stay where they are: by the log's clock they may still be changed. Returns how many lines of the expiry
-        index were looked at, `most` if there may be more.
+        Their records stay: an epoch may still change them. Returns how many lines of the expiry index were passed,
+        `lines_max` if there may be more.
         """
         if clock_ms < self.meta.announced_ms - CLOCK_STEP_MS:
-            return self._count_in_again(clock_ms + CLOCK_STEP_MS, most)
+            return self._count_in_again(clock_ms + CLOCK_STEP_MS, lines_max)
         with self._txn.cursor(db=self._tables.expiry) as lines:
-            for done in range(most):
+            for done in range(lines_max):
                 found = lines.set_range(max(self.meta.announced + b"\0", FIRST_TIMED))
                 line = lines.key()
                 at_ms = int.from_bytes(line[LINE_TIME_AT], "big")
                 if not found or at_ms > clock_ms:
-                    if done:  # whatever comes later with such an expiry has expired when it comes
+                    if done:  # a key that is put later with an earlier expiry has expired by then
                         self.meta.announced = expiry_line(clock_ms, ALL_LINES, b"")
                     return done
                 if line[LINE_TAG_AT] == KEY_LINE:
@@ -71,25 +71,25 @@ class ExpiryTransaction(LmdbTransaction):
                 else:
                     self.meta.announced = line
                     self._announce_fields(line, clock_ms)
-        return most
+        return lines_max
 
     def _announce_keys_at(self, position: bytes, at_ms: int) -> None:
         for at, record in self._keys.records.at(position):
             if expiry_of(record) == at_ms:
                 self._keys.counts.add(at, record, -1)
                 self._keys.changed_keys.add(name_of(record))
-                self._keys.report(name_of(record), What.EXPIRED)
+                self._keys.report(name_of(record), KeyEvent.EXPIRED)
                 self._expired_keys += 1
 
     def _announce_fields(self, line: bytes, clock_ms: int) -> None:
-        """Tell of fields of a large map that have expired by a clock, at one of its two lines."""
+        """Announce the expired fields of a large map, at one of its two lines."""
         at_ms, prefix = int.from_bytes(line[LINE_TIME_AT], "big"), line[LINE_NAME_AT]
         at, record = self._map_of(prefix)
         large = None if record is None else LargeMap.of(payload_of(record))
         if line[LINE_TAG_AT] == FIELD_LINE:
             self._txn.delete(line, db=self._tables.expiry)
             if large is not None and large.due_ms >= at_ms:
-                large = None  # its own line was looked at just now, or will be
+                large = None  # its own line comes later
         if record is None or large is None:
             return
         found = self._keys.dues.set_range(due_name(prefix, at_ms)) and self._keys.dues.key()
@@ -97,24 +97,24 @@ class ExpiryTransaction(LmdbTransaction):
         if is_due and not self._keys.counts.is_announced(at, record):
             self._keys.changed_keys.add(name_of(record))
             is_live = large.is_live(self._keys.dues, clock_ms)
-            self._keys.report(name_of(record), What.FIELDS_EXPIRED, *(() if is_live else (What.DELETED,)))
+            self._keys.report(name_of(record), KeyEvent.FIELDS_EXPIRED, *(() if is_live else (KeyEvent.DELETED,)))
         self._maps.announce_next(large, clock_ms)
 
     def _map_of(self, prefix: bytes) -> tuple[bytes, bytes | None]:
-        """Return the place and the record of the key that a large map belongs to, if it still does."""
+        """Return the place and the record of a large map's key; None if the key has another record now."""
         key = self._txn.get(prefix, db=self._tables.maps)
         if key is None:
             return b"", None
         key = opened(key)
         at, record = self._keys.find(key)
-        is_its = record is not None and record[FORM_AT] == LARGE and id_of(record) == prefix
-        return at, record if is_its else None
+        is_same = record is not None and record[FORM_AT] == LARGE and id_of(record) == prefix
+        return at, record if is_same else None
 
-    def _count_in_again(self, until_ms: int, most: int) -> int:
-        """Count keys in again, latest first, that have not expired after all: the clock was set back."""
+    def _count_in_again(self, until_ms: int, lines_max: int) -> int:
+        """Count keys in again, latest first, that have not expired: the clock was set back."""
         with self._txn.cursor(db=self._tables.expiry) as lines:
             found = lines.prev() if lines.set_range(self.meta.announced + b"\0") else lines.last()
-            for done in range(most):
+            for done in range(lines_max):
                 line = lines.key() if found else b""
                 at_ms = int.from_bytes(line[LINE_TIME_AT], "big")
                 if at_ms <= until_ms:
@@ -126,27 +126,27 @@ class ExpiryTransaction(LmdbTransaction):
                     for at, record in self._keys.records.at(line[LINE_NAME_AT]):
                         if expiry_of(record) == at_ms:
                             self._keys.counts.add(at, record, 1)
-        return most
+        return lines_max
 
-    def remove_expired(self, most: int) -> int:
-        """Remove what expired at or before this transaction's clock, oldest first, once that was noted; tell nobody.
+    def remove_expired(self, removals_max: int) -> int:
+        """Remove what was announced and expired at or before this transaction's clock, oldest first.
 
-        Returns how many keys, fields, elements and pieces went, about `most` if there is more.
+        Returns how many keys, fields, elements and pieces were removed, about `removals_max` if there are more.
         """
-        self._keys.changed_keys = ChangedKeys()  # what was noted is told of already
+        self._keys.changed_keys = ChangedKeys()  # those of announced keys are stored already
         done = 0
         with self._txn.cursor(db=self._tables.expiry) as lines:
-            while done < most and lines.first():
+            while done < removals_max and lines.first():
                 line = lines.key()
                 tag, name = line[LINE_TAG_AT], line[LINE_NAME_AT]
                 if tag == DROPPED_LINE:
-                    done += self._remove_dropped(line, name, most - done)
+                    done += self._remove_dropped(line, name, removals_max - done)
                 elif int.from_bytes(line[LINE_TIME_AT], "big") > self._now_ms or line > self.meta.announced:
                     break
                 elif tag == KEY_LINE:
                     done += self._remove_keys_at(name)
                 else:
-                    done += self._remove_fields(name, most - done)
+                    done += self._remove_fields(name, removals_max - done)
         applied = self.meta.applied
         self.meta.applied = replace(
             applied,
@@ -164,30 +164,32 @@ class ExpiryTransaction(LmdbTransaction):
             check(record)
             if expiry_of(record) <= self._now_ms and self._keys.counts.is_announced(at, record):
                 self._keys.delete(at, record)
-                removed += 1  # another record now stands here, if there was one behind
+                removed += 1  # the last record of the position has its place now, if there is one
             else:
                 ordinal += 1
                 at = position + ordinal.to_bytes(2, "big")
         return removed
 
-    def _remove_fields(self, prefix: bytes, most: int) -> int:
-        """Remove fields of a large map that have expired, and let its line stand where it has to; return how many."""
+    def _remove_fields(self, prefix: bytes, removals_max: int) -> int:
+        """Remove expired fields of a large map, and move its line to the next expiry; return how many."""
         at, record = self._map_of(prefix)
         if record is None:
-            raise StoreDamagedError("an expiring field of a map without a key stands in the store; it is made anew")
+            raise StoreDamagedError(
+                "the store has an expiring field of a map without a key; it is built anew from the log"
+            )
         map_id, size, expiring, _ = LargeMap.of(payload_of(record))
         removed = 0
-        due_ms = 0
+        expire_at_ms = 0
         while self._keys.dues.set_range(prefix) and (name := self._keys.dues.key()).startswith(prefix):
-            due_ms = int.from_bytes(name[DUE_TIME_AT], "big")
-            if due_ms > self._now_ms or removed >= most:
+            expire_at_ms = int.from_bytes(name[DUE_TIME_AT], "big")
+            if expire_at_ms > self._now_ms or removed >= removals_max:
                 break
-            removed_here = self._remove_fields_at(prefix + name[DUE_POSITION_AT], due_ms)
+            removed_here = self._remove_fields_at(prefix + name[DUE_POSITION_AT], expire_at_ms)
             if not removed_here:
-                raise StoreDamagedError("a field that is not there is to expire in the store; it is made anew")
+                raise StoreDamagedError("a field that expires is missing in the store; it is built anew from the log")
             removed += removed_here
         self._expired_fields += removed
-        large = LargeMap(map_id, size - removed, expiring - removed, due_ms if expiring > removed else 0)
+        large = LargeMap(map_id, size - removed, expiring - removed, expire_at_ms if expiring > removed else 0)
         if large.size:
             self._maps.put_large(at, record, name_of(record), expiry_of(record) or None, state_number_of(record), large)
         else:
@@ -195,13 +197,13 @@ class ExpiryTransaction(LmdbTransaction):
             self._keys.delete(at, record)
         return max(removed, 1)
 
-    def _remove_fields_at(self, position: bytes, due_ms: int) -> int:
+    def _remove_fields_at(self, position: bytes, expire_at_ms: int) -> int:
         removed = 0
         ordinal = 0
         at = position
         while (record := self._keys.fields.get(at)) is not None:
             check(record)
-            if expiry_of(record) == due_ms:
+            if expiry_of(record) == expire_at_ms:
                 self._maps.delete_field(at, record)
                 removed += 1
             else:
@@ -209,14 +211,14 @@ class ExpiryTransaction(LmdbTransaction):
                 at = position + ordinal.to_bytes(2, "big")
         return removed
 
-    def _remove_dropped(self, line: bytes, prefix: bytes, most: int) -> int:
-        """Remove what is left of a map, list ... that is no key's any more, and its line once nothing is."""
+    def _remove_dropped(self, line: bytes, prefix: bytes, removals_max: int) -> int:
+        """Remove rows of a dropped map, list, set or text; with the last of them its line."""
         removed = 0
         for table in (self._tables.fields, self._tables.dues, self._tables.blocks):
             with self._txn.cursor(db=table) as cursor:
                 found = cursor.set_range(prefix)
                 while found and cursor.key().startswith(prefix):
-                    if removed >= most:
+                    if removed >= removals_max:
                         return removed
                     if table is self._tables.fields:
                         check(record := cursor.value())
@@ -231,7 +233,7 @@ class ExpiryTransaction(LmdbTransaction):
 def has_expired(
     txn: lmdb.Transaction[bytes], tables: Tables, announced: bytes, announced_to_ms: int, removed_to_ms: int
 ) -> bool:
-    """Tell whether anything is to be noted by one clock or removed by another, or was dropped."""
+    """Tell whether anything is to be announced by one clock, or removed by another, or was dropped."""
     if announced_to_ms < int.from_bytes(announced[LINE_TIME_AT], "big") - CLOCK_STEP_MS:
         return True
     with txn.cursor(db=tables.expiry) as lines:

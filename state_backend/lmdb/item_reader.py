@@ -39,7 +39,7 @@ class ItemReader(RecordReader):
             if record is not None and checksum(record) != SOUND:
                 raise damaged()
             if record is not None and not (record.startswith(name, NAME_AT) and read_header(record)[0] == len(name)):
-                found[index] = find(self._get_field, field_place(map_id, name), name)[1]  # another one's position, too
+                found[index] = find(self._get_field, field_place(map_id, name), name)[1]  # of a shared position
         return found
 
     def _get_field(self, at: bytes) -> bytes | None:

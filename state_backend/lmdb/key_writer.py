@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import lmdb
 
 from state_backend.codec.reductions import Reduction
-from state_backend.lmdb.events import KeyEvents
+from state_backend.lmdb.events import EventWriter
 from state_backend.lmdb.key_counts import KeyCounts
 from state_backend.lmdb.layout import (
     COUNTED_AT,
@@ -38,7 +38,7 @@ from state_backend.lmdb.layout import (
 from state_backend.model.descriptor import Kind
 from state_backend.model.slots import POSITION_BYTES, place_of
 from state_backend.store.changed_keys import ChangedKeys
-from state_backend.store.key_events import What
+from state_backend.store.key_events import KeyEvent
 
 
 class KeyWriter:
@@ -57,7 +57,7 @@ class KeyWriter:
         self.fields = Table(txn, tables.fields, ID_BYTES + FIELD_POSITION_BYTES)
         self.dues = txn.cursor(db=tables.dues)
         self.changed_keys = ChangedKeys()
-        self.events: KeyEvents | None = None
+        self.events: EventWriter | None = None
         self.changed = 0
 
     def find(self, key: bytes) -> tuple[bytes, bytes | None]:
@@ -143,7 +143,7 @@ class KeyWriter:
                     names.add(name_of(item))
         return names
 
-    def report(self, key: bytes, *events: What) -> None:
+    def report(self, key: bytes, *events: KeyEvent) -> None:
         """Write that something happened to a key, if somebody wants to be notified."""
         if self.events is not None:
             self.events.add(key, bytes(events))

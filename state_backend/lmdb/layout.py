@@ -1,48 +1,49 @@
-"""How a store lies in LMDB: tables, records, and how a record is found. What is done with them is done elsewhere.
+"""The layout of a store in LMDB: its tables and records, and how a record is found. Other modules write and read them.
 
-Tables (LMDB databases) of an environment; all numbers in names are big endian, so that byte order is their order:
+Tables (LMDB databases) of an environment. Numbers in names are big endian, so that rows are in the order of the
+numbers:
 
     keys    position (6)                      -> record of a key
             position (6), ordinal (2)         -> records of further keys with the same position, from ordinal 1 up
     fields  map id (8), field position (6)    -> record of a large map's field; ordinals as above
             set id (8), field position (6)    -> record of a large set's member; its payload is empty, or the score (8)
     maps    map id (8)                        -> the map's key
-    dues    map id (8), expire_at_ms (8), field position (6) -> nothing; a field at that position expires then
+    dues    map id (8), expire_at_ms (8), field position (6) -> nothing; a field at that position expires at that time
     blocks  list id (8), ...                  -> elements of a long list (see `lmdb.lists`)
             text id (8), number of a piece (8) -> a piece of a long text
             set id (8), number of a node (8)  -> the order of a large sorted set (see `lmdb.ranks`)
-    expiry  expire_at_ms (8), b"k", position (6) -> nothing; a key at that position expires then
-            due_ms (8), b"m", map id (8)      -> nothing; the line of a map with fields that expire
-            due_ms (8), b"n", map id (8)      -> nothing; the next field to expire of a map whose own line lies behind
-            what was announced (see `Meta.announced`)
-            0 (8), b"d", id (8)               -> nothing; a map, list ... that is no key's any more and is to go
-    meta    b"applied"                        -> JSON: what the store holds (see `store.Applied`), states, counters
+    expiry  its rows are called lines:
+            expire_at_ms (8), b"k", position (6) -> nothing; a key at that position expires at that time
+            due_ms (8), b"m", map id (8)      -> nothing; no field of this large map expires before that time
+            due_ms (8), b"n", map id (8)      -> nothing; the next field of a large map to be announced, where the map's
+            line above was passed already (see `Meta.announced`)
+            0 (8), b"d", id (8)               -> nothing; the rows of this id are dropped: no key has them any more
+    meta    b"applied"                        -> JSON: the last epoch and counts (see `store.Applied`), states, counters
             b"changed", epoch (8)             -> the keys that one of the last epochs changed (see `changed_keys`)
-            b"events"..                       -> what epochs did to keys, while somebody asks (see `lmdb.events`)
-            b"expired", removal (8)           -> the keys that one of the last removals took, or took fields of
-            b"slot", slot (2)                 -> how many keys of which state are there (see `SLOT_COUNT`); only in a
-            store that holds, or held, some slots only
+            b"events"..                       -> events of keys, while clients subscribe to them (see `lmdb.events`)
+            b"expired", batch (8)             -> the keys that one of the last batches announced, or fields of them
+            b"slot", slot (2)                 -> the number of keys of each state (see `SLOT_COUNT`); only in a store
+            that owns, or owned, some slots only
 
     record  name length u32 | expire_at_ms i64, 0 for never | state number u16 | form u8 | name | payload | checksum u32
-            name is the key or the field; little endian; the form tells what the payload is:
+            name is the key, the field or the member; little endian; the form is the kind of payload:
     VALUE   the value's bytes
     PACKED  a small map (see `packed_map`)
     SHORT   a short list (see `packed_list`)
     FEW     a small set (see `packed_list`), in byte order
     RANKED  a small sorted set (see `packed_sorted`)
-    LARGE   map id u64 | fields u64 | how many of them expire u64 | due_ms i64, before which none does (0: none at all)
-    LONG    list id u64 | start u64 | end u64; its elements are in `blocks`
-    TEXT    text id u64 | length u64: a value of more than `PIECE_BYTES`; its pieces, all of that size but the last, are
-            in `blocks`, so that nobody who passes by or wants a part copies it, and no file needs so much room in a row
-
+    LARGE   a large map: map id u64 | fields u64 | expiring fields u64 | due_ms i64: no field expires before (0: never)
+    LONG    a long list: list id u64 | start u64 | end u64; its elements are in `blocks`
+    TEXT    a value above `PIECE_BYTES`: text id u64 | length u64; its pieces, all of that size but the last, are in
+            `blocks`: scans and reads of a part copy no full value, and LMDB needs no long run of free pages for it
     MANY    a large set: set id u64 | members u64 | 0 u64
     TREE    a large sorted set: set id u64 | members u64 | number of its next node u64
 
 Every value of every table that is not empty ends with its checksum, the CRC-32 of what is before it (see `checksums`).
 
-A small map becomes large when it outgrows `packed_map.FIELDS_MAX` or `BYTES_MAX`, or when a field gets an expiry. What
-lies outside of a key's record is not deleted with it: that may be any amount. A line in `expiry` stands for it, and it
-goes in portions as what has expired does; its id is never given again.
+A small map becomes large when it exceeds `packed_map.FIELDS_MAX` or `BYTES_MAX`, or when a field gets an expiry. Rows
+that belong to a key's record are not deleted with it: there may be millions. They get a line in `expiry`, and are
+removed in portions as expired keys are. Ids are never reused.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ from state_backend.model.slots import HASH_BITS, POSITION_BYTES
 from state_backend.store.slot_ownership import SlotOwnership
 from state_backend.store.store import Applied
 
-# Of the layout: a store of another one is made anew.
+# Of the layout: a store of another format is rebuilt.
 FORMAT = 8
 
 HEADER = struct.Struct("<IqHB")
@@ -77,7 +78,7 @@ LARGE_SET = struct.Struct("<QQQ")
 SCORE = struct.Struct("<d")
 # The id of a map or set and a field's position (see `slots.field_position_of`).
 FIELD_PLACE = struct.Struct(">QIH")
-# From LARGE on, parts of what stands at a key lie outside of its record, under the id that its payload begins with.
+# Records of the forms from LARGE on have rows in other tables, under the id that their payload begins with.
 VALUE, PACKED, SHORT, FEW, RANKED, LARGE, LONG, TEXT, MANY, TREE = range(10)
 KINDS = (
     Kind.VALUE,
@@ -107,7 +108,7 @@ PIECE_BYTES = (64 << 10) - 16 - CHECK_BYTES
 SLOT_COUNT = struct.Struct("<Iq")
 EXPIRING, EXPIRING_MAPS = 1 << 16, (1 << 16) + 1
 
-# What a line of the expiry index stands for; their order is that in which lines of one time are looked at.
+# Tags of lines in the expiry index, in the order in which lines of one time are processed.
 DROPPED_LINE, KEY_LINE, MAP_LINE, FIELD_LINE = b"d", b"k", b"m", b"n"
 
 TABLES = (b"keys", b"fields", b"maps", b"dues", b"blocks", b"expiry", b"meta")
@@ -127,7 +128,7 @@ class Tables(NamedTuple):
 
 @dataclass
 class Meta:
-    """The `applied` record: what the store holds and the numbers its records use.
+    """The `applied` record: the store's epoch and counts, and the numbers that its records use.
 
     announced: the last line of the expiry index that was announced, and all before it: their keys are in no count, and
         clients were notified, whether the keys are removed yet or not.
@@ -176,20 +177,19 @@ class Meta:
 
 
 def read_meta(txn: lmdb.Transaction[bytes], tables: Tables, generation: str) -> Meta:
-    """Return the `applied` record that a transaction sees."""
+    """Return the `applied` record in a transaction."""
     stored = txn.get(b"applied", db=tables.meta)
     return Meta(Applied(generation)) if stored is None else Meta.from_bytes(opened(stored))
 
 
-# A table of records is found by a position and a name. The first record stands at the position itself, further names
-# that share it at position + ordinal without a gap: one look-up tells that a position is free, and nearly every look-up
-# is one.
+# A record is found by a position and a name. The first record of a position has the position as its place, further ones
+# have position + ordinal without a gap: one look-up shows that a position is free, and nearly all records take one.
 
 
 def find(get: Callable[[bytes], bytes | None], position: bytes, name: bytes) -> tuple[bytes, bytes | None]:
     """Return the place of a name and its record; for a missing name the next free place and None.
 
-    StoreDamagedError if a record on the way is not what was written.
+    StoreDamagedError if a record on the way is damaged.
     """
     at = position
     ordinal = 0
@@ -223,7 +223,7 @@ def records_of_slots(records: lmdb.Cursor[bytes], slots: KeyGroups, position: in
 
 
 def sound_rows(records: lmdb.Cursor[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Iterate over (place, record) from where a cursor stands on; StoreDamagedError for one that is damaged."""
+    """Iterate over (place, record) from a cursor's row on; StoreDamagedError for a damaged record."""
     for at, record in records.iternext():
         if checksum(record) != SOUND:
             raise damaged()
@@ -231,7 +231,7 @@ def sound_rows(records: lmdb.Cursor[bytes]) -> Iterator[tuple[bytes, bytes]]:
 
 
 class Table:
-    """A table of records in a write transaction: one cursor, which finds the next row of sorted ones on its page."""
+    """A table of records in a write transaction. Its one cursor finds the next of sorted rows on the same page."""
 
     def __init__(self, txn: lmdb.Transaction[bytes], table: Any, position_bytes: int) -> None:
         self._cursor = txn.cursor(db=table)
@@ -241,7 +241,7 @@ class Table:
         self.put_many = self._cursor.putmulti
 
     def delete(self, at: bytes) -> None:
-        """Take a record out and close the gap with the last one of its position."""
+        """Delete a record; the last record of its position moves into the gap."""
         position, ordinal = at[: self._position_bytes], int.from_bytes(at[self._position_bytes :], "big")
         last_at, last = at, None
         while (record := self.get(position + (ordinal + 1).to_bytes(2, "big"))) is not None:
@@ -253,7 +253,7 @@ class Table:
             self._cursor.delete()
 
     def at(self, position: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate over (place, record) of what stands at a position."""
+        """Iterate over (place, record) of a position."""
         at, ordinal = position, 0
         while (record := self.get(at)) is not None:
             if checksum(record) != SOUND:
@@ -268,7 +268,7 @@ class Table:
 
 
 def make_record(name: bytes, payload: bytes, expire_at_ms: int | None, state: int, form: int) -> bytes:
-    # 0 stands for never, so a time at or before 1970 becomes the first millisecond after.
+    # 0 means never, so a time at or before 1970 becomes the first millisecond after it.
     at_ms = 0 if expire_at_ms is None else max(expire_at_ms, 1)
     return sealed(HEADER.pack(len(name), at_ms, state, form) + name + payload)
 
@@ -290,7 +290,7 @@ def name_of(record: bytes) -> bytes:
 
 
 class LargeMap(NamedTuple):
-    """The payload of a large map. Its size counts fields that expired and are not yet removed."""
+    """The payload of a large map. Its size includes expired fields that are not yet removed."""
 
     map_id: int
     size: int
@@ -306,22 +306,22 @@ class LargeMap(NamedTuple):
 
     @property
     def prefix(self) -> bytes:
-        """What the names of its fields and dues begin with."""
+        """The prefix of the names of its rows in `fields` and `dues`."""
         return self.map_id.to_bytes(ID_BYTES, "big")
 
     def may_have_expired(self, now_ms: int) -> bool:
-        """Tell whether a field may have expired by now; if not, `size` is what a reader sees."""
+        """Tell whether a field may have expired by now; if not, `size` is the number of live fields."""
         return 0 < self.due_ms <= now_ms
 
     def is_live(self, dues: lmdb.Cursor[bytes], now_ms: int) -> bool:
-        """Tell whether a field is left: one look at `dues`, whatever has expired."""
+        """Tell whether a field is live: one look-up in `dues`, however many have expired."""
         if self.expiring < self.size or not self.may_have_expired(now_ms):
             return True
         return dues.set_range(due_name(self.prefix, now_ms + 1)) and dues.key().startswith(self.prefix)
 
 
 class LargeSet(NamedTuple):
-    """The payload of a large set, or of a large sorted one, which has a tree with nodes."""
+    """The payload of a large set, or of a large sorted set, which has a tree of `next_node` nodes or fewer."""
 
     set_id: int
     size: int
@@ -336,7 +336,7 @@ class LargeSet(NamedTuple):
 
     @property
     def prefix(self) -> bytes:
-        """What the names of its members and nodes begin with."""
+        """The prefix of the names of its members and nodes."""
         return self.set_id.to_bytes(ID_BYTES, "big")
 
 
@@ -367,7 +367,7 @@ def field_place(map_id: int, name: bytes) -> bytes:
 
 
 def field_places(map_id: int, names: Sequence[bytes]) -> Iterator[bytes]:
-    """Return where several fields of a map, or members of a set, lie, in loops of C."""
+    """Return the places of several fields of a map, or members of a set, in loops of C."""
     return map(FIELD_PLACE.pack, repeat(map_id), map(crc32, names), map(crc_hqx, names, repeat(0)))
 
 

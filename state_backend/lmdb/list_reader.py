@@ -41,5 +41,5 @@ class ListReader(RecordReader):
         payload = payload_of(record)
         if record[FORM_AT] == SHORT:
             return iter([(payload, start, stop)])
-        which = LongList(*LONG_LIST.unpack(payload))
-        return ListBlocks(self._txn, self._tables.blocks).parts(which, start, stop)
+        long_list = LongList(*LONG_LIST.unpack(payload))
+        return ListBlocks(self._txn, self._tables.blocks).parts(long_list, start, stop)

@@ -1,10 +1,10 @@
-"""The elements of long lists in an LMDB transaction, in blocks that are found by the index of their first element.
+"""The elements of long lists in an LMDB transaction: blocks under the index of their first element.
 
     blocks    list id (8), index of the block's first element (8)  ->  packed list (see `packed_list`) | checksum
 
-Indices count from the list's birth and are never given twice: appending goes on at `end`, trimming moves `start`, and
-what lies before `start` in the first block is passed over. LMDB's tree is the directory: the block that holds an index
-is the last one that begins at or before it, so one element costs one look-up, and a range reads its blocks in order.
+Indices count from the first element ever and are never reused: appended elements get indices from `end` on, trimming
+moves `start`, and elements before `start` in the first block are skipped. LMDB's tree is the directory: an index is in
+the last block that begins at or before it, so one element takes one look-up, and a range reads its blocks in order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ID_BYTES = 8
 
 
 class LongList(NamedTuple):
-    """Which elements a list has: `start` to before `end`."""
+    """The indices of a list's elements: `start` to before `end`."""
 
     list_id: int
     start: int
@@ -34,15 +34,15 @@ class LongList(NamedTuple):
 
 
 class ListBlocks:
-    """The blocks of all lists, in one transaction. One cursor: not for two walks at a time."""
+    """The blocks of all lists, in one transaction. It has one cursor: iterate over one list at a time."""
 
     def __init__(self, txn: lmdb.Transaction[bytes], table: Any) -> None:
         self._cursor = txn.cursor(db=table)
 
-    def parts(self, which: LongList, start: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
+    def parts(self, long_list: LongList, start: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
         """Iterate over (packed list, first, last + 1 in it) for the list's elements `start` to before `stop`."""
-        at, end = which.start + start, which.start + stop
-        found = at < end and self._seek(which.list_id, at)
+        at, end = long_list.start + start, long_list.start + stop
+        found = at < end and self._seek(long_list.list_id, at)
         while found and at < end:
             first, packed = self._index(), opened(self._cursor.value())
             last = min(end, first + packed_list.count(packed))
@@ -51,7 +51,7 @@ class ListBlocks:
             found = self._cursor.next()
 
     def _seek(self, list_id: int, index: int) -> bool:
-        """Stand at the block that holds an element."""
+        """Move the cursor to the block of an element; False if there is none."""
         name = _name(list_id, index)
         if self._cursor.set_range(name) and self._cursor.key() == name:
             return True
@@ -61,37 +61,37 @@ class ListBlocks:
     def _index(self) -> int:
         return int.from_bytes(self._cursor.key()[ID_BYTES:], "big")
 
-    def append(self, which: LongList, elements: Sequence[bytes]) -> LongList:
-        """Add elements at the end; the last block is filled up first."""
-        list_id, start, end = which
-        held: list[bytes] = []
+    def append(self, long_list: LongList, elements: Sequence[bytes]) -> LongList:
+        """Append elements; the last block is filled first."""
+        list_id, start, end = long_list
+        block: list[bytes] = []
         first = end
-        if which.size and self._seek(list_id, end - 1):
+        if long_list.size and self._seek(list_id, end - 1):
             packed = opened(self._cursor.value())
             if packed_list.count(packed) < packed_list.ELEMENTS_MAX and len(packed) < packed_list.BYTES_MAX:
-                first, held = self._index(), packed_list.elements(packed)
-        size = sum(map(len, held))
+                first, block = self._index(), packed_list.elements(packed)
+        size = sum(map(len, block))
         for element in elements:
-            if len(held) >= packed_list.ELEMENTS_MAX or size >= packed_list.BYTES_MAX:
-                self._cursor.put(_name(list_id, first), sealed(packed_list.pack(held)))
-                first, held, size = first + len(held), [], 0
-            held.append(element)
+            if len(block) >= packed_list.ELEMENTS_MAX or size >= packed_list.BYTES_MAX:
+                self._cursor.put(_name(list_id, first), sealed(packed_list.pack(block)))
+                first, block, size = first + len(block), [], 0
+            block.append(element)
             size += len(element)
-        self._cursor.put(_name(list_id, first), sealed(packed_list.pack(held)))
+        self._cursor.put(_name(list_id, first), sealed(packed_list.pack(block)))
         return LongList(list_id, start, end + len(elements))
 
-    def trim(self, which: LongList, length_max: int) -> LongList:
-        """Keep the last elements; blocks that hold none of them go."""
-        start = max(which.start, which.end - length_max)
-        if start == which.start:
-            return which
-        prefix = _name(which.list_id, 0)[:ID_BYTES]
+    def trim(self, long_list: LongList, length_max: int) -> LongList:
+        """Keep the last elements; delete blocks without any of them."""
+        start = max(long_list.start, long_list.end - length_max)
+        if start == long_list.start:
+            return long_list
+        prefix = _name(long_list.list_id, 0)[:ID_BYTES]
         found = self._cursor.set_range(prefix)
         while found and self._cursor.key().startswith(prefix):
             if self._index() + packed_list.count(opened(self._cursor.value())) > start:
                 break
             found = self._cursor.delete() and bool(self._cursor.key())
-        return which._replace(start=start)
+        return long_list._replace(start=start)
 
     def drop(self, list_id: int) -> None:
         """Delete all of a list's blocks."""

@@ -18,7 +18,7 @@ from state_backend.model.descriptor import Kind
 from state_backend.model.records import Change, Op, positions_in
 from state_backend.model.slots import places_of
 from state_backend.native import packing_of
-from state_backend.store.key_events import What
+from state_backend.store.key_events import KeyEvent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from state_backend.native.lookup import Pages
 
 PUT, FOLD = int(Op.PUT), int(Op.FOLD)
-NEW_VALUE, CHANGED_VALUE = bytes((What.NEW, What.SET)), bytes((What.SET,))
+NEW_VALUE, CHANGED_VALUE = bytes((KeyEvent.NEW, KeyEvent.SET)), bytes((KeyEvent.SET,))
 # So many records are made, then written, while they are in the processor's cache (measured: 1,000 to 4,000 are alike).
 ITEMS_MAX = 2_000
 

@@ -1,15 +1,16 @@
-"""The order of large sorted sets in an LMDB transaction: a tree of counted blocks for each, so that ranks are found.
+"""The order of large sorted sets in an LMDB transaction: for each a tree of counted nodes, to find ranks.
 
-    blocks    set id (8), number of a node (8)  ->  node; the root is number 0, further numbers are never given twice
+    blocks    set id (8), number of a node (8)  ->  node; the root is number 0; numbers are never reused
 
     node      packed (see `packed_sorted`) | children | level u8: 0 for a leaf | checksum
-    leaf      packed are the members; there are no children
-    inner     packed are the places from which on the members of each child stand, as (score, text): the text is cut
-              where it already tells the child before from this one; children: n x u64 their numbers, then n x u64 how
-              many members are in them and in those before
+    leaf      packed: the members; no children
+    inner     packed: the lowest place of each child, as (score, text); the text is cut to the bytes that separate the
+              child from the one before; children: n x u64 their numbers, then n x u64 how many members are in them
+              and in those before
 
-To find a rank, or what is at one, takes a node of each level: three for a million members. The changes of one epoch
-are applied together, each node that they concern is written once, and split or joined with a neighbour on the way.
+To find the rank of a member, or the member of a rank, reads a node of each level: three for a million members. The
+changes of one epoch are applied together: each changed node is written once, and split or joined with a neighbour if
+needed.
 """
 
 from __future__ import annotations
@@ -28,35 +29,34 @@ from state_backend.codec.checksums import opened, sealed
 from state_backend.codec.packed_sorted import Pair
 from state_backend.model.errors import StoreDamagedError
 
-# Of a node: beyond these it is split, into nodes filled to three quarters; below a quarter it is joined with another
-# one. In the tests they are smaller.
+# Of a node: above these it is split into nodes filled to three quarters; below a quarter it is joined with a neighbour.
 WIDTH_MAX = 128
 BYTES_MAX = 8192
-# Separators may be as long as members; with so many children a tree grows upwards all the same.
+# Separators may be as long as members; so many children per node bound the depth of the tree all the same.
 CHILDREN_MIN = 4
 
-# A leaf that is to change by more than one step for so many members is taken apart (about where both take the same).
+# With more than one step per so many members a leaf is unpacked and rebuilt (about where both take the same time).
 STEPS_SHARE = 6
 
-# Of a tree that is read: enough for two million members, some megabytes.
-INNER_KEPT = 256
+# Cached inner nodes of a tree: enough for two million members, some megabytes.
+INNER_MAX = 256
 
 LOWEST: Pair = (-inf, b"")
 ROOT = 0
 
-# What is to be put at a place in the order (True), or taken from it.
+# A place in the order, and whether a member is put there (True) or removed from there.
 Step = tuple[Pair, bool]
 
 
 def place_of_score(score: float, is_after: bool) -> Pair | None:
-    """Return the place before, or behind, all members with a score; None for one behind all there may be."""
+    """Return the place before, or behind, all members with a score; None if no member can be behind it."""
     if not is_after:
         return score, b""
     return None if score == inf else (nextafter(score, inf), b"")
 
 
 def node_name(set_id: bytes, number: int) -> bytes:
-    """Return where a node of a set lies."""
+    """Return the name of a node's row."""
     return set_id + number.to_bytes(8, "big")
 
 
@@ -78,7 +78,7 @@ def _ends(node: bytes) -> Sequence[int]:
 
 
 class Inner(NamedTuple):
-    """An inner node, taken apart: where its children begin, their numbers, and how many members are before each."""
+    """An unpacked inner node: the children's lowest places, their numbers, and how many members are before each."""
 
     lows: list[Pair]
     numbers: Sequence[int]
@@ -88,8 +88,7 @@ class Inner(NamedTuple):
 class Ranks:
     """The tree of one sorted set, to read, in the table `blocks`.
 
-    inner: where inner nodes on the way to a place are kept taken apart, up to `INNER_KEPT`, while the tree stays as it
-    is.
+    inner: a cache for up to `INNER_MAX` unpacked inner nodes; the caller clears it when the tree changes.
     """
 
     def __init__(
@@ -121,22 +120,22 @@ class Ranks:
 
     def _leaf(self, place: Pair) -> tuple[int, bytes]:
         """Return the leaf that a place belongs to, and how many members are before that leaf."""
-        start, number, kept = 0, ROOT, self._inner
+        start, number, cache = 0, ROOT, self._inner
         while True:
-            inner = kept.get(number)
+            inner = cache.get(number)
             if inner is None:
                 node = self._node(number)
                 if not node[-1]:
                     return start, node
-                inner = self._taken_apart(number, node)
+                inner = self._unpacked(number, node)
             lows, numbers, starts = inner
-            child = bisect_right(lows, place, 1) - 1  # what is before all belongs to the first
+            child = bisect_right(lows, place, 1) - 1  # a place before all of them is in the first
             start += starts[child]
             number = numbers[child]
 
-    def _taken_apart(self, number: int, node: bytes) -> Inner:
+    def _unpacked(self, number: int, node: bytes) -> Inner:
         inner = Inner(packed_sorted.pairs(node), _numbers(node), (0, *_ends(node)))
-        if len(self._inner) < INNER_KEPT:
+        if len(self._inner) < INNER_MAX:
             self._inner[number] = inner
         return inner
 
@@ -163,7 +162,7 @@ class Ranks:
 
 @dataclass(slots=True)
 class _Child:
-    """A node as its parent knows it. What it holds is only known of one that was just written."""
+    """A node in its parent. width and bytes_ are known only of a node that was just written."""
 
     low: Pair
     number: int
@@ -173,7 +172,7 @@ class _Child:
 
     @property
     def is_small(self) -> bool:
-        """Tell of a node that was just written whether it had better be joined with another one."""
+        """Tell whether a node that was just written should be joined with a neighbour."""
         return self.width is not None and self.width < WIDTH_MAX // 4 and self.bytes_ < BYTES_MAX // 4
 
 
@@ -185,14 +184,14 @@ class RankTree(Ranks):
         self.next_node = next_node
 
     def change(self, steps: Sequence[Step]) -> None:
-        """Apply steps, which are in the order of their places; nothing that is put is there, all that is taken is."""
+        """Apply steps, sorted by place. Members that are put are missing, and members that are removed are there."""
         if not steps:
             return
         if not self.next_node:
             self._put(self._new_number(), packed_sorted.EMPTY + b"\0")
         level, children = self._changed(ROOT, LOWEST, steps)
         while len(children) > 1:
-            # The root stays where it is: what it was split into goes elsewhere.
+            # The root keeps its number: its first part gets a new one.
             first = children[0]
             first.number = self._new_number()
             self._put(first.number, self._node(ROOT))
@@ -217,23 +216,23 @@ class RankTree(Ranks):
         self._txn.delete(node_name(self._set_id, number), db=self._table)
 
     def _changed(self, number: int, low: Pair, steps: Sequence[Step]) -> tuple[int, list[_Child]]:
-        """Apply steps to a node whose members stand from `low` on; return its level, and what it has become."""
+        """Apply steps to a node with the lowest place `low`; return its level, and the nodes that it becomes."""
         node = self._node(number)
         level = node[-1]
         if not level:
             return level, self._changed_leaf(number, low, node, steps)
         children = _children(node, low)
         lows = [child.low for child in children]
-        made: list[_Child] = []
+        changed: list[_Child] = []
         at = done = 0
         while at < len(steps):
-            which = max(bisect_right(lows, steps[at][0]) - 1, 0)
-            until = bisect_left(steps, (lows[which + 1],), at) if which + 1 < len(lows) else len(steps)
-            made += children[done:which]
-            made += self._changed(children[which].number, lows[which], steps[at:until])[1]
-            at, done = until, which + 1
-        made += children[done:]
-        return level, self._write_inner(number, level, low, self._joined(made, level - 1))
+            child = max(bisect_right(lows, steps[at][0]) - 1, 0)
+            until = bisect_left(steps, (lows[child + 1],), at) if child + 1 < len(lows) else len(steps)
+            changed += children[done:child]
+            changed += self._changed(children[child].number, lows[child], steps[at:until])[1]
+            at, done = until, child + 1
+        changed += children[done:]
+        return level, self._write_inner(number, level, low, self._joined(changed, level - 1))
 
     def _changed_leaf(self, number: int, low: Pair, node: bytes, steps: Sequence[Step]) -> list[_Child]:
         if len(steps) * STEPS_SHARE > packed_sorted.count(node):
@@ -249,7 +248,7 @@ class RankTree(Ranks):
         return [_Child(low, number, n, n, len(run))]
 
     def _write_leaf(self, number: int, low: Pair, pairs: list[Pair]) -> list[_Child]:
-        """Write the members of a leaf, into several if they are too many; into none if there are none."""
+        """Write the members of a leaf, to several leaves if they are too many; without members the leaf is deleted."""
         if not pairs:
             self._delete(number)
             return []
@@ -263,7 +262,7 @@ class RankTree(Ranks):
         return written
 
     def _write_inner(self, number: int, level: int, low: Pair, children: list[_Child]) -> list[_Child]:
-        """Write the children of an inner node likewise."""
+        """Write the children of an inner node, in the same way."""
         if not children:
             self._delete(number)
             return []
@@ -282,7 +281,7 @@ class RankTree(Ranks):
         return written
 
     def _joined(self, children: list[_Child], level: int) -> list[_Child]:
-        """Join nodes of a level that have become small with a neighbour that has room."""
+        """Join small nodes of a level with a neighbour that has space."""
         if not any(child.is_small for child in children):
             return children
         joined = children[:1]
@@ -292,7 +291,7 @@ class RankTree(Ranks):
         return joined
 
     def _join(self, before: list[_Child], child: _Child, level: int) -> bool:
-        """Move what a node holds into the one before it, if that has room."""
+        """Move the content of a node into the one before it; False if that has no space."""
         into = before[-1]
         one, other = self._node(into.number), self._node(child.number)
         width = packed_sorted.count(one) + packed_sorted.count(other)
@@ -310,7 +309,7 @@ class RankTree(Ranks):
 
 
 def _children(node: bytes, low: Pair) -> list[_Child]:
-    """Return the children of an inner node; the first begins where the node does."""
+    """Return the children of an inner node; the first has the lowest place of the node."""
     numbers, ends = _numbers(node), _ends(node)
     children = [
         _Child(place, number, end - start)
@@ -322,15 +321,15 @@ def _children(node: bytes, low: Pair) -> list[_Child]:
 
 def _edited(pairs: list[Pair], steps: Sequence[Step]) -> list[Pair]:
     """Return the members of a leaf after many steps."""
-    gone = {pair for pair, is_put in steps if not is_put}
-    kept = [pair for pair in pairs if pair not in gone]
-    if len(kept) + len(gone) != len(pairs):
+    removed = {pair for pair, is_put in steps if not is_put}
+    remaining = [pair for pair in pairs if pair not in removed]
+    if len(remaining) + len(removed) != len(pairs):
         raise _broken()
-    return sorted(kept + [pair for pair, is_put in steps if is_put])
+    return sorted(remaining + [pair for pair, is_put in steps if is_put])
 
 
 def _separator(last: Pair, first: Pair) -> Pair:
-    """Return a short place between two neighbours, or the second one."""
+    """Return the shortest place that separates two neighbours, at most the second one."""
     if last[0] != first[0]:
         return first[0], b""
     neighbours = zip(last[1], first[1], strict=False)
@@ -339,7 +338,7 @@ def _separator(last: Pair, first: Pair) -> Pair:
 
 
 def _cut(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
-    """Return how to spread entries of some sizes over nodes, as (start, stop); at least so many into each."""
+    """Divide entries of some sizes among nodes, at least `least` into each; return (start, stop) of each node."""
     n, total = len(sizes), sum(sizes)
     if n <= WIDTH_MAX and total <= BYTES_MAX:
         return [(0, n)]

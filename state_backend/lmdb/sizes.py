@@ -1,6 +1,6 @@
-"""How many bytes a key takes in an LMDB store: what lies there, with names, and what LMDB adds to each row.
+"""The size of a key in an LMDB store: its rows with their names, and LMDB's overhead per row.
 
-Not counted: free room in pages, LMDB's inner pages, the line of a key or map that expires, and what is to be removed.
+Not counted: free space in pages, LMDB's branch pages, lines of the expiry index, and dropped rows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import lmdb
 
 from state_backend.codec.checksums import CHECK_BYTES
 from state_backend.lmdb.layout import (
+    FORM_AT,
     LONG,
     LONG_LIST,
     LONG_TEXT,
@@ -26,24 +27,24 @@ from state_backend.lmdb.layout import (
     payload_of,
 )
 
-# What LMDB has beside each name and value in a page: a header, and an entry in the page's index.
+# LMDB's overhead per row in a page: a header, and an entry in the page's index.
 ROW_BYTES = 10
-# Of a piece of a long text: the name, too.
+# Of a piece of a long text, with its name.
 PIECE_ROW_BYTES = 16 + ROW_BYTES
-# A step ends after so many rows, or bytes of them: well below a millisecond (guess).
+# A number is yielded after so many rows, or bytes of them: well below a millisecond (guess).
 STEP_ROWS = 512
 STEP_BYTES = 1 << 20
 
-# Tells how many items a row holds.
+# Returns how many items a row has.
 Count = Callable[[bytes], int]
 
 
 def sizes(txn: lmdb.Transaction[bytes], tables: Tables, at: bytes, record: bytes, items_max: int) -> Iterator[int]:
-    """Iterate over numbers that add up to what a key takes, given where its record is; each takes a bounded time.
+    """Iterate over numbers that add up to the size of a key, given its record; each takes a bounded time.
 
-    items_max: of a large map, list or set, so many items are looked at, about; the rest is taken to be like them.
+    items_max: of a large map, list or set about so many items are read; the size of the rest is extrapolated.
     """
-    form, payload = record[14], payload_of(record)
+    form, payload = record[FORM_AT], payload_of(record)
     yield len(at) + len(record) + ROW_BYTES
     if form == TEXT:
         yield text_bytes(payload)
@@ -65,7 +66,7 @@ def sizes(txn: lmdb.Transaction[bytes], tables: Tables, at: bytes, record: bytes
 
 
 def text_bytes(payload: bytes) -> int:
-    """Return what the pieces of a long text take, given what a record has of it."""
+    """Return the size of a long text's pieces, given the payload of its record."""
     length = int(LONG_TEXT.unpack(payload)[1])
     return length + -(-length // PIECE_BYTES) * PIECE_ROW_BYTES
 
@@ -85,8 +86,8 @@ def _leaf_count(node: bytes) -> int:
 def _rows(
     txn: lmdb.Transaction[bytes], table: Any, prefix: bytes, items_of: Count, total: int, items_max: int
 ) -> Iterator[int]:
-    """Iterate over what the rows take whose names begin with an id, which hold so many items."""
-    items = size = told = rows = 0
+    """Iterate over the sizes of the rows with a prefix, which have `total` items."""
+    items = size = reported = rows = 0
     with txn.cursor(db=table) as cursor:
         if cursor.set_range(prefix):
             for name, value in cursor.iternext():
@@ -97,10 +98,10 @@ def _rows(
                     break
                 items += items_of(value)
                 size += len(name) + len(value) + ROW_BYTES
-                if items_of is _one and len(value) > 14 and value[14] == TEXT:  # a field's record
+                if items_of is _one and len(value) > FORM_AT and value[FORM_AT] == TEXT:  # a field's record
                     size += text_bytes(payload_of(value))
                 rows += 1
-                if rows % STEP_ROWS == 0 or size - told >= STEP_BYTES:
-                    yield size - told
-                    told = size
-    yield size - told
+                if rows % STEP_ROWS == 0 or size - reported >= STEP_BYTES:
+                    yield size - reported
+                    reported = size
+    yield size - reported

@@ -9,7 +9,7 @@ import lmdb
 
 from state_backend.codec import packed_map, packed_sorted
 from state_backend.codec.checksums import CHECK_BYTES, opened
-from state_backend.lmdb.events import EVENTS, kept_of, portion_name
+from state_backend.lmdb.events import EVENTS, portion_name, stored_portions_of
 from state_backend.lmdb.layout import (
     FORM_AT,
     KINDS,
@@ -42,11 +42,11 @@ from state_backend.model.key_groups import ALL
 from state_backend.model.records import Change, Op, Row, runs_of_rows
 from state_backend.model.slots import POSITION_BYTES, POSITIONS, place_of
 from state_backend.store import changed_keys
-from state_backend.store.changed_keys import EPOCHS_KEPT, REMOVALS_KEPT
-from state_backend.store.key_events import Kept, Portion, unpack
+from state_backend.store.changed_keys import CHANGED_EPOCHS_MAX, EXPIRY_BATCHES_MAX
+from state_backend.store.key_events import Portion, StoredPortions, unpack
 from state_backend.store.store import (
     Entry,
-    keys_near_any,
+    random_key_steps,
     whole,
 )
 
@@ -73,8 +73,8 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
             return iter(())
         return sizes(self._txn, self._tables, at, record, items_max)
 
-    def events_kept(self) -> Kept | None:
-        return kept_of(self._txn.get(EVENTS, db=self._tables.meta))
+    def stored_portions(self) -> StoredPortions | None:
+        return stored_portions_of(self._txn.get(EVENTS, db=self._tables.meta))
 
     def events(self, serial: int) -> Portion | None:
         packed = self._txn.get(portion_name(serial), db=self._tables.meta)
@@ -83,16 +83,16 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
     def changed_since(self, epoch: int) -> Sequence[bytes] | None:
         slot_ownership = self._read_meta().slot_ownership
         if slot_ownership is not None and epoch <= slot_ownership.changed_at:
-            return None  # a slot that was away may read differently in every key
+            return None  # all keys of a slot that was loaded since may have changed
         epochs = range(epoch + 1, self.applied.epoch + 1)
-        if epoch > self.applied.epoch or len(epochs) > EPOCHS_KEPT:
+        if epoch > self.applied.epoch or len(epochs) > CHANGED_EPOCHS_MAX:
             return None
         get, meta = self._txn.get, self._tables.meta
         return changed_keys.unpack_all(_opened(get(changed_name(each), db=meta)) for each in epochs)
 
-    def expired_since(self, removals: int) -> Sequence[bytes] | None:
-        removed = range(removals + 1, self.applied.removals + 1)
-        if removals > self.applied.removals or len(removed) > REMOVALS_KEPT:
+    def expired_since(self, expiry_batches: int) -> Sequence[bytes] | None:
+        removed = range(expiry_batches + 1, self.applied.expiry_batches + 1)
+        if expiry_batches > self.applied.expiry_batches or len(removed) > EXPIRY_BATCHES_MAX:
             return None
         get, meta = self._txn.get, self._tables.meta
         return changed_keys.unpack_all(_opened(get(expired_name(each), db=meta)) for each in removed)
@@ -175,7 +175,7 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
             for member in self.members(key):
                 yield (Op.PUT, key, member, b"", expire_at_ms)
             return
-        if record[FORM_AT] == TREE:  # in their order, so that who reads it changes one block after the other
+        if record[FORM_AT] == TREE:  # by score, so that a store that applies them writes one block after the other
             for member, score in self.sorted_members(key, 0, self.sorted_size(key)):
                 yield (Op.PUT, key, member, packed_sorted.score_text(score), expire_at_ms)
             return
@@ -190,9 +190,9 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
             yield (Op.PUT, key, name_of(each), whole(self._field_text(each)), expiry_of(each) or None)
 
     def random_keys(self) -> Iterator[bytes | None]:
-        return keys_near_any(self.scan, self.key_groups)
+        return random_key_steps(self.scan, self.key_groups)
 
 
 def _opened(stored: bytes | None) -> bytes | None:
-    """Return a value that may be missing, or empty, without its checksum."""
+    """Return a value without its checksum; a missing or empty one as it is."""
     return opened(stored) if stored else stored

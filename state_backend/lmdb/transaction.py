@@ -16,7 +16,7 @@ import lmdb
 
 from state_backend.codec.checksums import sealed
 from state_backend.codec.reductions import reduction_of
-from state_backend.lmdb.events import Before, KeyEvents, before, dead_events, what_happened
+from state_backend.lmdb.events import EventWriter, KeyBefore, describe_key, events_between, stale_events
 from state_backend.lmdb.folds import Folds
 from state_backend.lmdb.key_counts import KeyCounts
 from state_backend.lmdb.key_writer import KeyWriter, KindWriter, WrittenState
@@ -41,8 +41,8 @@ from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import KeyConflictError, StoreError
 from state_backend.model.records import Op, rows_in
 from state_backend.model.slots import place_of
-from state_backend.store.changed_keys import EPOCHS_KEPT, REMOVALS_KEPT
-from state_backend.store.key_events import What
+from state_backend.store.changed_keys import CHANGED_EPOCHS_MAX, EXPIRY_BATCHES_MAX
+from state_backend.store.key_events import KeyEvent
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,15 +92,15 @@ class LmdbTransaction:
         """How many changes made a difference so far."""
         return self._keys.changed
 
-    def record_events(self, epoch: int, term: int, portion_bytes: int, kept_bytes_max: int) -> None:
+    def record_events(self, epoch: int, term: int, portion_bytes: int, events_bytes_max: int) -> None:
         """Store what happens to each key from now on, as of an epoch; `finish` writes the rest of it."""
-        self._keys.events = KeyEvents(self._txn, self._tables.meta, epoch, term, portion_bytes, kept_bytes_max)
+        self._keys.events = EventWriter(self._txn, self._tables.meta, epoch, term, portion_bytes, events_bytes_max)
 
     def store_changed_keys(self, epoch: int) -> None:
         """Store which keys an epoch changed; delete those of epochs that are too old."""
         put, delete, meta = self._txn.put, self._txn.delete, self._tables.meta
         last = self.meta.applied.epoch
-        for old in range(max(0, last + 1 - EPOCHS_KEPT), min(last, epoch - EPOCHS_KEPT) + 1):
+        for old in range(max(0, last + 1 - CHANGED_EPOCHS_MAX), min(last, epoch - CHANGED_EPOCHS_MAX) + 1):
             delete(changed_name(old), db=meta)
         put(changed_name(epoch), _sealed(self._keys.changed_keys.pack()), db=meta)
 
@@ -108,10 +108,10 @@ class LmdbTransaction:
         """Store which keys a removal announced, if any; delete those of the oldest one."""
         if self._keys.changed_keys:
             put, delete, meta = self._txn.put, self._txn.delete, self._tables.meta
-            removals = self.meta.applied.removals + 1
-            put(expired_name(removals), _sealed(self._keys.changed_keys.pack()), db=meta)
-            delete(expired_name(max(0, removals - REMOVALS_KEPT)), db=meta)
-            self.meta.applied = replace(self.meta.applied, removals=removals)
+            expiry_batches = self.meta.applied.expiry_batches + 1
+            put(expired_name(expiry_batches), _sealed(self._keys.changed_keys.pack()), db=meta)
+            delete(expired_name(max(0, expiry_batches - EXPIRY_BATCHES_MAX)), db=meta)
+            self.meta.applied = replace(self.meta.applied, expiry_batches=expiry_batches)
 
     def finish(self) -> None:
         """Write the `applied` record, and the events."""
@@ -174,7 +174,7 @@ class LmdbTransaction:
             state.writer.apply(at, record, rows, state, keeps_old=keeps_old)
             if events is not None:
                 after = find(get, place_of(key), key)
-                happened = what_happened(was, after[1], self._keys.fields.get)
+                happened = events_between(was, after[1], self._keys.fields.get)
                 if happened:
                     events.add(key, happened + self._late_events(*after))
 
@@ -184,19 +184,19 @@ class LmdbTransaction:
         record: bytes | None,
         rows: Sequence[tuple[Any, ...]],
         state: WrittenState,
-    ) -> Before:
+    ) -> KeyBefore:
         """Describe a key before it is changed; `found`: its place and its record, live or not; `record`: a live one."""
         first_events = b""
         at, stale = found
         if stale is not None and record is None and not self._keys.counts.is_announced(at, stale):
-            first_events = dead_events(stale, self._now_ms, state_number_of(stale) == state.number)
-        return before(state.kind, rows, record, first_events, self._keys.fields.get)
+            first_events = stale_events(stale, self._now_ms, state_number_of(stale) == state.number)
+        return describe_key(state.kind, rows, record, first_events, self._keys.fields.get)
 
     def _late_events(self, at: bytes, record: bytes | None) -> bytes:
         """Return the events of what expires before the time that is announced: nothing announces them later."""
         if record is not None and self._keys.counts.is_announced(at, record):
-            return bytes((What.EXPIRED,))
-        return bytes((What.FIELDS_EXPIRED,)) if self._maps.has_late_field else b""
+            return bytes((KeyEvent.EXPIRED,))
+        return bytes((KeyEvent.FIELDS_EXPIRED,)) if self._maps.has_late_field else b""
 
     def _evict_stale(self, at: bytes, record: bytes, key: bytes, state: WrittenState) -> tuple[bytes, bytes | None]:
         """Delete a key's record if it has expired, or is of another state that this epoch replaces.
@@ -234,7 +234,7 @@ class LmdbTransaction:
             if found is not None:
                 self._keys.delete(at, found)
                 self._keys.changed += 1
-                self._keys.report(name, What.DELETED)
+                self._keys.report(name, KeyEvent.DELETED)
 
     def _records(self, cursor: lmdb.Cursor[bytes]) -> Iterable[tuple[bytes, bytes]]:
         """Iterate over (place, record) of all keys that this transaction may change."""

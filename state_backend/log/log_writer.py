@@ -528,8 +528,8 @@ class LogWriter:
         mine = self.log.terms.claim(self._claim.term)
         if mine is None or mine.writer != self._claim.writer:
             raise LogUnavailableError(
-                f"job {self.job!r} is gone from the log {self._filesystem.root}: was it moved, or its storage taken "
-                f"away? Put it back and start the query again; to begin anew, start with a new checkpoint"
+                f"job {self.job!r} is missing in the log {self._filesystem.root}: was it moved, or its storage "
+                f"removed? Put it back and start the query again; to begin anew, start with a new checkpoint"
             )
 
     def _compare_replay(self, first: Epoch, rows: int, digest: int) -> None:

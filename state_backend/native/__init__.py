@@ -1,9 +1,7 @@
-"""The compiled part of the store. It writes nothing: writes go through py-lmdb alone.
+"""The compiled part of the store: look-ups in LMDB's pages (`lookup.pyx`), and records of plain values (`packing.pyx`).
 
-Look-ups in LMDB's pages, many together (`lookup.pyx`); the records of plain values (`packing.pyx`).
-
-Optional: where it is not built, or SPARKIS_PURE is set, `pages_of` returns None: py-lmdb looks everything up, and
-records are made in Python.
+It writes nothing: all writes go through py-lmdb. It is optional: where it is not built, or SPARKIS_PURE is set,
+`pages_of` returns None, py-lmdb does all look-ups, and Python builds all records.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 
 def built(name: str) -> ModuleType | None:
-    """Return a compiled module, if it is there and wanted."""
+    """Return a compiled module; None if it is not built, or SPARKIS_PURE is set."""
     if os.environ.get("SPARKIS_PURE"):
         return None
     try:
         return import_module(name)
     except ImportError as error:
         if not (isinstance(error, ModuleNotFoundError) and error.name == name):
-            logger.warning("%s is built, and cannot be loaded; Python does its work: %s", name, error)
+            logger.warning("%s is built but cannot be loaded; the slower Python code is used: %s", name, error)
         return None
 
 
@@ -43,7 +41,7 @@ def pages_of(environment: Any, file: int) -> Pages | None:
 
 
 def packing_of(*given: Any) -> Packing:
-    """Return the packing of some runs, for whom `pages_of` returned pages; see `packing.Packing`."""
+    """Return a `packing.Packing`. Only where `pages_of` returns pages."""
     assert _packing is not None
     packing: Packing = _packing.Packing(*given)
     return packing

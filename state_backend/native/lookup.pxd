@@ -1,11 +1,11 @@
-"""What other compiled modules may use of `lookup`."""
+"""The declarations of `lookup` for other compiled modules."""
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef enum Outcome:
     MISSING = 0
     FOUND = 1
-    DAMAGED = -1  # the page is not what LMDB writes; the caller asks LMDB itself
+    DAMAGED = -1  # the page is not one that LMDB writes; the caller looks up with LMDB itself
 
 cdef enum:
     IN_STEP_MAX = 128  # names that one walk takes
@@ -17,11 +17,11 @@ cdef struct Tree:
     uint64_t leaves
 
 cdef struct Lookup:
-    # The name that is looked up: up to sixteen bytes, big endian, padded with zeros, and how many they are.
+    # The name to find: up to sixteen bytes, big endian, padded with zeros, and its length.
     uint64_t high
     uint64_t low
     uint32_t bytes_
-    # Where the walk stands: a page, the nodes left to choose from, and the names that these lie between, in two halves.
+    # The state of the walk: a page, the range of nodes that may match, and the names around them, in two halves.
     const uint8_t* page
     uint32_t first
     uint32_t last
@@ -29,30 +29,30 @@ cdef struct Lookup:
     uint64_t lower_low
     uint64_t upper
     uint64_t upper_low
-    uint32_t split  # the node to look at next
-    uint32_t guesses  # that may still be made in this page
+    uint32_t split  # the node to compare next
+    uint32_t guesses  # remaining in this page
     # What was found.
     const uint8_t* record
     size_t size
     int outcome
 
-cdef struct Held:  # a record of `blocks` that was looked up before
+cdef struct CachedRecord:  # a record of `blocks` that was looked up before
     uint64_t high  # its name, of sixteen bytes
     uint64_t low
     const uint8_t* record  # NULL: none
     size_t size  # without its checksum
-    int64_t checked_ms  # the reading of a clock at which that was compared
+    int64_t checked_ms  # the clock reading at which the checksum was compared
 
 cdef struct Leaf:
-    uint64_t first  # no name on it begins with less
+    uint64_t first  # no name on the page begins with less
     uint64_t page
 
 cdef struct Directory:  # of a tree's leaves in one version, in the order of their names
     Leaf* leaves
-    uint32_t* starts  # for each value of a name's first bits: the first leaf that begins with them, or behind
+    uint32_t* starts  # for each value of a name's first bits: the first leaf that begins with that value or a greater one
     size_t count, room
     int bits
-    bint is_made  # or it was tried: the count is 0 then
+    bint is_built  # also after a failed attempt, whose count is 0
     uint64_t lookups  # in this version
 
 cdef struct Map:
@@ -68,7 +68,7 @@ cdef class Pages:
     cdef Tree fields
     cdef Tree blocks
     cdef Directory directory  # of `keys`
-    cdef Held* held  # HELD_MAX of them, each at a place that its name says; NULL until the first one
+    cdef CachedRecord* cache  # CACHED_MAX records, at a hash of their names; NULL until the first one
     cdef object main
     cdef public bint is_readable
     cdef bint find_base(self, const uint8_t* record) except -1
@@ -78,7 +78,7 @@ cdef class Pages:
     cdef bint learn_tree(self, Tree* tree, bytes record) except -1
     cdef void find(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil
     cdef bint has_directory(self, size_t lookups) noexcept nogil
-    cdef bint make_directory(self) noexcept nogil
+    cdef bint build_directory(self) noexcept nogil
     cdef void walk(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil
     cdef void walk_sorted(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil
     cdef int find_block(self, Lookup* lookup, int64_t moment_ms) noexcept nogil

@@ -2,13 +2,13 @@
 """Looks names up in the tables of an LMDB store, many at a time.
 
 A look-up in a large store waits for memory at each level of LMDB's B+ tree. `Pages.find` walks down the tree with all
-look-ups in step: while one waits for its cache line, the others go on. The walk begins at the leaf where many keys are
-looked up in one version: then the branches were read once, into a directory. `Pages.scan` walks along the leaves.
+look-ups in step: while one waits for its cache line, the others continue. After many look-ups in one version the branches
+are read once, into a directory of leaves, and each walk begins at its leaf. `Pages.scan` walks along the leaves.
 
-The walk reads LMDB's pages where LMDB maps them; it calls no LMDB function, and it never writes. Whoever calls holds a
-read transaction of py-lmdb, which keeps the pages of its version as they are. `Pages.learn` takes the tables' roots of
-that version. Page numbers, offsets and sizes are checked before they are used: what does not fit is DAMAGED, and the
-caller asks py-lmdb.
+The walk reads LMDB's pages where LMDB maps them; it calls no LMDB function, and it never writes. The caller has an open
+read transaction of py-lmdb: until it ends, LMDB does not reuse the pages of its version. `Pages.learn` reads the roots of
+the tables in that version. Page numbers, offsets and sizes are checked before they are used: a page with a wrong one is
+DAMAGED, and the caller looks up with py-lmdb.
 
     page      number u64 | pad u16 | flags u16 | lower u16 | upper u16 | node offsets u16...  | nodes
     branch    child's number: low u16, middle u16, high u16 (in `flags`) | name bytes u16 | name
@@ -69,8 +69,8 @@ cdef enum:
     KEYS_BITS = 62  # a position is less than 2^46, and stands before 16 more bits
     KEYS_UPPER = 1 << KEYS_BITS  # positions are 46 bits of a name's first 64
     CACHE_LINE_BYTES = 64
-    # A directory is made once a version had a look-up for every so many leaves, if there are no more than that. Making it
-    # takes 4 to 7 ns a leaf; a look-up gains some 50 ns (measured with 100,000 and a million keys).
+    # A directory of up to LEAVES_MAX leaves is built once a version had a look-up for every so many leaves. It takes 4 to
+    # 7 ns a leaf to build, and saves some 50 ns a look-up (measured with 100,000 and a million keys).
     LEAVES_PER_LOOKUP = 8
     LEAVES_MAX = 1 << 20
     DIRECTORY_BITS_MAX = 20
@@ -81,8 +81,8 @@ cdef enum:
     LARGE_MAP_BYTES = 32
     POSITION_BYTES = 6
     PLACE_BYTES = 8  # a position and an ordinal
-    HELD_SPREAD = 0x9E3779B1  # a prime: nodes of several sets that have the same number lie apart
-    HELD_MAX = 1024  # a power of two: the upper nodes of a sorted set of a million members are a tenth of it
+    CACHE_SPREAD = 0x9E3779B1  # a prime: spreads nodes of several sets that have the same number
+    CACHED_MAX = 1024  # a power of two: the upper nodes of a sorted set of a million members are a tenth of it
     MAGIC = 0xBEEFC0DE
     DATA_VERSION = 1
 
@@ -180,7 +180,7 @@ cdef uint16_t slot_of(const uint8_t* key, size_t size) noexcept nogil:
 
 
 cdef inline const uint8_t* node_at(const uint8_t* page, uint32_t index, size_t page_bytes) noexcept nogil:
-    """Return a node whose header and name lie within the page, and whose name is one of ours; NULL otherwise."""
+    """Return a node; NULL if its header or name is not within the page, or its name is longer than any of ours."""
     cdef uint32_t offset = u16(page + PAGE_HEADER + 2 * index)
     cdef uint32_t name_bytes
     if offset < PAGE_HEADER or offset + NODE_HEADER > page_bytes:
@@ -208,13 +208,13 @@ cdef inline uint64_t high_of(const uint8_t* node) noexcept nogil:
 
 
 cdef inline uint64_t low_of(const uint8_t* node) noexcept nogil:
-    """Return the rest of it likewise."""
+    """Return the second eight bytes of a node's name likewise."""
     cdef uint32_t bytes_ = u16(node + 6)
     return swap64(u64(node + bytes_)) << (8 * (16 - bytes_)) if bytes_ > 8 else 0
 
 
 cdef inline int compare(const uint8_t* node, const Lookup* lookup, uint64_t high, uint64_t low) noexcept nogil:
-    """Compare a node's name, whose halves are given, with the one that is looked up: below zero, zero or above."""
+    """Compare a node's name, given as two halves, with the name to find: below zero, zero or above."""
     if high != lookup.high:
         return -1 if high < lookup.high else 1
     if low != lookup.low:
@@ -223,7 +223,7 @@ cdef inline int compare(const uint8_t* node, const Lookup* lookup, uint64_t high
 
 
 cdef inline bint enter(const Map* map, Lookup* lookup, uint64_t number, bint is_leaf) noexcept nogil:
-    """Move to a page of the tree; False if it is none."""
+    """Move to a page of the tree; False if the page is damaged."""
     cdef const uint8_t* page
     cdef uint32_t lower
     if number >= map.pages:
@@ -239,15 +239,16 @@ cdef inline bint enter(const Map* map, Lookup* lookup, uint64_t number, bint is_
 
 
 cdef inline double share_of(uint64_t lower, uint64_t at, uint64_t upper) noexcept nogil:
-    """Return how far a number is from one to another."""
+    """Return how far `at` is on the way from `lower` to `upper`, 0 to 1."""
     return <double><int64_t>((at - lower) >> 1) / <double><int64_t>(((upper - lower) >> 1) + 1)
 
 
 cdef inline uint32_t split_of(const Lookup* lookup) noexcept nogil:
-    """Return the node to look at next, between the first and the last of more than one.
+    """Return the node to compare next, between the first and the last of a range of two or more.
 
-    Names begin with hashes, or with an id and then hashes or numbers of nodes, which lie evenly: where a name stands is
-    guessed from how far it is between its neighbours. Where the guesses did not find it, the middle does.
+    Names are hashes, or ids followed by hashes or numbers of nodes, which are spread evenly. So the place of a name is
+    guessed from its distance to the names around the range (interpolation search). After GUESSES_MAX guesses the search
+    is binary.
     """
     cdef uint32_t nodes = lookup.last - lookup.first
     cdef uint64_t lower = 0, upper = ~(<uint64_t>0)
@@ -255,7 +256,7 @@ cdef inline uint32_t split_of(const Lookup* lookup) noexcept nogil:
     if not lookup.guesses:
         return lookup.first + (nodes >> 1)
     if lookup.lower == lookup.high or lookup.upper == lookup.high:
-        # A neighbour has the same id. Where the other has another one, the numbers behind the id begin, or end, at it.
+        # One of the names around has the same id. If the other has another id, the numbers of this id begin, or end, there.
         if lookup.lower == lookup.high:
             lower = lookup.lower_low
         if lookup.upper == lookup.high:
@@ -271,7 +272,7 @@ cdef inline uint32_t split_of(const Lookup* lookup) noexcept nogil:
 
 
 cdef inline void aim(const Map* map, Lookup* lookup) noexcept nogil:
-    """Choose the node to look at next, if there is more than one left, and have it fetched."""
+    """Choose the node to compare next, if several remain, and prefetch it."""
     cdef uint32_t offset
     if lookup.last - lookup.first > 1:
         lookup.split = split_of(lookup)
@@ -281,7 +282,7 @@ cdef inline void aim(const Map* map, Lookup* lookup) noexcept nogil:
 
 
 cdef inline void prefetch_page(const Map* map, uint64_t number) noexcept nogil:
-    """Have memory bring a whole page: who looks up to write copies it soon."""
+    """Prefetch a full page: a look-up before a write copies it soon."""
     cdef size_t at = 0
     while number < map.pages and at < map.page_bytes:
         prefetch(map.base + number * map.page_bytes + at)
@@ -289,7 +290,7 @@ cdef inline void prefetch_page(const Map* map, uint64_t number) noexcept nogil:
 
 
 cdef inline int take(const Map* map, Lookup* lookup, const uint8_t* node) noexcept nogil:
-    """Take a leaf's data, from the page itself or from overflow pages, if all of it lies where it may."""
+    """Find a leaf node's data, in the page itself or in overflow pages; DAMAGED if it is not within them."""
     cdef uint64_t size = <uint64_t>u16(node) | <uint64_t>u16(node + 2) << 16
     cdef const uint8_t* data = node + NODE_HEADER + u16(node + 6)
     cdef const uint8_t* end = lookup.page + map.page_bytes
@@ -318,7 +319,7 @@ cdef inline int take(const Map* map, Lookup* lookup, const uint8_t* node) noexce
 
 
 cdef inline int check(Lookup* lookup) noexcept nogil:
-    """Compare a record with the checksum that it ends with, and take that off."""
+    """Compare a record with the checksum at its end, and cut the checksum off."""
     if lookup.size < CHECK_BYTES:
         return DAMAGED
     lookup.size -= CHECK_BYTES
@@ -326,7 +327,7 @@ cdef inline int check(Lookup* lookup) noexcept nogil:
 
 
 cdef inline void begin(const Tree* tree, Lookup** lookups, size_t count) noexcept nogil:
-    """Have look-ups stand before a tree's root."""
+    """Set look-ups to a tree's root."""
     cdef size_t i
     for i in range(count):
         lookups[i].outcome = FOUND if tree.depth else MISSING
@@ -337,9 +338,9 @@ cdef inline void begin(const Tree* tree, Lookup** lookups, size_t count) noexcep
 
 
 cdef void search(const Map* map, Lookup** lookups, size_t count) noexcept nogil:
-    """Find on each one's page the last node whose name is not behind its own, or the first.
+    """Find on the page of each look-up the last node whose name is not greater than its own, or the first node.
 
-    In step, all having aimed; at most IN_STEP_MAX.
+    In step, after `aim`; at most IN_STEP_MAX.
     """
     cdef Lookup* searching[IN_STEP_MAX]
     cdef size_t i, left = 0
@@ -371,7 +372,7 @@ cdef void search(const Map* map, Lookup** lookups, size_t count) noexcept nogil:
 
 
 cdef inline void search_on(const Map* map, const Lookup* before, Lookup* lookup) noexcept nogil:
-    """Find the same for a name on the page where a lower one was found: most of the time the node is one of the next."""
+    """Find the same for a name on the page where a lower name was found: it is most often one of the next nodes."""
     cdef const uint8_t* node
     cdef uint64_t high, low
     cdef uint32_t step = 1
@@ -392,7 +393,7 @@ cdef inline void search_on(const Map* map, const Lookup* before, Lookup* lookup)
 
 
 cdef inline void descend(const Map* map, Lookup* lookup, bint is_leaf) noexcept nogil:
-    """Take what the node that was found says: a leaf's record, or the number of the next page, into `size`."""
+    """Read the node that was found: a leaf's record, or the number of the next page, into `size`."""
     cdef const uint8_t* node = node_at(lookup.page, lookup.first, map.page_bytes)
     cdef uint64_t number
     if node == NULL:
@@ -435,7 +436,7 @@ cdef bint add_leaves(const Map* map, Directory* directory, uint64_t number, uint
         node = node_at(lookup.page, i, map.page_bytes)
         if node == NULL:
             return False
-        if i:  # the first one's name is its parent's, whatever stands there
+        if i:  # the first node's name is that of its parent; the node has none
             first = high_of(node)  # positions and ordinals (from 1 up): no two names begin with the same eight bytes
         if not add_leaves(map, directory, child_of(node), first, levels - 1):
             return False
@@ -443,12 +444,12 @@ cdef bint add_leaves(const Map* map, Directory* directory, uint64_t number, uint
 
 
 cdef inline const uint32_t* start_of(const Directory* directory, uint64_t high) noexcept nogil:
-    """Return where it stands which leaf is the first one that begins with a name's first bits, or behind them."""
+    """Return the entry of `starts` for a name's first bits."""
     return directory.starts + min(high >> (KEYS_BITS - directory.bits), (<uint64_t>1 << directory.bits) - 1)
 
 
 cdef void find_leaves(const Map* map, const Directory* directory, Lookup** lookups, size_t count) noexcept nogil:
-    """Have look-ups stand before the leaves that their positions are on, or would be. In step; at most IN_STEP_MAX."""
+    """Set look-ups to the leaves where their positions are, or would be. In step; at most IN_STEP_MAX."""
     cdef uint32_t low[IN_STEP_MAX]
     cdef uint32_t up, middle
     cdef size_t i
@@ -460,7 +461,7 @@ cdef void find_leaves(const Map* map, const Directory* directory, Lookup** looku
         prefetch(&directory.leaves[low[i]])
     for i in range(count):
         up = start_of(directory, lookups[i].high)[1]
-        while low[i] < up:  # among those that begin with the same bits: the first one that is behind the name
+        while low[i] < up:  # of the leaves with the same first bits, the first one that is greater than the name
             middle = (low[i] + up) >> 1
             if directory.leaves[middle].first <= lookups[i].high:
                 low[i] = middle + 1
@@ -484,7 +485,7 @@ cdef struct Level:
 
 cdef struct Walk:
     Level levels[DEPTH_MAX]
-    Lookup lookup  # of the page, or the record, that is looked at
+    Lookup lookup  # of the current page or record
 
 
 cdef inline bint enter_level(const Map* map, const Tree* tree, Walk* walk, uint32_t level, uint64_t number) noexcept nogil:
@@ -499,7 +500,7 @@ cdef inline const uint8_t* node_of(const Map* map, const Walk* walk, uint32_t le
 
 
 cdef int seek(const Map* map, const Tree* tree, Walk* walk, uint64_t position) noexcept nogil:
-    """Stand at the first row of a position, or of one behind it: FOUND. MISSING: there is none."""
+    """Set a walk to the first row of a position or of a greater one: FOUND. MISSING: there is none."""
     cdef uint64_t high = position << 16, name, number = tree.root
     cdef uint32_t level, low, up, middle
     cdef const uint8_t* node
@@ -560,17 +561,17 @@ cdef inline bint may_be_empty(const uint8_t* payload, int64_t now_ms) noexcept n
 
 
 cdef class Pages:
-    """The pages of one store, as a read transaction of it sees them.
+    """The pages of one store in the version that a read transaction sees.
 
-    Made for an open environment of py-lmdb; holds no transaction. One thread at a time.
+    Belongs to an open environment of py-lmdb, and has no transaction of its own. For one thread at a time.
     """
 
     def __cinit__(self, env, file):
-        """Learn where the environment is mapped. `file`: an open descriptor of its data file, which stays open."""
+        """Find where the environment is mapped. `file`: an open descriptor of its data file, which stays open."""
         cdef Py_buffer record
         self.file = file
         self.is_readable = False
-        self.held = NULL
+        self.cache = NULL
         memset(&self.directory, 0, sizeof(Directory))
         self.main = env.open_db(None)
         self.map.page_bytes = env.stat()["psize"]
@@ -590,20 +591,20 @@ cdef class Pages:
                 PyBuffer_Release(&record)
 
     def __dealloc__(self):
-        free(self.held)
+        free(self.cache)
         free(self.directory.leaves)
         free(self.directory.starts)
 
     cdef bint find_base(self, const uint8_t* record) except -1:
-        """Learn where the map begins from a record in it; False if that cannot be told."""
+        """Find where the map begins, given a record in it; False if that is not certain."""
         cdef const uint8_t* page = record - (<size_t>record % self.map.page_bytes)
         cdef uint64_t number = u64(page)
         self.count_pages()
         if number >= self.map.pages or <size_t>page < number * self.map.page_bytes:
             return False
         self.map.base = page - number * self.map.page_bytes
-        # What a page says of its place is believed if the file has this very page there: a damaged number would lead
-        # out of the map. Nothing is read through the map before.
+        # A page's number is trusted if the file has the same page at that number: a damaged one would lead out of the
+        # map. Before that nothing is read through the map.
         return self.is_store() and self.is_at(page, number)
 
     cdef bint is_store(self) noexcept:
@@ -614,7 +615,7 @@ cdef class Pages:
         return u64(meta + PAGE_HEADER) == (<uint64_t>DATA_VERSION << 32 | <uint32_t>MAGIC)
 
     cdef bint is_at(self, const uint8_t* page, uint64_t number) except -1:
-        """Tell whether the file has the same page at a number."""
+        """Tell whether the file has this page at a number."""
         cdef uint8_t* read = <uint8_t*>malloc(self.map.page_bytes)
         cdef ssize_t size = self.map.page_bytes
         cdef bint is_same
@@ -625,19 +626,19 @@ cdef class Pages:
         return is_same
 
     cdef void count_pages(self) noexcept:
-        """Learn how many pages there are: what lies behind the file's end, or the map's, must not be touched."""
+        """Count the pages: memory behind the end of the file or of the map must not be read."""
         cdef struct_stat found
         cdef uint64_t pages = <uint64_t>found.st_size // self.map.page_bytes if fstat(self.file, &found) == 0 else 0
         self.map.pages = min(pages, self.mapped_pages)
 
     def learn(self, txn):
-        """Take the roots of the tables in the version that a transaction sees; False if they cannot be read."""
+        """Read the roots of the tables in the version that a transaction sees; False if that fails."""
         if not self.is_readable:
             return False
         self.count_pages()
-        if self.held != NULL:
-            memset(self.held, 0, HELD_MAX * sizeof(Held))
-        self.directory.is_made, self.directory.lookups = False, 0
+        if self.cache != NULL:
+            memset(self.cache, 0, CACHED_MAX * sizeof(CachedRecord))
+        self.directory.is_built, self.directory.lookups = False, 0
         get, main = txn.get, self.main
         self.keys.upper = KEYS_UPPER
         return (
@@ -647,11 +648,11 @@ cdef class Pages:
         )
 
     def populate(self, size_t bytes_max):
-        """Have the system map what the file holds, up to so many bytes; return how many were asked for.
+        """Ask the system to map the file's pages, up to `bytes_max`; return for how many bytes it was asked.
 
-        A store that was just opened is slow until its pages are mapped. Takes about 0.2 s a GB that is in memory, and
-        needs no lock of the interpreter: meant for a thread. It touches nothing itself, so that a map which is gone by
-        then is no harm.
+        A store that was just opened is slow until its pages are mapped. The call takes about 0.2 s per GB in memory and
+        releases the interpreter's lock: run it in a thread. It reads no page itself, so that it does no harm if the
+        store is closed meanwhile.
         """
         cdef size_t end = min(bytes_max, self.map.pages * self.map.page_bytes), at = 0, step
         cdef const uint8_t* base = self.map.base
@@ -678,31 +679,31 @@ cdef class Pages:
         return u16(at + 4) == 0 and tree.depth <= DEPTH_MAX and (tree.depth == 0 or tree.root < self.map.pages)
 
     cdef void find(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil:
-        """Look up all of these, in step. Each has its outcome then, and its record if it was FOUND."""
+        """Look up all names, in step. Each look-up gets its outcome, and its record if it is FOUND."""
         cdef size_t i = 0
         while i < count:
             self.walk(tree, lookups + i, min(count - i, <size_t>IN_STEP_MAX))
             i += IN_STEP_MAX
-        # Behind the walk, when what was found is on its way from memory.
+        # After the walk, while the records are being prefetched.
         for i in range(count):
             if lookups[i].outcome == FOUND:
                 lookups[i].outcome = check(lookups[i])
 
     cdef bint has_directory(self, size_t lookups) noexcept nogil:
-        """Tell whether there is a directory of the leaves of `keys`; make it once it is worth it."""
+        """Tell whether there is a directory of the leaves of `keys`; build it once it is worth its cost."""
         cdef Directory* directory = &self.directory
-        if not directory.is_made:
+        if not directory.is_built:
             directory.lookups += lookups
             if self.keys.depth < 2 or directory.lookups * LEAVES_PER_LOOKUP < self.keys.leaves:
                 return False
-            directory.is_made = True
+            directory.is_built = True
             directory.count = 0
-            if self.keys.leaves > LEAVES_MAX or not self.make_directory():
+            if self.keys.leaves > LEAVES_MAX or not self.build_directory():
                 directory.count = 0
         return directory.count > 0
 
-    cdef bint make_directory(self) noexcept nogil:
-        """Read the branches of `keys`; False where one is damaged, which the walk finds, or memory is short."""
+    cdef bint build_directory(self) noexcept nogil:
+        """Read the branches of `keys`; False if one is damaged, which a walk will find, or memory is short."""
         cdef Directory* directory = &self.directory
         cdef uint32_t* starts
         cdef size_t i, value = 0, values
@@ -727,7 +728,7 @@ cdef class Pages:
         return True
 
     cdef void walk(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil:
-        """Look up IN_STEP_MAX at most, as `find` does; records come with their checksums, which nobody has looked at."""
+        """Look up at most IN_STEP_MAX names as `find` does; records still end with their checksums, not compared."""
         cdef const Map* map = &self.map
         cdef size_t i
         cdef uint32_t level, first = 0
@@ -750,7 +751,7 @@ cdef class Pages:
                     descend(map, lookups[i], is_leaf)
 
     cdef void walk_sorted(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil:
-        """Look up names that rise, up to `IN_STEP_MAX`, as `walk` does: of those on one page only the first looks for it."""
+        """Look up at most IN_STEP_MAX ascending names as `walk` does; of those on one page only the first finds the page."""
         cdef const Map* map = &self.map
         cdef Lookup* heads[IN_STEP_MAX]
         cdef size_t i, heads_count, head
@@ -794,10 +795,10 @@ cdef class Pages:
                         prefetch_page(map, number)
 
     def scan(self, ranges, int64_t count, int64_t visits_max, int64_t bytes_max, int64_t now_ms, uint32_t forms, bint expire):
-        """Take a step of a scan as `LmdbSnapshot.scan` does: the next position, 0 at the end, and keys.
+        """Do one call of a scan as `LmdbSnapshot.scan` does: the next position, 0 at the end, and keys.
 
-        ranges: [first, last) positions. forms: a bit for each form of records that are wanted. expire: only keys that do.
-        None: LMDB has to be asked, because of a page or record that is not what is written, or a map whose fields expire.
+        ranges: [first, last) positions. forms: a bit for each form of record to return. expire: only keys that expire.
+        None: LMDB has to do it, because of a damaged page or record, or a map whose fields expire.
         """
         cdef const Map* map = &self.map
         cdef const Tree* tree = &self.keys
@@ -818,7 +819,7 @@ cdef class Pages:
                 name = high_of(node)
                 if name >> 16 >= end:
                     break
-                # Names rise, or pages lead in a circle.
+                # Names ascend; otherwise pages lead in a circle.
                 if name < start << 16 or (visits and name <= last):
                     return None
                 if (left <= 0 or visits >= visits_max or visited >= bytes_max) and name >> 16 != last >> 16:
@@ -852,27 +853,27 @@ cdef class Pages:
     cdef int find_block(self, Lookup* lookup, int64_t moment_ms) noexcept nogil:
         """Look up one name of sixteen bytes in `blocks`, and return its outcome.
 
-        moment_ms: by a clock that does not go back. What was looked up before in this version lies where it lay; its
-        checksum is compared once a millisecond, however often it is asked for.
+        moment_ms: a reading of a monotonic clock. A record that was found before in this version is cached; its checksum
+        is compared at most once a millisecond.
         """
-        cdef Held* held = NULL
-        if self.held == NULL:
-            self.held = <Held*>calloc(HELD_MAX, sizeof(Held))
-        if self.held != NULL:
-            held = &self.held[(lookup.low ^ lookup.high * HELD_SPREAD) & (HELD_MAX - 1)]
-            if held.record != NULL and held.low == lookup.low and held.high == lookup.high:
-                lookup.record, lookup.size, lookup.outcome = held.record, held.size, FOUND
-                if held.checked_ms != moment_ms:
+        cdef CachedRecord* cached = NULL
+        if self.cache == NULL:
+            self.cache = <CachedRecord*>calloc(CACHED_MAX, sizeof(CachedRecord))
+        if self.cache != NULL:
+            cached = &self.cache[(lookup.low ^ lookup.high * CACHE_SPREAD) & (CACHED_MAX - 1)]
+            if cached.record != NULL and cached.low == lookup.low and cached.high == lookup.high:
+                lookup.record, lookup.size, lookup.outcome = cached.record, cached.size, FOUND
+                if cached.checked_ms != moment_ms:
                     lookup.size += CHECK_BYTES
                     lookup.outcome = check(lookup)
-                    held.checked_ms = moment_ms
+                    cached.checked_ms = moment_ms
                     if lookup.outcome != FOUND:
-                        held.record = NULL
+                        cached.record = NULL
                 return lookup.outcome
         self.find(&self.blocks, &lookup, 1)
-        if held != NULL and lookup.outcome == FOUND:
-            held.high, held.low, held.checked_ms = lookup.high, lookup.low, moment_ms
-            held.record, held.size = lookup.record, lookup.size
+        if cached != NULL and lookup.outcome == FOUND:
+            cached.high, cached.low, cached.checked_ms = lookup.high, lookup.low, moment_ms
+            cached.record, cached.size = lookup.record, lookup.size
         return lookup.outcome
 
 

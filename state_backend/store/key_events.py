@@ -1,10 +1,10 @@
-"""What epochs did to keys, as a store keeps it while somebody wants to be notified of it.
+"""Events of keys: how epochs changed them. A store records events while a client subscribes to notifications of them.
 
     portion  epoch i64 | term i64 | count u32 | ends of keys count x u32 | events of each key count x u8 | keys | events
-             what happened to one key is a byte for each event (see `What`), in their order
+             the events of one key are a byte each (see `KeyEvent`), in their order
 
-A portion is written in the transaction that made the changes, so nobody can read of a change before the change. It is
-of bounded size, and so are all together: the oldest go first, whether they were read or not.
+A portion is written in the transaction of the changes, so that no reader sees an event before its change. The size of a
+portion is bounded, and so is that of all portions: the oldest are deleted first, whether they were read or not.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from enum import IntEnum
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-# About a thousand events: what a reader looks at in one go.
+# About a thousand events: a reader sends them in one go.
 PORTION_BYTES = 32 << 10
 # Three million changes or so of keys of 24 bytes (guess).
-KEPT_BYTES_MAX = 128 << 20
+EVENTS_BYTES_MAX = 128 << 20
 
 HEADER = struct.Struct("<qqI")
 
 
-class What(IntEnum):
-    """What happened to a key. NEW stands before what made it."""
+class KeyEvent(IntEnum):
+    """A change of a key. NEW comes before the event that made the key."""
 
     NEW = 1
     SET = 2
@@ -44,8 +44,8 @@ class What(IntEnum):
     SCORES_REMOVED = 16
 
 
-class Kept(NamedTuple):
-    """Which portions a store keeps: `first` to before `next`. Another id each time that keeping them begins."""
+class StoredPortions(NamedTuple):
+    """The portions of a store: `first` to before `next`. Recording gets another id each time that it begins."""
 
     id: bytes
     first: int = 0
@@ -54,26 +54,26 @@ class Kept(NamedTuple):
 
 
 class Portion(NamedTuple):
-    """Events of one epoch, or of what expired after it: (key, what happened to it)."""
+    """(key, its events) of one epoch, or of what expired after it."""
 
     epoch: int
     term: int
     events: Sequence[tuple[bytes, bytes]]
 
 
-def pack(epoch: int, term: int, keys: Sequence[bytes], whats: Sequence[bytes]) -> bytes:
-    """Lay out a portion."""
+def pack(epoch: int, term: int, keys: Sequence[bytes], events: Sequence[bytes]) -> bytes:
+    """Encode a portion."""
     ends = struct.pack(f"<{len(keys)}I", *accumulate(map(len, keys)))
-    return HEADER.pack(epoch, term, len(keys)) + ends + bytes(map(len, whats)) + b"".join(keys) + b"".join(whats)
+    return HEADER.pack(epoch, term, len(keys)) + ends + bytes(map(len, events)) + b"".join(keys) + b"".join(events)
 
 
 def unpack(packed: bytes) -> Portion:
-    """Read a portion back."""
+    """Decode a portion."""
     epoch, term, count = HEADER.unpack_from(packed)
     at = HEADER.size + 4 * count
     ends = struct.unpack_from(f"<{count}I", packed, HEADER.size)
     texts = packed[at + count :]
     keys = [texts[start:end] for start, end in zip((0, *ends), ends, strict=False)]
     stops = list(accumulate(packed[at : at + count], initial=ends[-1] if count else 0))
-    whats = [texts[start:stop] for start, stop in pairwise(stops)]
-    return Portion(epoch, term, list(zip(keys, whats, strict=True)))
+    events = [texts[start:stop] for start, stop in pairwise(stops)]
+    return Portion(epoch, term, list(zip(keys, events, strict=True)))

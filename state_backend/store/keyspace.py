@@ -1,8 +1,8 @@
-"""All the jobs that a server shows, as one keyspace.
+"""All jobs that a server serves, as one keyspace.
 
-A key belongs to the job whose key formats can make it. Formats of different jobs must not overlap; a job whose formats
-overlap those of a job already here is refused, both named. Default formats are told apart by the text before the
-first `:`, others by one regular expression over all of them.
+A key belongs to the job whose key formats match it. Formats of different jobs must not overlap: a job whose formats
+overlap those of another job is refused. The job of a default format is the text before the first `:`; all other
+formats are in one regular expression.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from state_backend.model.slots import position_of, slot_of
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import Applied, Snapshot, Store, Text
 
-# Told which keys may read differently from now on; None: any.
+# Called with the keys that may read differently from now on; None: any.
 OnChange = Callable[[Sequence[bytes] | None], None]
-# Told of a snapshot, and of how many removals of what has expired it had seen when it was told of before.
-OnRemoval = Callable[[Snapshot, int], None]
+# Called with a snapshot, and with how many expiry batches were reported of it before.
+OnExpiry = Callable[[Snapshot, int], None]
 
 
 @dataclass
 class Job:
-    """One job as a server knows it: its open store, and what its applier last told of the log.
+    """One job of a server: its open store, and the last report of its applier.
 
-    is_stale is True while no writer shows signs of life: the job is stopped, restarting, or out of reach. error is the
-    reason why epochs are not applied, or empty. is_incomplete: the log began after the query did, in update mode.
-    held_epoch, held_since_ms: the last epoch of a newer generation that is not shown yet, and since when that is so.
-    renamed_from: the job that this one was; that one is shown until this one is.
+    is_stale: no writer sends heartbeats: the job is stopped, restarting, or unreachable. error: why epochs are not
+    applied, or empty. is_incomplete: the log began after the query did, in update mode. held_epoch, held_since_ms: the
+    last epoch of a newer generation that is held back, and since when it is. renamed_from: the former name of the job,
+    under which it is served until this one is open.
     """
 
     name: str
@@ -53,13 +53,14 @@ class Job:
     renamed_from: str | None = None
 
     def lag_epochs(self, applied: Applied) -> int:
-        """Return how many committed epochs the epoch that is shown is behind."""
+        """Return how many committed epochs are not visible yet."""
         return max(0, self.committed_epoch - applied.epoch)
 
     def follows(self, other: Job) -> bool:
-        """Tell whether this is another job under a new name.
+        """Tell whether this is the other job under a new name.
 
-        Another query may have taken the old name since. The two generations may have begun with different terms.
+        A new query may have the old name, so the queries are compared. The generations may have begun in different
+        terms.
         """
         return self.renamed_from == other.name and query_of(self.generation) == query_of(other.generation)
 
@@ -68,8 +69,8 @@ class Job:
 class Keyspace:
     """The jobs by name. Changed only between requests, on the server's own thread.
 
-    `unreadable` holds the jobs that a log has and nobody can read here, with the reason, or None while they are being
-    opened: to say that their keys do not exist would be a wrong answer.
+    unreadable: jobs of the log that cannot be read here, with the reason; None while a job is being opened. Reads of
+    their keys are errors: "the key does not exist" would be a wrong reply.
     """
 
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -94,18 +95,18 @@ class Keyspace:
                 self._check_apart(job, other)
 
     def refuse(self, name: str, reason: str | None) -> None:
-        """Have reads of a job's own name space, `name:...`, answered with an error; a job that is shown stays."""
+        """Make reads of a job's own name space, `name:...`, an error; a job that is open stays."""
         if name not in self.jobs and self.unreadable.get(name, "") != reason:
             self.unreadable[name] = reason
             self.version += 1
 
     def suspect_stores(self) -> None:
-        """Have all stores verified: a reader met something in one of them that is not what was written."""
+        """Ask the appliers to verify all stores: a reader found damage in one of them."""
         for job in self.jobs.values():
             job.store.suspect()
 
     def remove(self, name: str) -> None:
-        """Take a job out; its store is the caller's to close."""
+        """Remove a job; the caller closes its store."""
         if self.jobs.pop(name, None) is not None or self.unreadable.pop(name, None) is not None:
             self.version += 1
 
@@ -135,17 +136,17 @@ def _formats(job: Job) -> list[KeyFormat]:
 
 
 class KeyspaceView:
-    """Snapshots of all jobs. The same jobs, one epoch per job and one clock reading from one `renew` to the next.
+    """Snapshots of all jobs. Between two calls of `renew`: the same jobs, one epoch per job and one clock reading.
 
-    Snapshots are opened and moved only when a key of their job is asked for. Whoever holds answers learns by
-    `on_change` which of them are void, before anything is answered from the newer epoch. What has expired reads as
-    missing whether it was removed or not, so that it is enough to be told of that by `on_removal`.
+    The snapshot of a job is opened, or renewed, at the first read of one of its keys. `on_change` is called with the
+    keys whose cached values are invalid, before any read from the newer epoch. Expired keys read as missing before they
+    are announced, so `on_expiry` may be called later.
 
-    A job's store may own some slots only, and another set of them in each version of a snapshot. To say of a key in one
-    that it does not own that the key does not exist would be a wrong answer: it is SlotLoadingError.
+    A job's store may own some slots only, and others in each version of a snapshot. Reads of a key in another slot are
+    SlotLoadingError: "the key does not exist" would be a wrong reply.
     """
 
-    # Those that are shown.
+    # The slots that are served.
     _slots: KeyGroups = ALL
     # The jobs that are listed, counted and scanned; None: all.
     _listed: Collection[str] | None = None
@@ -153,11 +154,11 @@ class KeyspaceView:
     def __init__(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> None:
         self._keyspace = keyspace
         self._on_change = on_change
-        self._versions: dict[str, int] = {}  # of each snapshot, and the epoch, that were told of
+        self._versions: dict[str, int] = {}  # of each snapshot, and its epoch, as last reported
         self._epochs: dict[str, int] = {}
         self._removals: dict[str, int] = {}
-        self.on_removal: OnRemoval = lambda snapshot, removals: None
-        self._missing: dict[str, KeyGroups] = {}  # of jobs whose snapshot does not own all that is shown
+        self.on_expiry: OnExpiry = lambda snapshot, expiry_batches: None
+        self._missing: dict[str, KeyGroups] = {}  # of jobs whose snapshot does not own all served slots
         self._jobs: dict[str, Job] = {}
         self._unreadable: dict[str, str | None] = {}
         self._nothing = MemoryStore("").snapshot(now_ms)
@@ -182,8 +183,8 @@ class KeyspaceView:
         if self._version != self._keyspace.version:
             self._route()
 
-    def stay_at(self, snapshots: Mapping[str, Snapshot]) -> None:
-        """Answer from these snapshots of jobs until it is closed, and they with it. Not to be renewed any more."""
+    def pin_to(self, snapshots: Mapping[str, Snapshot]) -> None:
+        """Read from these snapshots of jobs until the view is closed, which closes them. It must not be renewed."""
         for name, snapshot in snapshots.items():
             self._snapshots[name] = snapshot
             self._stores[name] = self._jobs[name].store
@@ -198,7 +199,7 @@ class KeyspaceView:
         self._stores.clear()
 
     def _route(self) -> None:
-        """Learn the jobs anew: drop the snapshots of jobs and generations that went, compile the key formats."""
+        """Read the jobs of the keyspace: close snapshots of removed jobs and generations, compile the key formats."""
         jobs = self._jobs = dict(self._keyspace.jobs)
         for name in [name for name, store in self._stores.items() if name not in jobs or jobs[name].store is not store]:
             self._snapshots.pop(name).close()
@@ -214,21 +215,21 @@ class KeyspaceView:
         if self._on_change is not None:
             self._on_change(None)
 
-    # -- what the compiled core asks for -------------------------------------------------------------------------------
+    # -- for the compiled core -------------------------------------------------------------------------------
 
     @property
     def routes_version(self) -> int:
-        """Another number whenever keys may be of other jobs than before."""
+        """A number that changes whenever keys may belong to other jobs than before."""
         return self._version
 
     @property
     def slots_here(self) -> bytes | None:
-        """Which slots are shown, a byte for each; None: all."""
+        """A byte for each slot: 1 if it is served here; None: all are."""
         return None
 
     @property
     def has_only_one(self) -> bool:
-        """Tell whether any key is the only job's, whatever it looks like."""
+        """Tell whether there is one job only, to which any key belongs."""
         return self._only is not None
 
     def job_names(self) -> list[str]:
@@ -236,11 +237,11 @@ class KeyspaceView:
         return list(self._jobs)
 
     def slots_missing(self, name: str) -> KeyGroups | None:
-        """Return the slots that a job's store lacks as it was last looked at; None: none."""
+        """Return the served slots that a job's store did not own when its snapshot was last renewed; None: none."""
         return self._missing.get(name)
 
     def job_of(self, key: bytes) -> str | None:
-        """Return which job a key is of, or None; StoreError where that job cannot be read."""
+        """Return the job that a key belongs to, or None; StoreError if that job cannot be read."""
         return self._job_of(key)
 
     def _job_of(self, key: bytes) -> str | None:
@@ -259,7 +260,7 @@ class KeyspaceView:
         return self._format_jobs[match.lastindex - 1] if match and match.lastindex else None
 
     def of_job(self, name: str) -> Snapshot:
-        """Return the snapshot of a job that is there (KeyError otherwise)."""
+        """Return the current snapshot of a job; KeyError for an unknown one."""
         if name in self._fresh:
             return self._snapshots[name]
         snapshot = self._snapshots.get(name)
@@ -272,14 +273,14 @@ class KeyspaceView:
         if snapshot.version != self._versions.get(name):
             self._find_missing(name, snapshot)
             if self._on_change is not None:
-                self._tell(self._on_change, name, snapshot)
+                self._report(self._on_change, name, snapshot)
             self._versions[name] = snapshot.version
         self._fresh.add(name)
         self._only_fresh = snapshot if name == self._only and name not in self._missing else None
         return snapshot
 
     def _find_missing(self, name: str, snapshot: Snapshot) -> None:
-        """Note which slots that are shown a snapshot does not own: once a version, so that a key costs nothing."""
+        """Find the served slots that a snapshot does not own: once per version, not for each key."""
         owned = snapshot.key_groups
         missing = NONE if owned in (ALL, self._slots) else self._slots - owned
         if missing:
@@ -287,25 +288,25 @@ class KeyspaceView:
         else:
             self._missing.pop(name, None)
 
-    def check_whole(self) -> None:
-        """Raise SlotLoadingError if some store lacks slots that are shown: then nothing can be counted or listed."""
+    def check_complete(self) -> None:
+        """Raise SlotLoadingError if a store lacks served slots: then keys can be neither counted nor listed."""
         for _ in self.snapshots():
-            pass  # they learn what they lack when they are asked for
+            pass  # opens or renews each, which finds its missing slots
         for name, slots in self._missing.items():
             if self._listed is not None and name not in self._listed:
                 continue
             raise SlotLoadingError(f"{len(slots)} slots of job '{name}' are not loaded here yet, ask again in a moment")
 
-    def _tell(self, on_change: OnChange, name: str, snapshot: Snapshot) -> None:
-        """Have answers dropped that do not hold in the epoch that a snapshot moved to: none if it was just opened."""
+    def _report(self, on_change: OnChange, name: str, snapshot: Snapshot) -> None:
+        """Report the keys that changed up to the epoch of a snapshot; none if it was just opened."""
         on_change(snapshot.changed_since(self._epochs[name]) if name in self._versions else ())
-        if name in self._versions and snapshot.applied.removals != self._removals[name]:
-            self.on_removal(snapshot, self._removals[name])
-        self._epochs[name], self._removals[name] = snapshot.applied.epoch, snapshot.applied.removals
+        if name in self._versions and snapshot.applied.expiry_batches != self._removals[name]:
+            self.on_expiry(snapshot, self._removals[name])
+        self._epochs[name], self._removals[name] = snapshot.applied.epoch, snapshot.applied.expiry_batches
         self._versions[name] = snapshot.version
 
     def at(self, key: bytes) -> Snapshot:
-        """Return the snapshot to ask for a key: its job's, or an empty one."""
+        """Return the snapshot to read a key from: that of its job, or an empty one."""
         if self._only_fresh is not None:  # the hot path of GET with a single job
             return self._only_fresh
         name = self._job_of(key)
@@ -335,7 +336,7 @@ class KeyspaceView:
         return None if name is None else self._jobs[name].store
 
     def snapshots(self) -> Iterator[tuple[Job, Snapshot]]:
-        """Iterate over all jobs, with what is known of them now, and their snapshots."""
+        """Iterate over (job, snapshot) of all jobs."""
         for name, job in self._jobs.items():
             if self._listed is None or name in self._listed:
                 yield self._keyspace.jobs.get(name, job), self.of_job(name)
@@ -345,30 +346,30 @@ class KeyspaceView:
         return self._jobs.values()
 
     def of_jobs(self, names: Collection[str]) -> Self:
-        """Return this view as it is now, for as long as it is not renewed, with some jobs alone listed and counted."""
+        """Return this view with only some jobs listed and counted; valid until this one is renewed."""
         view = copy(self)
         view._listed = names
         return view
 
     def reached(self) -> dict[str, tuple[int, int] | None]:
-        """Return the term and epoch that each job was last answered from; None for one that was not asked for yet."""
+        """Return the term and epoch of each job's snapshot; None for a job that was not read yet."""
         found: dict[str, tuple[int, int] | None] = dict.fromkeys(self._jobs)
         for name, snapshot in self._snapshots.items():
             found[name] = (snapshot.applied.term, snapshot.applied.epoch)
         return found
 
     def key_count(self) -> int:
-        """Return the number of keys in all jobs, expired ones that are not yet removed included (as DBSIZE does)."""
-        self.check_whole()
+        """Return the number of keys in all jobs, with expired keys that are not announced yet (as DBSIZE does)."""
+        self.check_complete()
         return sum(snapshot.applied.key_count for _, snapshot in self.snapshots())
 
     def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
         """Scan all jobs at once in slot order; see `Snapshot.scan`.
 
-        Every job is asked from the same position on. The step ends at the first position where one of them has
-        more, so that none is ahead of the cursor.
+        All jobs are scanned from the same position. The call ends at the first position where one of them has more
+        keys, so that none is ahead of the cursor.
         """
-        self.check_whole()
+        self.check_complete()
         steps = [snapshot.scan(cursor, count, kinds) for _, snapshot in self.snapshots()]
         if len(steps) == 1:
             return steps[0]
@@ -379,11 +380,11 @@ class KeyspaceView:
         return end, found
 
     def random_keys(self) -> Iterator[bytes | None]:
-        """Iterate over short steps towards some key of some job: the first that is not None.
+        """Search a random key in short steps: the first that is not None is one.
 
         Jobs are tried in turn from a random one, weighted by their keys.
         """
-        self.check_whole()
+        self.check_complete()
         jobs = [(job, snapshot) for job, snapshot in self.snapshots() if snapshot.applied.key_count]
         while jobs:
             weights = [snapshot.applied.key_count for _, snapshot in jobs]

@@ -1,4 +1,4 @@
-"""The plain store: dictionaries, copied for each epoch. The oracle that the LMDB store is tested against."""
+"""A store of plain dictionaries, copied for each epoch. Tests compare the LMDB store with it."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from state_backend.model.errors import KeyConflictError, StoreError, WrongKindEr
 from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.records import Change, Op, changes_in
 from state_backend.model.slots import field_position_of, position_of, slot_of
-from state_backend.store.changed_keys import EPOCHS_KEPT, REMOVALS_KEPT
+from state_backend.store.changed_keys import CHANGED_EPOCHS_MAX, EXPIRY_BATCHES_MAX
 from state_backend.store.store import READ_TOGETHER_BYTES_MAX, Applied, Entry, EpochChanges, Snapshot, Store, Text
 
 SETS = (Kind.SET, Kind.SORTED_SET)
-# As in the LMDB store: a clock that is set back by less makes no difference to what was noted.
+# As in `lmdb.expiry`.
 CLOCK_STEP_MS = 5_000
 
 
-class _Field(NamedTuple):
+class _StoredField(NamedTuple):
     value: bytes
     expire_at_ms: int | None
 
 
-class _Held(NamedTuple):
-    """What stands at a key; never changed in place, so that snapshots may share it."""
+class _StoredKey(NamedTuple):
+    """A key and its content; never changed in place, so that snapshots may share it."""
 
     state: str
     kind: Kind
     value: bytes
-    fields: Mapping[bytes, _Field]
+    fields: Mapping[bytes, _StoredField]
     expire_at_ms: int | None
     elements: tuple[bytes, ...] = ()
     scores: Mapping[bytes, float] = {}  # of a set: all zero
@@ -59,26 +59,26 @@ def _is_live(expire_at_ms: int | None, now_ms: int) -> bool:
     return expire_at_ms is None or expire_at_ms > now_ms
 
 
-def _alive(held: _Held | None, now_ms: int) -> _Held | None:
-    """Return what is left of a key once all that has expired is taken out."""
-    if held is None or not _is_live(held.expire_at_ms, now_ms):
+def _live_part(stored: _StoredKey | None, now_ms: int) -> _StoredKey | None:
+    """Return a key without expired fields; None if it has expired."""
+    if stored is None or not _is_live(stored.expire_at_ms, now_ms):
         return None
-    if held.kind is Kind.MAP and not all(_is_live(each.expire_at_ms, now_ms) for each in held.fields.values()):
-        live = {name: each for name, each in held.fields.items() if _is_live(each.expire_at_ms, now_ms)}
-        return held._replace(fields=live) if live else None
-    return held
+    if stored.kind is Kind.MAP and not all(_is_live(each.expire_at_ms, now_ms) for each in stored.fields.values()):
+        live = {name: each for name, each in stored.fields.items() if _is_live(each.expire_at_ms, now_ms)}
+        return stored._replace(fields=live) if live else None
+    return stored
 
 
 class MemoryStore(Store):
-    """A store in this process's memory; gone with it."""
+    """A store in this process's memory; expired_fields with it."""
 
     def __init__(self, generation: str) -> None:
-        self._held: dict[bytes, _Held] = {}
+        self._keys: dict[bytes, _StoredKey] = {}
         self._applied = Applied(generation)
         self._changed: dict[int, Sequence[bytes]] = {}
         self._expired: dict[int, Sequence[bytes]] = {}
         self._version = 0
-        self._noted_ms = 0
+        self._announced_ms = 0
         self._key_groups = ALL
         self._lineage = token_hex(8)
 
@@ -90,87 +90,93 @@ class MemoryStore(Store):
     def lineage(self) -> str:
         return self._lineage
 
-    def show(self, key_groups: KeyGroups) -> None:
-        """Count and show some slots only, as a store does that owns no others."""
+    def own(self, key_groups: KeyGroups) -> None:
+        """Own some slots only: keys of others are not counted, nor in snapshots."""
         self._key_groups = key_groups
         self._count(self._applied)
 
-    def _shown(self) -> dict[bytes, _Held]:
+    def _owned(self) -> dict[bytes, _StoredKey]:
         if self._key_groups == ALL:
-            return self._held
-        return {key: held for key, held in self._held.items() if slot_of(key) in self._key_groups}
+            return self._keys
+        return {key: stored for key, stored in self._keys.items() if slot_of(key) in self._key_groups}
 
     def apply(self, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> int:
-        known = {state.name: state for state in states}
-        held = dict(self._held)
+        states_by_name = {state.name: state for state in states}
+        stored = dict(self._keys)
         touched: set[bytes] = set()
         changed = 0
         for run in epoch.runs:
             for change in changes_in(run):
-                if change.state not in known:
-                    raise StoreError(f"a change names the state {change.state!r}, which is not among {sorted(known)}")
-                old = now = _alive(held.get(change.key), epoch.clock_ms)
+                if change.state not in states_by_name:
+                    raise StoreError(
+                        f"a change names the state {change.state!r}, which is not among {sorted(states_by_name)}"
+                    )
+                old = now = _live_part(stored.get(change.key), epoch.clock_ms)
                 if now is not None and now.state in epoch.replaces and change.key not in touched:
                     now = None
                 touched.add(change.key)
                 if now is not None and now.state != change.state:
                     raise KeyConflictError(_conflict(change, now.state))
-                new = _changed(now, change, known[change.state])
+                new = _changed(now, change, states_by_name[change.state])
                 changed += new != old
                 if new is None:
-                    held.pop(change.key, None)
+                    stored.pop(change.key, None)
                 else:
-                    held[change.key] = new
-        for key in [key for key, old in held.items() if old.state in epoch.replaces and key not in touched]:
-            del held[key]
+                    stored[change.key] = new
+        for key in [key for key, old in stored.items() if old.state in epoch.replaces and key not in touched]:
+            del stored[key]
             changed += 1
-        differ = [key for key in self._held.keys() | held.keys() if self._held.get(key) != held.get(key)]
-        kept = {each: keys for each, keys in self._changed.items() if each > epoch.epoch - EPOCHS_KEPT}
-        self._changed = {**kept, epoch.epoch: differ}
-        self._held = held
+        differ = [key for key in self._keys.keys() | stored.keys() if self._keys.get(key) != stored.get(key)]
+        retained = {each: keys for each, keys in self._changed.items() if each > epoch.epoch - CHANGED_EPOCHS_MAX}
+        self._changed = {**retained, epoch.epoch: differ}
+        self._keys = stored
         self._count(replace(self._applied, epoch=epoch.epoch, term=epoch.term, clock_ms=epoch.clock_ms))
         return changed
 
     def expire(self, now_ms: int, most: int) -> int:
-        """As the interface says, all at once; `most` is no limit here."""
-        clock_ms, before_ms = self._applied.clock_ms, self._noted_ms
-        noted_ms = max(now_ms, clock_ms)
-        is_set_back = noted_ms < before_ms - CLOCK_STEP_MS
-        self._noted_ms = noted_ms + CLOCK_STEP_MS if is_set_back else max(noted_ms, before_ms)
-        is_due = [
-            key for key, held in self._held.items() if any(before_ms < each <= self._noted_ms for each in held.expiries)
+        """Announce and remove all that has expired at once; `most` is no limit here."""
+        clock_ms, before_ms = self._applied.clock_ms, self._announced_ms
+        announced_ms = max(now_ms, clock_ms)
+        is_set_back = announced_ms < before_ms - CLOCK_STEP_MS
+        self._announced_ms = announced_ms + CLOCK_STEP_MS if is_set_back else max(announced_ms, before_ms)
+        expiring = [
+            key
+            for key, stored in self._keys.items()
+            if any(before_ms < each <= self._announced_ms for each in stored.expiries)
         ]
-        expired_keys = sum(before_ms < (self._held[key].expire_at_ms or 0) <= self._noted_ms for key in is_due)
-        left = {key: _alive(held, clock_ms) for key, held in self._held.items()}
-        gone = sum(
-            len(held.fields) - len(now.fields if (now := left[key]) else ())
-            for key, held in self._held.items()
-            if _is_live(held.expire_at_ms, clock_ms)  # otherwise they go with the key
+        expired_keys = sum(before_ms < (self._keys[key].expire_at_ms or 0) <= self._announced_ms for key in expiring)
+        remaining = {key: _live_part(stored, clock_ms) for key, stored in self._keys.items()}
+        expired_fields = sum(
+            len(stored.fields) - len(now.fields if (now := remaining[key]) else ())
+            for key, stored in self._keys.items()
+            if _is_live(stored.expire_at_ms, clock_ms)  # otherwise they are removed with the key
         )
-        done = len(is_due) + sum(left[key] != held for key, held in self._held.items())
-        self._held = {key: held for key, held in left.items() if held is not None}
+        done = len(expiring) + sum(remaining[key] != stored for key, stored in self._keys.items())
+        self._keys = {key: stored for key, stored in remaining.items() if stored is not None}
         applied = self._applied
-        if is_due:
-            applied = replace(applied, removals=applied.removals + 1)
-            kept = {each: keys for each, keys in self._expired.items() if each > applied.removals - REMOVALS_KEPT}
-            self._expired = {**kept, applied.removals: is_due}
-        if done or self._noted_ms < before_ms:
+        if expiring:
+            applied = replace(applied, expiry_batches=applied.expiry_batches + 1)
+            retained = {
+                each: keys for each, keys in self._expired.items() if each > applied.expiry_batches - EXPIRY_BATCHES_MAX
+            }
+            self._expired = {**retained, applied.expiry_batches: expiring}
+        if done or self._announced_ms < before_ms:
             applied = replace(
                 applied,
                 expired_keys=applied.expired_keys + expired_keys,
-                expired_fields=applied.expired_fields + gone,
+                expired_fields=applied.expired_fields + expired_fields,
             )
             self._count(applied)
         return done
 
-    def _is_counted(self, held: _Held) -> bool:
-        return held.expire_at_ms is None or held.expire_at_ms > self._noted_ms
+    def _is_counted(self, stored: _StoredKey) -> bool:
+        return stored.expire_at_ms is None or stored.expire_at_ms > self._announced_ms
 
     def _count(self, applied: Applied) -> None:
-        shown = list(filter(self._is_counted, self._shown().values()))
-        keys = Counter(each.state for each in shown)
-        expiring = sum(each.expire_at_ms is not None for each in shown)
-        expiring_maps = sum(any(field.expire_at_ms is not None for field in each.fields.values()) for each in shown)
+        counted = list(filter(self._is_counted, self._owned().values()))
+        keys = Counter(each.state for each in counted)
+        expiring = sum(each.expire_at_ms is not None for each in counted)
+        expiring_maps = sum(any(field.expire_at_ms is not None for field in each.fields.values()) for each in counted)
         self._applied = replace(applied, keys=dict(keys), expiring=expiring, expiring_maps=expiring_maps)
         self._version += 1
 
@@ -178,7 +184,7 @@ class MemoryStore(Store):
         return MemorySnapshot(self, now_ms)
 
     def close(self) -> None:
-        self._held = {}
+        self._keys = {}
 
 
 def _conflict(change: Change, other: str) -> str:
@@ -188,40 +194,40 @@ def _conflict(change: Change, other: str) -> str:
     )
 
 
-def _changed(old: _Held | None, change: Change, state: StateDescriptor) -> _Held | None:
-    """Return what stands at the key after a change."""
+def _changed(old: _StoredKey | None, change: Change, state: StateDescriptor) -> _StoredKey | None:
+    """Return a key after a change; None if it is deleted."""
     kind = state.kind
     if change.op == Op.FOLD:
         change = change._replace(op=Op.PUT, value=folded(reduction_of(state), change, _folded_into(old, change, kind)))
     if change.op == Op.CLEAR or (change.op == Op.DELETE and change.field is None):
         return None
     if kind is Kind.VALUE:
-        return _Held(change.state, kind, change.value or b"", {}, change.expire_at_ms)
+        return _StoredKey(change.state, kind, change.value or b"", {}, change.expire_at_ms)
     if kind is Kind.LIST:
         if change.op == Op.PUT:
             elements = tuple(packed_list.elements(change.value or packed_list.EMPTY))
         else:
             elements = (*(old.elements if old is not None else ()), change.value or b"")
         elements = elements[-state.length_max :] if state.length_max else elements
-        return _Held(change.state, kind, b"", {}, change.expire_at_ms, elements) if elements else None
+        return _StoredKey(change.state, kind, b"", {}, change.expire_at_ms, elements) if elements else None
     if kind in SETS:
         return _changed_set(old, change, kind)
     if change.field is None:
         pairs = packed_map.pairs(change.value or packed_map.EMPTY)
-        fields = {name: _Field(value, None) for name, value in pairs}
-        return _Held(change.state, kind, b"", fields, change.expire_at_ms) if fields else None
+        fields = {name: _StoredField(value, None) for name, value in pairs}
+        return _StoredKey(change.state, kind, b"", fields, change.expire_at_ms) if fields else None
     fields = dict(old.fields) if old is not None else {}
     if change.op == Op.DELETE:
         fields.pop(change.field, None)
     else:
-        fields[change.field] = _Field(change.value or b"", change.expire_at_ms)
+        fields[change.field] = _StoredField(change.value or b"", change.expire_at_ms)
     if not fields:
         return None
-    return _Held(change.state, kind, b"", fields, old.expire_at_ms if old is not None else None)
+    return _StoredKey(change.state, kind, b"", fields, old.expire_at_ms if old is not None else None)
 
 
-def _changed_set(old: _Held | None, change: Change, kind: Kind) -> _Held | None:
-    """Return what stands at the key of a set, or of a sorted set, after a change that leaves something there."""
+def _changed_set(old: _StoredKey | None, change: Change, kind: Kind) -> _StoredKey | None:
+    """Return a set or sorted set after a change; None if it is empty then."""
     expire_at_ms = change.expire_at_ms
     if change.field is None:
         if kind is Kind.SET:
@@ -235,11 +241,11 @@ def _changed_set(old: _Held | None, change: Change, kind: Kind) -> _Held | None:
         else:
             scores.pop(change.field, None)
             expire_at_ms = old.expire_at_ms if old is not None else None
-    return _Held(change.state, kind, b"", {}, expire_at_ms, (), scores) if scores else None
+    return _StoredKey(change.state, kind, b"", {}, expire_at_ms, (), scores) if scores else None
 
 
-def _folded_into(old: _Held | None, change: Change, kind: Kind) -> bytes | None:
-    """Return what stands where a change is folded in."""
+def _folded_into(old: _StoredKey | None, change: Change, kind: Kind) -> bytes | None:
+    """Return the value that a change is folded into."""
     if old is None or kind is Kind.VALUE:
         return None if old is None else old.value
     each = old.fields.get(change.field or b"")
@@ -247,7 +253,7 @@ def _folded_into(old: _Held | None, change: Change, kind: Kind) -> bytes | None:
 
 
 class MemorySnapshot(Snapshot):
-    """A view of a memory store: its dictionary as it was, and a sorted list of positions made when asked for."""
+    """A view of a memory store: its dictionary as it was. Keys are sorted by position for the first scan."""
 
     def __init__(self, store: MemoryStore, now_ms: int) -> None:
         self._store = store
@@ -256,7 +262,7 @@ class MemorySnapshot(Snapshot):
         self.renew(now_ms)
 
     def renew(self, now_ms: int) -> None:
-        self._held = self._store._shown()
+        self._keys = self._store._owned()
         self._key_groups = self._store._key_groups
         self._applied = self._store.applied
         self._changed = self._store._changed
@@ -266,7 +272,7 @@ class MemorySnapshot(Snapshot):
         self._order = []
 
     def close(self) -> None:
-        self._held = {}
+        self._keys = {}
         self._on_close()
 
     def lend(self, now_ms: int, on_close: Callable[[], None]) -> Self:
@@ -285,44 +291,44 @@ class MemorySnapshot(Snapshot):
 
     def changed_since(self, epoch: int) -> Sequence[bytes] | None:
         epochs = range(epoch + 1, self._applied.epoch + 1)
-        if epoch > self._applied.epoch or len(epochs) > EPOCHS_KEPT or not self._changed.keys() >= set(epochs):
+        if epoch > self._applied.epoch or len(epochs) > CHANGED_EPOCHS_MAX or not self._changed.keys() >= set(epochs):
             return None
         return [key for each in epochs for key in self._changed[each]]
 
-    def expired_since(self, removals: int) -> Sequence[bytes] | None:
-        removed = range(removals + 1, self._applied.removals + 1)
-        if removals > self._applied.removals or not self._expired.keys() >= set(removed):
+    def expired_since(self, expiry_batches: int) -> Sequence[bytes] | None:
+        removed = range(expiry_batches + 1, self._applied.expiry_batches + 1)
+        if expiry_batches > self._applied.expiry_batches or not self._expired.keys() >= set(removed):
             return None
         return [key for each in removed for key in self._expired[each]]
 
-    def _live(self, key: bytes) -> _Held | None:
-        return _alive(self._held.get(key), self._now_ms)
+    def _live(self, key: bytes) -> _StoredKey | None:
+        return _live_part(self._keys.get(key), self._now_ms)
 
-    def _map(self, key: bytes) -> Mapping[bytes, _Field]:
-        held = self._live(key)
-        if held is None:
+    def _map(self, key: bytes) -> Mapping[bytes, _StoredField]:
+        stored = self._live(key)
+        if stored is None:
             return {}
-        if held.kind is not Kind.MAP:
-            raise WrongKindError(f"{key!r} holds a {held.kind}, not a map")
-        return held.fields
+        if stored.kind is not Kind.MAP:
+            raise WrongKindError(f"{key!r} holds a {stored.kind}, not a map")
+        return stored.fields
 
     def entry(self, key: bytes) -> Entry | None:
-        held = self._live(key)
-        return None if held is None else Entry(key, held.state, held.kind, held.expire_at_ms)
+        stored = self._live(key)
+        return None if stored is None else Entry(key, stored.state, stored.kind, stored.expire_at_ms)
 
     def stored_sizes(self, key: bytes, items_max: int) -> Iterator[int]:
-        held = self._live(key)
-        if held is not None:
-            yield len(key) + len(held.value) + sum(map(len, held.elements)) + sum(map(len, held.scores))
-            yield sum(len(name) + len(each.value) for name, each in held.fields.items())
+        stored = self._live(key)
+        if stored is not None:
+            yield len(key) + len(stored.value) + sum(map(len, stored.elements)) + sum(map(len, stored.scores))
+            yield sum(len(name) + len(each.value) for name, each in stored.fields.items())
 
     def text(self, key: bytes) -> Text | None:
-        held = self._live(key)
-        if held is None:
+        stored = self._live(key)
+        if stored is None:
             return None
-        if held.kind is not Kind.VALUE:
-            raise WrongKindError(f"{key!r} holds a {held.kind}, not a value")
-        return held.value
+        if stored.kind is not Kind.VALUE:
+            raise WrongKindError(f"{key!r} holds a {stored.kind}, not a value")
+        return stored.value
 
     def texts(self, keys: Sequence[bytes]) -> list[Text | None]:
         texts: list[Text | None] = []
@@ -359,15 +365,15 @@ class MemorySnapshot(Snapshot):
         if len(fields) <= packed_map.FIELDS_MAX:
             return 0, [(name, each.value) for name, each in fields.items()]
         order = sorted((field_position_of(name), name) for name in fields)
-        start, end = _step(order, cursor, count)
+        start, end = _scan_range(order, cursor, count)
         pairs: list[tuple[bytes, Text]] = [(name, fields[name].value) for _, name in order[start:end]]
         return (order[end][0] if end < len(order) else 0), pairs
 
     def _list(self, key: bytes) -> tuple[bytes, ...]:
-        held = self._live(key)
-        if held is not None and held.kind is not Kind.LIST:
-            raise WrongKindError(f"{key!r} holds a {held.kind}, not a list")
-        return () if held is None else held.elements
+        stored = self._live(key)
+        if stored is not None and stored.kind is not Kind.LIST:
+            raise WrongKindError(f"{key!r} holds a {stored.kind}, not a list")
+        return () if stored is None else stored.elements
 
     def list_size(self, key: bytes) -> int:
         return len(self._list(key))
@@ -379,10 +385,10 @@ class MemorySnapshot(Snapshot):
         return iter(self._list(key)[start:stop])
 
     def _scores(self, key: bytes, kind: Kind) -> Mapping[bytes, float]:
-        held = self._live(key)
-        if held is not None and held.kind is not kind:
-            raise WrongKindError(f"{key!r} holds a {held.kind}, not a {kind}")
-        return {} if held is None else held.scores
+        stored = self._live(key)
+        if stored is not None and stored.kind is not kind:
+            raise WrongKindError(f"{key!r} holds a {stored.kind}, not a {kind}")
+        return {} if stored is None else stored.scores
 
     def set_size(self, key: bytes) -> int:
         return len(self._scores(key, Kind.SET))
@@ -401,7 +407,7 @@ class MemorySnapshot(Snapshot):
         return packed if is_small else None
 
     def scan_set(self, key: bytes, cursor: int, count: int) -> tuple[int, list[bytes]]:
-        return _member_step(self._scores(key, Kind.SET), cursor, count)
+        return _scan_members(self._scores(key, Kind.SET), cursor, count)
 
     def _ranking(self, key: bytes) -> list[tuple[float, bytes]]:
         return sorted((score, member) for member, score in self._scores(key, Kind.SORTED_SET).items())
@@ -439,58 +445,60 @@ class MemorySnapshot(Snapshot):
 
     def scan_sorted(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, float]]]:
         scores = self._scores(key, Kind.SORTED_SET)
-        next_cursor, members = _member_step(scores, cursor, count)
+        next_cursor, members = _scan_members(scores, cursor, count)
         return next_cursor, [(member, scores[member]) for member in members]
 
     def scan(
         self, cursor: int, count: int, kinds: Collection[Kind] | None = None, *, only_expiring: bool = False
     ) -> tuple[int, list[bytes]]:
         if not self._order:
-            self._order = sorted((position_of(key), key) for key in self._held if self._live(key) is not None)
-        start, end = _step(self._order, cursor, count)
-        found = [key for _, key in self._order[start:end] if kinds is None or self._held[key].kind in kinds]
+            self._order = sorted((position_of(key), key) for key in self._keys if self._live(key) is not None)
+        start, end = _scan_range(self._order, cursor, count)
+        found = [key for _, key in self._order[start:end] if kinds is None or self._keys[key].kind in kinds]
         if only_expiring:
-            found = [key for key in found if self._held[key].expire_at_ms is not None]
+            found = [key for key in found if self._keys[key].expire_at_ms is not None]
         return (self._order[end][0] if end < len(self._order) else 0), found
 
     def changes(self) -> Iterator[Change]:
-        for key in sorted(self._held, key=lambda key: (position_of(key), key)):
-            held = _alive(self._held[key], self._applied.clock_ms)
-            if held is None:
+        for key in sorted(self._keys, key=lambda key: (position_of(key), key)):
+            stored = _live_part(self._keys[key], self._applied.clock_ms)
+            if stored is None:
                 continue
-            if held.kind is Kind.VALUE:
-                yield Change(held.state, Op.PUT, key, None, held.value, held.expire_at_ms)
+            if stored.kind is Kind.VALUE:
+                yield Change(stored.state, Op.PUT, key, None, stored.value, stored.expire_at_ms)
                 continue
-            if held.kind is Kind.LIST:
-                yield Change(held.state, Op.PUT, key, None, packed_list.pack(held.elements), held.expire_at_ms)
+            if stored.kind is Kind.LIST:
+                yield Change(stored.state, Op.PUT, key, None, packed_list.pack(stored.elements), stored.expire_at_ms)
                 continue
-            if held.kind in SETS:
-                for score, member in held.ranking:
-                    text = b"" if held.kind is Kind.SET else packed_sorted.score_text(score)
-                    yield Change(held.state, Op.PUT, key, member, text, held.expire_at_ms)
+            if stored.kind in SETS:
+                for score, member in stored.ranking:
+                    text = b"" if stored.kind is Kind.SET else packed_sorted.score_text(score)
+                    yield Change(stored.state, Op.PUT, key, member, text, stored.expire_at_ms)
                 continue
-            if held.expire_at_ms is not None:
-                name, each = next(iter(held.fields.items()))
-                yield Change(held.state, Op.PUT, key, None, packed_map.pack([(name, each.value)]), held.expire_at_ms)
-            for name, each in held.fields.items():
-                yield Change(held.state, Op.PUT, key, name, each.value, each.expire_at_ms)
+            if stored.expire_at_ms is not None:
+                name, each = next(iter(stored.fields.items()))
+                yield Change(
+                    stored.state, Op.PUT, key, None, packed_map.pack([(name, each.value)]), stored.expire_at_ms
+                )
+            for name, each in stored.fields.items():
+                yield Change(stored.state, Op.PUT, key, name, each.value, each.expire_at_ms)
 
     def random_keys(self) -> Iterator[bytes | None]:
-        live = [key for key in self._held if self._live(key) is not None]
+        live = [key for key in self._keys if self._live(key) is not None]
         return iter([choice(live)] if live else [])
 
 
-def _member_step(members: Iterable[bytes], cursor: int, count: int) -> tuple[int, list[bytes]]:
-    """Return what one step of a scan of a set returns."""
+def _scan_members(members: Iterable[bytes], cursor: int, count: int) -> tuple[int, list[bytes]]:
+    """Do one call of a scan of a set."""
     order = sorted((field_position_of(member), member) for member in members)
     if len(order) <= packed_list.ELEMENTS_MAX:
         return 0, [member for _, member in order]
-    start, end = _step(order, cursor, count)
+    start, end = _scan_range(order, cursor, count)
     return (order[end][0] if end < len(order) else 0), [member for _, member in order[start:end]]
 
 
-def _step(order: list[tuple[int, bytes]], cursor: int, count: int) -> tuple[int, int]:
-    """Return the part of a sorted order that one scan step covers: whole positions, at least `count` of them."""
+def _scan_range(order: list[tuple[int, bytes]], cursor: int, count: int) -> tuple[int, int]:
+    """Return the range of a sorted order that one call of a scan covers: full positions, at least `count` keys."""
     start = bisect_left(order, (cursor, b""))
     end = min(start + count, len(order))
     while 0 < end < len(order) and order[end][0] == order[end - 1][0]:

@@ -1,8 +1,7 @@
 """Epochs that stay readable for a moment after there are newer ones.
 
-So that several servers, each with its own part of a job, can answer at an epoch that all of them have. To hold an epoch
-keeps the pages of it that newer ones replaced from being used again: so only a few are held, not for long, and only
-while somebody asks for any.
+Several servers, each with its own slots of a job, can so answer at an epoch that all of them have. LMDB does not reuse
+the pages of a pinned epoch: so only a few are pinned, for a short time, and only while clients request any.
 """
 
 from __future__ import annotations
@@ -18,113 +17,115 @@ if TYPE_CHECKING:
 
 # Of each job, the newest one included; an older one for so long at most after the next one was seen.
 EPOCHS_MAX = 8
-HELD_MS_MAX = 2_000
-# Nothing is held once nobody has asked for so long.
-WANTED_MS = 10_000
+PINNED_MS_MAX = 2_000
+# Without a request for so long, all epochs are released.
+IDLE_MS_MAX = 10_000
 
 # A job's term and epoch.
-Reached = tuple[int, int]
+TermEpoch = tuple[int, int]
 
 
-class _Held:
-    """One epoch of a job, and how many read it now."""
+class _PinnedEpoch:
+    """One epoch of a job, and how many snapshots of it are open."""
 
     def __init__(self, job: Job, snapshot: Snapshot) -> None:
         self.generation = job.generation
         self.store = job.store
         self.snapshot = snapshot
-        self.reached = snapshot.applied.term, snapshot.applied.epoch
+        self.term_epoch = snapshot.applied.term, snapshot.applied.epoch
         self.superseded_ms: int | None = None
         self._readers = 0
-        self._is_let_go = False
+        self._is_released = False
 
     def lend(self, clock_ms: int) -> Snapshot:
-        """Return a view of it, to be closed like any other."""
+        """Return a snapshot of the epoch, to be closed like any other."""
         self._readers += 1
-        return self.snapshot.lend(clock_ms, self._released)
+        return self.snapshot.lend(clock_ms, self._on_close)
 
-    def let_go(self) -> None:
-        """Close it once nobody reads it."""
-        self._is_let_go = True
-        self._close_if_free()
+    def release(self) -> None:
+        """Close the epoch, once its last reader has."""
+        self._is_released = True
+        self._close_if_unused()
 
-    def _released(self) -> None:
+    def _on_close(self) -> None:
         self._readers -= 1
-        self._close_if_free()
+        self._close_if_unused()
 
-    def _close_if_free(self) -> None:
-        if self._is_let_go and not self._readers:
+    def _close_if_unused(self) -> None:
+        if self._is_released and not self._readers:
             self.snapshot.close()
 
 
 class PinnedEpochs:
-    """The epochs of a keyspace that are held in this process. `look` has to be called at every new one."""
+    """The epochs of a keyspace's jobs that are pinned in this process. Call `update` at every new epoch."""
 
     def __init__(self, keyspace: Keyspace) -> None:
         self._keyspace = keyspace
-        self._held: dict[str, deque[_Held]] = {}  # the newest last
+        self._pinned: dict[str, deque[_PinnedEpoch]] = {}  # the newest last
         self._until_ms = 0
 
-    def take(self, wanted: Mapping[str, Reached], clock_ms: int, now_ms: int) -> dict[str, Snapshot] | None:
-        """Return views of all jobs at the epochs wanted, and have such be held from now on; None if one is not there.
+    def snapshots_at(
+        self, requested: Mapping[str, TermEpoch], clock_ms: int, now_ms: int
+    ) -> dict[str, Snapshot] | None:
+        """Return snapshots of all jobs at the requested epochs; None if one of them is not pinned.
 
-        There has to be one of each job that is shown, and none besides.
+        requested: an epoch of each job of the keyspace, and of no other. From now on epochs are pinned.
         """
-        self._until_ms = now_ms + WANTED_MS
-        self.look(now_ms)
-        if wanted.keys() != self._held.keys():
+        self._until_ms = now_ms + IDLE_MS_MAX
+        self.update(now_ms)
+        if requested.keys() != self._pinned.keys():
             return None
-        found = {job: self._find(job, reached) for job, reached in wanted.items()}
+        found = {job: self._find(job, term_epoch) for job, term_epoch in requested.items()}
         if None in found.values():
             return None
-        return {job: held.lend(clock_ms) for job, held in found.items() if held is not None}
+        return {job: pinned.lend(clock_ms) for job, pinned in found.items() if pinned is not None}
 
-    def held(self) -> dict[str, list[Reached]]:
-        """Return which epochs of each job can be taken, the newest last."""
-        return {job: [each.reached for each in held] for job, held in self._held.items()}
+    def epochs(self) -> dict[str, list[TermEpoch]]:
+        """Return which epochs of each job are pinned, the newest last."""
+        return {job: [each.term_epoch for each in pinned] for job, pinned in self._pinned.items()}
 
-    def look(self, now_ms: int) -> None:
-        """Hold the newest epochs as well, and let go of what is held for long enough."""
+    def update(self, now_ms: int) -> None:
+        """Pin the newest epochs, and release those that are pinned for long enough."""
         if now_ms >= self._until_ms:
             self.close()
             return
         jobs = self._keyspace.jobs
-        for name in self._held.keys() - jobs.keys():
-            self._let_go(self._held.pop(name))
+        for name in self._pinned.keys() - jobs.keys():
+            self._release_all(self._pinned.pop(name))
         for name, job in jobs.items():
-            held = self._held.setdefault(name, deque())
-            if held and held[-1].generation != job.generation:
-                self._let_go(held)
-            self._hold_newest(held, job, now_ms)
-            while len(held) > EPOCHS_MAX or _is_over(held[0], now_ms):
-                held.popleft().let_go()
+            pinned = self._pinned.setdefault(name, deque())
+            if pinned and pinned[-1].generation != job.generation:
+                self._release_all(pinned)
+            self._pin_newest(pinned, job, now_ms)
+            while len(pinned) > EPOCHS_MAX or _is_over(pinned[0], now_ms):
+                pinned.popleft().release()
 
     def close(self) -> None:
-        """Let go of everything."""
-        for held in self._held.values():
-            self._let_go(held)
-        self._held.clear()
+        """Release all epochs."""
+        for pinned in self._pinned.values():
+            self._release_all(pinned)
+        self._pinned.clear()
 
     @staticmethod
-    def _let_go(held: deque[_Held]) -> None:
-        while held:
-            held.pop().let_go()
+    def _release_all(pinned: deque[_PinnedEpoch]) -> None:
+        while pinned:
+            pinned.pop().release()
 
     @staticmethod
-    def _hold_newest(held: deque[_Held], job: Job, now_ms: int) -> None:
-        newest = _Held(job, job.store.snapshot(now_ms))
-        last = held[-1] if held else newest
+    def _pin_newest(pinned: deque[_PinnedEpoch], job: Job, now_ms: int) -> None:
+        newest = _PinnedEpoch(job, job.store.snapshot(now_ms))
+        last = pinned[-1] if pinned else newest
         if last.store is newest.store and last.snapshot.version == newest.snapshot.version and last is not newest:
-            newest.let_go()
+            newest.release()
             return
-        if last is not newest and last.reached == newest.reached:
-            held.pop().let_go()  # expired keys were removed, slots have moved, or the store was copied
-        last.superseded_ms = now_ms if last.reached != newest.reached else None
-        held.append(newest)
+        if last is not newest and last.term_epoch == newest.term_epoch:
+            pinned.pop().release()  # expired keys were removed, slots have moved, or the store was copied
+        last.superseded_ms = now_ms if last.term_epoch != newest.term_epoch else None
+        pinned.append(newest)
 
-    def _find(self, job: str, reached: Reached) -> _Held | None:
-        return next((each for each in self._held[job] if each.reached == reached), None)
+    def _find(self, job: str, term_epoch: TermEpoch) -> _PinnedEpoch | None:
+        return next((each for each in self._pinned[job] if each.term_epoch == term_epoch), None)
 
 
-def _is_over(held: _Held, now_ms: int) -> bool:
-    return held.superseded_ms is not None and now_ms - held.superseded_ms > HELD_MS_MAX
+def _is_over(pinned: _PinnedEpoch, now_ms: int) -> bool:
+    return pinned.superseded_ms is not None and now_ms - pinned.superseded_ms > PINNED_MS_MAX

@@ -1,9 +1,9 @@
-"""Which slots a store owns, loads and gives up, and how that goes on; nothing of how they are stored.
+"""The slots that a store owns, loads and removes, and the transitions between these; not how they are stored.
 
-A slot that is gained is read from the log into the same store while epochs are applied to those that are owned, and is
-owned once both are at the same epoch. A slot that is lost is not owned at once; what it held goes in portions, and only
-then can it be gained again. So at any instant what is written here, in one transaction with what it is about, says how
-to go on.
+A new slot is loaded from the log into the same store while epochs are applied to the owned slots; it is owned once both
+are at the same epoch. A slot that is given up is not owned from then on; its keys are removed in portions, and only
+then can it be loaded again. The ownership is written in the transaction of the keys, so that work goes on from it after
+any kill.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from state_backend.store.store import Applied
 
 @dataclass(frozen=True)
 class Loading:
-    """Slots that are being read from the log, and how far that is.
+    """Slots that are being loaded from the log, and the progress of it.
 
-    epoch, term, clock_ms: of the last epoch that they hold as a whole; -1 before the first.
-    snapshot: the number of the one that is being read; -1 for none: then it is the next epoch.
-    runs: how many runs of that snapshot, or of that epoch, are done.
+    epoch, term, clock_ms: of the last epoch that is loaded in full; -1 before the first.
+    snapshot: the epoch of the snapshot that is being read; -1: the next epoch is being read.
+    runs: how many runs of that snapshot, or of that epoch, are loaded.
     """
 
     slots: KeyGroups
@@ -36,54 +36,56 @@ class Loading:
 class SlotOwnership:
     """A store's slots.
 
-    leaving: they may hold something still, and are nobody's here. changed_at: the epoch at which `owned` changed last.
+    removing: slots that are not owned and may still have keys. changed_at: the epoch at which `owned` changed last.
     """
 
     owned: KeyGroups = ALL
     loading: Loading | None = None
-    leaving: KeyGroups = NONE
+    removing: KeyGroups = NONE
     changed_at: int = -1
 
-    def toward(self, wanted: KeyGroups, epoch: int) -> SlotOwnership:
-        """Give up what is not wanted, and begin to load what is missing, if nothing else is being loaded."""
-        leaving, loading = self.leaving | (self.owned - wanted), self.loading
+    def toward(self, desired: KeyGroups, epoch: int) -> SlotOwnership:
+        """Give up slots that are not desired, and begin to load missing ones, unless others are being loaded."""
+        removing, loading = self.removing | (self.owned - desired), self.loading
         if loading is not None:
-            leaving |= loading.slots - wanted
-            slots = loading.slots & wanted
+            removing |= loading.slots - desired
+            slots = loading.slots & desired
             loading = replace(loading, slots=slots) if slots else None
-        owned = self.owned & wanted
-        if loading is None and (missing := wanted - owned - leaving):
+        owned = self.owned & desired
+        if loading is None and (missing := desired - owned - removing):
             loading = Loading(missing)
-        return SlotOwnership(owned, loading, leaving, self.changed_at if owned == self.owned else epoch)
+        return SlotOwnership(owned, loading, removing, self.changed_at if owned == self.owned else epoch)
 
     def loaded(self, then: Loading, applied: Applied) -> SlotOwnership:
-        """Note how far loading is; what has caught up with the store is owned."""
-        is_there = then.snapshot < 0 and not then.runs and (then.epoch, then.term) == (applied.epoch, applied.term)
-        if is_there:
+        """Record the progress of loading; slots at the epoch of the store are owned."""
+        has_caught_up = then.snapshot < 0 and not then.runs and (then.epoch, then.term) == (applied.epoch, applied.term)
+        if has_caught_up:
             return replace(self, owned=self.owned | then.slots, loading=None, changed_at=applied.epoch)
         return replace(self, loading=then)
 
-    def anew(self) -> SlotOwnership:
-        """Give up what was loaded so far, so that it is loaded from the beginning."""
-        return self if self.loading is None else replace(self, loading=None, leaving=self.leaving | self.loading.slots)
+    def restart_loading(self) -> SlotOwnership:
+        """Remove what was loaded so far, to load it from the beginning."""
+        return (
+            self if self.loading is None else replace(self, loading=None, removing=self.removing | self.loading.slots)
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` reads."""
+        """Return the JSON that `from_json` reads."""
         loading = self.loading and vars(self.loading) | {"slots": str(self.loading.slots)}
         return {
             "owned": str(self.owned),
             "loading": loading,
-            "leaving": str(self.leaving),
+            "removing": str(self.removing),
             "changed_at": self.changed_at,
         }
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Self:
-        """Read a holding back."""
+        """Build an ownership from JSON."""
         loading = stored["loading"]
         return cls(
             KeyGroups.parse(stored["owned"]),
             loading and Loading(**(loading | {"slots": KeyGroups.parse(loading["slots"])})),
-            KeyGroups.parse(stored["leaving"]),
+            KeyGroups.parse(stored["removing"]),
             stored["changed_at"],
         )

@@ -1,4 +1,4 @@
-"""A view of the keys of some slots, of jobs that may have keys in all."""
+"""A view of the keys in some slots, of jobs that have keys in all."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from state_backend.model.errors import StoreError
 from state_backend.model.key_groups import KeyGroups
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_at, slot_of
 from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange
-from state_backend.store.store import Snapshot, keys_near_any
+from state_backend.store.store import Snapshot, random_key_steps
 
-# Keys of one step of a search or a count: well below a millisecond (guess).
+# Keys of one step of a count: well below a millisecond (guess).
 STEP_KEYS = 512
 
 
 def counts_of(scan: Callable[[int, int], tuple[int, list[bytes]]]) -> Iterator[int]:
-    """Iterate over numbers that add up to how many keys there are to scan, in steps."""
+    """Count keys by a scan: iterate over numbers that add up to the count, one per step."""
     cursor = 0
     while True:
         cursor, keys = scan(cursor, STEP_KEYS)
@@ -27,23 +27,23 @@ def counts_of(scan: Callable[[int, int], tuple[int, list[bytes]]]) -> Iterator[i
 
 
 class SlotView(KeyspaceView):
-    """What lies in some slots. A key of another one is an error: that it does not exist would be a wrong answer."""
+    """The keys in some slots. To read a key of another slot is an error: "it does not exist" would be a wrong reply."""
 
     def __init__(self, keyspace: Keyspace, slots: KeyGroups, now_ms: int, on_change: OnChange | None = None) -> None:
         self._slots = slots
         self._lasts = [last for _, last in slots.ranges]
-        self._is_here = bytearray(SLOTS)
+        self._is_served = bytearray(SLOTS)
         for first, last in slots.ranges:
-            self._is_here[first : last + 1] = b"\1" * (last + 1 - first)
+            self._is_served[first : last + 1] = b"\1" * (last + 1 - first)
         super().__init__(keyspace, now_ms, on_change)
 
     @property
     def slots_here(self) -> bytes | None:
-        return bytes(self._is_here)
+        return bytes(self._is_served)
 
     def at(self, key: bytes) -> Snapshot:
-        if not self._is_here[slot_of(key)]:
-            raise StoreError(f"slot {slot_of(key)} is not shown by this server")
+        if not self._is_served[slot_of(key)]:
+            raise StoreError(f"slot {slot_of(key)} is not served by this server")
         return super().at(key)
 
     def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
@@ -51,25 +51,25 @@ class SlotView(KeyspaceView):
         if start is None:
             return 0, []
         next_cursor, found = super().scan(start, count, kinds)
-        found = [key for key in found if self._is_here[slot_of(key)]]
+        found = [key for key in found if self._is_served[slot_of(key)]]
         return (self._from(next_cursor) or 0 if next_cursor else 0), found
 
     def _from(self, position: int) -> int | None:
-        """Return the first position of these slots from a given one on; None if there is none."""
+        """Return the first position in these slots at or after a given one; None if there is none."""
         at = bisect_left(self._lasts, slot_at(position))
         return max(position, self._slots.ranges[at][0] << HASH_BITS) if at < len(self._lasts) else None
 
     def key_counts(self) -> Iterator[int]:
-        """Iterate over numbers that add up to the number of keys; a step for each few hundred of them."""
+        """Iterate over numbers that add up to the number of keys, one for each few hundred keys."""
         return counts_of(self.scan)
 
     @property
     def is_counted(self) -> bool:
-        """Tell whether stores hold exactly these slots, so that their own counts are of them: at the whole epoch."""
+        """Tell whether all stores own exactly these slots, so that their own counts are right."""
         return all(snapshot.key_groups == self._slots for _, snapshot in self.snapshots())
 
     def key_count(self) -> int:
         return super().key_count() if self.is_counted else sum(self.key_counts())
 
     def random_keys(self) -> Iterator[bytes | None]:
-        return keys_near_any(self.scan, self._slots)
+        return random_key_steps(self.scan, self._slots)

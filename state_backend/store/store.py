@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.key_groups import KeyGroups
 from state_backend.model.records import Change, runs_of
-from state_backend.store.key_events import Kept, Portion
+from state_backend.store.key_events import Portion, StoredPortions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Applied:
-    """What a store holds: the last whole epoch applied to it, and counts as of then.
+    """The last epoch that a store applied, and counts as of then.
 
-    epoch and term are -1 and 0 before the first epoch. Counts are without the keys that expired, once that was noted
-    (see `Store.expire`); maps all of whose fields expired are counted until they are removed.
-    expiring_maps are those with a field that expires, which is apart from what the whole key does (`expiring`);
-    expired_keys were noted, and expired_fields removed, since the store was made; in so many portions, `removals`.
+    epoch, term: -1 and 0 before the first epoch. keys: the number of keys of each state, without announced ones (see
+    `Store.expire`); a map whose fields have all expired is counted until it is removed. expiring: keys that expire.
+    expiring_maps: maps with fields that expire. expired_keys were announced, and expired_fields removed, since the
+    store was made. expiry_batches: how many batches of expired keys were announced.
     """
 
     generation: str
@@ -40,7 +40,7 @@ class Applied:
     expiring_maps: int = 0
     expired_keys: int = 0
     expired_fields: int = 0
-    removals: int = field(default=0, compare=False)  # a store takes as many portions as it likes
+    expiry_batches: int = field(default=0, compare=False)  # batches of one clock differ between stores
 
     @property
     def key_count(self) -> int:
@@ -48,8 +48,8 @@ class Applied:
         return sum(self.keys.values())
 
 
-def keys_near_any(scan: Callable[[int, int], tuple[int, list[bytes]]], slots: KeyGroups) -> Iterator[bytes | None]:
-    """Scan from any position of some slots to the end, and from the beginning on; a key, or none, for each step."""
+def random_key_steps(scan: Callable[[int, int], tuple[int, list[bytes]]], slots: KeyGroups) -> Iterator[bytes | None]:
+    """Scan from a random position of some slots, and then from the beginning; yield a key, or None, for each call."""
     if not slots:
         return
     cursor = slots.random_position()
@@ -62,7 +62,7 @@ def keys_near_any(scan: Callable[[int, int], tuple[int, list[bytes]]], slots: Ke
 
 
 class Entry(NamedTuple):
-    """What stands at a key: its state's name, its kind, and when it expires (None: never)."""
+    """A key, the name of its state, its kind, and when it expires (None: never)."""
 
     key: bytes
     state: str
@@ -71,7 +71,7 @@ class Entry(NamedTuple):
 
 
 class LongText(NamedTuple):
-    """A value too long to be copied as a whole without need. Good for as long as its snapshot stays where it is.
+    """A long value, not copied until it is needed. Valid until its snapshot is renewed or closed.
 
     parts(start, stop): iterates over its bytes `start` to before `stop`, both within it, some 64 KiB at a time.
     """
@@ -91,12 +91,12 @@ FIELD_POSITIONS = 1 << 48
 
 
 def whole(text: Text) -> bytes:
-    """Return all of a value; of a long one, a copy that takes its time."""
+    """Return a value as bytes; a long one is copied."""
     return text if isinstance(text, bytes) else b"".join(text.parts(0, text.length))
 
 
 class EpochChanges(NamedTuple):
-    """One epoch as a store takes it: sorted runs of changes, and the states that it replaces as a whole."""
+    """One epoch: sorted runs of changes, and the states whose whole content it brings."""
 
     epoch: int
     term: int
@@ -106,17 +106,17 @@ class EpochChanges(NamedTuple):
 
 
 class Snapshot(ABC):
-    """A read view of one epoch of a job at one clock reading. Not to be shared between threads.
+    """A view of one epoch of a job at one clock reading. For one thread at a time.
 
-    A missing or expired key reads as None, an empty iterator, or zero. A clock that is behind that of the epoch counts
-    as the epoch's: what the log is past has expired for every reader. It is a context manager whose end is `close`.
+    A missing or expired key reads as None, an empty iterator, or zero. A clock reading before the epoch's is replaced
+    by the epoch's: what has expired in the log has expired for every reader. A snapshot is a context manager that
+    closes it.
 
     Attributes:
-        version: Another number after each move to where something was committed since, be it an epoch or a removal of
-            what has expired. Looking at it costs nothing.
+        version: A number that changes when the snapshot is renewed after a commit: of an epoch, or of expired keys.
 
     Raises:
-        WrongKindError: A reader asked for a value at a key that holds a map, or the other way round.
+        WrongKindError: A key has another kind than the method reads, such as a map where a value is read.
 
     Examples:
         >>> states = [sparkis.StateDescriptor("stock", key="shop", field="item", value="count")]
@@ -137,7 +137,7 @@ class Snapshot(ABC):
     """
 
     version: int
-    # What the compiled core reads of it; None: nothing.
+    # The store's pages, for the compiled core; None: it cannot read them.
     pages: Any = None
 
     @abstractmethod
@@ -146,7 +146,7 @@ class Snapshot(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give the epoch up. The store may reuse its pages."""
+        """Release the epoch: the store may reuse its pages."""
 
     @abstractmethod
     def lend(self, now_ms: int, on_close: Callable[[], None]) -> Self:
@@ -166,50 +166,51 @@ class Snapshot(ABC):
     @property
     @abstractmethod
     def applied(self) -> Applied:
-        """The epoch that this snapshot shows."""
+        """The epoch of this snapshot, and its counts."""
 
     @property
     @abstractmethod
     def key_groups(self) -> KeyGroups:
-        """The slots that the store owns at this moment. Counts and scans are of these alone.
+        """The slots that the store owned at this epoch. Counts and scans are of these alone.
 
-        What is asked of a key in another slot may get any answer: it may be half loaded, or half removed.
+        Reads of a key in another slot may return anything: the slot may be partly loaded, or partly removed.
         """
 
-    def events_kept(self) -> Kept | None:
-        """Return which portions there are of what epochs did to keys; None if that is not kept."""
+    def stored_portions(self) -> StoredPortions | None:
+        """Return which portions of events are stored (see `key_events`); None if events are not recorded."""
         return None
 
     def events(self, serial: int) -> Portion | None:
-        """Return a portion of what epochs did to keys, none of them later than this one; None if it is not there."""
+        """Return a portion of events, of this epoch at the latest; None if it is deleted, or not written yet."""
         return None
 
     @abstractmethod
     def changed_since(self, epoch: int) -> Sequence[bytes] | None:
-        """Return the keys that the epochs after that one changed, made or deleted; None if that is not known.
+        """Return the keys that epochs after `epoch` put or deleted; None if they are not stored.
 
-        It is known of the last few epochs, if they changed few enough keys, and the slots stayed the same. Expiry is
-        no change.
+        They are stored for the last few epochs, if these changed few enough keys and the slots stayed the same. Expiry
+        is no change.
         """
 
     @abstractmethod
-    def expired_since(self, removals: int) -> Sequence[bytes] | None:
-        """Return the keys that expired, or whose fields did, in the portions after so many; None if that is not known.
+    def expired_since(self, expiry_batches: int) -> Sequence[bytes] | None:
+        """Return the keys that expired, or whose fields did, after `expiry_batches` batches; None if they are not
+        stored.
 
-        It is known of the last few, if these were few enough keys. A key reads as missing as soon as it has expired;
-        that this is noted comes after that, within a bounded time.
+        They are stored for the last few batches, if these have few enough keys. A key reads as missing as soon as it
+        has expired; it is announced, within a bounded time, after that.
         """
 
     @abstractmethod
     def entry(self, key: bytes) -> Entry | None:
-        """Describe what stands at a key."""
+        """Return the state, kind and expiry of a key; None for a missing one."""
 
     @abstractmethod
     def stored_sizes(self, key: bytes, items_max: int) -> Iterator[int]:
-        """Iterate over numbers that add up to the bytes that a key takes in the store; none for a missing key.
+        """Iterate over numbers that add up to the size of a key in the store, in bytes; none for a missing key.
 
-        Each takes a bounded time. Of a large map, list or set about so many items are looked at, and the rest is taken
-        to be like them.
+        Each number takes a bounded time. Of a large map, list or set about `items_max` items are read, and the size of
+        the rest is extrapolated.
         """
 
     @abstractmethod
@@ -221,20 +222,20 @@ class Snapshot(ABC):
         """Return the values of the first of some keys, one at least; what is long, or raises, comes by itself."""
 
     def value(self, key: bytes) -> bytes | None:
-        """Return the value of a value state's key as a whole."""
+        """Return the value of a value state's key as bytes."""
         text = self.text(key)
         return text if text is None else whole(text)
 
     @abstractmethod
     def field_texts(self, key: bytes, names: Sequence[bytes]) -> list[Text | None]:
-        """Return several fields of a map, of no matter what length, None for a missing one."""
+        """Return several fields of a map, without copies of long ones; None for a missing field."""
 
     def field(self, key: bytes, name: bytes) -> bytes | None:
-        """Return one field of a map as a whole."""
+        """Return one field of a map as bytes; None if it is missing."""
         return self.fields(key, (name,))[0]
 
     def fields(self, key: bytes, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return several fields of a map as a whole, None for a missing one."""
+        """Return several fields of a map as bytes; None for a missing field."""
         return [text if text is None else whole(text) for text in self.field_texts(key, names)]
 
     @abstractmethod
@@ -245,7 +246,7 @@ class Snapshot(ABC):
     def map_sizes(self, key: bytes) -> Iterator[int]:
         """Iterate over numbers that add up to the number of fields of a map; each takes a bounded time.
 
-        There are more than one while fields have expired and are not yet removed.
+        There are several numbers while fields have expired and are not yet removed.
         """
 
     def map_size(self, key: bytes) -> int:
@@ -254,21 +255,21 @@ class Snapshot(ABC):
 
     @abstractmethod
     def map_texts(self, key: bytes) -> Iterator[tuple[bytes, Text]]:
-        """Iterate over a map's (field, value); the order is the store's own and stays the same within an epoch."""
+        """Iterate over (field, value) of a map, in an order that stays the same within an epoch."""
 
     def map_pairs(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate over a map's (field, value as a whole)."""
+        """Iterate over (field, value) of a map, values as bytes."""
         return ((name, whole(text)) for name, text in self.map_texts(key))
 
     @abstractmethod
     def packed_map(self, key: bytes) -> bytes | None:
-        """Return a small map as it lies (see `packed_map`); None for a missing key and for a large map."""
+        """Return a small map as it is stored (see `packed_map`); None for a missing key and for a large map."""
 
     @abstractmethod
     def scan_map(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, Text]]]:
-        """Return the next cursor (0 at the end) and about `count` pairs; a small map comes whole, as in Redis.
+        """Return the next cursor (0 at the end) and about `count` pairs; all pairs of a small map at once, as in Redis.
 
-        There may be fewer, even none, where much has expired or is large: a step's time is bounded.
+        There may be fewer, even none, where many fields have expired or are large: the time of a call is bounded.
         """
 
     @abstractmethod
@@ -279,7 +280,7 @@ class Snapshot(ABC):
     def list_parts(self, key: bytes, start: int, stop: int) -> Iterator[bytes]:
         """Iterate over the elements `start` to before `stop`, within the list, as runs of length-prefixed texts.
 
-        See `packed_list`; only the blocks that hold them are touched.
+        See `packed_list`. Only the blocks of these elements are read.
         """
 
     @abstractmethod
@@ -292,27 +293,26 @@ class Snapshot(ABC):
 
     @abstractmethod
     def members(self, key: bytes) -> Iterator[bytes]:
-        """Iterate over a set's members; the order is the store's own and stays the same within an epoch."""
+        """Iterate over a set's members, in an order that stays the same within an epoch."""
 
     @abstractmethod
     def are_members(self, key: bytes, members: Sequence[bytes]) -> list[bool]:
-        """Tell of each text whether it is a member of a set."""
+        """Tell for each name whether it is a member of a set."""
 
     @abstractmethod
     def packed_set(self, key: bytes) -> bytes | None:
-        """Return a small set as it lies: its members in byte order, as a `packed_list`.
+        """Return a small set as it is stored: its members in byte order, as a `packed_list`.
 
         None for a missing key and for a large set.
         """
 
     @abstractmethod
     def scan_set(self, key: bytes, cursor: int, count: int) -> tuple[int, list[bytes]]:
-        """Return the next cursor (0 at the end) and about `count` members; a small set comes whole.
+        """Return the next cursor (0 at the end) and about `count` members; all members of a small set at once.
 
-        There may be fewer where members are long: a step's time is bounded. Any number below `FIELD_POSITIONS` is a
-        cursor, here and for `scan_map`. Whoever wants a member at random begins at one at random, takes a dozen,
-        because the gaps between members differ, and chooses among them (about what Redis does); where there is none
-        behind it, the next step begins at 0.
+        There may be fewer where members are long: the time of a call is bounded. Any number below `FIELD_POSITIONS` is
+        a cursor, here and for `scan_map`. To find a random member, scan a dozen from a random cursor and choose one of
+        them, because the gaps between members differ (Redis does about the same); if there are none, scan from 0.
         """
 
     @abstractmethod
@@ -321,22 +321,22 @@ class Snapshot(ABC):
 
     @abstractmethod
     def scores(self, key: bytes, members: Sequence[bytes]) -> list[float | None]:
-        """Return the scores of several members of a sorted set, None for a missing one. No score is -0.0 or NaN."""
+        """Return the scores of several members of a sorted set; None for a missing one. No score is -0.0 or NaN."""
 
     @abstractmethod
     def ranks(self, key: bytes, members: Sequence[bytes]) -> list[int | None]:
-        """Return how many members are before each of some, by score, then by bytes; None for a missing one."""
+        """Return the ranks of several members of a sorted set, by score, then by bytes; None for a missing one."""
 
     @abstractmethod
     def rank_of_score(self, key: bytes, score: float, is_after: bool) -> int:
-        """Return how many members have a lower score; with `is_after`, a score as high or lower."""
+        """Return how many members have a lower score; with `is_after`, a lower or equal one."""
 
     @abstractmethod
     def rank_of_member(self, key: bytes, member: bytes, is_after: bool) -> int:
-        """Return how many members are before a text by their bytes; with `is_after`, itself included.
+        """Return how many members are less than `member` by bytes; with `is_after`, less or equal.
 
-        It need not be a member. For sorted sets whose scores are all the same; of others, it is among those with the
-        lowest score.
+        `member` need not be in the set. Meant for sorted sets whose scores are all equal; in others, only members with
+        the lowest score are compared.
         """
 
     @abstractmethod
@@ -345,36 +345,36 @@ class Snapshot(ABC):
     ) -> Iterator[tuple[bytes, float]]:
         """Iterate over (member, score) of the ranks `start` to before `stop`, within the sorted set.
 
-        With `is_reversed` the last of them comes first. Only the blocks that hold them are touched.
+        With `is_reversed` from the last to the first. Only the blocks of these members are read.
         """
 
     @abstractmethod
     def packed_sorted(self, key: bytes) -> bytes | None:
-        """Return a small sorted set as it lies (see `packed_sorted`); None for a missing key and for a large one."""
+        """Return a small sorted set as it is stored (see `packed_sorted`); None for a missing and for a large one."""
 
     @abstractmethod
     def scan_sorted(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, float]]]:
-        """Return the next cursor (0 at the end) and about `count` (member, score), in any order; a small one whole."""
+        """Return the next cursor (0 at the end) and about `count` (member, score), in any order; all of a small set."""
 
     @abstractmethod
     def scan(
         self, cursor: int, count: int, kinds: Collection[Kind] | None = None, *, only_expiring: bool = False
     ) -> tuple[int, list[bytes]]:
-        """Return the next cursor (0 at the end) and those of about `count` keys, in slot order, that are of some kinds.
+        """Visit about `count` keys in slot order; return the next cursor (0 at the end) and those of some kinds.
 
-        There may be fewer, even none, where much has expired or is large: a step's time is bounded. kinds: None: all.
-        only_expiring: those alone that expire some time.
+        Fewer keys are visited, even none, where many have expired or are large: the time of a call is bounded. kinds:
+        None: all. only_expiring: only keys that expire.
 
-        A cursor is a position: the first one not yet visited. A step never ends inside one position, so that keys that
-        stay over the whole scan are returned exactly once, on any server that holds them.
+        A cursor is a position: the first one not yet visited. A call never ends within a position, so that a key that
+        exists during the full scan is returned exactly once, on any server that has it.
         """
 
     @abstractmethod
     def changes(self) -> Iterator[Change]:
-        """Iterate over changes that make this state out of nothing, in store order.
+        """Iterate over the changes that build this state from an empty store, in store order.
 
-        What expired at or before the clock of the last epoch is left out; this view's own clock does not matter, so
-        that what is written of an epoch is the same on every server.
+        What expired at or before the clock of the epoch is not among them. The snapshot's own clock does not matter:
+        all servers return the same changes for an epoch.
         """
 
     def runs(self, states: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -383,8 +383,7 @@ class Snapshot(ABC):
 
     @abstractmethod
     def random_keys(self) -> Iterator[bytes | None]:
-        """Iterate over steps of bounded time towards some key, any with about the same likelihood: the first that is
-        not None."""
+        """Search a random key, all about equally likely, in short steps: the first that is not None is one."""
 
 
 class Store(ABC):
@@ -392,19 +391,20 @@ class Store(ABC):
 
     @abstractmethod
     def apply(self, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> int:
-        """Apply one epoch in one transaction and return about how many changes made a difference (0: none did).
+        """Apply one epoch in one transaction; return about how many changes made a difference (0: none did).
 
-        What a replaced state held and the epoch does not name goes: keys, and fields of the keys that it names.
-        Raises KeyConflictError or StoreFullError, and then holds what it held before.
+        Of a replaced state, keys that the epoch does not name are deleted, and so are fields that it does not name of
+        the keys that it names. Raises KeyConflictError or StoreFullError, and changes nothing then.
         """
 
     @abstractmethod
     def expire(self, now_ms: int, most: int) -> int:
-        """Note what has expired by a clock, and remove what has expired by the log's: about so much; return how much.
+        """Announce what has expired by a clock, and remove what has expired by the log's clock.
 
-        What is noted is in no count, and is told of (`Snapshot.expired_since`, `Snapshot.events`). It is removed once
-        an epoch's clock has passed it: until then an epoch may still fold into it, and what an epoch makes of a state
-        must not depend on when a server looked at its clock. Less than `most` means that nothing is left to do.
+        Announced keys are in no count, and are reported (`Snapshot.expired_since`, `Snapshot.events`). They are removed
+        once the clock of an epoch has passed their expiry: until then an epoch may fold into them, and the result of an
+        epoch must not depend on a server's clock. Stops after about `most` keys and fields; returns how many were done.
+        Fewer than `most`: nothing remains to be done.
         """
 
     @abstractmethod
@@ -417,16 +417,16 @@ class Store(ABC):
         """The newest epoch."""
 
     def used_bytes(self) -> tuple[int, int]:
-        """Return how much of its files is in use, and how much waits to be used again; zeros if it has none."""
+        """Return the used and the free bytes of the store's files; zeros if it has none."""
         return 0, 0
 
-    def suspect(self) -> None:  # noqa: B027  # a store that nobody else writes to has nothing to say
-        """Have the store verified by whoever writes it: a reader met something that is not what was written."""
+    def suspect(self) -> None:  # noqa: B027  # a store in memory cannot be damaged
+        """Ask the writer of the store to verify it: a reader found damage."""
 
     @property
     @abstractmethod
     def lineage(self) -> str:
-        """A name for its epochs, the same in all processes: under another one the same numbers may be other epochs."""
+        """The store's name, the same in all processes. Equal epoch numbers of two lineages may be different epochs."""
 
     @abstractmethod
     def close(self) -> None:

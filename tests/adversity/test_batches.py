@@ -301,8 +301,8 @@ def test_while_the_log_is_out_of_reach_batches_fail_and_servers_answer(job: Job,
     scene.log.rename(away)
     scene.add_files(1)
     message = job.failure()
-    assert f"job '{JOB}' is gone from the log {scene.log}: was it moved, or its storage taken away?" in message
-    assert "gone from the log" in eventually(lambda: errors_of(scene), bool)
+    assert f"job '{JOB}' is missing in the log {scene.log}: was it moved, or its storage removed?" in message
+    assert "missing in the log" in eventually(lambda: errors_of(scene), bool)
     assert scene.state() == before
 
     away.rename(scene.log)

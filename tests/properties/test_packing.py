@@ -121,8 +121,8 @@ def test_a_store_of_packed_values_is_the_one_that_the_general_path_makes(
         assert compiled._pages is not None and compiled._pages.is_readable
         general._pages = None
         for store in (compiled, general):
-            store.tells_events = has_events
-            store.hold(slots)
+            store.records_events = has_events
+            store.own(slots)
         for number, (parts, replaces) in enumerate(told):
             runs = [run for part in parts for run in runs_of(part, NAMES if number % 2 else NAMES[::-1])]
             if slots != ALL:

@@ -146,7 +146,7 @@ class ServersHoldEqualStates(RuleBasedStateMachine):
     def move_slots(self, which: int, slots: KeyGroups, steps: int) -> None:
         server = self.servers[which]
         server.slots = slots
-        server.applier.want(slots)
+        server.applier.set_desired_slots(slots)
         server.now_ms = self.now_ms
         for _ in range(steps):
             server.applier.step()
@@ -175,7 +175,7 @@ def as_a_set(changes: Any) -> set[Any]:
     store = MemoryStore("")
     store.apply(EpochChanges(0, 1, 0, list(runs_of(changes, NAMES))), STATES)
     held = set()
-    for key, each in store._held.items():
+    for key, each in store._keys.items():
         scores, fields = tuple(sorted(each.scores.items())), tuple(sorted(each.fields.items()))
         held.add((each.state, key, each.value, each.elements, scores, fields, each.expire_at_ms))
     return held

@@ -56,7 +56,7 @@ class SlotsMove(RuleBasedStateMachine):
             "log.log_writer.INLINE_BYTES_MAX": 500,
             "apply.snapshots.FILE_BYTES_MAX": 2_000,
             "apply.applier.LOADING_STEP_S": 0,
-            "apply.applier.LOST_KEYS_MAX": 3,
+            "apply.applier.REMOVED_KEYS_MAX": 3,
             "apply.applier.EXPIRED_KEYS_MAX": 5,
         }.items():
             self.patches.enter_context(patch(f"state_backend.{name}", value))
@@ -65,7 +65,7 @@ class SlotsMove(RuleBasedStateMachine):
         self.writer = LogWriter(self.folder / "log", "job", STATES, "q")
         self.log = ChangeLog(self.folder / "log").job("job")
         self.oracle = MemoryStore("q")
-        self.held = [self.oracle._held]  # after each epoch, from before the first on
+        self.held = [self.oracle._keys]  # after each epoch, from before the first on
         self.events: list[dict[str, Any]] = [{}, {}]
         self.wanted = [KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")]
         self.appliers = [self.start(0), self.start(1)]
@@ -112,7 +112,7 @@ class SlotsMove(RuleBasedStateMachine):
             self.oracle.apply(EpochChanges(number, self.writer.current.term, self.clock_ms, runs, replaces), STATES)
         except KeyConflictError:
             return
-        self.held.append(self.oracle._held)
+        self.held.append(self.oracle._keys)
         self.writer.publish(changes, replaces=replaces, clock_ms=self.clock_ms)
 
     @rule()
@@ -133,7 +133,7 @@ class SlotsMove(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1), slots=wanted_slots(), times=st.sampled_from((0, 1, 2, 3, 10, 50)))
     def want(self, which: int, slots: KeyGroups, times: int) -> None:
         self.wanted[which] = slots
-        self.appliers[which].want(slots)
+        self.appliers[which].set_desired_slots(slots)
         self.step(which, times)
 
     @rule(slots=wanted_slots())
@@ -197,7 +197,7 @@ class SlotsMove(RuleBasedStateMachine):
             if len(self.held) > 1:
                 assert applier.store is not None
                 ownership = applier.store.slot_ownership
-                assert (ownership.owned, ownership.loading, ownership.leaving) == (
+                assert (ownership.owned, ownership.loading, ownership.removing) == (
                     self.wanted[which],
                     None,
                     NONE,
@@ -213,8 +213,8 @@ class SlotsMove(RuleBasedStateMachine):
                 continue
             ownership, applied = applier.store.slot_ownership, applier.store.applied
             expected = MemoryStore("q")
-            expected._held = self.held[applied.epoch + 1]
-            expected.show(ownership.owned)
+            expected._keys = self.held[applied.epoch + 1]
+            expected.own(ownership.owned)
             stores.assert_tables_fit(applier.store)
             for now_ms in (self.clock_ms, self.clock_ms + 5, self.clock_ms + 1_000):
                 with expected.snapshot(now_ms) as theirs, applier.store.snapshot(now_ms) as mine:
@@ -232,7 +232,7 @@ class SlotsMove(RuleBasedStateMachine):
 
 def die_after(transactions: int, *, is_committed: bool) -> None:
     """Have this process killed in its transaction of that number: before it commits, or right after."""
-    writing = LmdbStore._writing
+    writing = LmdbStore._write_transaction
     left = transactions
 
     def counted(store: LmdbStore) -> Any:
@@ -255,7 +255,7 @@ def die_after(transactions: int, *, is_committed: bool) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return done
 
-    LmdbStore._writing = counted  # type: ignore[method-assign,assignment]
+    LmdbStore._write_transaction = counted  # type: ignore[method-assign,assignment]
 
 
 TestSlotsMove = SlotsMove.TestCase

@@ -120,7 +120,7 @@ class SnapshotsInParts(moves.SlotsMove):
         if len(self.held) == 1:
             return
         expected = MemoryStore("q")
-        expected._held = self.held[-1]
+        expected._keys = self.held[-1]
         with (
             expected.snapshot(self.clock_ms) as theirs,
             read_snapshot(self.folder / "log", "job", at_ms=self.clock_ms) as mine,
@@ -135,7 +135,7 @@ class SnapshotsInParts(moves.SlotsMove):
             pass
         assert not told["error"]
         assert KeyGroups.parse(told["slots"]) == slots
-        expected.show(slots)
+        expected.own(slots)
         assert reader.store is not None
         with expected.snapshot(self.clock_ms) as theirs, reader.store.snapshot(self.clock_ms) as mine:
             stores.assert_equal_answers(theirs, mine)

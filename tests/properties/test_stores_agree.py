@@ -333,7 +333,7 @@ class StoresAgree(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        before = self.memory.applied.removals, self.lmdb.applied.removals
+        before = self.memory.applied.expiry_batches, self.lmdb.applied.expiry_batches
         self.memory.expire(self.clock_ms, 1 << 30)
         self.lmdb.expire(self.clock_ms, 1 << 30)
         with self.memory.snapshot(self.clock_ms) as memory, self.lmdb.snapshot(self.clock_ms) as lmdb:
@@ -700,7 +700,7 @@ class StoresAgreeOnSomeSlots(StoresAgree):
         return epoch._replace(runs=[rows_of_slots(run, key_groups) for run in epoch.runs])
 
     def show(self) -> None:
-        self.memory.show(self.lmdb.slot_ownership.owned)
+        self.memory.own(self.lmdb.slot_ownership.owned)
 
     apply_again_what_is_there = None  # it makes a difference where it is loaded
     kill_a_writer = None  # the machine of appliers does that (`test_slots_move`)
@@ -729,19 +729,19 @@ class StoresAgreeOnSomeSlots(StoresAgree):
         """Go some of the way towards other slots; the next time goes on from there, or elsewhere."""
         there = sorted({slots.slot_of(key) for keys in KEYS.values() for key in keys})
         wanted = KeyGroups.of((there[each % len(there)],) * 2 for each in numbers) | more
-        assert self.lmdb.hold(wanted).owned - wanted == NONE
+        assert self.lmdb.own(wanted).owned - wanted == NONE
         self.show()
         self.what_is_nobodys_is_empty()
         for _ in range(times):
-            self.lmdb.remove_left(most)
+            self.lmdb.remove_given_up(most)
         self.what_is_nobodys_is_empty()
-        self.lmdb.hold(wanted)
+        self.lmdb.own(wanted)
         self.load(epochs)
         self.show()
 
     @rule()
     def begin_to_load_anew(self) -> None:
-        self.lmdb.load_anew()
+        self.lmdb.restart_loading()
 
     def load(self, epochs: int) -> None:
         """Load epochs, the last one's runs one by one where that may be."""
@@ -761,7 +761,7 @@ class StoresAgreeOnSomeSlots(StoresAgree):
     @invariant()
     def what_is_nobodys_is_empty(self) -> None:
         ownership = self.lmdb.slot_ownership
-        held = ownership.owned | ownership.leaving | (ownership.loading.slots if ownership.loading else NONE)
+        held = ownership.owned | ownership.removing | (ownership.loading.slots if ownership.loading else NONE)
         with self.lmdb.begin() as txn:
             places = [at for at, _ in txn.cursor(db=self.lmdb.tables.keys)]
             counted = [

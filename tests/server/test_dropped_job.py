@@ -42,7 +42,7 @@ def test_a_dropped_job_is_gone_and_one_whose_folder_is_away_is_shown_as_stale(tm
         (log / "away").rename(tmp_path / "aside")
         eventually(lambda: list(jobs(client)), lambda names: names == [b"away"])
         assert look("dropped", "away") == [None, b"1"]
-        eventually(lambda: jobs(client)[b"away"][b"error"], lambda error: b"is gone from the log" in error)
+        eventually(lambda: jobs(client)[b"away"][b"error"], lambda error: b"is missing in the log" in error)
         assert b"sparkis drop" in jobs(client)[b"away"][b"error"]
         eventually(lambda: (tmp_path / "store" / "dropped").exists(), lambda is_there: not is_there)
 

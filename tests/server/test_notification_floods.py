@@ -13,7 +13,7 @@ import pytest
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
-from state_backend.store.key_events import KEPT_BYTES_MAX, What, pack, unpack
+from state_backend.store.key_events import EVENTS_BYTES_MAX, KeyEvent, pack, unpack
 from state_backend.store.keyspace import Job
 from state_backend.store.store import EpochChanges
 
@@ -34,7 +34,7 @@ def message(key: bytes, event: bytes = b"set") -> bytes:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LmdbStore]:
     made = LmdbStore(tmp_path / "store", "g1")
-    made.tells_events = True
+    made.records_events = True
     made.events_portion_bytes = 1 << 10
     yield made
 
@@ -108,7 +108,7 @@ def test_a_job_that_goes_while_it_is_told_of_leaves_the_others_told_of(
     running: Any, store: LmdbStore, tmp_path: Path
 ) -> None:
     other = LmdbStore(tmp_path / "other", "g1")
-    other.tells_events = True
+    other.records_events = True
     publish(store, 0, 1)
     publish(other, 0, 1, "other")
     server = running.server.context
@@ -133,28 +133,28 @@ def test_what_is_kept_is_bounded_in_bytes_and_goes_when_nobody_asks_any_more(sto
     for epoch in range(5):
         publish(store, epoch, 1_000)
         with store.snapshot(0) as snapshot:
-            kept = snapshot.events_kept()
+            kept = snapshot.stored_portions()
             assert kept is not None
             portions = [snapshot.events(serial) for serial in range(kept.first, kept.next)]
             assert None not in portions
             assert kept.first == 0 or snapshot.events(kept.first - 1) is None
             assert kept.bytes <= 16 << 10
             assert portions[-1].epoch == epoch  # type: ignore[union-attr]
-    store.tells_events = False
+    store.records_events = False
     publish(store, 5, 10)
     steps = 0
-    while not store.forget_events(3):
+    while not store.delete_events(3):
         steps += 1
     assert steps > 2
     with store.snapshot(0) as snapshot:
-        assert snapshot.events_kept() is None
+        assert snapshot.stored_portions() is None
         assert snapshot.events(kept.next - 1) is None
 
 
 def test_a_portion_reads_back_as_it_was_packed() -> None:
-    events = [(b"", bytes((What.NEW, What.SET))), (b"a" * 300, bytes((What.DELETED,))), (b"\x00\xff", b"")]
+    events = [(b"", bytes((KeyEvent.NEW, KeyEvent.SET))), (b"a" * 300, bytes((KeyEvent.DELETED,))), (b"\x00\xff", b"")]
     keys, whats = zip(*events, strict=True)
     portion = unpack(pack(7, 2, keys, whats))
     assert (portion.epoch, portion.term, portion.events) == (7, 2, events)
     assert unpack(pack(0, 0, [], [])).events == []
-    assert KEPT_BYTES_MAX > 1 << 20
+    assert EVENTS_BYTES_MAX > 1 << 20

@@ -347,14 +347,14 @@ def test_epochs_are_held_once_they_are_asked_for_and_no_longer_than_they_may(ser
     held = b"-NOEPOCH job " + b",".join(b"1:%d" % epoch for epoch in range(5, 13)) + b"\r\n"
     peer.answers(reads_at(1, 4, *two), OK + OK + QUEUED * 2 + held)
     peer.answers(reads_at(2, 12, *two), OK + OK + QUEUED * 2 + held)
-    clock[0] += pinned_epochs.HELD_MS_MAX + 1
+    clock[0] += pinned_epochs.PINNED_MS_MAX + 1
     peer.answers(reads_at(1, 11, *two), OK + OK + QUEUED * 2 + b"-NOEPOCH job 1:12\r\n")
     epochs.publish()
     peer.answers(reads_at(1, 12, *two), answered(bulk(b"12"), bulk(b"12")))
     context = server.server.context
-    assert server.call(lambda: len(context.pinned_epochs.held()["job"])) == 2
-    server.call(lambda: server.server.sweep(clock[0] + pinned_epochs.WANTED_MS))
-    assert server.call(context.pinned_epochs.held) == {}
+    assert server.call(lambda: len(context.pinned_epochs.epochs()["job"])) == 2
+    server.call(lambda: server.server.sweep(clock[0] + pinned_epochs.IDLE_MS_MAX))
+    assert server.call(context.pinned_epochs.epochs) == {}
 
 
 def test_a_transaction_at_an_epoch_reads_it_to_its_end_though_it_is_let_go_meanwhile(

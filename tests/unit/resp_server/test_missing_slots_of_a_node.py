@@ -47,7 +47,7 @@ class Node:
     def __init__(self, client: Any, store: LmdbStore, owned: KeyGroups) -> None:
         self.client = client
         self.store = store
-        self.store.hold(owned)
+        self.store.own(owned)
         self.store.apply(self._changes(0, owned), [STATE])
         self._version = 0
 
@@ -57,11 +57,11 @@ class Node:
         return EpochChanges(epoch, 1, NOW_MS, list(runs_of(changes, ["s"])))
 
     def lose(self, slots: KeyGroups) -> None:
-        self.store.hold(self.store.slot_ownership.owned - slots)
+        self.store.own(self.store.slot_ownership.owned - slots)
         self.client.server.renew()
 
     def gain(self, slots: KeyGroups) -> None:
-        self.store.hold(self.store.slot_ownership.owned | slots)
+        self.store.own(self.store.slot_ownership.owned | slots)
         applied = self.store.applied
         then = Loading(slots, applied.epoch, applied.term, applied.clock_ms)
         self.store.load(self._changes(applied.epoch, slots), [STATE], then)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from state_backend.apply import applier as applier_module
-from state_backend.apply.applier import Applier, Pulse, follow_until_end
+from state_backend.apply.applier import Applier, HeartbeatWatch, follow_until_end
 from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog
@@ -109,7 +109,7 @@ def test_epochs_are_applied_and_told_as_they_come(followed: Followed) -> None:
         told = followed.step()
         assert (told["applied"], told["committed"], told["committed_clock_ms"]) == (number, number, number + 1)
         assert followed.values() == {b"k": b"%d" % number}
-    assert [event["event"] for event in followed.events] == ["open"] + ["told"] * 4
+    assert [event["event"] for event in followed.events] == ["open"] + ["status"] * 4
 
 
 def test_many_epochs_are_applied_in_one_step(followed: Followed) -> None:
@@ -127,7 +127,7 @@ def test_every_event_has_all_its_names_and_is_plain_json(followed: Followed) -> 
     followed.epoch_file(0).unlink()
     followed.writer().publish([put(b"k")])
     followed.step()
-    told = [event for event in followed.events if event["event"] == "told"]
+    told = [event for event in followed.events if event["event"] == "status"]
     seen = {"term", "applied", "is_incomplete", "held_epoch", "held_since_ms", "slots", "loading", "wants"}
     names = {"event", "version", "committed", "committed_clock_ms", "is_stale", "error", "is_full"} | seen
     assert [set(event) for event in told] == [names, names]
@@ -163,7 +163,7 @@ def test_a_store_that_is_there_is_shown_before_the_log_is_followed(followed: Fol
     writer.publish([put(b"b", b"x" * 100_000)])
     followed.change_file(1).unlink()
     known = followed.step()
-    assert known["event"] == "told"
+    assert known["event"] == "status"
     assert "is missing" in known["error"]
     assert (known["applied"], known["committed"]) == (0, 1)
     assert followed.values() == {b"a": b"v"}
@@ -401,7 +401,7 @@ def test_a_log_without_its_beginning_is_an_error(followed: Followed) -> None:
     for _ in range(3):
         writer.publish([])
     followed.epoch_file(0).unlink()
-    assert "holds nothing of what came before" in followed.step()["error"]
+    assert "has no snapshot of that" in followed.step()["error"]
 
 
 def test_an_unreachable_log_leaves_the_store_readable(followed: Followed) -> None:
@@ -461,7 +461,7 @@ def test_a_full_store_stops_at_a_whole_epoch_and_goes_on_with_more_room(followed
     writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(2000)])
     for _ in range(3):
         known = followed.step()
-        assert "make room" in known["error"]
+        assert "free space" in known["error"]
         assert known["is_full"] is True
         assert (known["applied"], known["committed"]) == (0, 1)
     followed.restart(map_bytes_max=1 << 26)
@@ -516,7 +516,7 @@ def test_free_pages_that_outweigh_the_others_are_given_back(
 def test_a_job_at_rest_keeps_few_free_pages_and_no_memory_of_its_epochs(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(applier_module, "COMPACT_AT_REST_ABOVE_BYTES", 1 << 16)
+    monkeypatch.setattr(applier_module, "COMPACT_IDLE_ABOVE_BYTES", 1 << 16)
     writer = followed.writer()
     writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(2000)])
     followed.step()
@@ -525,7 +525,7 @@ def test_a_job_at_rest_keeps_few_free_pages_and_no_memory_of_its_epochs(
     followed.step()
     assert followed.folders() == ["q1.1.0"]
     assert followed.applier._changed
-    followed.applier._rests_from_s = 0.0  # time has passed
+    followed.applier._idle_from_s = 0.0  # time has passed
     followed.step()
     assert followed.folders() == ["q1.1.1"]
     assert not followed.applier._changed
@@ -558,7 +558,7 @@ def test_a_store_is_not_copied_again_and_again_while_epochs_come(
     assert followed.folders() == ["q1.1.2"]
     fill_and_empty()
     assert followed.folders() == ["q1.1.2"]
-    followed.applier._rests_from_s = 0.0  # so has it since the last epoch
+    followed.applier._idle_from_s = 0.0  # so has it since the last epoch
     followed.step()
     assert followed.folders() == ["q1.1.3"]
 
@@ -588,7 +588,7 @@ def test_a_map_in_complete_mode_loses_the_fields_that_are_not_named(followed: Fo
 
 def test_a_writer_is_alive_while_its_counter_moves() -> None:
     now_s = 100.0
-    pulse = Pulse(lambda: now_s)
+    pulse = HeartbeatWatch(lambda: now_s)
     sign = {"writer": "w", "beat": 5, "is_running": True}
     assert pulse.is_stale({})
     assert pulse.is_stale(sign)  # it may be as old as the log

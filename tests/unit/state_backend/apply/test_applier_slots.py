@@ -60,7 +60,7 @@ class Scene:
 
     @property
     def told(self) -> dict[str, Any]:
-        return next(event for event in reversed(self.events) if event["event"] == "told")
+        return next(event for event in reversed(self.events) if event["event"] == "status")
 
     @property
     def store(self) -> LmdbStore:
@@ -114,7 +114,7 @@ def test_files_that_hold_nothing_of_its_slots_are_not_opened(scene: Scene) -> No
     (scene.log / "job/q.1/changes" / file.name).unlink()
     scene.settle()
     assert (scene.told["applied"], scene.told["error"]) == (0, "")
-    scene.applier.want(ALL)
+    scene.applier.set_desired_slots(ALL)
     scene.settle()
     assert "is missing" in scene.told["error"]
     assert (scene.told["slots"], scene.told["loading"]) == ("0-8191", "8192-16383")
@@ -137,7 +137,7 @@ def test_parts_of_a_snapshot_that_hold_nothing_of_its_slots_are_not_opened(
     scene.settle()
     assert (scene.told["error"], scene.shown()) == ("", of(LOW, b"1"))
     (scene.log / "job/q.1/epochs/0.json").unlink()  # else what is missing is read from there
-    scene.applier.want(KeyGroups.parse("9000-9999"))
+    scene.applier.set_desired_slots(KeyGroups.parse("9000-9999"))
     scene.settle()
     assert "is missing" in scene.told["error"]
     for part in gone:
@@ -178,7 +178,7 @@ def test_a_gained_range_is_owned_when_it_has_caught_up_and_epochs_go_on_meanwhil
     for number in range(5):
         scene.publish(b"%d" % number)
     scene.settle()
-    scene.applier.want(ALL)
+    scene.applier.set_desired_slots(ALL)
     seen = []
     for number in range(5, 20):
         scene.publish(b"%d" % number, KEYS if number < 8 else [])
@@ -198,7 +198,7 @@ def test_a_lost_range_is_not_owned_at_once_even_when_the_log_is_away(scene: Scen
     scene.publish(b"1")
     scene.settle()
     scene.log.rename(scene.log.with_name("away"))
-    scene.applier.want(KeyGroups.parse("0-99"))
+    scene.applier.set_desired_slots(KeyGroups.parse("0-99"))
     scene.applier.step()
     assert (scene.told["slots"], scene.told["applied"]) == ("0-99", 0)
     assert scene.told["error"]
@@ -209,8 +209,8 @@ def test_a_lost_range_is_told_before_the_log_is_followed(scene: Scene, monkeypat
     scene.publish(b"1")
     scene.settle()
     told: list[str] = []
-    monkeypatch.setattr(Applier, "_follow", lambda self: told.append(scene.told["slots"]))
-    scene.applier.want(KeyGroups.parse("5"))
+    monkeypatch.setattr(Applier, "_apply_epochs", lambda self: told.append(scene.told["slots"]))
+    scene.applier.set_desired_slots(KeyGroups.parse("5"))
     scene.applier.step()
     assert told == ["5"]
 
@@ -218,15 +218,15 @@ def test_a_lost_range_is_told_before_the_log_is_followed(scene: Scene, monkeypat
 def test_what_a_lost_range_held_goes_in_portions_and_it_can_be_gained_back_before_that(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(applier_module, "LOST_KEYS_MAX", 10)
+    monkeypatch.setattr(applier_module, "REMOVED_KEYS_MAX", 10)
     scene.publish(b"1")
     scene.settle()
     before = entries(scene.store)
-    scene.applier.want(NONE)
+    scene.applier.set_desired_slots(NONE)
     assert scene.applier.step() is True
     assert entries(scene.store) == before - 10
     scene.publish(b"2")
-    scene.applier.want(LOW)
+    scene.applier.set_desired_slots(LOW)
     scene.applier.step()
     owned = KeyGroups.parse(scene.told["slots"])  # those that are removed by then
     assert len(owned) < 1_000
@@ -248,7 +248,7 @@ def test_a_range_whose_epochs_are_swept_while_it_is_loaded_begins_anew_from_the_
     for number in range(20):
         scene.publish(b"%d" % number, KEYS[: 20 * number])
     scene.settle()
-    scene.applier.want(ALL)
+    scene.applier.set_desired_slots(ALL)
     for _ in range(5):
         scene.applier.step()
     held = scene.store.slot_ownership.loading
@@ -257,7 +257,7 @@ def test_a_range_whose_epochs_are_swept_while_it_is_loaded_begins_anew_from_the_
     compact_log(str(scene.log), "job", retention_ms=0)
     scene.publish(b"last")
     scene.settle()
-    assert "are loaded anew" in caplog.text
+    assert "loading restarts" in caplog.text
     assert (scene.told["slots"], scene.told["error"]) == ("0-16383", "")
     assert scene.shown() == of(ALL, b"last")
 
@@ -270,7 +270,7 @@ def test_large_epochs_and_snapshots_are_loaded_run_by_run(scene: Scene, monkeypa
     compact_log(str(scene.log), "job", retention_ms=1 << 50)
     scene.publish(b"2")
     scene.settle()
-    scene.applier.want(ALL)
+    scene.applier.set_desired_slots(ALL)
     seen = set()
     while scene.applier.step():
         if (held := scene.store.slot_ownership.loading) is not None:
@@ -288,7 +288,7 @@ def test_who_holds_replies_drops_them_all_when_slots_were_away(scene: Scene) -> 
     for wanted in (NONE, LOW):
         view.of_job("job")
         changed.clear()
-        scene.applier.want(wanted)
+        scene.applier.set_desired_slots(wanted)
         scene.settle()
         view.renew(1)
         view.of_job("job")
@@ -325,7 +325,7 @@ def test_a_new_generation_is_built_of_the_slots_that_are_wanted(scene: Scene) ->
     scene.publish(b"1")
     scene.settle()
     other = LogWriter(scene.log, "job", [STATE], "q2")
-    scene.applier.want(HIGH)
+    scene.applier.set_desired_slots(HIGH)
     scene.settle()
     assert (scene.told["slots"], scene.told["loading"]) == ("", "8192-16383")
     other.publish([put(key, b"new") for key in KEYS])
@@ -367,7 +367,7 @@ def test_a_process_takes_slots_from_its_command_line_and_its_input(scene: Scene)
     seen: list[str] = []
     for line in process.stdout:
         event = json.loads(line)
-        if event["event"] == "told" and not event["loading"] and event["slots"] not in seen[-1:]:
+        if event["event"] == "status" and not event["loading"] and event["slots"] not in seen[-1:]:
             seen.append(event["slots"])
             if (more := next(wanted, None)) is None:
                 process.stdin.close()
@@ -393,8 +393,8 @@ def test_what_is_told_says_how_often_it_was_told_what_is_wanted(scene: Scene) ->
     scene.settle()
     (opened,) = [event for event in scene.events if event["event"] == "open"]
     assert [(event["wants"], event["slots"], event["term"]) for event in (opened, scene.told)] == [(0, "0-8191", 1)] * 2
-    scene.applier.want(HIGH)
-    scene.applier.want(LOW)
+    scene.applier.set_desired_slots(HIGH)
+    scene.applier.set_desired_slots(LOW)
     count = len(scene.events)
     scene.settle()
     assert (scene.told["wants"], scene.told["slots"], scene.told["loading"]) == (2, "0-8191", "")

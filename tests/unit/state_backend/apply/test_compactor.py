@@ -204,7 +204,7 @@ def test_disk_stays_bounded_over_ten_thousand_epochs_of_two_owners(tmp_path: Pat
             if number % 1_000 == 250:
                 edge = random.randrange(1, 16_383)
                 for owner, slots in zip(owners, (f"0-{edge - 1}", f"{edge}-16383"), strict=True):
-                    owner.want(KeyGroups.parse(slots))
+                    owner.set_desired_slots(KeyGroups.parse(slots))
             if number % 20 == 0:
                 most = max(most, sum(1 for _ in (tmp_path / "log").rglob("*")))
                 current = log.current()

@@ -243,7 +243,7 @@ def test_after_a_crash_no_store_is_trusted(followed: Followed) -> None:
     before = followed.data
     followed.applier.close()
     followed.start()
-    followed.applier.throw_all_away()
+    followed.applier.delete_all_stores()
     followed.settle()
     assert not before.exists()
     assert followed.is_right()

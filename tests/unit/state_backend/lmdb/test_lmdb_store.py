@@ -199,7 +199,7 @@ def test_a_full_map_is_an_error_and_the_last_whole_epoch_stays(tmp_path: Path) -
     store.apply(epoch_of(0, [put(b"k", b"old")]), STATES)
     big = [put(b"%d" % number, b"x" * 1000) for number in range(2000)]
     for _ in range(3):
-        with pytest.raises(StoreFullError, match="make room"):
+        with pytest.raises(StoreFullError, match="free space"):
             store.apply(epoch_of(1, [put(b"k", b"new"), *big]), STATES)
         with store.snapshot(1) as snapshot:
             assert (snapshot.applied.epoch, snapshot.value(b"k"), snapshot.applied.key_count) == (0, b"old", 1)
@@ -220,7 +220,7 @@ def test_a_full_disk_is_an_error_and_the_store_goes_on_when_there_is_room(tmp_pa
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, most))
     try:
-        with pytest.raises(StoreFullError, match="make room"):
+        with pytest.raises(StoreFullError, match="free space"):
             store.apply(big, STATES)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
@@ -415,7 +415,7 @@ def test_a_compiled_step_of_a_scan_is_python_s(tmp_path: Path) -> None:
     store.apply(epoch_of(0, [*values, *fields]), STATES)
     scanned = Counter[str]()
     for owned in (ALL, KeyGroups.parse("0-5,100-8000,9000,16383")):
-        store.hold(owned)
+        store.own(owned)
         # At the second time some keys and fields have expired, at the third the maps as wholes.
         for now_ms, count, kinds, only_expiring in product(
             (1, 91, 1000), (1, 100, 1000), (None, [Kind.MAP], []), (False, True)

@@ -142,7 +142,7 @@ def test_members_as_long_as_may_be_make_a_tree_that_splits_and_joins(store: Lmdb
 
 def test_a_tree_that_does_not_fit_its_members_is_an_error_and_no_wrong_answer(store: LmdbStore) -> None:
     apply(store, *(put(b"%04d" % number, b"%d" % number) for number in range(500)))
-    with store._writing() as txn, txn.cursor(db=store.tables.blocks) as cursor:
+    with store._write_transaction() as txn, txn.cursor(db=store.tables.blocks) as cursor:
         names = [name for name, _ in cursor]
         txn.delete(names[1], db=store.tables.blocks)
     with store.snapshot(1_000) as shown, pytest.raises(StoreError, match="made anew"):

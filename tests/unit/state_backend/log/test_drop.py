@@ -122,7 +122,7 @@ def test_an_applier_makes_no_error_of_a_dropped_job_and_one_of_a_folder_that_is_
     applier.step()
     (log / "job").rename(log / "away")
     applier.step()
-    assert "job 'job' is gone from the log" in events[-1]["error"]
+    assert "job 'job' is missing in the log" in events[-1]["error"]
     assert "sparkis drop" in events[-1]["error"]
     (log / "away").rename(log / "job")
     applier.step()

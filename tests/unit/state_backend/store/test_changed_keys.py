@@ -25,7 +25,7 @@ def test_a_key_that_changed_twice_comes_back_once() -> None:
 
 
 def test_too_many_keys_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changed_keys, "ROOM_BYTES", 3 * (KEY_OVERHEAD_BYTES + 1))
+    monkeypatch.setattr(changed_keys, "KEYS_BYTES_MAX", 3 * (KEY_OVERHEAD_BYTES + 1))
     assert unpack(packed(b"a", b"b", b"c")) == [b"a", b"b", b"c"]
     assert packed(b"a", b"b", b"c", b"d") == UNKNOWN
     assert packed(b"a", b"b", b"cc") == UNKNOWN
@@ -40,6 +40,6 @@ def test_several_epochs_are_one_difference_if_all_are_known() -> None:
 
 def test_several_epochs_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     one = packed(b"a" * 100)
-    monkeypatch.setattr(changed_keys, "ROOM_BYTES", 2 * len(one))
+    monkeypatch.setattr(changed_keys, "KEYS_BYTES_MAX", 2 * len(one))
     assert unpack_all([one, one]) is not None
     assert unpack_all([one, one, one]) is None

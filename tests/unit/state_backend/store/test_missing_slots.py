@@ -31,7 +31,7 @@ class Part:
         self.keys = [b"%b:s:%d" % (name.encode(), number) for number in range(100)]
         self.store = LmdbStore(folder / name, "g")
         self.job = Job(name, "g", [STATE], self.store)
-        self.store.hold(owned)
+        self.store.own(owned)
         self.publish(0, b"0")
 
     def _changes(self, epoch: int, slots: KeyGroups, value: bytes) -> EpochChanges:
@@ -45,12 +45,12 @@ class Part:
         self.store.apply(self._changes(epoch, self.store.slot_ownership.owned, value), [STATE])
 
     def lose(self, slots: KeyGroups) -> None:
-        self.store.hold(self.store.slot_ownership.owned - slots)
+        self.store.own(self.store.slot_ownership.owned - slots)
 
     def gain(self, slots: KeyGroups, value: bytes) -> None:
-        while self.store.remove_left(1000):
+        while self.store.remove_given_up(1000):
             pass
-        self.store.hold(self.store.slot_ownership.owned | slots)
+        self.store.own(self.store.slot_ownership.owned | slots)
         applied = self.store.applied
         then = Loading(slots, applied.epoch, applied.term, applied.clock_ms)
         self.store.load(self._changes(applied.epoch, slots, value), [STATE], then)
@@ -115,7 +115,7 @@ def test_another_jobs_keys_of_the_same_slots_are_read(part: Callable[..., Part])
         KeyspaceView.key_count,
         lambda view: view.scan(0, 10),
         lambda view: next(view.random_keys()),
-        KeyspaceView.check_whole,
+        KeyspaceView.check_complete,
     ],
 )
 def test_nothing_is_counted_or_listed_where_a_store_lacks_slots(

@@ -6,19 +6,19 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemoryStore
-from state_backend.store.pinned_epochs import EPOCHS_MAX, HELD_MS_MAX, WANTED_MS, PinnedEpochs, Reached
+from state_backend.store.pinned_epochs import EPOCHS_MAX, IDLE_MS_MAX, PINNED_MS_MAX, PinnedEpochs, TermEpoch
 from state_backend.store.store import EpochChanges, Snapshot
 
 STATES = [StateDescriptor("n", key="k", value="v")]
 KEY = b"job:n:a"
 
 
-class Held:
-    """A keyspace with jobs, what is held of them, and the clock."""
+class Scene:
+    """A keyspace with jobs, their pinned epochs, and the clock."""
 
     def __init__(self, *jobs: str) -> None:
         self.keyspace = Keyspace()
-        self.held = PinnedEpochs(self.keyspace)
+        self.pinned = PinnedEpochs(self.keyspace)
         self.now_ms = 1_000
         self.stores = {job: self.show(job, "g1") for job in jobs}
 
@@ -30,10 +30,10 @@ class Held:
     def publish(self, epoch: int, job: str = "job", term: int = 1) -> None:
         changes = [Change("n", Op.PUT, f"{job}:n:a".encode(), value=b"%d" % epoch)]
         self.stores[job].apply(EpochChanges(epoch, term, 1, list(runs_of(changes, ["n"]))), STATES)
-        self.held.look(self.now_ms)
+        self.pinned.update(self.now_ms)
 
-    def take(self, clock_ms: int = 0, **epochs: Reached) -> dict[str, Snapshot] | None:
-        return self.held.take(epochs, clock_ms, self.now_ms)
+    def take(self, clock_ms: int = 0, **epochs: TermEpoch) -> dict[str, Snapshot] | None:
+        return self.pinned.snapshots_at(epochs, clock_ms, self.now_ms)
 
 
 def value(taken: dict[str, Snapshot] | None) -> bytes | None:
@@ -42,81 +42,81 @@ def value(taken: dict[str, Snapshot] | None) -> bytes | None:
 
 
 def test_nothing_is_held_before_somebody_asks_and_long_after() -> None:
-    held = Held("job")
-    held.publish(0)
-    held.publish(1)
-    assert held.held.held() == {}
-    assert held.take(job=(1, 0)) is None
-    assert held.held.held() == {"job": [(1, 1)]}
-    held.publish(2)
-    assert held.held.held() == {"job": [(1, 1), (1, 2)]}
-    held.now_ms += WANTED_MS
-    held.held.look(held.now_ms)
-    assert held.held.held() == {}
+    scene = Scene("job")
+    scene.publish(0)
+    scene.publish(1)
+    assert scene.pinned.epochs() == {}
+    assert scene.take(job=(1, 0)) is None
+    assert scene.pinned.epochs() == {"job": [(1, 1)]}
+    scene.publish(2)
+    assert scene.pinned.epochs() == {"job": [(1, 1), (1, 2)]}
+    scene.now_ms += IDLE_MS_MAX
+    scene.pinned.update(scene.now_ms)
+    assert scene.pinned.epochs() == {}
 
 
 def test_the_newest_epochs_are_held_and_an_older_one_for_a_while_after_the_next() -> None:
-    held = Held("job")
-    held.publish(0)
-    held.take(job=(1, 0))
+    scene = Scene("job")
+    scene.publish(0)
+    scene.take(job=(1, 0))
     for epoch in range(1, 2 * EPOCHS_MAX):
-        held.now_ms += 1
-        held.publish(epoch)
-    assert held.held.held() == {"job": [(1, epoch) for epoch in range(EPOCHS_MAX, 2 * EPOCHS_MAX)]}
+        scene.now_ms += 1
+        scene.publish(epoch)
+    assert scene.pinned.epochs() == {"job": [(1, epoch) for epoch in range(EPOCHS_MAX, 2 * EPOCHS_MAX)]}
     for epoch in range(EPOCHS_MAX, 2 * EPOCHS_MAX):
-        assert value(held.take(job=(1, epoch))) == b"%d" % epoch
-    held.now_ms += HELD_MS_MAX - 2
-    held.take(job=(1, 0))
-    assert len(held.held.held()["job"]) == 4
-    held.now_ms += HELD_MS_MAX
-    held.take(job=(1, 0))
-    assert held.held.held() == {"job": [(1, 2 * EPOCHS_MAX - 1)]}
+        assert value(scene.take(job=(1, epoch))) == b"%d" % epoch
+    scene.now_ms += PINNED_MS_MAX - 2
+    scene.take(job=(1, 0))
+    assert len(scene.pinned.epochs()["job"]) == 4
+    scene.now_ms += PINNED_MS_MAX
+    scene.take(job=(1, 0))
+    assert scene.pinned.epochs() == {"job": [(1, 2 * EPOCHS_MAX - 1)]}
 
 
 def test_who_reads_an_epoch_keeps_it_though_it_is_not_held_any_more() -> None:
-    held = Held("job")
-    held.publish(0)
-    one, other = held.take(job=(1, 0)), held.take(job=(1, 0))
-    held.publish(1)
-    held.held.close()
+    scene = Scene("job")
+    scene.publish(0)
+    one, other = scene.take(job=(1, 0)), scene.take(job=(1, 0))
+    scene.publish(1)
+    scene.pinned.close()
     assert value(one) == value(other) == b"0"
     assert one is not None and other is not None
     one["job"].close()
     assert value(other) == b"0"
     other["job"].close()
-    assert held.take(job=(1, 0)) is None
+    assert scene.take(job=(1, 0)) is None
 
 
 def test_all_jobs_have_to_be_named_and_no_others() -> None:
-    held = Held("job", "other")
-    held.publish(3)
-    held.publish(4, "other", term=2)
-    assert held.take(job=(1, 3)) is None
-    assert held.take(job=(1, 3), other=(1, 4)) is None
-    assert held.take(job=(1, 3), other=(2, 4), third=(1, 1)) is None
-    taken = held.take(job=(1, 3), other=(2, 4))
+    scene = Scene("job", "other")
+    scene.publish(3)
+    scene.publish(4, "other", term=2)
+    assert scene.take(job=(1, 3)) is None
+    assert scene.take(job=(1, 3), other=(1, 4)) is None
+    assert scene.take(job=(1, 3), other=(2, 4), third=(1, 1)) is None
+    taken = scene.take(job=(1, 3), other=(2, 4))
     assert taken is not None and taken["other"].value(b"other:n:a") == b"4"
-    held.keyspace.remove("other")
-    assert held.take(job=(1, 3)) is not None
+    scene.keyspace.remove("other")
+    assert scene.take(job=(1, 3)) is not None
 
 
 def test_another_generation_is_not_read_beside_the_one_before() -> None:
-    held = Held("job")
-    held.publish(5)
-    assert held.take(job=(1, 5)) is not None
-    held.stores["job"] = held.show("job", "g2")
-    held.publish(0)
-    assert held.take(job=(1, 5)) is None
-    assert held.held.held() == {"job": [(1, 0)]}
+    scene = Scene("job")
+    scene.publish(5)
+    assert scene.take(job=(1, 5)) is not None
+    scene.stores["job"] = scene.show("job", "g2")
+    scene.publish(0)
+    assert scene.take(job=(1, 5)) is None
+    assert scene.pinned.epochs() == {"job": [(1, 0)]}
 
 
 def test_a_store_that_is_replaced_by_a_copy_leaves_the_epochs_before_readable() -> None:
-    held = Held("job")
-    held.publish(0)
-    held.take(job=(1, 0))
-    held.publish(1)
-    held.stores["job"] = held.show("job", "g1")
-    held.publish(1)
-    assert held.held.held() == {"job": [(1, 0), (1, 1)]}
-    held.publish(2)
-    assert [value(held.take(job=(1, epoch))) for epoch in range(3)] == [b"0", b"1", b"2"]
+    scene = Scene("job")
+    scene.publish(0)
+    scene.take(job=(1, 0))
+    scene.publish(1)
+    scene.stores["job"] = scene.show("job", "g1")
+    scene.publish(1)
+    assert scene.pinned.epochs() == {"job": [(1, 0), (1, 1)]}
+    scene.publish(2)
+    assert [value(scene.take(job=(1, epoch))) for epoch in range(3)] == [b"0", b"1", b"2"]
