@@ -1,13 +1,13 @@
-"""From requests to replies: find the command, check in Redis' order, run it, turn what goes wrong into an answer.
+"""From requests to replies: finds the command, checks the request in Redis' order, runs it, and encodes errors.
 
     unknown command or subcommand -> arity -> NOAUTH -> NOPERM -> another node's -> READONLY or not served -> LOADING
     -> queue, within a transaction -> run
 
-Whatever one request raises, in any of these, is its answer: a `ReplyError` as it is, what nobody expected as `ERR
-internal error <id>` (`ServerContext.report`). Requests before it and behind it are answered.
+An exception of a request becomes its reply: a `ReplyError` as it is, any other as `ERR internal error <id>`
+(`ServerContext.report`). The requests before and behind it are answered.
 
-A connection without anything special (`Session.is_plain`) has a run of like requests about keys checked once, by the
-command's name as it was typed. What the compiled core answers (`compiled`) does not come here.
+For a plain connection (`Session.is_plain`) a run of similar requests about keys is checked once, by the command's name
+as typed. Requests that the compiled core answers (`compiled`) do not come here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from resp_server.command_table.table import Command
 from resp_server.execution.compiled import fast_path_of
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.exec_runner import ExecPlan, ExecRunner
-from resp_server.execution.long_requests import Cut, cut_of, head_of, in_portions, is_whole, too_long
+from resp_server.execution.long_requests import RequestSplit, head_of, in_portions, is_whole, split_of, too_long
 from resp_server.execution.slow_requests import NEVER_NS
 from resp_server.metrics.slow_log import together_as_one
 from resp_server.metrics.stats import CommandStats
@@ -50,46 +50,46 @@ from state_backend.model.slots import slot_of
 
 log = logging.getLogger(__name__)
 
-# Requests of a transaction whose keys are noted at once for a client that tracks them (guess: 2 us for a key).
+# Requests of a transaction whose keys are recorded at once for a tracking client (guess: 2 us a key).
 NOTED_REQUESTS = 256
 
-# Names as typed that are remembered (`GET`, `get`, `Get`): a command has more spellings than anybody uses.
+# Cached spellings of command names (`GET`, `get`, `Get`).
 SPELLINGS_MAX = 1024
 
-# A reply of more ends the batch of requests that it is in, so that 128 small requests cannot make 128 large replies
-# before anybody looks at how much is waiting to be sent (guess).
+# A longer reply ends its batch of requests, so that 128 small requests cannot make 128 large replies before the output
+# limits are checked (guess).
 LARGE_REPLY_BYTES = 16_384
 
 # Requests that a body which takes several is given at once, without a look at the clock (guess: 40 us for GETs).
 TOGETHER_REQUESTS = 32
 
-# What a browser sends first when a web page makes it talk to us; closed in silence, as Redis does.
+# The first words of an HTTP request, sent by a browser on behalf of a web page; closed without a reply, as in Redis.
 HTTP_WORDS = (b"post", b"host:")
 
-# A reply that is not sent at once: one in steps, or one that has to be waited for.
+# A reply that is not complete yet: it is made in steps, or has to be waited for.
 Later = Sliced | Pending | ExecRunner
 
-# What a client that sent MONITOR may not ask for, as in Redis, to which it is a kind of replica.
+# Flags of commands that a monitor may not send; to Redis it is a kind of replica.
 NOT_FOR_MONITORS = frozenset(("readonly", "write", "may_replicate"))
 
-# What is answered at once within a transaction.
+# Commands that run at once within a transaction.
 NEVER_QUEUED = ("multi", "exec", "discard", "watch", "quit", "reset")
 QUEUED = b"+QUEUED\r\n"
 
-# What a client of RESP2 may send while it is subscribed: a reply could not be told from a message.
+# Commands that a subscribed client of RESP2 may send; it could not distinguish other replies from messages.
 WHILE_SUBSCRIBED = {f"{way}{verb}" for way in ("", "p", "s") for verb in ("subscribe", "unsubscribe")}
 WHILE_SUBSCRIBED |= {"ping", "quit", "reset"}
 
 
 class Known(NamedTuple):
-    """A command about keys, which does not change what a session is, and its numbers."""
+    """A command about keys, which leaves the session unchanged, and its statistics."""
 
     command: Command
     command_stats: CommandStats
 
 
 def _is_about_keys(command: Command, name: bytes) -> bool:
-    """Tell whether a command, as typed, is one about keys, which leaves the session as it is."""
+    """Tell whether a command is about keys and leaves the session unchanged."""
     facts = command.facts
     is_served = command.declaration is not None and b"|" not in name
     return is_served and bool(facts.key_specs) and "pubsub" not in facts.flags
@@ -105,13 +105,13 @@ def like_the_first(requests: list[Request]) -> list[Request]:
 
 
 def keys_read(command: Command, request: Request) -> list[bytes]:
-    """Return the keys that a request reads, which are those that a client may hold because of it."""
+    """Return the keys that a request reads, and that its client may so cache."""
     facts = command.facts
     return [key for key, _ in keys_of(facts, request) or ()] if facts.key_specs and "readonly" in facts.flags else []
 
 
-def let_go(reply: bytes | Later | None) -> None:
-    """Let go of what a reply would be made from, which nobody gets."""
+def release_reply(reply: bytes | Later | None) -> None:
+    """Release the view of a reply that is not sent."""
     if isinstance(reply, Sliced):
         reply.release()
     elif isinstance(reply, ExecRunner):
@@ -119,7 +119,7 @@ def let_go(reply: bytes | Later | None) -> None:
 
 
 def end_caching(session: Session, request: Request) -> None:
-    """Forget CLIENT CACHING once the request behind it was answered, or all of a transaction."""
+    """End CLIENT CACHING after the request behind it, or after the transaction."""
     tracked = session.tracked
     if tracked is not None and tracked.is_caching_set:
         name = request[0].lower()
@@ -128,21 +128,21 @@ def end_caching(session: Session, request: Request) -> None:
 
 
 class Dispatcher:
-    """Answers requests for one instance."""
+    """Answers the requests of one server."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
         self._table = server.table
         self._stats = server.stats
         self._known: dict[bytes, Known | None] = {}
-        # What answers first of what comes in; None: everything is answered here.
+        # The compiled core, which gets all input first; None: it is not built.
         self.compiled = fast_path_of(server)
 
     def poll(self, poller: Any) -> None:
-        """Have what this connects to on the compiled core's epoll as well."""
+        """Use the compiled core's epoll for connections to other servers."""
 
     def stop(self) -> None:
-        """End what this connects to."""
+        """Close connections to other servers."""
 
     def answer(
         self,
@@ -230,7 +230,7 @@ class Dispatcher:
         reply: bytes | Later,
         nanoseconds: int,
     ) -> None:
-        """Note how long a request took; of one that is answered in steps, when all of them are done."""
+        """Record how long a request took; of a reply in steps, after the last step."""
         if isinstance(reply, Sliced):
             reply.when_made = lambda more_ns: self._time(
                 context, command, command_stats, request, b"", nanoseconds + more_ns
@@ -238,7 +238,7 @@ class Dispatcher:
             return
         if context.session.is_observed:
             monitors = self._server.monitors
-            if isinstance(reply, ExecRunner):  # behind what it answers
+            if isinstance(reply, ExecRunner):  # after the queued commands
                 reply.when_done = lambda: monitors.record(context.session, command, request)
             else:
                 monitors.record(context.session, command, request)
@@ -269,7 +269,7 @@ class Dispatcher:
         return None, session.is_closing or bool(self._server.paused_until_ms) or perf_counter_ns() >= ends_ns
 
     def _learn(self, name: bytes) -> Known | None:
-        """Find a command about keys by its name as typed, None for any other."""
+        """Return a command about keys by its name as typed; None for another one."""
         command, known = self._table.get(name), None
         if command is not None and _is_about_keys(command, name):
             known = Known(command, self._stats.command_stats(command.name))
@@ -278,7 +278,7 @@ class Dispatcher:
         return known
 
     def reply_to(self, context: CommandContext, request: Request) -> bytes | Later:
-        """Answer one request, the general way."""
+        """Answer one request on the general path."""
         command = None
         started = perf_counter_ns()
         try:
@@ -299,16 +299,16 @@ class Dispatcher:
         command_stats = self._stats.command_stats(command.name)
         command_stats.calls += 1
         if context.session.tracked is not None and command.name == "exec":
-            self._server.look()  # so that its view is as new as what is told before it, and hardly ever newer
+            self._server.look()  # EXEC's view is at least as new as the invalidations sent before it
         reply: bytes | Later = self._run(context, command, command_stats, [request])[0]
         try:
             self._time(context, command, command_stats, request, reply, perf_counter_ns() - started)
             if context.session.tracked is not None:
                 self._track(context.session, context.session.tracked, command, request, reply)
         except Exception as error:
-            let_go(reply)
+            release_reply(reply)
             if context.session.tracked is not None:
-                context.session.close()  # what it holds could be old, and nobody would tell
+                context.session.close()  # its cache could be stale without an invalidation
             return self.error_reply(error)
         return reply
 
@@ -324,7 +324,7 @@ class Dispatcher:
         elif tracked.has_pending:
             self._server.clients.push(session.id, self._server.invalid_for(session))
         if not isinstance(reply, ExecRunner):
-            if tracked.remembers and is_whole(request):  # of others each portion's are noted
+            if tracked.remembers and is_whole(request):  # a longer one records keys by portion
                 self._server.tracking.remember(tracked, keys_read(command, request))
             return
         noting = self._noting(tracked, reply.requests, is_older=session.reads_at is not None)
@@ -334,19 +334,19 @@ class Dispatcher:
             deque(noting, maxlen=0)
 
     def _noting(self, tracked: TrackingState, requests: Sequence[Request], *, is_older: bool) -> Iterator[None]:
-        """Note what is read by some requests at each step. is_older: at an epoch before what the client was told."""
+        """Record the keys that requests read, in steps. is_older: than the invalidations that were sent."""
         tracking = self._server.tracking
         for at in range(0, len(requests), NOTED_REQUESTS):
             some = requests[at : at + NOTED_REQUESTS]
             keys = [key for each in some for key in keys_read(self._table.find(each), each)]
             if is_older:
                 tracking.enqueue_resend(tracked, keys)
-            elif tracked.remembers or tracked.is_optin or tracked.is_optout:  # CLIENT CACHING may be among them
+            elif tracked.remembers or tracked.is_optin or tracked.is_optout:  # CLIENT CACHING may be queued
                 tracking.remember(tracked, keys)
             yield
 
     def _check(self, context: CommandContext, command: Command, request: Request) -> None:
-        """Raise what a request is answered with that is neither queued nor run, whatever its arguments are."""
+        """Raise the error of a request that may neither run nor be queued, whatever its arguments are."""
         session, cluster, transaction = context.session, self._server.cluster, context.session.transaction
         if command.facts.needs_auth and not session.is_authenticated:
             raise NoAuthError
@@ -377,14 +377,14 @@ class Dispatcher:
                 raise LoadingError
 
     def _check_user(self, context: CommandContext, command: Command, request: Request) -> None:
-        """Raise NoPermError for what the client's user may not do."""
+        """Raise NoPermError if the user may not run a request."""
         denied: Denial | None = context.session.user.denial(command, request)
         if denied is not None:
             context.deny(denied.reason, request[denied.position] if denied.position else command.name.encode())
             raise NoPermError(denial_text(denied.reason, context.session.user.name, command.name))
 
     def _queue(self, transaction: Transaction, command: Command, request: Request) -> None:
-        """Queue a request for EXEC, with what EXEC has to know of it; nothing if EXEC will be refused anyway."""
+        """Queue a request for EXEC; not if EXEC will be refused anyway."""
         if transaction.is_void:
             return
         transaction.add(request)
@@ -394,14 +394,14 @@ class Dispatcher:
                 transaction.slots[slot_of(key)] = None
 
     def answer_queued(self, context: CommandContext, request: Request) -> bytes | Sliced | Pending:
-        """Answer a request that was queued, and could be then."""
+        """Run a queued request."""
         started, reply = perf_counter_ns(), None
         try:
             command = self._table.find(request)
             command_stats = self._stats.command_stats(command.name)
             command_stats.calls += 1
             denied: Denial | None = context.session.user.denial(command, request)
-            if denied is not None:  # its rights were changed since
+            if denied is not None:  # the user's rights were changed meanwhile
                 command_stats.failed += 1
                 context.deny(denied.reason, request[denied.position] if denied.position else command.name.encode())
                 return self.error_reply(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
@@ -409,7 +409,7 @@ class Dispatcher:
             self._time(context, command, command_stats, request, reply, perf_counter_ns() - started)
             return reply
         except Exception as error:
-            let_go(reply)
+            release_reply(reply)
             return self.error_reply(error)
 
     def _rejected(self, context: CommandContext, command: Command | None, request: Request, error: Exception) -> bytes:
@@ -434,7 +434,7 @@ class Dispatcher:
         """Answer the first of some like requests, one at least; a reply for later is the only one."""
         try:
             first = requests[0]
-            if type(first) is LongRequest and (cut := self._cut_of(command, first)) is not None:
+            if type(first) is LongRequest and (cut := self._split_of(command, first)) is not None:
                 return [self._in_portions(context, command, cut, first)]
             replies = command.execute(context, requests)
             kind = type(replies[0])
@@ -453,12 +453,12 @@ class Dispatcher:
                 context.session.end_transaction()
             return [self.error_reply(error)]
 
-    def _cut_of(self, command: Command, request: Request) -> Cut | None:
-        """Return how a long request is cut; None: it is answered as it is."""
-        return cut_of(command, request)
+    def _split_of(self, command: Command, request: Request) -> RequestSplit | None:
+        """Return how a long request is split; None: it is not."""
+        return split_of(command, request)
 
-    def _in_portions(self, context: CommandContext, command: Command, cut: Cut, request: Request) -> Sliced:
-        """Answer a request of many words."""
+    def _in_portions(self, context: CommandContext, command: Command, cut: RequestSplit, request: Request) -> Sliced:
+        """Answer a long request in portions."""
         tracked = context.session.tracked
 
         def note(portion: Request) -> None:
@@ -468,11 +468,11 @@ class Dispatcher:
         return in_portions(context, command, cut, request, self._check, note)
 
     def later_reply(self, context: CommandContext, pending: Pending) -> bytes | ReplyStream:
-        """Return what a connection waited for as it is sent, or made in steps."""
+        """Return a pending reply, encoded or to be made in steps."""
         return self.pending_reply(context, pending)
 
     def pending_reply(self, context: CommandContext, pending: Pending) -> bytes:
-        """Return what was waited for as it is sent, or why it cannot be; nothing if replies are kept back."""
+        """Return a pending reply, or its error, encoded; nothing if replies are suppressed."""
         try:
             reply = encode(pending.make(), context.session.protocol)
         except Exception as error:
@@ -480,13 +480,13 @@ class Dispatcher:
         return b"" if context.session.is_silent else reply
 
     def error_reply(self, error: Exception) -> bytes:
-        """Return an error as it is sent, and count it. One that nobody expected is logged under an id."""
+        """Return an encoded error reply, and count it. An unexpected exception is logged with an id."""
         told = self._expected(error)
         self._stats.count_error(told.code)
         return b"-%b\r\n" % told.line
 
     def _expected(self, error: Exception) -> ReplyError:
-        """Return what a client is told of an exception."""
+        """Return the error reply for an exception."""
         if (damage := of_damage(error)) is not None:
             error = damage
             self._server.keyspace.suspect_stores()

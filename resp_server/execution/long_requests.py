@@ -1,8 +1,8 @@
-"""Requests of many words: cut into smaller ones of the same command, whose replies are joined.
+"""Long requests: split into portions, each a request of the same command, whose replies are joined.
 
-Whatever looks at each word (rights, slots, what a client tracks, the command itself) so has a bounded number of them at
-a time, and others are answered in between. All portions are checked before the first one is answered, and all are
-answered from one view. A command whose replies cannot be joined takes fewer words.
+So everything that goes over the words (rights, slots, tracking, the command itself) handles a bounded number at a time,
+and other clients are answered in between. All portions are checked before the first one runs, and all read one view. A
+command whose replies cannot be joined takes fewer words.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX, Subscriptions, 
 from resp_server.session.transaction import WATCHED_KEYS_MAX, check_room_to_watch
 from state_backend.model.slots import slot_of
 
-# What is taken of a command that is not cut (guess: enough for what is typed, or made of a few hundred keys).
+# The longest request that is not split (guess: enough for a typed one, or for a few hundred keys).
 WHOLE_WORDS_MAX = 4096
 WHOLE_BYTES_MAX = 2 << 20
 
-# Raises what a portion is answered with that may not be run.
+# Raises the error of a portion that may not run.
 Check = Callable[[CommandContext, Command, Request], None]
-# Told of a portion that was answered.
+# Called after each portion that ran.
 Note = Callable[[Request], None]
 
 
-class Cut(NamedTuple):
-    """How a request is cut, and its replies joined.
+class RequestSplit(NamedTuple):
+    """How a command's request is split, and how the replies are joined.
 
-    kept: how many words behind the name stand in each portion as well. is_counted: the last one of them says how many
-    there are behind it. check_room: raises PlainError if all the words together are too many.
+    kept: the number of words behind the name that each portion repeats. is_counted: the last of them is the number of
+    words behind it. check_room: raises PlainError if there are too many words in all.
     """
 
     shape: type
@@ -46,7 +46,7 @@ class Cut(NamedTuple):
     check_room: Callable[[CommandContext, Sequence[bytes]], None] = lambda context, words: None
 
     def portions(self, command: Command, request: Request, words: int = PORTION_WORDS) -> Iterator[Request]:
-        """Cut a request into portions of so many words."""
+        """Split a request into portions of so many words."""
         start = command.words + self.kept
         head = request[:start]
         for at in range(start, len(request), words):
@@ -56,7 +56,7 @@ class Cut(NamedTuple):
 
 
 def of_bounded_size(words: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Cut words into some that are not too long together."""
+    """Split words into parts of bounded size."""
     if sum(map(len, words)) <= PORTION_WORDS_BYTES:
         yield words
         return
@@ -73,14 +73,14 @@ def of_bounded_size(words: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def head_of(request: Request) -> Request:
-    """Return a request as far as it is looked at that is too long to be answered, or queued, as it is."""
+    """Return the front of a long request, which is checked first; a short request as it is."""
     if is_whole(request):
         return request
     return next(of_bounded_size(request[:PORTION_WORDS]))
 
 
 def is_whole(request: Request) -> bool:
-    """Tell whether a request may be answered, or queued, as it is."""
+    """Tell whether a request may run, or be queued, without being split."""
     if type(request) is not LongRequest:
         return True
     return len(request) <= WHOLE_WORDS_MAX and request.size_bytes <= WHOLE_BYTES_MAX
@@ -104,22 +104,22 @@ def _room_to_watch(context: CommandContext, keys: Sequence[bytes]) -> None:
     check_room_to_watch(watched, keys)
 
 
-_FIELDS = Cut(list, 3, is_counted=True)
-CUTS: Mapping[str, Cut] = {
-    **dict.fromkeys(("exists", "touch"), Cut(int)),
-    **dict.fromkeys(("mget", "state|mget"), Cut(list)),
-    **dict.fromkeys(("hmget", "smismember", "zmscore", "geopos", "geohash"), Cut(list, 1)),
+_FIELDS = RequestSplit(list, 3, is_counted=True)
+SPLITS: Mapping[str, RequestSplit] = {
+    **dict.fromkeys(("exists", "touch"), RequestSplit(int)),
+    **dict.fromkeys(("mget", "state|mget"), RequestSplit(list)),
+    **dict.fromkeys(("hmget", "smismember", "zmscore", "geopos", "geohash"), RequestSplit(list, 1)),
     **dict.fromkeys(("httl", "hpttl", "hexpiretime", "hpexpiretime"), _FIELDS),
-    **{f"{way.value.decode()}subscribe": Cut(Frames, check_room=_room_of(way)) for way in Way},
-    **{f"{way.value.decode()}unsubscribe": Cut(Frames) for way in Way},
-    "watch": Cut(FirstOf, check_room=_room_to_watch),
-    "state|expect": Cut(FirstOf),
+    **{f"{way.value.decode()}subscribe": RequestSplit(Frames, check_room=_room_of(way)) for way in Way},
+    **{f"{way.value.decode()}unsubscribe": RequestSplit(Frames) for way in Way},
+    "watch": RequestSplit(FirstOf, check_room=_room_to_watch),
+    "state|expect": RequestSplit(FirstOf),
 }
 
 
-def cut_of(command: Command, request: Request) -> Cut | None:
-    """Return how a request is cut that is long; None: it is answered as it is. PlainError if it cannot be."""
-    cut = CUTS.get(command.name)
+def split_of(command: Command, request: Request) -> RequestSplit | None:
+    """Return how a long request is split; None: it is not. PlainError if it is too long for that."""
+    cut = SPLITS.get(command.name)
     if cut is not None and not (cut.is_counted and not _is_counted(command, cut, request)):
         return cut
     if not is_whole(request):
@@ -128,20 +128,20 @@ def cut_of(command: Command, request: Request) -> Cut | None:
 
 
 def too_long(command: Command, words_max: int = WHOLE_WORDS_MAX) -> PlainError:
-    """Return what is answered to a request that is too long to be answered, or queued, as it is."""
+    """Return the error for a request that is too long and cannot be split."""
     name = command.name.replace("|", " ")
     return PlainError(f"'{name}' takes {words_max} words of {WHOLE_BYTES_MAX >> 20} MiB at once; split the request")
 
 
-def _is_counted(command: Command, cut: Cut, request: Request) -> bool:
+def _is_counted(command: Command, cut: RequestSplit, request: Request) -> bool:
     start = command.words + cut.kept
     return request[start - 1] == b"%d" % (len(request) - start)
 
 
 def in_portions(
-    context: CommandContext, command: Command, cut: Cut, request: Request, check: Check, note: Note
+    context: CommandContext, command: Command, cut: RequestSplit, request: Request, check: Check, note: Note
 ) -> Sliced:
-    """Answer a long request in portions, from a view of its own."""
+    """Run a long request in portions, on a view of its own."""
     cut.check_room(context, request[command.words + cut.kept :])
     view = context.pin()
     parts = _parts(ExecContext(context.session, context.server, view), command, cut, request, check, note)
@@ -150,7 +150,7 @@ def in_portions(
 
 
 def _parts(
-    context: ExecContext, command: Command, cut: Cut, request: Request, check: Check, note: Note
+    context: ExecContext, command: Command, cut: RequestSplit, request: Request, check: Check, note: Note
 ) -> Iterator[Sequence[Reply]]:
     yield from _check_slots(context, command, cut, request)
     for portion in cut.portions(command, request):
@@ -169,7 +169,9 @@ def _parts(
         yield [OK]
 
 
-def _check_slots(context: CommandContext, command: Command, cut: Cut, request: Request) -> Iterator[Sequence[Reply]]:
+def _check_slots(
+    context: CommandContext, command: Command, cut: RequestSplit, request: Request
+) -> Iterator[Sequence[Reply]]:
     """Raise CrossSlotError if portions have keys of different slots; those of one portion were checked."""
     if context.server.cluster is None or not command.facts.key_specs or ANY_SLOTS in command.facts.tips:
         return

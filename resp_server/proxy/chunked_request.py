@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from resp_server.execution.long_requests import Cut, of_bounded_size
+from resp_server.execution.long_requests import RequestSplit, of_bounded_size
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import Pending, encode, encode_header
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
@@ -45,7 +45,7 @@ class ChunkedRequest(Pending):
     def __init__(
         self,
         protocol: int,
-        cut: Cut,
+        cut: RequestSplit,
         portions: Iterator[Request],
         ask: SendPortion,
         seconds_max: float,

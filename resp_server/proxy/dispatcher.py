@@ -18,8 +18,8 @@ from resp_server.command_table.table import Command
 from resp_server.commands.generic import cursor
 from resp_server.commands.sort import check_request
 from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.execution.dispatcher import SPELLINGS_MAX, Dispatcher, Later, end_caching, keys_read, let_go
-from resp_server.execution.long_requests import Cut, head_of, is_whole, too_long
+from resp_server.execution.dispatcher import SPELLINGS_MAX, Dispatcher, Later, end_caching, keys_read, release_reply
+from resp_server.execution.long_requests import RequestSplit, head_of, is_whole, too_long
 from resp_server.execution.slow_requests import NEVER_NS
 from resp_server.metrics.stats import CommandStats
 from resp_server.protocol.errors import (
@@ -146,7 +146,7 @@ class ProxyDispatcher(Dispatcher):
                     later = self._answer_here(context, request, batch)
                 end_caching(session, request)
             except Exception as error:  # of this request alone, wherever it was raised
-                let_go(later)
+                release_reply(later)
                 later = None
                 self._refuse(session, request, batch, place, error)
             if later is not None or is_to_wait or session.is_closing or perf_counter_ns() >= ends_ns:
@@ -184,9 +184,9 @@ class ProxyDispatcher(Dispatcher):
         ):
             split_by_slot(command.facts, request, self.target_of)  # raises for a key of another slot or application
 
-    def _cut_of(self, command: Command, request: Request) -> Cut | None:
+    def _split_of(self, command: Command, request: Request) -> RequestSplit | None:
         """Return how a long request is cut: what servers are asked for, and nothing else."""
-        cut = super()._cut_of(command, request)
+        cut = super()._split_of(command, request)
         if cut is None or (policy_of(command) is RequestPolicy.BY_KEYS and cut.shape in (int, list)):
             return cut
         if not is_whole(request):
@@ -199,7 +199,7 @@ class ProxyDispatcher(Dispatcher):
         command = self._table.find(request)
         command.check_arity(request)
         self._check(context, command, head_of(request))
-        cut = self._cut_of(command, request)
+        cut = self._split_of(command, request)
         if session.transaction is not None and not is_whole(request):
             raise too_long(command)
         if cut is None or session.transaction is not None or session.db != 0:
@@ -219,7 +219,7 @@ class ProxyDispatcher(Dispatcher):
         return True
 
     def _asking_whole(
-        self, context: CommandContext, command: Command, request: Request, cut: Cut, batch: ReplyBatch
+        self, context: CommandContext, command: Command, request: Request, cut: RequestSplit, batch: ReplyBatch
     ) -> Callable[[], None]:
         """Have a long request about one key be asked as it is, so that its answer is from one epoch.
 
@@ -246,7 +246,7 @@ class ProxyDispatcher(Dispatcher):
         )
 
     def _asking_in_portions(
-        self, context: CommandContext, command: Command, request: Request, cut: Cut, batch: ReplyBatch
+        self, context: CommandContext, command: Command, request: Request, cut: RequestSplit, batch: ReplyBatch
     ) -> Callable[[], None]:
         """Have a long request about keys of many slots be asked in portions."""
         session, first = context.session, self._applications.each[0]
