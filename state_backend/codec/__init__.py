@@ -1,4 +1,4 @@
-"""Values as bytes and text: packed lists, maps and sorted sets, checksums, places as scores, what reducing states fold.
+"""Encodings of values: packed lists, maps and sorted sets, checksums, geohashes, and how reducing states fold values.
 
-Pure functions of their arguments. Where the bytes lie is said in `log` and `lmdb`.
+Pure functions. Files are in `log`, tables in `lmdb`.
 """

@@ -1,10 +1,11 @@
-"""A run of a list's elements as one value, laid out so that a server sends any part of it as it lies.
+"""Elements of a list as one value. A server sends any range of it without a conversion.
 
     count     u32, little endian
-    ends      count x u32: where each element ends, counted from the body's first byte
-    body      count x `$<length>\\r\\n<bytes>\\r\\n`: length-prefixed text as RESP has it
+    ends      count x u32: the end of each element, relative to the body
+    body      count x `$<length>\\r\\n<bytes>\\r\\n`: RESP bulk strings
 
-A short list is one of these; a long one is blocks of them (see `lmdb.lists`). A small set is one too, in byte order.
+A short list is one packed list; a long one is blocks of them (see `lmdb.lists`). A small set is a packed list in byte
+order.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import struct
 from collections.abc import Iterable
 from itertools import accumulate
 
-# The sizes at which a map leaves its compact form, for the same reasons (see `packed_map`).
+# As in `packed_map`.
 ELEMENTS_MAX = 128
 BYTES_MAX = 8192
 
@@ -21,7 +22,7 @@ EMPTY = bytes(4)
 
 
 def pack(elements: Iterable[bytes]) -> bytes:
-    """Lay out elements; a body of 4 GiB or more does not fit and raises struct.error."""
+    """Pack elements; struct.error for a body of 4 GiB or more."""
     texts = [b"$%d\r\n%b\r\n" % (len(element), element) for element in elements]
     return struct.pack(f"<I{len(texts)}I", len(texts), *accumulate(map(len, texts))) + b"".join(texts)
 
@@ -32,7 +33,7 @@ def count(packed: bytes) -> int:
 
 
 def part(packed: bytes, start: int, stop: int) -> bytes:
-    """Return the elements `start` to before `stop`, both within the list, as length-prefixed texts."""
+    """Return the elements `start` to before `stop`, both within the list, as RESP bulk strings."""
     if start >= stop:
         return b""
     body = 4 + 4 * count(packed)
@@ -40,7 +41,7 @@ def part(packed: bytes, start: int, stop: int) -> bytes:
 
 
 def _end(packed: bytes, index: int) -> int:
-    """Return where an element ends in the body; the one before the first ends at its begin."""
+    """Return the end of an element, relative to the body; 0 for index -1."""
     return int.from_bytes(packed[4 + 4 * index : 8 + 4 * index], "little") if index >= 0 else 0
 
 
@@ -57,7 +58,7 @@ def elements(packed: bytes, start: int = 0, stop: int | None = None) -> list[byt
 
 
 def has(packed: bytes, element: bytes) -> bool:
-    """Tell whether an element is among them."""
+    """Tell whether a list has an element."""
     n = count(packed)
     body = 4 + 4 * n
     needle = b"$%d\r\n%b\r\n" % (len(element), element)

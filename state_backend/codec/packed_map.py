@@ -1,12 +1,11 @@
-"""A small map as one value, laid out so that a server sends it as it lies.
+"""A small map as one value. A server sends all of it without a conversion.
 
     count     u16, little endian
-    offsets   count x u32: where each field's text starts, counted from the body's first byte
-    body      count x (field, value), each `$<length>\\r\\n<bytes>\\r\\n`: length-prefixed text as RESP has it
+    offsets   count x u32: the start of each field, relative to the body
+    body      count x (field, value), each `$<length>\\r\\n<bytes>\\r\\n`: RESP bulk strings
 
-Reading one field is a search in the body; the offsets tell a field from a value that looks like one. Sending the
-whole map is one slice. Made by the Spark sink a column at a time (`spark_hooks.publish.encoding`) and here one at a
-time.
+A field is found by a search in the body; the offsets tell a field from an equal value. The body is sent in one slice.
+The Spark sink packs a column of maps at a time (`spark_hooks.publish.encoding`), `pack` one map.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from collections.abc import Iterable, Iterator
 
 from state_backend.model.errors import ChangeError
 
-# The same sizes at which Redis leaves its compact form (hash-max-listpack-entries) and, for bytes, where rewriting
-# the map for one field starts to cost more than a record per field (guess; two LMDB pages).
+# Larger maps are stored with a record per field. The number is that of Redis' compact form (hash-max-listpack-entries);
+# above so many bytes a rewrite of the map for one field costs more than a record per field (guess; two LMDB pages).
 FIELDS_MAX = 128
 BYTES_MAX = 8192
 
@@ -27,12 +26,12 @@ EMPTY = b"\0\0"
 
 
 def bulk(text: bytes) -> bytes:
-    """Return one length-prefixed text."""
+    """Return a RESP bulk string."""
     return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
 def pack(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Lay out a map; the fields must differ. Raises ChangeError for more than `COUNT_MAX` of them, or 4 GiB."""
+    """Pack a map; the fields must differ. ChangeError for more than `COUNT_MAX` fields, or 4 GiB."""
     parts: list[bytes] = []
     offsets: list[int] = []
     offset = 0

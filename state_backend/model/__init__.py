@@ -1,4 +1,4 @@
-"""The words of all other rooms: states, keys and their slots, changes, generations, the errors and the clock.
+"""The model that all other rooms share: states, keys and their slots, changes, generations, errors and the clock.
 
-No file, no store and no byte layout but a change's: those are in `log`, `store` and `codec`.
+No files, stores or encodings: those are in `log`, `store` and `codec`.
 """
