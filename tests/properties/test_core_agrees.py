@@ -269,7 +269,7 @@ def apply(store: LmdbStore, turn: int) -> None:
     store.apply(epoch, STATES)
 
 
-@patch("resp_server.serving.server.TELL_SECONDS", 3600)  # nobody is told by the clock
+@patch("resp_server.serving.server.NOTIFY_SECONDS", 3600)  # no client is notified by the clock
 @pytest.mark.parametrize("settings_of", [{}, {"password": "secret"}])
 @settings(max_examples=150, deadline=None)
 @given(
