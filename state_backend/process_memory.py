@@ -1,4 +1,4 @@
-"""How much memory there is, and giving freed memory back to the system."""
+"""The memory that is available to this process, and returning freed memory to the system."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ def _malloc_trim() -> Callable[[int], Any]:
 
 
 def give_back() -> None:
-    """Have the C library give back the pages that it holds and nobody uses; where it has no call for that, nothing.
+    """Make glibc return its unused pages to the system; other C libraries: do nothing.
 
-    LMDB takes every page that a transaction writes from malloc. glibc keeps what is freed for later: after an epoch of
-    4 million changes 430 of the process's 490 MiB (measured). The call takes 5 ms for them.
+    LMDB allocates every page that a transaction writes with malloc, and glibc retains freed pages: after an epoch of
+    4 million changes 430 of the process's 490 MiB (measured). Returning them takes 5 ms.
     """
     _malloc_trim()(0)
 
 
 def available_bytes() -> int:
-    """Return how much memory this process could take now: the system's, or its control group's if that is less; 0:
-    neither tells.
+    """Return the memory that this process could allocate now: the system's, or its control group's if that is less.
+
+    0 if neither is known.
     """
     rows = [line.split() for line in _lines("/proc/meminfo")]
     found = [int(row[1]) << 10 for row in rows if row[:1] == ["MemAvailable:"]]

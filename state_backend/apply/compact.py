@@ -1,4 +1,4 @@
-"""`sparkis compact`: writes a snapshot of each job of a log, from the log alone, and sweeps what it supersedes."""
+"""`sparkis compact`: writes a snapshot of each job of a log, from the log alone, and removes files that it covers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_retention_option(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add the option that says how long what a snapshot covers is kept, in minutes."""
+    """Add the option for how long files that a snapshot covers are retained, in minutes."""
     parser.add_argument(
         "--retention",
         type=_minutes,
@@ -38,7 +38,7 @@ def _minutes(text: str) -> float:
         minutes = float(text)
     except ValueError:
         minutes = -1.0
-    if not 0 <= minutes < math.inf:  # with a time in the future all that is being written would be swept
+    if not 0 <= minutes < math.inf:  # a time in the future would sweep files that are being written
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes, 0 or more")
     return minutes
 
@@ -64,7 +64,7 @@ def compact_log(root: str, job: str, retention_ms: int) -> str:
 
     The state is built in a temporary store on this machine's disk, from the newest snapshot on.
     """
-    # A server imports this module for an option, and would have all of an applier in its memory.
+    # A server imports this module for an option, and must not load the applier's modules with it.
     from state_backend.apply.applier import Applier
     from state_backend.apply.compactor import compact
 

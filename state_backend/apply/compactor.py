@@ -1,21 +1,23 @@
-"""Keeps a log short while servers follow it: now and then a process of its own writes a snapshot and sweeps.
+"""Keeps a log short while servers read it: a process of its own writes a snapshot when one is due, and sweeps the log.
 
     python -m state_backend.apply.compactor --log ROOT --job JOB [--store FOLDER]
 
-The process reads the applier's store like any reader, so that epochs go on being applied meanwhile.
+The process is a reader of the applier's store, so that the applier continues meanwhile.
 
-A store of all slots is written when so much was applied to it; at which epoch is all the same. Stores of some slots
-have to be written at one epoch, and their servers do not talk to each other: the log tells. An epoch is *marked* when
-the bytes of changes, counted from the beginning of the log, pass a multiple of a step, or its number does of another.
-`LEAD_EPOCHS` after it, all who own slots have them written. The steps follow from the newest snapshot. They are powers
-of two, so that what is marked for one who saw an older snapshot is marked for most of the others too; and they double
-as the changes do while there is no new snapshot, so that those who write longer than others, and are busy at each
-other's marks, meet at last. Who misses a mark (a server that was down, or is still writing)
-leaves that snapshot without a part, and the next mark makes up for it. Servers of another version that marks other
-epochs would too: what is here of marks is as binding as the log's format.
+A store of all slots is written once enough changes were applied, at any epoch. Stores of some slots must be written at
+the same epoch, and their servers do not communicate: each server derives the epoch from the log. An epoch is *marked*
+when the bytes of changes since the beginning of the log pass a multiple of one step, or when the epoch's number is a
+multiple of another step. `LEAD_EPOCHS` later all servers write their slots.
 
-In that case the process is started at the mark, and is told the store's folder on its input (JSON, one line) when the
-epoch is there. It answers with one line when it holds a snapshot of it, and the applier goes on.
+The steps follow from the newest snapshot. A larger step is a smaller one doubled, so that servers that know different
+snapshots have marks in common. Without a new snapshot the steps double as the changes do, so that servers that are busy
+at each other's marks find a common mark in the end. A server that misses a mark (it was down, or is still writing)
+leaves the snapshot without a part; the next mark makes up for it. Servers of a version with other marks would miss all
+marks: the rule is as binding as the log's format.
+
+For a store of some slots the process is started at the mark. When the epoch is applied, the process receives the
+store's folder on its standard input (JSON, one line). It writes one line when it has opened a snapshot of the store,
+and the applier continues.
 """
 
 from __future__ import annotations
@@ -40,34 +42,36 @@ from state_backend.store.store import Snapshot
 
 logger = logging.getLogger("sparkis.compactor")
 
-# A snapshot is due when the changes since the last one are twice its size, so that a log holds about three times the
-# state at most, but not for little; and after so many epochs, so that a reader has few files to open (guesses).
+# A snapshot is due when the changes since the last one are `CHANGES_PER_STATE` times its size, and at least
+# `CHANGES_BYTES_MIN`: a log has about three times the size of the state. A snapshot is also due after `EPOCHS_MAX`
+# epochs, so that a reader opens few files (guesses).
 CHANGES_BYTES_MIN = 16 << 20
 CHANGES_PER_STATE = 2
 EPOCHS_MAX = 1_000
-# While there is no new snapshot a step is this part of the changes, or epochs, since the last, so that what is written
-# in vain stays in proportion.
+# Without a new snapshot a step is at least the changes, or epochs, since the last one, divided by this: it bounds the
+# parts that are written in vain.
 CHANGES_PER_STEP = 2
-# The process takes half a second to start; epochs that come faster wait for it (guess).
+# The process takes half a second to start; faster epochs wait for it (guess).
 LEAD_EPOCHS = 8
-# An applier waits so long for a process that does not come to answer, and such a process so long for its epoch.
+# How long an applier waits for the response of the process.
 HOLD_TIMEOUT_S = 5.0
-# Epochs and readers do not wait for a snapshot; Spark's tasks may want the same cores (two seconds of one for a million
-# keys, measured).
+# No epoch and no reader waits for a snapshot, and Spark's tasks may need the same cores. A million keys take one core
+# two seconds (measured).
 NICENESS = 10
+# How long the process waits for its epoch.
 IDLE_S_MAX = 60.0
 
 
 def is_marked(epoch: Epoch, step_bytes: int, step_epochs: int) -> bool:
     """Tell whether an epoch passes a multiple of either step."""
-    before_bytes = max(0, epoch.log_bytes - epoch.change_bytes)  # a writer of an older version does not count
+    before_bytes = max(0, epoch.log_bytes - epoch.change_bytes)  # older versions write no `log_bytes`
     if epoch.log_bytes // step_bytes > before_bytes // step_bytes:
         return True
     return epoch.epoch > 0 and epoch.epoch % step_epochs == 0
 
 
 def steps_after(base: Epoch, epoch: Epoch) -> tuple[int, int]:
-    """Return how many bytes of changes, and how many epochs, lie between two marks.
+    """Return the two steps between marks: bytes of changes, and epochs.
 
     base: the newest snapshot, or the first epoch where there is none.
     """
@@ -84,7 +88,7 @@ def _doubled(step: int, least: int) -> int:
 
 
 class Compactor:
-    """Follows what an applier applies, and starts the process when a snapshot is due; one at a time."""
+    """Counts the changes that an applier applies, and starts the process when a snapshot is due; one at a time."""
 
     def __init__(self, root: str, job: str, retention_ms: int = RETENTION_MS) -> None:
         self._root = root
@@ -97,7 +101,7 @@ class Compactor:
         self._part_at: int | None = None  # the epoch at which a part is to be written
 
     def count(self, epoch: Epoch) -> None:
-        """Take an applied epoch into account."""
+        """Count an applied epoch."""
         self._epochs += 1
         self._bytes += epoch.change_bytes
 
@@ -121,9 +125,9 @@ class Compactor:
         return [*command, "--retention-ms", str(self._retention_ms)]
 
     def write_part_if_due(self, log: JobLog, current: Current, epoch: Epoch, store: LmdbStore) -> None:
-        """Have the slots of a store written, if it owns some and the epoch that was just applied is one for that.
+        """Write a part of a snapshot, if the store owns some of the slots and the epoch just applied is the right one.
 
-        Returns once the process holds the store as it is now. Failures are logged: there will be another mark.
+        Returns once the process has opened a snapshot of the store. Failures are logged: the next mark is another try.
         """
         try:
             if self._part_at is None:
@@ -139,7 +143,7 @@ class Compactor:
             logger.warning("job %s: no part of a snapshot at epoch %d: %s", self._job, epoch.epoch, error)
 
     def _is_mark(self, log: JobLog, current: Current, epoch: Epoch, store: LmdbStore) -> bool:
-        if not is_marked(epoch, CHANGES_BYTES_MIN, EPOCHS_MAX):  # then it is not for larger steps either
+        if not is_marked(epoch, CHANGES_BYTES_MIN, EPOCHS_MAX):  # larger steps mark no other epochs
             return False
         if store.slot_ownership.owned in (ALL, NONE) or self._is_running():
             return False
@@ -150,13 +154,13 @@ class Compactor:
         self._process = subprocess.Popen(self._command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def _hold(self, store: LmdbStore) -> None:
-        """Have the process take its snapshot of the store."""
-        if not self._is_running():  # the epoch was long in coming
+        """Make the process open its snapshot of the store."""
+        if not self._is_running():  # it waited too long for the epoch
             self._prepare()
         process = self._process
         assert process is not None
         if process.stdin is None or process.stdout is None:
-            return  # it writes all slots, which the store owned meanwhile
+            return  # started for all slots, which the store owned for a while
         with process.stdin, process.stdout:
             told = {"store": str(store.path), "generation": store.generation}
             process.stdin.write(json.dumps(told).encode() + b"\n")
@@ -168,7 +172,7 @@ class Compactor:
 
 
 def compact(log: JobLog, shown: Snapshot, retention_ms: int, at_ms: int) -> str:
-    """Write what a store shows as a snapshot, or a part of one; sweep if it is whole now. Return one line about it."""
+    """Write a store as a snapshot, or as a part of one; sweep if the snapshot is complete. Return one line about it."""
     current = log.shown()
     if current is None or current.generation != shown.applied.generation:
         raise SparkisError(f"job {log.job!r}: the store is not of the generation that is written now")
@@ -214,7 +218,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _told() -> dict[str, str] | None:
-    """Return which store to write, once the input says so; None if it ends, or says nothing for too long."""
+    """Read from standard input which store to write; None at its end, or after IDLE_S_MAX without a line."""
     ready, _, _ = select.select([sys.stdin], [], [], IDLE_S_MAX)
     line = sys.stdin.readline() if ready else ""
     return json.loads(line) if line else None

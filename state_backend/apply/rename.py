@@ -1,11 +1,11 @@
 """`sparkis rename`: gives a job of a log another name, with all of its state.
 
-A query's job is called as the query unless told otherwise, and keys hold the job's name. So a renamed query needs new
-keys: this writes the whole state anew, as the first epoch of the new job. The number, clock reading and digest are
-those of the old job's last epoch, so that the query goes on behind it, and a replay of that batch is known as one.
+By default a job has the name of its query, and keys begin with the job's name. So a renamed query needs new keys: the
+command writes the full state as the first epoch of a new job. The epoch has the number, clock reading and digest of the
+old job's last epoch. So the query continues after it, and a replay of that batch is recognized.
 
-At any moment, also after a crash, the log has the whole old job, or the whole new one, or both. Run again, the command
-goes on where it was. Whoever still writes the old job is fenced.
+At any moment, also after a crash, the log has the complete old job, or the complete new one, or both. The command can
+be run again to finish. A writer of the old job is fenced.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DESCRIPTION = """\
 Give a job of a log another name, after its query was renamed: keys OLD:... become NEW:..., and the job OLD is no more.
 Stop the query first; start it under its new name afterwards. Needs no server and no Spark."""
 
-# A file of the new job's first epoch ends at the first key behind so many bytes of keys and values (guess).
+# A file of the new job's first epoch ends at the first key after so many bytes of keys and values (guess).
 FILE_BYTES_MAX = 256 << 20
 
 
@@ -58,10 +58,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def rename(root: str | Path | Filesystem, old: str, new: str) -> str:
-    """Rename a job and return one line about it; SparkisError, and the old job as it was, if that cannot be.
+    """Rename a job and return one line about it; SparkisError if it is impossible, and the old job is unchanged.
 
-    Looks for up to three beats whether somebody writes the old job. The state is built in a temporary store on this
-    machine's disk.
+    The command waits up to three beats for a sign of life of the old job's writer. The state is built in a temporary
+    store on this machine's disk.
     """
     check_name("job", new)
     log = ChangeLog(root)
@@ -70,13 +70,13 @@ def rename(root: str | Path | Filesystem, old: str, new: str) -> str:
     if current is None:
         dropped = before.dropped()
         if dropped is not None and dropped.renamed_to == new:
-            sweep_job(before, now_ms())  # what a crash in the removal left
+            sweep_job(before, now_ms())  # an earlier run may have crashed in the removal
             return f"job {old} is called {new} already"
         raise LogError(f"the log {log.filesystem.root} has no job {old!r}; jobs: {', '.join(log.jobs()) or 'none'}")
     description = before.description(current.generation)
     _check_may_rename(before, current, description, new)
     is_there = _is_there(log, new, description, old)
-    # From here on nobody who writes the old job can commit any more.
+    # From here on no writer of the old job can commit.
     claimed = claim(before.terms, this_process(description.query_id, "sparkis rename"))
     seal(before.terms, claimed)
     current = before.shown()
@@ -110,7 +110,7 @@ def _check_may_rename(before: JobLog, current: Current, description: Description
 
 
 def _check_not_held_back(before: JobLog, current: Current) -> None:
-    """Refuse to choose between the state that readers see and the one that the query would go on with."""
+    """Refuse a job with two states: the one that is visible to readers, and the one that the query continues."""
     if current.held_back is not None:
         raise LogError(
             f"job {before.job!r} began anew, and its new state is held back until its query has caught up: wait for "
@@ -119,7 +119,7 @@ def _check_not_held_back(before: JobLog, current: Current) -> None:
 
 
 def _is_there(log: ChangeLog, new: str, description: Description, old: str) -> Epoch | None:
-    """Return the first epoch of the new job if an earlier run of the command wrote it; refuse another's job."""
+    """Return the first epoch of the new job if an earlier run of the command wrote it; refuse any other job."""
     job = log.job(new)
     taken = job.current()
     if taken is None:
@@ -133,7 +133,7 @@ def _is_there(log: ChangeLog, new: str, description: Description, old: str) -> E
 
 
 def _copy(log: ChangeLog, before: JobLog, current: Current, last: Epoch, new: str) -> None:
-    """Write the new job: the whole state as its first epoch; last the term that makes it a job."""
+    """Write the new job: its first epoch with the full state, and at last the term that puts it in charge."""
     files, after, description = log.filesystem, log.job(new), before.description(current.generation)
     states = tuple(_renamed(state, before.job, new) for state in description.states)
     names = tuple(state.name for state in states)
@@ -156,7 +156,7 @@ def _copy(log: ChangeLog, before: JobLog, current: Current, last: Epoch, new: st
     newest = before.end(current)
     if newest is None or newest.ref != last.ref:
         raise LogError(f"job {before.job!r} was written while it was copied; stop its query, and run this again")
-    # Rows and digest tell a replay of the last batch, so they are those of what the query wrote in it.
+    # A replay of the last batch is recognized by rows and digest, so both are those that the query wrote.
     first = Epoch(
         epoch=last.epoch,
         term=claimed.term,
@@ -186,16 +186,16 @@ def _built(log: ChangeLog, job: str, folder: str) -> Applier:
 
 
 def _changes(shown: Snapshot, names: Collection[str], old: str, new: str) -> Iterator[Change]:
-    """Iterate over all of a job's state as changes with the new keys."""
+    """Iterate over a job's full state as changes with the new keys."""
     before, now = f"{old}:".encode(), f"{new}:".encode()
     for change in shown.changes():
-        if change.state in names:  # else it was left out, and would be emptied by the next epoch
+        if change.state in names:  # a dropped state stays behind: the next epoch would empty it
             is_named = change.key.startswith(before)
             yield change._replace(key=now + change.key.removeprefix(before)) if is_named else change
 
 
 class _Part:
-    """Changes for one file: up to the first key that begins behind `FILE_BYTES_MAX`, whose change is `rest` then."""
+    """Changes for one file: up to the first key behind `FILE_BYTES_MAX`, whose change becomes `rest`."""
 
     def __init__(self, head: Change, changes: Iterator[Change]) -> None:
         self._head = head
@@ -218,7 +218,7 @@ def _size(change: Change) -> int:
 
 
 def _files(writer: ChangeFileWriter, changes: Iterator[Change], names: Sequence[str]) -> Iterator[ChangeFile]:
-    """Write changes to files of bounded size; all changes of a key lie in one of them."""
+    """Write changes to files of bounded size; all changes of a key are in one file."""
     head = next(changes, None)
     while head is not None:
         part = _Part(head, changes)

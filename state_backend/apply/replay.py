@@ -16,10 +16,9 @@ from state_backend.store.store import EpochChanges, Snapshot
 def read_snapshot(
     root: str | Path | Filesystem, job: str, epoch: int | None = None, at_ms: int | None = None
 ) -> Snapshot:
-    """Return a job's state as of an epoch and a time, read from its log alone and held in memory.
+    """Return a job's state as of an epoch and a time, read from its log into memory.
 
-    No server is needed. The log is read from its newest snapshot before the epoch on, so time and memory grow with the
-    state.
+    No server is needed. Reading begins at the newest snapshot up to the epoch; time and memory grow with the state.
 
     Args:
         root: The root of the change log.
@@ -28,7 +27,7 @@ def read_snapshot(
         at_ms: The time that decides what has expired, in milliseconds since 1970 UTC. Default: now.
 
     Raises:
-        LogError: The log has no such job, or keeps no such epoch.
+        LogError: The log has no such job, or not this epoch (any more).
 
     Examples:
         >>> states = [sparkis.StateDescriptor("price", key="ticker", value="price")]

@@ -1,7 +1,7 @@
-"""Reads slots that a store is to gain from the log, in portions: the newest snapshot, then the epochs after it.
+"""Reads new slots of a store from the log, in portions: the newest snapshot, then the epochs after it.
 
-Each portion is applied in one transaction that also notes how far it goes (`slot_ownership.Loading`), so that whoever
-is killed goes on behind the last one.
+Each portion is applied in one transaction that also records the progress (`slot_ownership.Loading`). A process that was
+killed continues after the last portion.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from state_backend.store.store import EpochChanges
 def portions(
     log: JobLog, current: Current, loading: Loading, applied_epoch: int
 ) -> Iterator[tuple[EpochChanges, Loading]]:
-    """Iterate over (what to apply, how far loading is then), without an end: stop where the store's epoch is.
+    """Iterate over (changes to apply, progress after them), endlessly: the caller stops at the store's epoch.
 
-    LogError if the log has not, or not any more, what comes next.
+    LogError if the next epoch or snapshot is missing in the log.
     """
     if loading.epoch < 0 and loading.snapshot < 0 and not loading.runs:
         snapshot = _newest(log, current, applied_epoch)
@@ -39,7 +39,7 @@ def portions(
     while True:
         epoch = _next(log, current, loading)
         folder = log.changes_folder(current.generation)
-        # What replaces states has to be seen as a whole, and what is small is not worth several transactions.
+        # An epoch that replaces states must be one transaction; a small one need not be several.
         if epoch.replaces or (epoch.rows <= RUN_ROWS_MAX and not loading.runs):
             runs = [run for _, run in log.runs_of_slots(folder, epoch, loading.slots)]
             loading = _behind(loading, epoch)
@@ -51,13 +51,13 @@ def portions(
 
 
 def is_superseded(log: JobLog, current: Current, loading: Loading, applied_epoch: int) -> bool:
-    """Tell whether the log has a snapshot, up to the store's epoch, that is newer than what is being read."""
+    """Tell whether the log has a newer snapshot, up to the store's epoch, than the one being read."""
     newest = _newest(log, current, applied_epoch)
     return newest is not None and newest.epoch > max(loading.epoch, loading.snapshot)
 
 
 def snapshot_of(log: JobLog, current: Current, loading: Loading, applied_epoch: int) -> int | None:
-    """Return the epoch of the snapshot that is being read; None while it is an epoch."""
+    """Return the epoch of the snapshot that is being read; None while an epoch is being read."""
     if loading.snapshot >= 0:
         return loading.snapshot
     newest = _newest(log, current, applied_epoch) if loading.epoch < 0 else None
@@ -82,7 +82,7 @@ def _behind(loading: Loading, epoch: Epoch) -> Loading:
 
 
 def _next(log: JobLog, current: Current, loading: Loading) -> Epoch:
-    """Return the epoch after the last one that the slots hold as a whole."""
+    """Return the epoch after the last one that is loaded in full."""
     at = EpochRef(loading.epoch, loading.term)
     epoch = log.first(current) if loading.epoch < 0 else log.epoch(current, loading.epoch + 1)
     if epoch is None:

@@ -1,26 +1,26 @@
-"""Snapshots: a job's whole state as of an epoch, in the log, so that its change files need not be kept for ever.
+"""Snapshots: a job's full state as of an epoch, in the log, so that older change files can be removed.
 
-    <job>/<generation>/snapshots/<epoch>/<first slot>-<uuid>.arrow   runs of changes that make the state out of nothing
+    <job>/<generation>/snapshots/<epoch>/<first slot>-<uuid>.arrow   runs of changes that build the state
     <job>/<generation>/snapshots/<epoch>/manifest.json               written last: the snapshot exists from then on
-    <job>/<generation>/snapshots/<epoch>/part-<term>-<slots>.claim   somebody writes a part: certain slots
+    <job>/<generation>/snapshots/<epoch>/part-<term>-<slots>.claim   a server writes this part: some slots
     <job>/<generation>/snapshots/<epoch>/part-<term>-<slots>.json    that part's manifest, written last
 
-The manifest has the form of an epoch's file (see `epochs`); its files lie beside it. Any number of servers may write
-snapshots of one epoch: names are never used twice, and the first manifest stands. What a snapshot covers is swept once
-the retention time has passed; a reader that comes too late for a change file starts from the newest snapshot.
+The manifest has the format of an epoch's file (see `epochs`); its files are in the same folder. Several servers may
+write snapshots of one epoch: file names are unique, and the first manifest counts. Files that a snapshot covers are
+swept after the retention time; a reader that misses a change file starts from the newest snapshot.
 
 Where each server owns some slots, each writes a part, all of them at the same epochs (see `compactor`). A part has a
-manifest of its own, with its slots. Whoever finds, having written one, that the parts hold all slots makes the
-snapshot's manifest of theirs. To readers the parts are nothing, and the snapshot is like any other. Of servers that own
-the same slots one writes: the first that claims them. If it dies, or a slot is nobody's at that epoch, there is no
-snapshot of that epoch; there will be one of a later one.
+manifest of its own, with its slots. A server that has written a part checks whether the parts have all slots. If so,
+it writes the snapshot's manifest from theirs. Readers ignore parts, and the snapshot is like any other. Of servers with
+the same slots the first that claims them writes. If it dies, or if no server owns a slot at that epoch, the epoch gets
+no snapshot; a later epoch will.
 
-    newest     the newest one that counts
-    changes    what an empty store applies to begin with it
-    write      write one, or a part, from what a store shows
+    newest     the newest snapshot that counts
+    changes    the changes of a snapshot, for an empty store
+    write      write a snapshot, or a part of one, from a store
 
-`sweep` removes what the newest one makes superfluous. Only the two newest whole ones count, so that nobody relies on
-one that is being removed, or that was so long in the writing that files of it are removed already.
+`sweep` removes the files that the newest snapshot covers. Only the two newest complete snapshots count. So no reader
+begins with one that is being removed, or with one that took so long to write that some of its files are removed.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from state_backend.model.errors import LogCorruptError
 from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.store.store import EpochChanges, Snapshot
 
-# A file of a snapshot ends at the first slot that starts behind so many bytes: one server reads its slots alone.
+# A file of a snapshot ends at the first slot behind so many bytes, so that a server reads only files of its slots.
 FILE_BYTES_MAX = 256 << 20
 
 
 def newest(log: JobLog, current: Current) -> Epoch | None:
-    """Return the manifest of the newest whole snapshot that counts, or None."""
+    """Return the manifest of the newest complete snapshot that counts, or None."""
     return next(log.snapshots(current), None)
 
 
 def changes(log: JobLog, generation: str, manifest: Epoch, slots: KeyGroups | None = None) -> EpochChanges:
-    """Return a snapshot, or some slots of it, as what an empty store applies."""
+    """Return the changes of a snapshot, or of some slots of it, for an empty store."""
     folder = log.snapshot_folder(generation, manifest.epoch)
     if slots is None:
         runs = log.runs_in_folder(folder, manifest)
@@ -58,10 +58,10 @@ def changes(log: JobLog, generation: str, manifest: Epoch, slots: KeyGroups | No
 
 
 def write(log: JobLog, current: Current, shown: Snapshot) -> Epoch | None:
-    """Write what a store shows of the slots that it owns; return the manifest of the snapshot that has all of them.
+    """Write the slots that a store owns; return the manifest of the snapshot, if it is complete.
 
-    It may be another one, whose writer finished first. None while there is none, because the store owns some slots
-    only and other parts are missing, or because another store writes the same slots.
+    The manifest may be that of another writer that finished first. None if other parts are still missing, or if another
+    server writes the same slots.
     """
     applied, slots = shown.applied, shown.key_groups
     at = log.epoch(current, applied.epoch)
@@ -69,7 +69,7 @@ def write(log: JobLog, current: Current, shown: Snapshot) -> Epoch | None:
         raise LogCorruptError(f"job {log.job!r}: epoch {applied.epoch} is no longer in the log, so it gets no snapshot")
     folder = log.snapshot_folder(current.generation, applied.epoch)
     log.filesystem.make_folder(folder)
-    # Slots may be too many for a name.
+    # A list of slots may be too long for a file name, so the name has its hash.
     part = f"{folder}/part-{applied.term}-{sha256(str(slots).encode()).hexdigest()[:32]}"
     if slots != ALL and not log.filesystem.create(f"{part}.claim", b""):
         return None
@@ -94,7 +94,7 @@ def write(log: JobLog, current: Current, shown: Snapshot) -> Epoch | None:
 
 
 def _join(log: JobLog, current: Current, folder: str, part: Epoch) -> Epoch | None:
-    """Make a snapshot of the parts that are there, if they hold all slots, each slot from one of them."""
+    """Build a snapshot from the parts, if they have all slots; each slot is taken from one part."""
     names = [name for name in log.filesystem.names(folder) if name.startswith("part-") and name.endswith(".json")]
     read = [(name, log.filesystem.read(f"{folder}/{name}")) for name in sorted(names)]
     parts = [Epoch.from_bytes(stored, f"{folder}/{name}") for name, stored in read if stored is not None]
@@ -111,7 +111,7 @@ def _join(log: JobLog, current: Current, folder: str, part: Epoch) -> Epoch | No
     for each, take in taken:
         if take == each.slots:
             files += each.files
-        else:  # owned twice while slots were moved: what another part has as well is left out
+        else:  # two servers owned a slot during a move: the slots of the other part are cut
             cut += _write_files(log, folder, (run for _, run in log.runs_of_slots(folder, each, take)))
     files = sorted(files + cut, key=lambda file: file.runs[0])
     rows = sum(file.rows for file in files)
@@ -119,7 +119,7 @@ def _join(log: JobLog, current: Current, folder: str, part: Epoch) -> Epoch | No
 
 
 def _finish(log: JobLog, current: Current, folder: str, manifest: Epoch, written: Iterable[ChangeFile]) -> Epoch | None:
-    """Create a manifest. If another was first, remove what was written for this one, and return the newest."""
+    """Create a manifest. If another writer was first, remove the files of this one, and return the newest manifest."""
     if log.filesystem.create(f"{folder}/manifest.json", manifest.to_bytes()):
         return manifest
     for file in written:
@@ -137,7 +137,7 @@ def _write_files(log: JobLog, folder: str, runs: Iterator[pa.RecordBatch]) -> It
 
 
 class _Part:
-    """Runs for one file: up to the first slot that begins behind `FILE_BYTES_MAX`. That run is `rest` then."""
+    """Runs for one file: up to the first slot behind `FILE_BYTES_MAX`, whose run becomes `rest`."""
 
     def __init__(self, head: pa.RecordBatch, runs: Iterator[pa.RecordBatch]) -> None:
         self._head = head

@@ -1,7 +1,7 @@
-"""The checksum of what lies in a store: a value's last four bytes, the CRC-32 of those before, little endian.
+"""The checksum of a stored value: its last four bytes, the CRC-32 of the bytes before, little endian.
 
-Then the CRC-32 of the whole is the same number for every sound value: to check one takes one call and no copy
-(measured: 0.1 us for 60 bytes, 4 GB/s for long ones).
+The CRC-32 of a value with its checksum is the same number for every sound value. So a check takes one call and no copy
+(measured: 0.1 us for 60 bytes, 4 GB/s for long values).
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from zlib import crc32
 from state_backend.model.errors import StoreDamagedError
 
 CHECK_BYTES = 4
-# What `checksum` makes of a sound value.
+# The CRC-32 of every sound value with its checksum.
 SOUND = 0x2144DF1C
-# Under a name of its own: positions come from CRC-32, too, and tests have these collide.
+# A name of its own: positions use CRC-32, too, and tests replace theirs to make positions collide.
 checksum: Callable[[bytes], int] = crc32
 
 
 def sealed(value: bytes) -> bytes:
-    """Return a value with its checksum behind it."""
+    """Return a value with its checksum appended."""
     return value + checksum(value).to_bytes(CHECK_BYTES, "little")
 
 
 def opened(stored: bytes) -> bytes:
-    """Return a value without its checksum; StoreDamagedError if it does not fit."""
+    """Return a value without its checksum; StoreDamagedError if the checksum is wrong."""
     if checksum(stored) != SOUND:
         raise damaged()
     return stored[:-CHECK_BYTES]
 
 
 def check(stored: bytes) -> None:
-    """Raise StoreDamagedError for a value whose checksum does not fit."""
+    """Raise StoreDamagedError for a value with a wrong checksum."""
     if checksum(stored) != SOUND:
         raise damaged()
 
 
 def damaged() -> StoreDamagedError:
-    """Return what is raised for a value whose checksum does not fit."""
+    """Return the error for a value with a wrong checksum."""
     return StoreDamagedError(
         "a checksum in the store does not fit; it is built anew from the log, ask again in a moment"
     )

@@ -1,8 +1,8 @@
-"""Places as scores of a sorted set, as GEOADD of Redis makes them: 52 bits, of which every second one is longitude.
+"""Places as scores of a sorted set, like those of GEOADD: 52 bits, longitude and latitude interleaved.
 
-Pure arithmetic of doubles, in the order in which Redis does it (`geohash.c` and `geohash_helper.c` of 7.0 to 7.4): what
-is a bit off there is as much off here. A score that is no place, negative, infinite or of more bits, is read as x86's
-conversions to integers have it, and so is a place as well.
+Pure arithmetic of doubles, in the order of operations of Redis (`geohash.c` and `geohash_helper.c` of 7.0 to 7.4), so
+that rounding errors are the same. A score that GEOADD never makes (negative, infinite or of more bits) is converted to
+an integer as on x86, and then read as a place.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import asin, cos, inf, isinf, nan, pi, sin, sqrt
 from typing import NamedTuple
 
-# Standard: the limits of EPSG:3857, the earth's radius and the width of its map in meters, as Redis has them.
+# Standard: the limits of EPSG:3857, the earth's radius and half the width of its map in meters, as in Redis.
 LONGITUDE_MAX = 180.0
 LATITUDE_MAX = 85.05112878
 EARTH_RADIUS = 6372797.560856
@@ -27,7 +27,7 @@ LONG_MIN = -(2**63)
 ALPHABET = b"0123456789bcdefghjkmnpqrstuvwxyz"
 TEXT_LENGTH = 11
 
-# Every second bit; pairs, fours and so on of them: for two numbers that lie side by side in 128 bits.
+# Masks of every second bit, every second pair of bits, and so on, for two 64-bit numbers side by side in 128 bits.
 SPREAD = [
     part << LONG_BITS | part
     for part in (0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F, 0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF)
@@ -40,20 +40,20 @@ Place = tuple[float, float]
 
 
 class Cell(NamedTuple):
-    """A square of the map: its geohash, of `step` bits of each coordinate."""
+    """A rectangle of the map. bits: its geohash; step: bits of each coordinate."""
 
     bits: int
     step: int
 
     @property
     def scores(self) -> tuple[float, float]:
-        """The scores of the places in it: the least one, and the one behind the greatest."""
+        """The range of scores of places in the cell: first, and end (exclusive)."""
         shift = 2 * (STEP_MAX - self.step)
         return float(self.bits << shift), float(self.bits + 1 << shift)
 
 
 class Area(NamedTuple):
-    """What a cell covers, in degrees."""
+    """A rectangle of the map, in degrees."""
 
     west: float
     south: float
@@ -62,14 +62,14 @@ class Area(NamedTuple):
 
 
 def as_unsigned(score: float) -> int:
-    """Return a score as a C program on x86 makes an unsigned number of 64 bits of it."""
+    """Convert a score to an unsigned 64-bit integer as C does on x86."""
     if score >= 2.0**63:
         return int(score) if score < 2.0**64 else 0
     return as_signed(score) % 2**64
 
 
 def as_signed(score: float) -> int:
-    """Return a score as a C program on x86 makes a number of 64 bits of it, or of its rounding."""
+    """Convert a score to a signed 64-bit integer as C does on x86."""
     return int(score) if LONG_MIN <= score < 2.0**63 else LONG_MIN
 
 
@@ -91,7 +91,7 @@ def _deinterleave(bits: int) -> tuple[int, int]:
 
 
 def cell_of(longitude: float, latitude: float, step: int, latitude_max: float = LATITUDE_MAX) -> Cell:
-    """Return the cell that a place is in."""
+    """Return the cell of a place."""
     north = (latitude + latitude_max) / (latitude_max + latitude_max) * (1 << step)
     east = (longitude + LONGITUDE_MAX) / (LONGITUDE_MAX + LONGITUDE_MAX) * (1 << step)
     return Cell(_interleave(int(north), int(east)), step)
@@ -131,14 +131,14 @@ def place_of(score: float) -> Place:
 
 
 def geohash_text(score: float) -> bytes:
-    """Return the geohash that others know, of 11 characters; its map reaches to the poles."""
+    """Return the standard geohash of 11 characters, whose map extends to the poles."""
     bits = cell_of(*place_of(score), STEP_MAX, latitude_max=90.0).bits
     digits = [bits >> 2 * STEP_MAX - 5 * (at + 1) & 31 for at in range(TEXT_LENGTH - 1)]
     return bytes(ALPHABET[digit] for digit in (*digits, 0))
 
 
 def distance(one: Place, other: Place) -> float:
-    """Return the meters between two places of a sphere; NaN if rounding makes them more than there can be."""
+    """Return the distance of two places on a sphere, in meters; NaN if rounding exceeds the domain of asin."""
     apart = sin((other[0] * RADIANS - one[0] * RADIANS) / 2)
     if apart == 0.0:
         return EARTH_RADIUS * abs(other[1] * RADIANS - one[1] * RADIANS)
@@ -150,30 +150,30 @@ def distance(one: Place, other: Place) -> float:
 
 @dataclass(frozen=True)
 class Circle:
-    """All that is no farther than a radius from its middle; in meters."""
+    """All places within a radius of the middle; in meters."""
 
     middle: Place
     radius: float
 
     @property
     def size(self) -> tuple[float, float]:
-        """How far it reaches to the east and to the north."""
+        """The extent from the middle to the east and to the north, in meters."""
         return self.radius, self.radius
 
     @property
     def reach(self) -> float:
-        """How far it reaches anywhere."""
+        """The largest distance of a place in the shape from the middle, in meters."""
         return self.radius
 
     def distance(self, place: Place) -> float | None:
-        """Return how far a place in it is from the middle; None for one outside."""
+        """Return the distance of a place from the middle; None for a place outside of the shape."""
         found = distance(self.middle, place)
         return None if found > self.radius else found
 
 
 @dataclass(frozen=True)
 class Box:
-    """All that is no farther from its middle than half its width and half its height; in units of so many meters."""
+    """A box around its middle. width, height: in units; unit: meters per unit."""
 
     middle: Place
     width: float
@@ -182,16 +182,16 @@ class Box:
 
     @property
     def size(self) -> tuple[float, float]:
-        """How far it reaches to the east and to the north."""
+        """The extent from the middle to the east and to the north, in meters."""
         return self.unit * (self.width / 2), self.unit * (self.height / 2)
 
     @property
     def reach(self) -> float:
-        """How far it reaches anywhere."""
+        """The largest distance of a place in the shape from the middle, in meters."""
         return sqrt((self.width / 2) * (self.width / 2) + (self.height / 2) * (self.height / 2)) * self.unit
 
     def distance(self, place: Place) -> float | None:
-        """Return how far a place in it is from the middle; None for one outside."""
+        """Return the distance of a place from the middle; None for a place outside of the shape."""
         longitude, latitude = self.middle
         if EARTH_RADIUS * abs(latitude * RADIANS - place[1] * RADIANS) > self.height * self.unit / 2:
             return None
@@ -204,7 +204,7 @@ Shape = Circle | Box
 
 
 def _step_of(reach: float, latitude: float) -> int:
-    """Return how fine the cells are of which nine mostly cover what reaches so far."""
+    """Return the step at which nine cells mostly cover a shape of this reach."""
     if reach == 0:
         return STEP_MAX
     step = 1
@@ -218,7 +218,7 @@ def _step_of(reach: float, latitude: float) -> int:
 
 
 def _bounds(shape: Shape) -> Area:
-    """Return what a shape reaches to: the longer of its two sides decides about east and west."""
+    """Return the bounding area of a shape. The side farther from the equator decides on east and west, as in Redis."""
     (longitude, latitude), (width, height) = shape.middle, shape.size
     up = height / EARTH_RADIUS / RADIANS
     side = latitude - up if latitude < 0 else latitude + up
@@ -227,7 +227,7 @@ def _bounds(shape: Shape) -> Area:
 
 
 def _moved(cell: Cell, east: int, north: int) -> Cell:
-    """Return the cell beside another one; beyond the edge of the map it is one at the other side."""
+    """Return a neighbour of a cell; beyond the edge of the map it is the cell at the opposite edge."""
     unused = LONG_BITS - 2 * cell.step
     longitudes, latitudes = cell.bits & ODD, cell.bits & EVEN
     if east:
@@ -241,24 +241,23 @@ def _moved(cell: Cell, east: int, north: int) -> Cell:
     return Cell(longitudes | latitudes, cell.step)
 
 
-# Where the cells around one are, east and north of it, in the order in which Redis looks through them.
+# Offsets (east, north) of the cells around a cell, in the order in which Redis scans them.
 AROUND = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1))
 
 
 def cells_of(shape: Shape) -> Iterator[Cell]:
-    """Iterate over the cells that cover a shape, in Redis' order, as often as Redis looks through each."""
+    """Iterate over the cells that cover a shape, in the order of Redis, and as often as Redis scans each."""
     found = list(_covering(shape))
     last = 0
     for at, cell in enumerate(found):
-        # Neighbours may be one cell where they are large. Redis leaves out one that comes twice in a row, and not
-        # when the first of both is the middle.
+        # Large neighbours may be the same cell. Redis skips a repeated cell, but not a repetition of the middle one.
         if cell is not None and (not last or cell != found[last]):
             yield cell
             last = at
 
 
 def _covering(shape: Shape) -> Iterator[Cell | None]:
-    """Iterate over the middle cell and those around it; None for one that nothing of the shape is in."""
+    """Iterate over the middle cell and the cells around it; None for a cell outside of the shape."""
     bounds = _bounds(shape)
     middle = cell_of(*shape.middle, _step_of(shape.reach, shape.middle[1]))
     if middle.step > 1 and not _is_covered(bounds, middle):
@@ -277,7 +276,7 @@ def _covering(shape: Shape) -> Iterator[Cell | None]:
 
 
 def _is_covered(bounds: Area, middle: Cell) -> bool:
-    """Tell whether the cells north, south, east and west of one reach as far as is asked."""
+    """Tell whether the cells north, south, east and west of the middle one extend to the bounds."""
     return not (
         _area(_moved(middle, 0, 1)).north < bounds.north
         or _area(_moved(middle, 0, -1)).south > bounds.south
@@ -287,7 +286,7 @@ def _is_covered(bounds: Area, middle: Cell) -> bool:
 
 
 def distance_text(meters: float, unit: float) -> bytes:
-    """Return a distance in units of so many meters with four digits behind the point, as Redis rounds it."""
+    """Return a distance with four decimals, rounded like in Redis. unit: meters per unit."""
     scaled = meters / unit * 10000.0
     number = round(scaled) if -inf < scaled < inf else LONG_MIN
     sign, number = ("-", -number) if number < 0 else ("", number)
@@ -295,6 +294,6 @@ def distance_text(meters: float, unit: float) -> bytes:
 
 
 def degrees_text(degrees: float) -> bytes:
-    """Return a coordinate with as many digits as Redis writes: 17 behind the point, but for zeros at the end."""
+    """Return a coordinate with 17 decimals, like Redis, without trailing zeros."""
     text = f"{degrees:.17f}".rstrip("0").rstrip(".")
     return b"0" if text == "-0" else text.encode()

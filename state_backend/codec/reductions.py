@@ -1,12 +1,12 @@
-"""Reducing states: how what a micro-batch brings is folded into what stands at a key, or at a field.
+"""Reducing states: how values of a micro-batch are folded into the stored value of a key, or of a field.
 
-A change with `Op.FOLD` holds what all rows of one epoch came to. A store that applies it folds it into what is there
-and writes the outcome as it writes a put, so that readers, snapshots and expiry know nothing of folding. Both sides are
-texts, as a client sees them (see `spark_hooks.publish.encoding`), and the outcome is exact:
+A change with `Op.FOLD` has the reduced value of all rows of one epoch. A store folds it into the stored value and
+writes the result like a put, so that readers, snapshots and expiry need no folding. Both values are texts, as clients
+see them (see `spark_hooks.publish.encoding`), and the result is exact:
 
     sum, count   integers of any size; decimals with the scale of their column; floats as doubles, the shortest text
-    min, max     numbers by their size, NaN above all others; texts and bytes by their bytes, which for texts is the
-                 order of their code points; false below true; dates and times by what they stand for
+    min, max     numbers by their size, NaN above all others; texts and bytes by their bytes (for texts: by code
+                 points); false below true; dates and times by time
     last         needs no folding: its changes are puts
 """
 
@@ -31,8 +31,8 @@ Key = Callable[[bytes], Any]
 class Reduction(NamedTuple):
     """How a state's values are folded.
 
-    fold(old, new) -> text; ValueError or InvalidOperation for a text that is none of the state's.
-    text: what a value looks like.
+    fold(old, new) -> text; ValueError or InvalidOperation for a text of another type.
+    text: a pattern that every value matches.
     """
 
     fold: Callable[[bytes, bytes], bytes]
@@ -40,7 +40,7 @@ class Reduction(NamedTuple):
 
 
 class _Type(NamedTuple):
-    """What is folded: values of one group of column types. `add` is None for what cannot be added."""
+    """A group of column types with the same folding. add: None if values cannot be added."""
 
     text: bytes
     key: Key
@@ -48,7 +48,7 @@ class _Type(NamedTuple):
 
 
 def float_text(number: float) -> bytes:
-    """Return the shortest text that reads back the same, with no exponent from 1e-7 up to 1e21."""
+    """Return the shortest text that reads back as the same number; without an exponent from 1e-7 up to 1e21."""
     text = repr(number)
     if "e" in text:
         if 1e-7 <= abs(number) < 1e21:
@@ -81,7 +81,7 @@ def _float_key(text: bytes) -> tuple[bool, float]:
 
 
 def _time_key(text: bytes) -> tuple[int, bytes]:
-    """Return what orders dates and times: a year may have a sign and more digits, a fraction may be missing."""
+    """Return a sort key of a date or time: a year may have a sign and more digits, a fraction may be missing."""
     year_end = text.index(b"-", 1)
     return int(text[:year_end]), text[year_end:].removesuffix(b"Z")
 
@@ -91,7 +91,7 @@ DECIMAL = _Type(rb"-?[0-9]{1,4000}(\.[0-9]+)?", _decimal, _add_decimals)
 FLOAT = _Type(rb"-?([0-9]{1,400}(\.[0-9]+)?(e[+-][0-9]{1,3})?|inf)|nan", _float_key, _add_floats)
 TEXT = _Type(rb".*", bytes, None)
 TIME = _Type(rb"[+-]?[0-9]{4,7}-[0-9]{2}-[0-9]{2}(T[0-9:]{8}(\.[0-9]{1,6})?Z?)?", _time_key, None)
-# By the first word of a column's type, as Spark writes it.
+# The key is the first word of a column's type, as Spark writes it.
 TYPES: Mapping[str, _Type] = {
     **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), INTEGER),
     "decimal": DECIMAL,
@@ -102,7 +102,7 @@ TYPES: Mapping[str, _Type] = {
 
 
 def reduction_of(state: StateDescriptor) -> Reduction | None:
-    """Return how a state's changes are folded; None if none of them is. DescriptorError for a type that cannot be."""
+    """Return how a state's changes are folded; None for a state without FOLDs. DescriptorError for a wrong type."""
     if state.reduce in (None, Reduce.LAST):
         return None
     if state.reduce is Reduce.COUNT:
@@ -147,7 +147,7 @@ def _reduction(reduce: Reduce, kind: _Type) -> Reduction:
 
 
 def folded(reduction: Reduction | None, change: Change, old: bytes | None) -> bytes:
-    """Return what a FOLD makes of what stood at its key, or field; None for nothing."""
+    """Return the result of a FOLD into the old value of its key, or field. `old` is None if there is none."""
     if reduction is None or change.value is None:
         raise StoreError(
             f"a change folds a value into the key {change.key[:100]!r} of the state {change.state!r}, which is no "
@@ -165,7 +165,7 @@ def folded(reduction: Reduction | None, change: Change, old: bytes | None) -> by
 
 
 def check_change(change: Change, state: StateDescriptor, reduction: Reduction | None) -> None:
-    """Raise ChangeError for a change that folds where nothing is folded, or puts what cannot be folded into."""
+    """Raise ChangeError for a FOLD into a state that does not reduce, or a value that its state cannot reduce."""
     if change.op == Op.FOLD and (
         reduction is None or change.value is None or (change.field is None) != (state.kind is Kind.VALUE)
     ):
