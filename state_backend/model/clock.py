@@ -1,4 +1,4 @@
-"""The wall clock, in one place, so that tests and one reading per request or epoch are possible."""
+"""The wall clock, in one place: a request or an epoch reads it once, and tests can replace it."""
 
 from __future__ import annotations
 

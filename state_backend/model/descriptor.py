@@ -1,7 +1,7 @@
-"""What a state is called, how its keys are made, and which columns feed it.
+"""The declaration of a state: its name, the format of its keys, and the columns that feed it.
 
-A `StateDescriptor` is what a user writes down for one state. The Spark hooks read its columns; the log keeps it in
-its terms; servers show it in `STATE DESCRIBE`. Nothing here imports Spark.
+A user writes a `StateDescriptor` for each state. The Spark hooks read its columns, the terms of the log store it, and
+servers show it in `STATE DESCRIBE`. Nothing here imports Spark.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class Kind(StrEnum):
-    """What a state holds at each key: its name in Redis is string, hash, list, set or sorted set."""
+    """The kind of a state's values; in Redis: string, hash, list, set and sorted set."""
 
     VALUE = "value"
     MAP = "map"
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 
 class Encoding(StrEnum):
-    """How a value becomes bytes: as text, as JSON, or as the bytes of a binary column."""
+    """How a value is written: as text, as JSON, or as the bytes of a binary column."""
 
     TEXT = "text"
     JSON = "json"
@@ -44,7 +44,7 @@ class Encoding(StrEnum):
 
 
 class Reduce(StrEnum):
-    """How a reducing state folds the rows of a micro-batch into what it holds."""
+    """How a reducing state folds the rows of a micro-batch into its values."""
 
     SUM = "sum"
     MIN = "min"
@@ -54,7 +54,7 @@ class Reduce(StrEnum):
 
 
 def check_name(what: str, name: object) -> str:
-    """Return a job or state name that may stand in a key and be a folder; DescriptorError otherwise."""
+    """Return a job or state name, if it can be in a key and name a folder; DescriptorError otherwise."""
     if not isinstance(name, str) or not name:
         raise DescriptorError(f"the {what} name must be a non-empty text, not {name!r}")
     size = len(name.encode("utf-8", "replace"))
@@ -69,7 +69,7 @@ def check_name(what: str, name: object) -> str:
 
 
 def check_user_name(name: object) -> str:
-    """Return the name of a state that a user may declare; those with `_` in front are sparkis' own."""
+    """Return a state name, if a user may declare it; names with `_` in front are sparkis' own. DescriptorError."""
     if isinstance(name, str) and name.startswith("_"):
         raise DescriptorError(f"the state name {name!r} begins with _, as sparkis' own states do; choose another name")
     return check_name("state", name)
@@ -79,8 +79,8 @@ def check_user_name(name: object) -> str:
 class KeyFormat:
     """A Redis key as literal texts around column placeholders: `literals[0] <columns[0]> literals[1] ...`.
 
-    One more literal than columns; a literal may be empty at either end only, or two keys could be one. Without a column
-    it is one key: that of a state which has only one.
+    There is one more literal than columns. Only the first and the last may be empty, or two rows could make the same
+    key. A format without columns is one key, of a state that has only one.
     """
 
     literals: tuple[str, ...]
@@ -116,12 +116,12 @@ class KeyFormat:
 
     @property
     def text(self) -> str:
-        """The format as it is written."""
+        """The format as a text, the inverse of `parse`."""
         columns = [f"<{column}>" for column in self.columns] + [""]
         return "".join(literal + column for literal, column in zip(self.literals, columns, strict=True))
 
     def overlaps(self, other: KeyFormat) -> bool:
-        """Tell whether some key could be made by both formats (their ends agree; the middle can always be met)."""
+        """Tell whether both formats could make the same key: if their ends agree, a middle that fits both exists."""
         mine, theirs = self.literals, other.literals
         if not self.columns:
             return bool(re.match(other.pattern(), mine[0].encode(), re.DOTALL))
@@ -140,7 +140,7 @@ class KeyFormat:
 
 
 class StateArguments(TypedDict, total=False):
-    """What `StateDescriptor` takes beside the name, for functions that pass it on."""
+    """The arguments of `StateDescriptor` except the name, for functions that pass them on."""
 
     key: str | Sequence[str]
     value: str | Sequence[str]
@@ -191,15 +191,15 @@ class StateDescriptor:
         resets: For a list: the boolean column that is true where the list is emptied before the row's element is
             appended.
         order_by: The column, or columns, that order the rows of one key within a micro-batch; the last row wins.
-        duplicates: `error`, or `any`: it does not matter which of two unordered rows of one key wins.
+        duplicates: `error`, or `any`: either of two unordered rows of one key may win.
         where: An SQL condition: only rows that meet it feed this state.
-        length_max: For a list: how many of its last elements to keep.
-        reduce: `sum`, `min`, `max`, `count` or `last`: the rows of a key are folded into what the state holds, once
-            per micro-batch.
+        length_max: For a list: how many of its last elements are kept.
+        reduce: `sum`, `min`, `max`, `count` or `last`: the rows of a key are folded into its value, once per
+            micro-batch.
         columns: The types of the columns; sparkis fills them in.
 
     Raises:
-        DescriptorError: The arguments contradict each other, or a name cannot stand in a key.
+        DescriptorError: The arguments contradict each other, or a name cannot be in a key.
 
     Examples:
         A string, and with several columns a hash:
@@ -277,7 +277,7 @@ class StateDescriptor:
         reduce: Reduce | str | None = None,
         columns: Mapping[str, str] | None = None,
     ) -> None:
-        put = partial(object.__setattr__, self)  # the class is frozen; only here its fields are filled in
+        put = partial(object.__setattr__, self)  # the class is frozen: fields are set only here
         put("name", check_name("state", name))
         put("key", self._texts("key", key))
         put("value", self._texts("value", value))
@@ -423,21 +423,21 @@ class StateDescriptor:
 
     @property
     def ttl_ms(self) -> int | None:
-        """The time to live in milliseconds, if there is one."""
+        """The time to live in milliseconds; None if there is none."""
         return None if self.ttl is None else self.ttl // timedelta(milliseconds=1)
 
     def format_for(self, job: str) -> KeyFormat:
-        """Return how this state's keys are made in a job."""
+        """Return the format of this state's keys in a job."""
         if self.key_format is not None:
             return KeyFormat.parse(self.key_format)
         return KeyFormat.default(job, self.name, self.key, self.separator)
 
     def for_job(self, job: str) -> StateDescriptor:
-        """Return the descriptor with its key format written out, as it stands in the log."""
+        """Return the descriptor with its full key format, as the log stores it."""
         return replace(self, key=(), key_format=self.format_for(job).text)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON; `from_json` reads it back."""
+        """Return a JSON object, which `from_json` reads."""
         return {
             "name": self.name,
             "kind": str(self.kind),
@@ -463,14 +463,14 @@ class StateDescriptor:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> StateDescriptor:
-        """Read what `to_json` wrote; unknown names are left out, so that older servers read newer logs."""
+        """Read a JSON object of `to_json`. Unknown names are ignored, so that older servers read newer logs."""
         known = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
         ttl_ms = stored.get("ttl_ms")
         return cls(**known, ttl=None if ttl_ms is None else timedelta(milliseconds=ttl_ms))
 
 
 def check_states(job: str, states: Sequence[StateDescriptor]) -> None:
-    """Refuse two states of one job with one name, or whose formats could make the same key."""
+    """Refuse two states of a job with the same name, or with formats that could make the same key."""
     if not states:
         raise DescriptorError(f"job {job!r} declares no state")
     for index, state in enumerate(states):

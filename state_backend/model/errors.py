@@ -1,25 +1,25 @@
-"""What may go wrong below the protocol and below Spark.
+"""The errors of logs, stores and state declarations.
 
     SparkisError
     ├── DescriptorError          a state is declared in a way that cannot work
-    ├── ChangeError              a change that cannot be: longer than keys, fields or values may be
-    ├── KeyGroupsError           slots that cannot be, or are not written as slots are
+    ├── ChangeError              an invalid change: a key, field or value is too long, or of a wrong kind
+    ├── KeyGroupsError           a set of slots is invalid
     ├── LogError                 the change log
-    │   ├── LogUnavailableError      its storage does not answer, or refuses
+    │   ├── LogUnavailableError      its storage does not respond, or refuses
     │   ├── LogCorruptError          a listed file is missing, changed or unreadable
-    │   ├── FencedWriterError        a newer writer took the job over
+    │   ├── FencedWriterError        a newer writer has taken the job over
     │   ├── JobInUseError            another query's writer has the job and is alive
     │   ├── RewoundCheckpointError   an epoch below the last committed one
     │   └── EpochHoleError           an epoch beyond the next one
     └── StoreError               the store
-        ├── WrongKindError           the key holds another kind of state
+        ├── WrongKindError           the key has a value of another kind
         ├── KeyConflictError         two states of a job made the same key
-        ├── JobLoadingError          the key's job is being opened
+        ├── JobLoadingError          the key's job is being loaded
         ├── SlotLoadingError         the key's slot is not owned by its job's store yet
         ├── StoreFullError           no room on the disk or in the store's map
-        └── StoreDamagedError        what lies in the store is not what was written
+        └── StoreDamagedError        stored bytes are not those that were written
 
-A message names the thing, what was wrong, and what to do.
+A message names the thing, what is wrong, and what to do.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class DescriptorError(SparkisError):
 
 
 class ChangeError(SparkisError):
-    """A change that cannot be, because something in it is too long; raised before its epoch is committed."""
+    """A change is invalid, for example too long; raised before its epoch is committed."""
 
 
 class KeyGroupsError(SparkisError):
-    """Slots that cannot be, or are not written as slots are."""
+    """A set of slots is invalid, or its text is."""
 
 
 class LogError(SparkisError):
-    """The change log cannot do what was asked."""
+    """An operation on the change log failed."""
 
 
 class LogUnavailableError(LogError):
-    """The log's storage does not answer, or refuses; trying again later may help."""
+    """The log's storage does not respond, or refuses; a later try may succeed."""
 
 
 class LogCorruptError(LogError):
@@ -54,27 +54,27 @@ class LogCorruptError(LogError):
 
 
 class FencedWriterError(LogError):
-    """A newer writer took the job over; this one must not commit any more."""
+    """A newer writer has taken the job over; this writer must not commit any more."""
 
 
 class JobInUseError(LogError):
-    """Another query's writer has the job and is alive; it was not taken over."""
+    """Another query's writer has the job and is alive; the job was not taken over."""
 
 
 class RewoundCheckpointError(LogError):
-    """An epoch below the last committed one was offered."""
+    """A writer publishes an epoch below the last committed one."""
 
 
 class EpochHoleError(LogError):
-    """An epoch beyond the next one was offered, or the chain of epochs misses one."""
+    """A writer publishes an epoch beyond the next one, or an epoch is missing in the log."""
 
 
 class StoreError(SparkisError):
-    """The store cannot do what was asked."""
+    """An operation on the store failed."""
 
 
 class WrongKindError(StoreError):
-    """The key holds another kind of state than the reader asked for."""
+    """The key has a value of another kind than the reader requested."""
 
 
 class KeyConflictError(StoreError):
@@ -82,16 +82,16 @@ class KeyConflictError(StoreError):
 
 
 class JobLoadingError(StoreError):
-    """The key belongs to a job that is not open yet; asking again in a moment helps."""
+    """The key belongs to a job that is still being loaded; a retry in a moment succeeds."""
 
 
 class SlotLoadingError(StoreError):
-    """What is asked for lies in a slot that the store does not own, and is to: it is loaded, and may be there soon."""
+    """The key is in a slot that the store does not own yet: it is being loaded; a retry may succeed soon."""
 
 
 class StoreFullError(StoreError):
-    """No room left on the disk or in the store's map; the store stays at its last whole epoch."""
+    """The disk or the store's map is full; the store stays at its last complete epoch."""
 
 
 class StoreDamagedError(StoreError):
-    """What lies in the store is not what was written; the applier throws it away and makes it anew from the log."""
+    """Stored bytes are not those that were written; the applier removes the store and rebuilds it from the log."""

@@ -1,10 +1,10 @@
-"""What a generation's folder is called: `<query id>.<term>`, after the query and the term that began it."""
+"""The name of a generation's folder: `<query id>.<term>`, of the query and the term that began the generation."""
 
 from __future__ import annotations
 
 
 def folder_name(query_id: str, term: int) -> str:
-    """Return the name of the generation that a query begins with a term. No two terms have one name."""
+    """Return the name of the generation that a query begins with a term; it is unique to the term."""
     return f"{query_id}.{term}"
 
 
@@ -14,6 +14,6 @@ def query_of(folder: str) -> str:
 
 
 def first_term(folder: str) -> int | None:
-    """Return the term that began a generation, from its folder's name; None if it is not one."""
+    """Return the term that began a generation, from its folder's name; None if the folder is no generation."""
     query_id, _, term = folder.rpartition(".")
     return int(term) if query_id and term.isdecimal() else None

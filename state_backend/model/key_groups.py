@@ -1,6 +1,6 @@
 """Sets of slots, as a state server owns them: sorted ranges that neither touch nor overlap.
 
-Written as in Redis' own configuration: `0-5460,9000,9100-9110`, both ends included; nothing at all for no slot.
+As a text, like in the configuration of Redis: `0-5460,9000,9100-9110`, both ends included; empty for no slot.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from state_backend.model.slots import HASH_BITS, SLOTS
 
 @dataclass(frozen=True)
 class KeyGroups:
-    """A set of slots. `ranges` are (first, last), in order: make a set by `of` or `parse`, or take `ALL` or `NONE`."""
+    """A set of slots, made by `of` or `parse`, or one of `ALL` and `NONE`. ranges: (first, last), in order."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, ranges: Iterable[tuple[int, int]]) -> Self:
-        """Make a set of ranges in any order, which may overlap; KeyGroupsError for one that cannot be."""
+        """Make a set from ranges in any order, which may overlap; KeyGroupsError for an invalid range."""
         merged: list[tuple[int, int]] = []
         for first, last in sorted(ranges):
             if not 0 <= first <= last < SLOTS:
@@ -39,7 +39,7 @@ class KeyGroups:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what `str` writes; KeyGroupsError, naming the part that is wrong."""
+        """Read the text of a set, the inverse of `str`; KeyGroupsError names the invalid part."""
         return cls.of(_range(part.strip(), text) for part in text.split(",") if text.strip())
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class KeyGroups:
         return sum(last - first + 1 for first, last in self.ranges)
 
     def random_position(self) -> int:
-        """Return a position (see `slots`) within these, of which there is one, each as likely as any other."""
+        """Return a random position (see `slots`) in these slots, uniformly. The set must not be empty."""
         nth = randrange(len(self))
         for first, last in self.ranges:
             if nth <= last - first:
@@ -82,19 +82,19 @@ class KeyGroups:
                     left.append((first, gone_first - 1))
                 first = max(first, gone_last + 1)
                 if gone_last > last:
-                    break  # it may take of the next range as well
+                    break  # it may overlap the next range, too
                 at += 1
             if first <= last:
                 left.append((first, last))
         return KeyGroups(tuple(left))
 
     def meets(self, first: int, last: int) -> bool:
-        """Tell whether a slot from `first` to `last` is among these."""
+        """Tell whether any slot from `first` to `last` is in the set."""
         index = bisect_right(self.ranges, (last, SLOTS)) - 1
         return index >= 0 and first <= self.ranges[index][1]
 
     def covers(self, first: int, last: int) -> bool:
-        """Tell whether all slots from `first` to `last` are among these."""
+        """Tell whether all slots from `first` to `last` are in the set."""
         index = bisect_right(self.ranges, (first, SLOTS)) - 1
         return index >= 0 and last <= self.ranges[index][1]
 

@@ -1,14 +1,14 @@
-"""One change of one key, and a run of changes as an Arrow table.
+"""A change of one key, and a run: changes as an Arrow record batch.
 
-A run is a record batch sorted by position, so that the changes of a slot range lie together and a store is written in
-its own order. The rows of one key keep the order in which they happened. Columns:
+A run is sorted by position: the changes of a slot range are contiguous, and a store is written in its own order. The
+rows of one key keep their order. Columns:
 
     position      uint64   `slots.position_of(key)`
     state         string   the state's name (dictionary encoded)
     op            uint8    see `Op`
-    key           binary   the whole Redis key
+    key           binary   the full Redis key
     field         binary   a map's field, a set's member, or null
-    value         binary   bytes as the client will see them, or what is packed; null unless something is put
+    value         binary   bytes as clients see them, or a packed value; null unless something is put
     expire_at_ms  int64    milliseconds since 1970 UTC, or null
 
     op      value state       map state, with a field    map state, without a field       list state
@@ -24,9 +24,10 @@ its own order. The rows of one key keep the order in which they happened. Column
     DELETE  removes the member                          deletes the key
     CLEAR   -                                           deletes the key
 
-A set expires as a whole, and so does a list: when the last change says that put something into it.
+Sets and lists expire as a whole, at the `expire_at_ms` of the last change that put something into them.
 
-What FOLD does to what is there is said by its state's `reduce` (see `reductions`); where nothing is, it is a PUT.
+FOLD folds its value into the stored one by the `reduce` of its state (see `reductions`). Without a stored value it is a
+PUT.
 """
 
 from __future__ import annotations
@@ -40,24 +41,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from state_backend.model.errors import ChangeError
 from state_backend.model.slots import position_of
 
-# A process that only reads stores never uses Arrow or NumPy, and takes 17 MiB less without them (measured): the modules
-# that it imports import them where they are used.
+# A process that only reads stores needs neither Arrow nor NumPy, and takes 17 MiB less without them (measured). So its
+# modules import them only in functions that use them.
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
 
-# A key or a field, and a value, may be so long; longer ones are refused where changes are made.
+# Limits of a key or field, and of a value. Longer ones are refused before they are published.
 KEY_BYTES_MAX = 64 << 10
 VALUE_BYTES_MAX = 64 << 20
 
-# Bounds a reader's memory: a run is read whole. One value of 64 MiB may make a run larger.
+# Bounds of a reader's memory, because a run is read at once. A value of 64 MiB can make a run larger.
 RUN_ROWS_MAX = 65_536
 RUN_BYTES_MAX = 16 << 20
 
 
 class Op(IntEnum):
-    """What a change does to its key or, if it names a field, to that field (docs/change-log.md has a table)."""
+    """The operation of a change on its key or, if it names a field, on that field (table in docs/change-log.md)."""
 
     PUT = 1
     DELETE = 2
@@ -67,14 +68,14 @@ class Op(IntEnum):
 
 
 class Change(NamedTuple):
-    """One change of one key, as `LogWriter.publish` takes it.
+    """A change of one key, for `LogWriter.publish`.
 
     Attributes:
         state: The name of the state that the key belongs to.
-        op: What is done.
-        key: The whole Redis key.
-        field: A field of a hash or a member of a set; None for the whole key.
-        value: The value's bytes as clients see them; None where nothing is put.
+        op: The operation.
+        key: The full Redis key.
+        field: A field of a hash or a member of a set; None for the key as a whole.
+        value: The value's bytes as clients see them; None if nothing is put.
         expire_at_ms: When the key, or the field, expires, in milliseconds since 1970 UTC; None: never.
 
     Examples:
@@ -115,7 +116,7 @@ def schema() -> pa.Schema:
 def runs_of(changes: Iterable[Change], states: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """Turn changes into sorted runs of bounded size; changes of one key keep their order.
 
-    Raises ChangeError for one that is too long, KeyError for one of another state.
+    ChangeError for a change that is too long, KeyError for a change of another state.
     """
     names = list(states)
     index = {name: number for number, name in enumerate(names)}
@@ -135,7 +136,7 @@ def runs_of(changes: Iterable[Change], states: Iterable[str]) -> Iterator[pa.Rec
 
 
 def runs_of_rows(rows: Iterable[Row], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Turn rows into sorted runs of bounded size; those of one position keep their order."""
+    """Turn rows into sorted runs of bounded size; rows of one position keep their order."""
     held: list[Row] = []
     size = 0
     for row in rows:
@@ -185,7 +186,7 @@ def _run(rows: list[Row], names: Sequence[str]) -> pa.RecordBatch:
 
 
 def rows_in(run: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    """Read a run back as plain rows in the order of `Change`'s fields; op is a plain number."""
+    """Iterate over a run's rows as tuples, with the fields of `Change` in their order; op is an int."""
     states = run.column("state")
     names = states.dictionary.to_pylist()  # the column's own to_pylist takes twenty times as long
     columns = [run.column(name).to_pylist() for name in Change._fields[1:]]
@@ -193,7 +194,7 @@ def rows_in(run: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
 
 
 def positions_in(run: pa.RecordBatch) -> npt.NDArray[np.uint64]:
-    """Return a run's positions, without a copy; Arrow's own `to_numpy` imports pandas first, which takes 0.2 s."""
+    """Return a run's positions without a copy. Arrow's `to_numpy` would import pandas, which takes 0.2 s."""
     import numpy as np
 
     column = run.column("position")
@@ -201,5 +202,5 @@ def positions_in(run: pa.RecordBatch) -> npt.NDArray[np.uint64]:
 
 
 def changes_in(run: pa.RecordBatch) -> Iterator[Change]:
-    """Read a run back as changes, in its order."""
+    """Iterate over a run's rows as changes."""
     return map(Change._make, rows_in(run))

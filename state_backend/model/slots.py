@@ -1,10 +1,11 @@
-"""Where a key belongs: its slot (key group) and its position in a store.
+"""The slot (key group) of a key, and its position in a store.
 
-    slot      CRC16(hash tag or whole key) mod 16384, as in the Redis Cluster specification
-    position  slot (14 bits) and CRC32 of the whole key (32 bits), one number below 2**46
+    slot      CRC16(hash tag or full key) mod 16384, as in the Redis Cluster specification
+    position  slot (14 bits) and CRC32 of the full key (32 bits), as one number below 2**46
 
-A position is a `SCAN` cursor as it stands (clients and proxies may hold cursors as 53-bit floats), and its six
-big-endian bytes are a store's key: byte order is slot order. Two keys may share a position; stores hold the full key.
+A position is also a `SCAN` cursor: clients and proxies may keep cursors as floats, which are exact up to 2**53. The six
+big-endian bytes of a position are a key in a store, so that byte order is slot order. Two keys may have the same
+position; stores have the full key, too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _packed = PLACE.pack
 def slot_of(key: bytes) -> int:
     """Return the slot (0..16383) of a key by the Redis hash-tag rule.
 
-    Only the text between the first `{` and the first `}` after it counts, if there is any.
+    Only the text between the first `{` and the first `}` after it counts, if it is not empty.
     """
     start = key.find(b"{")
     if start >= 0:
@@ -36,28 +37,28 @@ def slot_of(key: bytes) -> int:
 
 
 def position_of(key: bytes) -> int:
-    """Return a key's position: slot order first, then a hash that spreads the keys of a slot."""
+    """Return a key's position: its slot, then a hash that spreads the keys of a slot."""
     return slot_of(key) << HASH_BITS | crc32(key)
 
 
 def place_of(key: bytes) -> bytes:
-    """Return a key's position as its six bytes."""
+    """Return a key's position as six bytes."""
     slot = slot_of(key) if b"{" in key else crc_hqx(key, 0) & 16383
     return PLACE.pack(slot, crc32(key))
 
 
 def places_of(keys: Sequence[bytes]) -> Iterable[bytes]:
-    """Return the positions of several keys, as `place_of` does, without a call for each where none has a hash tag."""
+    """Return `place_of` of several keys; without a call for each, if no key has a hash tag."""
     if len(keys) < 4 or b"{" in b"".join(keys):
         return map(place_of, keys)
     return [_packed(crc_hqx(key, 0) & 16383, crc32(key)) for key in keys]
 
 
 def slot_at(position: int) -> int:
-    """Return the slot that a position lies in."""
+    """Return the slot of a position."""
     return position >> HASH_BITS
 
 
 def field_position_of(field: bytes) -> int:
-    """Return where a field of a large map stands in its order: 48 bits, so that it is a cursor too."""
+    """Return the position of a field in a large map: 48 bits, so that it can be a cursor."""
     return crc32(field) << 16 | crc_hqx(field, 0)
