@@ -1,7 +1,7 @@
-"""A clock for timeouts of other processes: it counts only the time in which this process was running.
+"""A clock for the timeouts of peers, which counts only the time in which this process was running.
 
-A process that is stopped, or whose machine sleeps, reads no messages meanwhile. With the system's clock all peers
-would be timed out when it resumes, because a timer may run before the received messages are read.
+While a process is stopped, or its machine sleeps, it reads no messages. With the system's clock all its peers would
+time out when it resumes, because a timer may run before the process reads the messages that have arrived.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from time import monotonic
 
 
 class AwakeClock:
-    """Returns seconds when called. Call `tick` often: at most `step_s_max` seconds pass between two ticks."""
+    """Call it for the time in seconds. Call `tick` often: between two ticks it advances by at most `step_s_max`."""
 
     def __init__(self, step_s_max: float, time: Callable[[], float] = monotonic) -> None:
         self._time = time

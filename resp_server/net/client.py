@@ -1,4 +1,4 @@
-"""A small synchronous client for `sparkis status` and control traffic; not for fast paths."""
+"""A small synchronous Redis client, for `sparkis status` and control requests; not for fast paths."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ READ_BYTES = 65_536
 
 
 class ClientError(SparkisError):
-    """The server is not reachable, or its reply is an error."""
+    """The server cannot be reached, or its reply is an error."""
 
 
 class Client:
-    """One connection, for one thread. timeout_s: limits connecting and each wait for bytes. tls: None: plain."""
+    """One connection, for one thread. timeout_s: the limit of connecting, and of each wait for bytes. `tls` None: plain."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class Client:
 
     @classmethod
     def from_url(cls, url: str, timeout_s: float = TIMEOUT_S, tls: TlsFiles | None = None) -> Client:
-        """Connect to `redis://[[user]:password@]host[:port]`; ClientError for another URL.
+        """Connect to `redis://[[user]:password@]host[:port]`; ClientError for any other URL.
 
-        `rediss://` means TLS: `tls` has the CA, unless this machine trusts it already, and the client's certificate.
+        `rediss://` means TLS. Then `tls` has the client's certificate, and the CA if this machine does not trust it.
         """
         try:
             parts = urlsplit(url)
@@ -85,7 +85,7 @@ class Client:
         """Send one command and return its reply; ClientError if the reply is an error or too late."""
         self._socket.settimeout(self._timeout_s if timeout_s is None else timeout_s)
         try:
-            # hiredis' stub has a tuple of one word.
+            # hiredis' stub declares a tuple of one word.
             self._socket.sendall(hiredis.pack_command(words))  # type: ignore[arg-type]
             while (reply := self._reader.gets()) is False:
                 received = self._socket.recv(READ_BYTES)
@@ -100,7 +100,7 @@ class Client:
         return reply
 
     def _perhaps(self) -> str:
-        """Return a hint for a connection that closes before its first reply, as when only one side speaks TLS."""
+        """Return a hint for a connection that closes before its first reply: perhaps only one side speaks TLS."""
         if self._has_heard:
             return ""
         is_encrypted = isinstance(self._socket, ssl.SSLSocket)

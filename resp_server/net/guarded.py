@@ -1,4 +1,4 @@
-"""A guard for methods of connections: an exception ends only its own connection, not the caller of the method."""
+"""A decorator for methods of connections: an exception closes only its own connection, and never reaches the caller."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 
 class Breakable(Protocol):
-    """A connection."""
+    """A connection whose methods are guarded."""
 
     def break_off(self, error: Exception) -> None:
-        """Close it because of an exception outside of a request. Never raises."""
+        """Close the connection because of an exception outside of a request. Never raises."""
 
 
 Its = TypeVar("Its", bound=Breakable)

@@ -1,4 +1,4 @@
-"""Listening sockets: all addresses of a server at one port."""
+"""Listening sockets: all addresses of a server, on one port."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ log = logging.getLogger(__name__)
 
 LOOPBACK = ("127.0.0.1", "::1")
 
-# File descriptors of a process beside those of its clients: stores, logs, pipes, listeners (guess).
+# File descriptors that a process needs besides those of its clients: stores, logs, pipes, listeners (guess).
 OTHER_FILES = 256
 
-# Clients that are let in in one round of the event loop, and the pause where the system lets none in (guesses).
+# Clients accepted in one round of the event loop, and the pause after a failed accept (guesses).
 ACCEPTED_MAX = 64
 ACCEPT_PAUSE_S = 1.0
 
 
 class ListenOptions(Protocol):
-    """Where a server listens (see `resp_server.config.ServerConfig`)."""
+    """The options of a server's listening sockets; see `resp_server.config.ServerConfig`."""
 
     @property
     def hosts(self) -> Sequence[str]: ...
@@ -39,7 +39,7 @@ class ListenOptions(Protocol):
 
 
 def raise_file_limit(clients: int) -> None:
-    """Raise this process' limit of open files for so many clients, as far as the system allows."""
+    """Raise this process' limit of open files to serve a number of clients, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = clients + OTHER_FILES
     if hard != resource.RLIM_INFINITY:
@@ -53,9 +53,9 @@ def raise_file_limit(clients: int) -> None:
 
 
 def listen(hosts: Sequence[str], port: int, backlog_connections: int) -> list[socket.socket]:
-    """Return listening sockets for these hosts, at one port; port 0: any free port.
+    """Return listening sockets for some hosts, all on one port; port 0: any free port.
 
-    OSError if an address cannot be bound; a loopback address that the machine lacks is left out. Names are resolved.
+    Resolves names. A loopback address that the machine lacks is left out. OSError if another address cannot be bound.
     """
     made: list[socket.socket] = []
     for host in hosts:
@@ -74,14 +74,15 @@ def listen(hosts: Sequence[str], port: int, backlog_connections: int) -> list[so
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> OSError:
-    """Return a socket's error with the host and the port in its text."""
-    # Errors of look-ups have negative numbers, and texts of their own; to those of others socket and asyncio add words.
+    """Return a socket's error with the host and port in its text."""
+    # Errors of name look-ups have negative numbers and texts of their own. For others the system's text is used, because
+    # socket and asyncio add words to the error's text.
     reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror or error
     return OSError(error.errno, f"cannot listen on {host}, port {port}: {reason}")
 
 
 def listen_at_ports(config: ListenOptions) -> tuple[list[socket.socket], list[socket.socket]]:
-    """Return a server's listening sockets: those where nothing is encrypted, and those where all is. OSError."""
+    """Return a server's listening sockets: (those without TLS, those with TLS). OSError."""
     hosts, backlog_connections = config.hosts, config.backlog_connections
     first = listen(hosts, config.port, backlog_connections)
     if config.tls is None:
@@ -97,12 +98,12 @@ def listen_at_ports(config: ListenOptions) -> tuple[list[socket.socket], list[so
 
 
 def is_wildcard(host: str) -> bool:
-    """Tell whether a host stands for all addresses of a machine, so that nobody can connect to it."""
+    """Tell whether a host means all addresses of a machine; such a host is no address to connect to."""
     return host in ("", "*", "0.0.0.0", "::")
 
 
 def address_towards(there: tuple[str, int]) -> str:
-    """Return this machine's address on the route to a host and port. Sends nothing; resolves names."""
+    """Return this machine's own address on the route to a host and port. Resolves the name; sends nothing."""
     family, kind, _, _, address = socket.getaddrinfo(*there, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)
@@ -110,7 +111,7 @@ def address_towards(there: tuple[str, int]) -> str:
 
 
 def _addresses(host: str, port: int) -> list[tuple[int, str]]:
-    """Return (family, address) of a host; an empty one stands for all addresses of this machine."""
+    """Return (family, address) of each address of a host; an empty host means all addresses of this machine."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return list(dict.fromkeys((int(family), str(address[0])) for family, _, _, _, address in found))
 
@@ -123,7 +124,7 @@ def _listener(address: tuple[int, str], port: int, backlog_connections: int) -> 
 
 
 class PolledListener:
-    """A listening socket whose clients are added to the compiled core's poller."""
+    """A listening socket that adds its clients to the compiled core's poller."""
 
     def __init__(self, poller: Any, listener: socket.socket, connect: Callable[[], asyncio.Protocol]) -> None:
         self._poller = poller
@@ -133,7 +134,7 @@ class PolledListener:
         self._loop.add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener.fileno())
             self._listener.close()
@@ -157,7 +158,7 @@ class PolledListener:
 
 
 def take_client(poller: Any, client: socket.socket, connection: asyncio.Protocol) -> None:
-    """Give a client's socket to a poller, small replies not being held back (as asyncio does)."""
+    """Add a client's socket to a poller, with TCP_NODELAY set, as asyncio does."""
     client.setblocking(False)
     if client.family != socket.AF_UNIX:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

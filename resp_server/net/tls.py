@@ -1,9 +1,13 @@
-"""TLS: what a process shows and whom it trusts, read from PEM files, and again for new connections once they changed.
+"""TLS: the contexts of a process, loaded from PEM files, and loaded again when the files change.
 
-There are two kinds of context. As a server it shows its certificate, to clients and to other parts of sparkis, and may
-ask for theirs. As a client, towards other parts, it shows the same certificate, and trusts whoever shows one of the CA;
-without a CA it trusts whoever shows its own. The name in a certificate is not looked at between parts: servers have
-addresses that come and go. `context_for_url` does look at it.
+A process has two contexts:
+
+    server   presents the certificate to clients and to other sparkis processes, and may require theirs
+    client   for connections to other sparkis processes: presents the same certificate, and accepts the certificates
+             that the CA signed; without a CA, only the certificate of the process itself
+
+Between sparkis processes the host name in a certificate is not checked, because addresses of servers come and go.
+`context_for_url` does check it.
 """
 
 from __future__ import annotations
@@ -28,19 +32,21 @@ AUTH_CLIENTS_OPTION = "--tls-auth-clients"
 VERIFY_MODES = {"yes": ssl.CERT_REQUIRED, "no": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL}
 CERTIFICATE_BEGINS, CERTIFICATE_ENDS = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 KEY_ENDS = "PRIVATE KEY-----"
-# What OpenSSL says of a key that is another certificate's: one of its kind; one of another kind (in versions 3 and 1).
+# OpenSSL's errors for a key that does not match the certificate: a key of the same type; one of another type (OpenSSL 3,
+# OpenSSL 1).
 NOT_ITS_KEY = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED", "KEY_TYPE_MISMATCH")
 
-# A handshake is two round trips and a few milliseconds; who takes longer holds up nobody but a place (guess).
+# A handshake takes two round trips and a few milliseconds. A slow one delays no other client; it only counts as one of
+# the handshakes in progress (guess).
 HANDSHAKE_S_MAX = 10.0
 HANDSHAKE_BYTES = 16384  # read at a time
-# So that a flood of connections does not hold up those that are there.
+# Connections accepted in one round of the event loop, so that a flood does not delay the open connections.
 ACCEPTS_AT_ONCE = 64
-# After an error of the system, such as no file descriptor being left.
+# The pause after an error of the system, for example when it has no file descriptor left.
 ACCEPT_PAUSE_S = 0.5
 
 
-# The TLS object of a connection, what it decrypts, and what it encrypted.
+# The TLS object of a connection, its input (encrypted bytes received), and its output (encrypted bytes to send).
 Secured = tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]
 
 
@@ -50,9 +56,10 @@ class TlsError(SparkisError):
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """Where the PEM files are, on the machine of who reads them: paths travel, what is in them does not.
+    """The paths of PEM files on the machine of the process that loads them. Processes pass on paths, never contents.
 
-    auth_clients  whether clients have to show a certificate of the CA: `yes`, `no` or `optional`; None: yes with a CA
+    auth_clients: whether clients must present a certificate that the CA signed: `yes`, `no` or `optional`; None: `yes`
+    if there is a CA.
     """
 
     cert: str | None = None
@@ -61,7 +68,7 @@ class TlsFiles:
     auth_clients: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense; TlsError."""
+        """TlsError for options that contradict each other."""
         if (self.cert is None) != (self.key is None):
             lacking, given = (KEY_OPTION, CERT_OPTION) if self.key is None else (CERT_OPTION, KEY_OPTION)
             raise TlsError(f"{given} is given and {lacking} is not: a certificate and its private key belong together")
@@ -73,7 +80,7 @@ class TlsFiles:
             )
 
     def arguments(self) -> list[str]:
-        """Return the options that say this to a process of ours."""
+        """Return these files as command line options for a child process."""
         given = (
             (CERT_OPTION, self.cert),
             (KEY_OPTION, self.key),
@@ -84,12 +91,12 @@ class TlsFiles:
 
     @property
     def verify_mode(self) -> ssl.VerifyMode:
-        """What is asked of clients."""
+        """Whether clients must present a certificate."""
         return VERIFY_MODES[self.auth_clients or ("no" if self.ca is None else "yes")]
 
 
 def add_tls_options(parser: argparse.ArgumentParser, *, for_server: bool = True) -> None:
-    """Add the options that name the files."""
+    """Add the options for TLS files to a command."""
     group = parser.add_argument_group("TLS")
     group.add_argument(
         CERT_OPTION, metavar="FILE", help="the certificate to show" + (": the port speaks TLS" if for_server else "")
@@ -105,7 +112,7 @@ def add_tls_options(parser: argparse.ArgumentParser, *, for_server: bool = True)
 
 
 def files_of(options: argparse.Namespace) -> TlsFiles | None:
-    """Return what was given, None if nothing was; TlsError for what makes no sense."""
+    """Return the files that the options name, or None if they name none; TlsError if they contradict each other."""
     found = TlsFiles(
         options.tls_cert_file,
         options.tls_key_file,
@@ -116,7 +123,7 @@ def files_of(options: argparse.Namespace) -> TlsFiles | None:
 
 
 def server_files_of(options: argparse.Namespace) -> TlsFiles | None:
-    """Return the files of whoever is nothing but a server, read once to see that they can be; TlsError."""
+    """Return the files of a process that only serves, after loading them once as a check; TlsError."""
     found = files_of(options)
     if found is None:
         return None
@@ -130,7 +137,7 @@ def server_files_of(options: argparse.Namespace) -> TlsFiles | None:
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return what connections are taken with; TlsError."""
+    """Return the context for accepted connections; TlsError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     _show(context, files)
@@ -141,7 +148,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return what other parts of sparkis are connected to with; TlsError."""
+    """Return the context for connections to other sparkis processes; TlsError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False
@@ -150,7 +157,7 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
     if files.ca is not None:
         _trust(context, files.ca)
     elif files.cert is not None:
-        # The certificate alone: were those of its chain trusted as well, so was all that they ever signed.
+        # Not its chain: then all other certificates that the chain's CAs have signed would be accepted, too.
         own = _read(CERT_OPTION, files.cert, CERTIFICATE_BEGINS).partition(CERTIFICATE_BEGINS)[2]
         own = CERTIFICATE_BEGINS + own.partition(CERTIFICATE_ENDS)[0] + CERTIFICATE_ENDS + "\n"
         context.load_verify_locations(cadata=own)
@@ -159,9 +166,9 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def context_for_url(files: TlsFiles | None) -> ssl.SSLContext:
-    """Return what a server that a person named is connected to with: its name is looked at; TlsError.
+    """Return the context for a server named by a user; it checks the host name. TlsError.
 
-    Without a CA it has to be of one that this machine trusts.
+    Without a CA, the CAs that this machine trusts are used.
     """
     context = ssl.create_default_context()
     if files is not None and files.ca is not None:
@@ -216,26 +223,26 @@ def _read(option: str, path: str, sign: str) -> str:
 
 
 class Certificates:
-    """The contexts of a process, made anew when a file changes; files that are of no use are logged, and the old kept.
+    """The contexts of a process, renewed when a file changes. Invalid new files are logged, and the old contexts stay.
 
-    The files are looked at for each new connection: three calls of some microseconds, where a handshake takes a
-    millisecond. A connection that is there goes on as it is.
+    Each new connection checks the files for changes: three system calls of some microseconds, where a handshake takes a
+    millisecond. Open connections are not affected.
     """
 
     def __init__(self, files: TlsFiles) -> None:
-        """Read the files; TlsError."""
+        """Load the files; TlsError."""
         self._files = files
         self._seen = self._look()
         self._read()
 
     def for_client(self) -> ssl.SSLContext:
-        """Return what a client's connection is taken with."""
+        """Return the context for an accepted connection."""
         self._renew()
         assert self._server is not None
         return self._server
 
     def for_server(self) -> ssl.SSLContext:
-        """Return what another part is connected to with."""
+        """Return the context for a connection to another sparkis process."""
         self._renew()
         return self._client
 
@@ -245,7 +252,7 @@ class Certificates:
         self._server = server
 
     def _look(self) -> list[tuple[int, ...] | None]:
-        """Return what tells a file from the one that was there before."""
+        """Return (mtime, size, inode) of each file, which differ once it was replaced; None for a missing one."""
         seen: list[tuple[int, ...] | None] = []
         for path in (self._files.cert, self._files.key, self._files.ca):
             try:
@@ -269,12 +276,12 @@ class Certificates:
 
 
 def certificates_of(files: TlsFiles | None) -> Certificates | None:
-    """Read the files, if there are any; TlsError."""
+    """Load the files, if there are any; TlsError."""
     return None if files is None else Certificates(files)
 
 
 def why(error: BaseException) -> str:
-    """Return what went wrong with a connection, for people."""
+    """Return the reason for a connection's error, for log lines and error texts."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
@@ -283,15 +290,15 @@ def why(error: BaseException) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-# -- taking connections -----------------------------------------------------------------------------------------------
+# -- accepted connections ---------------------------------------------------------------------------------------------
 
 
 async def take_in(
     client: socket.socket, protocol: Callable[[], asyncio.Protocol], certificates: Certificates, poller: Any = None
 ) -> bool:
-    """Give a connection to a protocol once its handshake is done; False if it fails: then the socket is closed.
+    """Do the TLS handshake with a client and connect it to a protocol; if it fails, close the socket and return False.
 
-    poller: the compiled core's, which encrypts and decrypts from then on; without it asyncio does.
+    poller: the compiled core's poller, which then encrypts and decrypts. None: asyncio does.
     """
     context = certificates.for_client()
     try:
@@ -303,7 +310,7 @@ async def take_in(
             async with asyncio.timeout(HANDSHAKE_S_MAX):
                 secured = await _shake_hands(client, context)
             poller.add_encrypted(client, protocol(), *secured)
-    except OSError as error:  # those of TLS are some of these
+    except OSError as error:  # includes ssl.SSLError
         level = logging.INFO if isinstance(error, ssl.SSLError) else logging.DEBUG
         logger.log(level, "a client was not taken in: %s", why(error))
         client.close()
@@ -317,7 +324,7 @@ async def take_in(
 async def _shake_hands(
     client: socket.socket, context: ssl.SSLContext
 ) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
-    """Do the handshake of a server. OSError if it fails, also for what the client shows."""
+    """Do the server's side of a handshake. OSError if it fails, for example for the client's certificate."""
     loop = asyncio.get_running_loop()
     client.setblocking(False)
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -331,7 +338,7 @@ async def _shake_hands(
         except ssl.SSLWantReadError:
             pass
         finally:
-            if outgoing.pending:  # of a handshake that failed, too: it says why
+            if outgoing.pending:  # also after a failed handshake: the alert tells the client why
                 await loop.sock_sendall(client, outgoing.read())
         if not is_done:
             received = await loop.sock_recv(client, HANDSHAKE_BYTES)
@@ -342,11 +349,12 @@ async def _shake_hands(
 
 
 class TlsListener:
-    """Takes the connections of a listening socket. Runs on the event loop's thread.
+    """Accepts the TLS connections of a listening socket. Runs on the event loop's thread.
 
-    asyncio's own servers keep the context that they were started with; this one asks for it each time.
-    take      takes a socket, and answers whether its handshake succeeded
-    has_room  told how many handshakes are under way; False: a new connection is closed
+    asyncio's own servers use one context for ever; here each connection gets the current one.
+
+    take: does the handshake on an accepted socket; returns whether it succeeded.
+    has_room: gets the number of handshakes in progress; returns False if a new connection is to be closed.
     """
 
     def __init__(
@@ -365,7 +373,7 @@ class TlsListener:
         self._listen()
 
     def close(self) -> None:
-        """Take no more connections; those that were taken in stay."""
+        """Stop accepting, and cancel the handshakes in progress; open connections stay."""
         self._is_closed = True
         self._loop.remove_reader(self._listener)
         self._listener.close()

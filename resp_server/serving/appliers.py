@@ -1,7 +1,7 @@
-"""Keeps readers in step with change logs: finds the jobs, runs an applier process for each, passes on what these tell.
+"""`Appliers` finds the jobs in the change logs, runs an applier process per job, and updates the `JobCatalog`.
 
-One applier process per job, so that a heavy job delays nobody else's epochs. All of this runs on the server's event
-loop; reading a log (to find jobs) happens in a thread, as its storage may be slow.
+Each job has a process of its own, so a heavy job does not delay the epochs of others. All methods run on the server's
+event loop. Listing a log's jobs runs in a thread, because the log's storage may be slow.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from state_backend.model.key_groups import ALL, NONE, KeyGroups
 
 logger = logging.getLogger("sparkis.server")
 
-# While there is no new job, doubled up to what the log's filesystem says.
+# The pause between two listings of a log's jobs. Without a new job it doubles, up to the limit of the log's filesystem.
 LOOK_FOR_JOBS_S = 1.0
-# An applier that dies is started again after a pause that doubles up to the longest.
+# An applier that ends is restarted after a pause that doubles up to the longest.
 RESTART_PAUSE_S = 0.1
 RESTART_PAUSE_S_MAX = 5.0
 STOP_TIMEOUT_S = 5.0
-# Room that there is again may be what was given up for want of it: it is not relied on before (guess).
+# After being full, a store must be writable for so long before `has_room` is true: the free room may be what was given up
+# because of the lack of room (guess).
 ROOM_AFTER_S = 30.0
-# A line of an applier holds the job's descriptors; asyncio's own limit of 64 KiB is too few for many states.
+# The limit of an applier's line, which has the job's descriptors. asyncio's 64 KiB are not enough for many states.
 EVENT_BYTES_MAX = 16 << 20
 
 
 class Visible(NamedTuple):
-    """What readers see of a job. Its epochs come in the order of (term, epoch); terms grow over generations."""
+    """The generation and epoch that readers see of a job. Epochs are ordered by (term, epoch); terms only grow."""
 
     generation: str
     term: int
@@ -47,10 +48,10 @@ class Visible(NamedTuple):
 
 
 class ApplierProcess:
-    """One job: its applier process, and what readers see of it.
+    """The applier process of one job, restarted when it ends, and the state of the job.
 
-    owned: those of the wanted slots that readers can read; visible: the epoch that they see at least. Both are known,
-    and not None, once the job is shown; `changed` is called when they may have changed.
+    owned: the desired slots that are readable. visible: an epoch that all readers have reached. Both are None until the
+    job is served; `changed` is called when they may have changed.
     """
 
     def __init__(
@@ -67,11 +68,11 @@ class ApplierProcess:
     ) -> None:
         self.log = log
         self.name = job
-        self.renamed_from: str | None = None  # known when it is shown
+        self.renamed_from: str | None = None  # set when the job is served
         self.owned: KeyGroups | None = None
         self.visible: Visible | None = None
         self._wanted = slots
-        self._wants = 0  # lines about slots that this applier was sent
+        self._wants = 0  # the number of `slots` lines sent to this process
         self._tells_events = tells_events
         self._loading = ""
         self._is_incomplete = False
@@ -90,18 +91,18 @@ class ApplierProcess:
         self._task = asyncio.create_task(self._keep_running())
 
     def notice(self) -> None:
-        """Tell the applier to look at the log now."""
+        """Have the applier check the log at once."""
         self._send(b"\n")
 
     def want(self, slots: KeyGroups) -> None:
-        """Have the applier own these slots and no others; who calls this knows that `owned` may be fewer."""
+        """Have the applier own these slots and no others. `owned` may shrink; `changed` is not called for that."""
         self._wanted = slots
         if self.owned is not None:
             self.owned &= slots
         self._send_wanted()
 
     def tell_events(self, is_wanted: bool) -> None:
-        """Have the applier keep what happens to each key, or not."""
+        """Have the applier record the events of keys, or stop that."""
         self._tells_events = is_wanted
         self._send(b"events on\n" if is_wanted else b"events off\n")
 
@@ -115,7 +116,7 @@ class ApplierProcess:
                 self._process.stdin.write(line)
 
     async def wait(self, epoch: int, timeout_s: float) -> bool:
-        """Return whether an epoch, or a later one, can be read by all readers; wait for it that long."""
+        """Wait until all readers can read an epoch or a later one; False after the timeout."""
         if self._readable >= epoch:
             return True
         reached = asyncio.get_running_loop().create_future()
@@ -130,11 +131,11 @@ class ApplierProcess:
 
     @property
     def has_room(self) -> bool:
-        """Tell whether its store can be written, and could for a while."""
+        """Whether the store has been writable for `ROOM_AFTER_S`."""
         return asyncio.get_running_loop().time() >= self._full_until_s
 
     async def stop(self) -> None:
-        """End the applier."""
+        """Stop the applier process."""
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
@@ -156,7 +157,7 @@ class ApplierProcess:
             pause_s = min(2 * pause_s, RESTART_PAUSE_S_MAX)
 
     async def _run(self) -> None:
-        """Run one applier to its end."""
+        """Run one applier process until it ends."""
         command = [sys.executable, "-m", "state_backend.apply.applier"]
         command += ["--log", self.log, "--job", self.name, "--store", str(self._folder)]
         slots = self._wanted
@@ -176,7 +177,7 @@ class ApplierProcess:
             env=children.environment(),
         )
         self._process, self._wants = process, 0
-        if self._wanted != slots:  # since it was started
+        if self._wanted != slots:  # changed while the process started
             self._send_wanted()
         if self._tells_events != tells_events:
             self.tell_events(self._tells_events)
@@ -192,7 +193,7 @@ class ApplierProcess:
         if process is None or process.returncode is not None:
             return
         assert process.stdin is not None
-        process.stdin.close()  # an applier ends with its input, after the epoch in hand
+        process.stdin.close()  # an applier ends when its input closes, after its current epoch
         try:
             await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
         except TimeoutError:
@@ -223,7 +224,7 @@ class ApplierProcess:
                 self._reach(event["applied"])
 
     def _hide(self) -> None:
-        """Have readers close the store: it is not what was written, and its applier makes another one."""
+        """Have readers close the damaged store; the applier builds a new one."""
         if self._is_shown:
             logger.error("job %s: its store is damaged; it is not read until it is built anew from the log", self.name)
         self._is_shown, self._readable = False, -1
@@ -232,12 +233,12 @@ class ApplierProcess:
         self._changed()
 
     def _see(self, event: Event) -> None:
-        """Take what an applier says of the store that is shown."""
+        """Take over an event about the store that is served."""
         slots = KeyGroups.parse(event["slots"])
         if self.owned is None or event["wants"] == self._wants:
             self.owned = slots & self._wanted
         else:
-            # It has not read yet what was wanted last: a slot that was given up and wanted again may still be listed.
+            # The applier has not read the last `slots` line yet: it may list a slot that was given up and is desired again.
             self.owned &= slots
         if self._loading != event["loading"]:
             self._loading = event["loading"]
@@ -261,14 +262,14 @@ class ApplierProcess:
             self._full_until_s = asyncio.get_running_loop().time() + ROOM_AFTER_S
 
     def _reach(self, epoch: int) -> None:
-        """Tell those who wait for it that an epoch can be read."""
+        """Wake the waiters of a readable epoch."""
         self._readable = epoch
         for wanted, reached in self._waiting:
             if epoch >= wanted and not reached.done():
                 reached.set_result(True)
 
     async def _open(self, event: Event) -> None:
-        """Have a store shown; what is told next is about this store."""
+        """Have a store served; the events that follow are about this store."""
         self._is_shown = False
         try:
             await self._readers.open(self.name, event)
@@ -276,7 +277,7 @@ class ApplierProcess:
             logger.error("%s", error)
             self.opened.set()
             if isinstance(error, StoreError) and self._process is not None and self._process.stdin is not None:
-                self._process.stdin.close()  # a store is announced once: the next applier announces it again
+                self._process.stdin.close()  # an applier announces a store once; the next process does it again
             return
         self._is_shown = True
         self._see(event)
@@ -287,25 +288,24 @@ class ApplierProcess:
 
 
 class _Looks:
-    """When a log is looked at for jobs next."""
+    """The schedule of a log's listings."""
 
     def __init__(self) -> None:
         self.due_s = -math.inf
         self._interval_s = LOOK_FOR_JOBS_S
 
     def done(self, *, has_news: bool, interval_s_max: float) -> None:
-        """Plan the next look."""
+        """Schedule the next listing."""
         self.due_s = asyncio.get_running_loop().time() + self._interval_s - LOOK_FOR_JOBS_S / 2
         self._interval_s = LOOK_FOR_JOBS_S if has_news else min(2 * self._interval_s, interval_s_max)
 
 
 class Appliers:
-    """All jobs of some log roots.
+    """The appliers of all jobs of some log roots.
 
-    With a retention time their appliers write snapshots into the logs, and sweep what these cover and what is older.
-    With some slots only, their appliers own no others; which ones can change at any time.
-
-    on_change is called, on the event loop's thread, when `owned_slots` or `visible` changes.
+    retention_ms: the appliers write snapshots into the logs, and delete older files that the snapshots make unneeded.
+    slots: the slots that the appliers own; `set_desired_slots` changes them.
+    on_change: called on the event loop's thread when `owned_slots` or `visible` has changed.
     """
 
     def __init__(
@@ -337,21 +337,21 @@ class Appliers:
 
     @property
     def owned_slots(self) -> KeyGroups:
-        """The wanted slots that every job shown here owns, so that they can be answered; none before `catch_up`."""
+        """The desired slots that every served job owns, so reads of them can be answered; none before `catch_up`."""
         return self._owned_slots
 
     @property
     def visible(self) -> Mapping[str, Visible]:
-        """What readers see, at least, of each job that is shown."""
+        """An epoch of each served job that all readers have reached."""
         return self._visible
 
     @property
     def has_room(self) -> bool:
-        """Tell whether the stores can be written, and could for a while."""
+        """Whether all stores have been writable for `ROOM_AFTER_S`."""
         return all(follower.has_room for follower in self._followers.values())
 
     def set_desired_slots(self, slots: KeyGroups) -> None:
-        """Own these slots and no others: lost ones are dropped at once, gained ones are owned when they are loaded."""
+        """Own these slots and no others. Lost slots are dropped at once; gained ones are owned once they are loaded."""
         if slots == self._wanted:
             return
         logger.info("desired slots: %s", slots or "none")
@@ -361,13 +361,13 @@ class Appliers:
         self._note_change()
 
     def tell_events(self, is_wanted: bool) -> None:
-        """Have what happens to each key kept for readers that notify of it, or not."""
+        """Have the appliers record the events of keys, for keyspace notifications, or stop that."""
         self._tells_events = is_wanted
         for follower in self._followers.values():
             follower.tell_events(is_wanted)
 
     def _note_change(self) -> None:
-        """Learn what is held and seen now, and tell of it if it is something else than before."""
+        """Recompute `owned_slots` and `visible`; call `on_change` if they have changed."""
         shown = {name: each.visible for name, each in self._followers.items() if each.visible is not None}
         held = self._wanted if self._has_caught_up else NONE
         for follower in self._followers.values():
@@ -378,12 +378,12 @@ class Appliers:
             self.on_change()
 
     async def start(self) -> None:
-        """Follow what is there, and look for new jobs at least as often as each log's filesystem says."""
+        """Start an applier for each job, and list the logs for new jobs from then on."""
         await self._look()
         self._task = asyncio.create_task(self._keep_looking())
 
     async def catch_up(self) -> None:
-        """Wait until every log was reached once, and every job that is there can be read, or cannot for a reason."""
+        """Wait until every log was listed once, and each of their jobs is served or has an error."""
         while len(self._reached) < len(self._logs):
             await asyncio.sleep(LOOK_FOR_JOBS_S / 10)
         await asyncio.gather(*(follower.opened.wait() for follower in self._followers.values()))
@@ -391,7 +391,7 @@ class Appliers:
         self._note_change()
 
     async def stop(self) -> None:
-        """End every applier."""
+        """Stop all appliers."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -400,14 +400,14 @@ class Appliers:
         self._followers.clear()
 
     async def notice(self, job: str) -> None:
-        """Look at a job's log now; it may be a new job."""
+        """Have a job's log checked at once; it may be a new job."""
         if job not in self._followers:
             await self._look()
         if job in self._followers:
             self._followers[job].notice()
 
     async def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
-        """Return whether an epoch of a job can be read; wait for it that long."""
+        """Wait until all readers can read an epoch of a job; False after the timeout."""
         if job not in self._followers:
             await self._look()
         return job in self._followers and await self._followers[job].wait(epoch, timeout_s)
@@ -419,7 +419,7 @@ class Appliers:
             await self._look({root for root, looks in self._looks.items() if now_s >= looks.due_s})
 
     async def _look(self, roots: Collection[str] | None = None) -> None:
-        """Look for jobs in some logs, or in all of them."""
+        """List the jobs of some logs, or of all logs."""
         for root, log in self._logs.items():
             if roots is not None and root not in roots:
                 continue
@@ -442,9 +442,9 @@ class Appliers:
             self._looks[root].done(has_news=has_news, interval_s_max=log.filesystem.jobs_interval_s_max)
 
     async def _leave_if_dropped(self, log: ChangeLog, job: str, jobs: list[str]) -> None:
-        """Stop to follow a job that is no more, unless it goes on under a name that is not shown yet.
+        """Stop serving a dropped job, unless it was renamed and is not served under the new name yet.
 
-        A job that its log just does not have, because the storage is away, is shown as it was.
+        A job that is missing in a listing but not dropped stays: the log's storage may be unavailable.
         """
         try:
             term = await asyncio.to_thread(log.job(job).dropped)

@@ -1,12 +1,12 @@
-"""The listener for the project's own processes: RESP with a token, apart from the port that clients use.
+"""The control port of a server: RESP for the project's own processes, apart from the clients' port.
 
-    AUTH token                     +OK; anything else before it ends the connection (see `token_port`)
-    NOTICE job epoch               +OK; the job's applier looks at the log now
-    WAIT job epoch timeout_ms      :1 when the epoch can be read, :0 when it cannot after that time
-    TOPOLOGY node json             +OK; clients are answered as by this node (its id or host:port) of this topology
-                                   from now on, or an error that tells why not, and nothing changes
+    AUTH token                     +OK; any other first request ends the connection (see `token_port`)
+    NOTICE job epoch               +OK; the job's applier checks the log at once
+    WAIT job epoch timeout_ms      :1 once the epoch is readable, :0 after the timeout
+    TOPOLOGY node json             +OK; the server is now this node (an id or host:port) of this topology. An error has
+                                   the reason, and then nothing changes
 
-Few connections, few requests: a task for each connection, replies in order.
+There are few connections and few requests. Each connection has a task, and its replies are in order.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from resp_server.serving.appliers import Appliers
 from resp_server.serving.token_port import TokenPort
 
 PROTOCOL = 2
-# Drivers, and their tasks in between (guess).
+# Drivers, and now and then their tasks (guess).
 CONNECTIONS_MAX = 1024
 WAIT_MS_MAX = 600_000
 
 
 class ControlListener:
-    """Answers the verbs of the control plane on a port of the loopback interface."""
+    """The control port, on the loopback interface."""
 
     def __init__(
         self, appliers: Appliers, membership: TopologySource, token: str, certificates: Certificates | None = None
@@ -44,7 +44,7 @@ class ControlListener:
         )
 
     async def start(self) -> int:
-        """Listen on a free port and return it."""
+        """Listen on a free port; return the port."""
         listener = socket.create_server(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         self._port.start(listener)
@@ -56,17 +56,17 @@ class ControlListener:
 
 
 class _Caller:
-    """Who calls on one connection."""
+    """One authenticated connection."""
 
     def __init__(self, appliers: Appliers, membership: TopologySource) -> None:
         self._followers = appliers
         self._membership = membership
 
     def lost(self) -> None:
-        """Nothing is kept of it."""
+        """Do nothing: a connection has no state."""
 
     async def answer(self, request: Request) -> bytes:
-        """Answer a request."""
+        """Return the encoded reply to a request."""
         return encode(await self._answer(request), PROTOCOL)
 
     async def _answer(self, request: Request) -> Reply:

@@ -1,6 +1,6 @@
-"""What appliers tell, and the jobs that a process shows because of it.
+"""The jobs that clients can read, updated by the events of the appliers.
 
-Events of one job come in the order in which its applier sends them.
+The events of a job arrive in the order in which its applier sends them.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from state_backend.store.memory_store import MemoryStore
 
 logger = logging.getLogger("sparkis.server")
 
-# What an applier sends: a line of JSON (see `state_backend.apply.applier`).
+# A line of JSON from an applier (see `state_backend.apply.applier`).
 Event = Mapping[str, Any]
 
 
 class JobCatalog(ABC):
-    """Whoever answers clients from stores: this process, or worker processes."""
+    """The jobs in the processes that answer clients: in this process, or in its workers."""
 
     @abstractmethod
     def found(self, job: str) -> None:
-        """Have reads of a job's keys told to come again: a log has it, and it is not opened yet."""
+        """Add a job that a log has and that is not open yet: reads of its keys get LOADING."""
 
     @abstractmethod
     async def open(self, job: str, event: Event) -> None:
-        """Show a store from now on, everywhere at once; raises SparkisError, and then it is shown nowhere.
+        """Serve a job from a store, in all processes at once. SparkisError: no process serves the store.
 
-        If the job was not shown before, its keys are answered with that error.
+        If the job was not served before, reads of its keys get that error.
         """
 
     @abstractmethod
     def forget(self, job: str) -> None:
-        """Show nothing of a job any more: its keys do not exist."""
+        """Remove a job: its keys no longer exist."""
 
     @abstractmethod
     def hide(self, job: str) -> None:
-        """Close a job's store, which is damaged: reads of its keys are told to come again until another is shown."""
+        """Close a job's damaged store: reads of its keys get LOADING until another store is opened."""
 
     @abstractmethod
     def tell(self, job: str, known: Event) -> None:
-        """Write down what is known of a job: fields of `Job`, such as `is_stale` and `error`."""
+        """Update fields of a `Job`, such as `is_stale` and `error`."""
 
 
 class LocalJobCatalog(JobCatalog):
@@ -80,7 +80,7 @@ class LocalJobCatalog(JobCatalog):
         shown = self._keyspace.jobs.get(job)
         if shown is not None:
             nothing = MemoryStore(shown.generation)
-            nothing.own(NONE)  # a key in a slot that its store does not own is answered with LOADING
+            nothing.own(NONE)  # reads of keys in slots that the store does not own get LOADING
             self._keyspace.put(replace(shown, store=nothing))
             self._stores.pop(job, None)
 
@@ -89,13 +89,13 @@ class LocalJobCatalog(JobCatalog):
         self._stores.pop(job, None)
 
     def refuse(self, job: str, reason: str) -> None:
-        """Answer a job's keys with an error, unless it is shown."""
+        """Answer reads of a job's keys with an error, unless the job is served."""
         self._keyspace.refuse(job, reason)
 
     def prepare(self, job: str, event: Event) -> Job:
-        """Open a store and return the job as it is to be shown.
+        """Open a store and return its job, ready for `show`.
 
-        StoreError if the store cannot be opened, DescriptorError if its keys could be another job's.
+        StoreError if the store cannot be opened, DescriptorError if the job's keys could be another job's.
         """
         states = [StateDescriptor.from_json(stored) for stored in event["states"]]
         path = Path(event["path"])
@@ -120,7 +120,7 @@ class LocalJobCatalog(JobCatalog):
         return made
 
     def show(self, job: Job) -> None:
-        """Show what was prepared. The store before is dropped: LMDB closes it when the last snapshot of it is gone."""
+        """Serve a prepared job. The previous store is dropped; LMDB closes it when its last snapshot has ended."""
         assert isinstance(job.store, LmdbStore)
         self._keyspace.put(job)
         self._stores[job.name] = job.store
@@ -128,6 +128,6 @@ class LocalJobCatalog(JobCatalog):
             del self._stores[gone]
 
     def drop(self, job: Job) -> None:
-        """Let go of what was prepared and is not to be shown."""
+        """Close the store of a prepared job that is not to be served."""
         if job.store is not self._stores.get(job.name):
             job.store.close()

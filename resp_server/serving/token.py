@@ -1,4 +1,4 @@
-"""The secret that the project's own processes show each other: from a file or the environment, never a command line."""
+"""The token with which the project's own processes authenticate: from a file or the environment, not a command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from resp_server.serving.control_api import TOKEN_VARIABLE
 
 
 def add_token_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option that names the token's file."""
+    """Add the option for the token's file."""
     parser.add_argument(
         "--token-file",
         metavar="FILE",
@@ -19,7 +19,7 @@ def add_token_option(parser: argparse.ArgumentParser) -> None:
 
 
 def token_of(options: argparse.Namespace) -> str:
-    """Return the token, and take it out of the environment; ValueError if there is none."""
+    """Return the token, and remove it from the environment; ValueError if there is none."""
     token = os.environ.pop(TOKEN_VARIABLE, "")
     if options.token_file is not None:
         try:

@@ -1,10 +1,10 @@
-"""A port of the project's own processes: RESP, and whoever has the token gets in, whatever others send meanwhile.
+"""A RESP port for the project's own processes. Connections authenticate with a token, also during a connection flood.
 
-Who has yet to show it stands in one of a few places of their own, so that those who are in need none of them. Such a
-place is had for a few seconds in all, the TLS handshake included, and for one short request. When all are taken, the
-one that has been there for longest makes room, but not before it has had time to send what it came with: so a flood of
-connections that never say anything passes by, however large it is. Who comes waits at the socket then, in order of
-arrival. Refusing the newest instead would leave the places to those who were there first, which is the flood.
+Connections that have not authenticated yet have a limit of their own (`ARRIVING_MAX`), apart from the limit for
+authenticated ones. Each has `AUTH_S_MAX` seconds, the TLS handshake included, and one short request. At the limit the
+oldest of them is dropped for a new one, but not before a grace period in which it can send its token. During that
+period new connections wait in the socket's backlog, in their order. So a flood of silent connections passes through.
+If the newest was refused instead, the flood would occupy all of the limit.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from resp_server.protocol.request_parser import Request, RequestLimits, RequestP
 
 logger = logging.getLogger("sparkis.control")
 
-# Those who have yet to show the token. With TLS each takes some 0.3 MB (uvloop's buffers and OpenSSL's).
+# Connections that have not authenticated yet. With TLS each takes some 0.3 MB (buffers of uvloop and OpenSSL).
 ARRIVING_MAX = 256
-# In all, from the connection to the right token (guess: some round trips and a busy machine).
+# The limit from the accept to the right token (guess: some round trips on a busy machine).
 AUTH_S_MAX = 5.0
-# What is sent up to the token's end, and a little more that came with it.
+# The limit of bytes before authentication: AUTH with the token, and a little of what follows.
 AUTH_BYTES_MAX = 16 << 10
-# Before this nobody makes room for another one: time for what it came with, with TLS for the handshakes of all (guess).
+# The grace period in which a connection is not dropped for a new one; with TLS it covers the handshakes of all (guess).
 GRACE_S = 0.05
 TLS_GRACE_S = 0.25
-# At the socket, for those for whom there is no place yet. The system's own limit is 4096 as a rule.
+# The socket's backlog, where new connections wait during a grace period. The system's own limit is usually 4096.
 BACKLOG_CONNECTIONS = 4096
-# Topologies of a thousand nodes and what servers report take some 200 KB.
+# A topology of a thousand nodes takes some 200 KB, and so does a server's report.
 REQUEST_BYTES_MAX = 1 << 20
 READ_BYTES_MAX = 64 << 10
 
 
 class Peer(Protocol):
-    """Who is in, on one connection."""
+    """An authenticated connection, for the port's owner."""
 
     async def answer(self, request: Request) -> bytes:
-        """Answer a request."""
+        """Return the encoded reply to a request."""
 
     def lost(self) -> None:
-        """Take in that the connection is gone."""
+        """Handle the end of the connection."""
 
 
-# Makes a peer of a connection that got in.
+# Makes the peer of an authenticated connection.
 TakeIn = Callable[[asyncio.StreamWriter], Peer]
 
 
 class _Arriving(asyncio.Protocol):
-    """A connection that has yet to show the token."""
+    """A connection that has not authenticated yet."""
 
     def __init__(self, port: TokenPort, client: socket.socket) -> None:
         self._port = port
@@ -109,7 +109,7 @@ class _Arriving(asyncio.Protocol):
         await self._port.serve(reader, writer, self._parser)
 
     def _refuse(self, reason: str) -> None:
-        """Say why, and close; a peer that does not take that, or keeps TLS open, is dropped when its time is up."""
+        """Send an error and close; `AUTH_S_MAX` ends the connection if the client does not read it or keeps TLS open."""
         assert self._transport is not None
         self._is_refused = True
         self._transport.write(encode(PlainError(reason), self._port.protocol))
@@ -119,7 +119,7 @@ class _Arriving(asyncio.Protocol):
         self._forget()
 
     def drop(self) -> None:
-        """End it now."""
+        """Close the connection at once."""
         self._forget()
         self._connecting.cancel()
         if self._transport is not None:
@@ -133,9 +133,9 @@ class _Arriving(asyncio.Protocol):
 
 
 class TokenPort:
-    """Takes the connections of a listening socket. Runs on the event loop's thread.
+    """Accepts and authenticates the connections of a listening socket. Runs on the event loop's thread.
 
-    name: whose port it is, for those who are refused. peers_max: how many may be in.
+    name: the port's owner, for error texts. peers_max: the limit of authenticated connections.
     """
 
     def __init__(
@@ -162,23 +162,23 @@ class TokenPort:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether as many are in as may be."""
+        """Whether the limit of authenticated connections is reached."""
         return len(self._peers) >= self._peers_max
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many have yet to show the token, and how many are in."""
+        """(connections that have not authenticated yet, authenticated connections)."""
         return len(self._arriving), len(self._peers)
 
     def start(self, listener: socket.socket) -> None:
-        """Take connections."""
+        """Start accepting connections."""
         listener.listen(BACKLOG_CONNECTIONS)
         listener.setblocking(False)
         self._listener = listener
         self._listen()
 
     def close(self) -> None:
-        """Take no more connections, and let everybody go."""
+        """Stop accepting, and close all connections."""
         if self._listener is None:
             return
         self._stop_listening()
@@ -195,7 +195,7 @@ class TokenPort:
         return is_auth and hmac.compare_digest(bytes(request[1]), self._token)
 
     def left(self, arriving: _Arriving) -> None:
-        """Take in that somebody has got in, or is gone."""
+        """Stop counting a connection that has authenticated or ended."""
         self._arriving.pop(arriving, None)
 
     # -- the listening socket -----------------------------------------------------------------------------------------
@@ -238,10 +238,10 @@ class TokenPort:
             client.setblocking(False)
             self._arriving[_Arriving(self, client)] = None
 
-    # -- who is in ----------------------------------------------------------------------------------------------------
+    # -- authenticated connections ------------------------------------------------------------------------------------
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, parser: RequestParser) -> None:
-        """Answer who got in until the connection ends. What a request raises is its answer."""
+        """Answer an authenticated connection's requests until it ends. An exception becomes the request's reply."""
         writer.write(encode(OK, self.protocol))
         peer = self._take_in(writer)
         self._peers[peer] = writer
@@ -253,10 +253,10 @@ class TokenPort:
                 await writer.drain()
                 if parser.error is not None or not (data := await reader.read(READ_BYTES_MAX)):
                     return
-        except OSError as error:  # those of TLS are some of these
+        except OSError as error:  # includes ssl.SSLError
             logger.debug("a connection broke: %s", error)
         except asyncio.CancelledError:
-            pass  # the process ends
+            pass  # the process is ending
         finally:
             del self._peers[peer]
             writer.close()
