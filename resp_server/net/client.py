@@ -23,7 +23,7 @@ class ClientError(SparkisError):
 
 
 class Client:
-    """One connection, for one thread. timeout_s: the limit of connecting, and of each wait for bytes. `tls` None: plain."""
+    """One connection, for one thread. timeout_s: the limit of connecting, and of each wait for bytes."""
 
     def __init__(
         self,

@@ -75,8 +75,8 @@ def listen(hosts: Sequence[str], port: int, backlog_connections: int) -> list[so
 
 def cannot_listen(host: str, port: int, error: OSError) -> OSError:
     """Return a socket's error with the host and port in its text."""
-    # Errors of name look-ups have negative numbers and texts of their own. For others the system's text is used, because
-    # socket and asyncio add words to the error's text.
+    # Errors of name look-ups have negative numbers and texts of their own. For others the system's text is used,
+    # because socket and asyncio add words to the error's text.
     reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror or error
     return OSError(error.errno, f"cannot listen on {host}, port {port}: {reason}")
 

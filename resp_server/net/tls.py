@@ -32,8 +32,8 @@ AUTH_CLIENTS_OPTION = "--tls-auth-clients"
 VERIFY_MODES = {"yes": ssl.CERT_REQUIRED, "no": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL}
 CERTIFICATE_BEGINS, CERTIFICATE_ENDS = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 KEY_ENDS = "PRIVATE KEY-----"
-# OpenSSL's errors for a key that does not match the certificate: a key of the same type; one of another type (OpenSSL 3,
-# OpenSSL 1).
+# OpenSSL's errors for a key that does not match the certificate: a key of the same type; one of another type (OpenSSL
+# 3, OpenSSL 1).
 NOT_ITS_KEY = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED", "KEY_TYPE_MISMATCH")
 
 # A handshake takes two round trips and a few milliseconds. A slow one delays no other client; it only counts as one of

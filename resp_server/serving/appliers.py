@@ -32,8 +32,8 @@ LOOK_FOR_JOBS_S = 1.0
 RESTART_PAUSE_S = 0.1
 RESTART_PAUSE_S_MAX = 5.0
 STOP_TIMEOUT_S = 5.0
-# After being full, a store must be writable for so long before `has_room` is true: the free room may be what was given up
-# because of the lack of room (guess).
+# After being full, a store must be writable for so long before `has_room` is true: the free room may be what was given
+# up because of the lack of room (guess).
 ROOM_AFTER_S = 30.0
 # The limit of an applier's line, which has the job's descriptors. asyncio's 64 KiB are not enough for many states.
 EVENT_BYTES_MAX = 16 << 20
@@ -238,7 +238,8 @@ class ApplierProcess:
         if self.owned is None or event["wants"] == self._wants:
             self.owned = slots & self._wanted
         else:
-            # The applier has not read the last `slots` line yet: it may list a slot that was given up and is desired again.
+            # The applier has not read the last `slots` line yet: it may list a slot that was given up and is desired
+            # again.
             self.owned &= slots
         if self._loading != event["loading"]:
             self._loading = event["loading"]

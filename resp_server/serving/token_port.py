@@ -109,7 +109,7 @@ class _Arriving(asyncio.Protocol):
         await self._port.serve(reader, writer, self._parser)
 
     def _refuse(self, reason: str) -> None:
-        """Send an error and close; `AUTH_S_MAX` ends the connection if the client does not read it or keeps TLS open."""
+        """Send an error and close. If the client does not read it or keeps TLS open, `AUTH_S_MAX` ends it."""
         assert self._transport is not None
         self._is_refused = True
         self._transport.write(encode(PlainError(reason), self._port.protocol))
