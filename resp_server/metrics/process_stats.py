@@ -17,7 +17,7 @@ THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 @dataclass
 class ProcessStats:
-    """The counters and the resource usage of processes. A page that several processes map counts for each."""
+    """The counters and resource usage of processes. A memory page that several processes map counts for each."""
 
     clients: int = 0
     resident_bytes: int = 0
@@ -27,21 +27,21 @@ class ProcessStats:
     stats: Stats = field(default_factory=Stats)
     watching: int = 0
     watched_keys: int = 0
-    held_back: int = 0  # by CLIENT PAUSE
-    started_bytes: int = 0  # resident when it started
-    own_bytes: int = 0  # not mapped from a file, or mapped when it started
-    output_bytes: int = 0  # that wait to be sent
-    output_bytes_most: int = 0  # to one client
+    held_back: int = 0  # clients, by CLIENT PAUSE
+    started_bytes: int = 0  # resident memory at the start
+    own_bytes: int = 0  # memory that is not mapped from a file, or that was mapped at the start
+    output_bytes: int = 0  # unsent replies and pushes
+    output_bytes_most: int = 0  # of one client
     children_user_s: float = 0.0
     children_system_s: float = 0.0
     thread_user_s: float = 0.0
     thread_system_s: float = 0.0
     tracking: int = 0
-    tracked_keys: int = 0  # those of several processes count in each
+    tracked_keys: int = 0  # a key that is tracked at several processes counts in each
     tracked_items: int = 0
     tracked_prefixes: int = 0
     subscribed: int = 0
-    channels: int = 0  # of pub/sub; those at several processes count in each
+    channels: int = 0  # of pub/sub; a channel at several processes counts in each
     patterns: int = 0
     shard_channels: int = 0
 

@@ -74,7 +74,7 @@ class SlowLog:
 
 
 def together_as_one(requests: Sequence[Sequence[bytes]]) -> Sequence[bytes]:
-    """Return how requests that were answered together are shown: the first, and how many there are behind it."""
+    """Return one log entry for requests that were answered together: the first one, and the number of the others."""
     more = len(requests) - 1
     return [*requests[0], b"... (%d more requests)" % more] if more else requests[0]
 

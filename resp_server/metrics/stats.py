@@ -103,24 +103,24 @@ class Stats:
     closed_for_output: int = 0
     internal_errors: int = 0  # unexpected exceptions; each is in the log under an id
     denied: Counter[str] = field(default_factory=Counter)
-    # Calls of the system that took or sent bytes of clients, and rounds in which sockets were heard or written to.
+    # System calls that read or wrote client bytes, and rounds of the event loop that read or wrote sockets.
     reads: int = 0
     writes: int = 0
     rounds: int = 0
     rounds_ns: int = 0
     rounds_per_second: float = 0.0
     rounds_ns_per_second: float = 0.0
-    # Each adds what compiled code has counted since it was called last.
+    # Each adds the counts of compiled code since its last call.
     collectors: list[Callable[[], None]] = field(default_factory=list)
     _sample: tuple[float, int, int, int, int, int] = (0.0, 0, 0, 0, 0, 0)
 
     def collect(self) -> None:
-        """Take in what compiled code has counted."""
+        """Add the counts of compiled code."""
         for add in self.collectors:
             add()
 
     def command_stats(self, command: str) -> CommandStats:
-        """Return a command's numbers; the names are those of the command table."""
+        """Return a command's counters, by its name in the command table."""
         found = self.commands.get(command)
         if found is None:
             found = self.commands[command] = CommandStats()
@@ -133,16 +133,16 @@ class Stats:
 
     @property
     def round_ns(self) -> float:
-        """How long a round took, in the mean, when the last sample was taken."""
+        """The mean duration of a round of the event loop, by the last sample."""
         return self.rounds_ns_per_second / (self.rounds_per_second or 1.0)
 
     @property
     def calls(self) -> int:
-        """How many commands were executed."""
+        """The number of executed commands."""
         return sum(command_stats.calls for command_stats in self.commands.values())
 
     def add(self, other: Stats) -> None:
-        """Add what another process counted."""
+        """Add the counters of another process."""
         for name in SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for command, theirs in other.commands.items():
@@ -151,7 +151,7 @@ class Stats:
         self.denied.update(other.denied)
 
     def reset(self) -> None:
-        """Count from zero again; whoever holds a tally goes on with it."""
+        """Count from zero again; the `CommandStats` objects stay the same."""
         self.collect()
         for command_stats in self.commands.values():
             command_stats.reset()
@@ -162,7 +162,7 @@ class Stats:
         self._sample = (self._sample[0], 0, 0, 0, 0, 0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the numbers as another process of the server is told them."""
+        """Return the counters as JSON, for another process of the server."""
         self.collect()
         commands = {
             name: asdict(command_stats) for name, command_stats in self.commands.items() if command_stats.is_used
@@ -172,7 +172,7 @@ class Stats:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:
-        """Return what `to_json` made."""
+        """Parse the output of `to_json`."""
         commands = {name: CommandStats(**command_stats) for name, command_stats in told["commands"].items()}
         made = cls(commands=commands, errors=Counter(told["errors"]), denied=Counter(told["denied"]))
         for name in SUMS:
@@ -180,7 +180,7 @@ class Stats:
         return made
 
     def sample(self, seconds: float) -> None:
-        """Take the rates since the last sample; called about once a second."""
+        """Compute the rates since the last sample; called about once a second."""
         self.collect()
         then, calls, input_bytes, output_bytes, rounds, rounds_ns = self._sample
         self._sample = (seconds, self.calls, self.input_bytes, self.output_bytes, self.rounds, self.rounds_ns)

@@ -19,26 +19,26 @@ JOBS = pack((b"STATE", b"JOBS"))
 
 
 class Applications:
-    """All of them, in the order in which they were given: a cursor of SCAN counts them.
+    """All applications, in configured order; a SCAN cursor contains an application's position.
 
-    only: the one that there is, if there is one: then nothing has to be known of its jobs.
+    only: the application if there is just one; then no key formats are needed.
     """
 
     def __init__(self, each: Sequence[UpstreamCluster]) -> None:
         self.each = each
         self.only = each[0] if len(each) == 1 else None
         self._clashes: set[tuple[str, str, str]] = set()
-        self._asked_again: set[tuple[str, str]] = set()  # soon, because they did not tell
+        self._asked_again: set[tuple[str, str]] = set()  # retries after an error are scheduled
 
     def start(self) -> None:
-        """Begin to look after them."""
+        """Start the connections to all applications."""
         for cluster in self.each:
             if self.only is None:
                 cluster.on_new_job = self.learn_keys
             cluster.start()
 
     def follow_keys(self, is_wanted: bool) -> None:
-        """Have all servers tell which keys change, or not."""
+        """Set whether all servers report changed keys."""
         for cluster in self.each:
             cluster.follow_keys(is_wanted)
 
@@ -48,7 +48,7 @@ class Applications:
             cluster.stop()
 
     def facts(self) -> Mapping[str, object]:
-        """Return what INFO shows: a line per server; with several applications, behind their numbers."""
+        """Return the fields for INFO: one per server, with several applications prefixed with their numbers."""
         if self.only is not None:
             return self.only.facts()
         return {
@@ -58,7 +58,7 @@ class Applications:
         }
 
     def of(self, key: bytes) -> UpstreamCluster:
-        """Return the application to ask for a key; LoadingError, PlainError if several could have it."""
+        """Return the application that has a key; LoadingError if this is not known yet, PlainError if several could."""
         if self.only is not None:
             return self.only
         found = [(cluster, job) for cluster in self.each if (job := cluster.keys.job_of(key)) is not None]
@@ -70,14 +70,14 @@ class Applications:
         for cluster in self.each:
             if not cluster.keys.is_known:
                 raise LoadingError(f"the jobs of {cluster.name} are not known yet, ask again in a moment")
-        return self.each[0]  # no job makes such a key: anybody answers that it does not exist
+        return self.each[0]  # no job has such keys, so any application replies that it does not exist
 
     def slot_ownership(self, job: str) -> list[UpstreamCluster]:
         """Return the applications that have a job of this name."""
         return [cluster for cluster in self.each if job in cluster.keys.names]
 
     def learn_keys(self, cluster: UpstreamCluster, address: str) -> None:
-        """Ask a server which keys its jobs make."""
+        """Request the key formats of a server's jobs."""
         for job in cluster.keys.names:
             for other in self.slot_ownership(job):
                 self._say_once(cluster, other, job)
@@ -85,7 +85,7 @@ class Applications:
         cluster.send(UpstreamRequest(JOBS, 0, 2, cluster.deadline_s(), sink, 0, address, is_long=True))
 
     def learn_keys_later(self, cluster: UpstreamCluster, address: str) -> None:
-        """Ask a server that did not tell once more in a moment, as long as it is one of the application's."""
+        """Request them again in a moment, after an error, if the server still belongs to the application."""
         row = (cluster.name, address)
 
         def again() -> None:
@@ -104,7 +104,7 @@ class Applications:
 
 
 def clash(one: UpstreamCluster, job: str, other: UpstreamCluster, its_job: str) -> str:
-    """Say that a key could be of two applications."""
+    """Return the error text for a key that two applications could have."""
     if job == its_job:
         return f"job '{job}' is in {one.name} and in {other.name}: its keys are not answered; rename one of the two"
     return (
@@ -115,7 +115,7 @@ def clash(one: UpstreamCluster, job: str, other: UpstreamCluster, its_job: str) 
 
 @dataclass
 class JobKeysReplySink(BackgroundSink):
-    """Takes what a server says of its jobs."""
+    """Receives a server's reply to STATE JOBS."""
 
     applications: Applications
     cluster: UpstreamCluster

@@ -14,17 +14,17 @@ from resp_server.proxy.upstream_cluster import LONG_TIMEOUT_S, UpstreamCluster
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
 from resp_server.session.session import Session
 
-# Longer than any question waits, so that it ends nothing unless something is wrong here.
+# Longer than any request's deadline, so it is reached only after a bug.
 BATCH_S_MAX = 2 * LONG_TIMEOUT_S
-# What the replies of one batch may be together; they are held until all are there (guess).
+# The total size of a batch's replies, which are stored until all have arrived (guess).
 BATCH_BYTES_MAX = 256 << 20
 
 
 class ReplyBatch(Pending, ReplySink):
-    """Replies to requests that came together, in their order.
+    """The replies to requests that arrived together, in request order.
 
-    They are asked of several servers at once. Where one is from an earlier epoch than a reply before it, it is asked
-    again, until its deadline.
+    Several servers are asked at once. If a reply is from an earlier epoch than one before it, its request is sent
+    again, until the deadline.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class ReplyBatch(Pending, ReplySink):
         self.missing = 0
 
     def add(self, reply: bytes) -> None:
-        """Add a reply that is known."""
+        """Add a finished reply."""
         self._replies.append(reply)
 
     def ask(
         self, cluster: UpstreamCluster, packed: bytes, slot: int, is_silent: bool = False, master: str | None = None
     ) -> None:
-        """Add one that whoever answers a slot, or a master's shard, is asked for."""
+        """Send a request to the owner of a slot, or to a master's shard, and add its reply."""
         deadline_s = self._deadline_s
         index = self.expect(is_silent)
         ask = UpstreamRequest(packed, slot, self._session.protocol, deadline_s, self, index, None, master)
@@ -62,7 +62,7 @@ class ReplyBatch(Pending, ReplySink):
         cluster.send(ask)
 
     def expect(self, is_silent: bool = False) -> int:
-        """Add a reply that is to come; return its index. A silent one is waited for, and left out."""
+        """Add a pending reply; return its index. A silent reply is waited for, but not sent to the client."""
         self.missing += 1
         self._replies.append(None)
         if is_silent:
@@ -70,11 +70,11 @@ class ReplyBatch(Pending, ReplySink):
         return len(self._replies) - 1
 
     def before_last(self, then: Callable[[], None]) -> None:
-        """Call back once all replies before the last one have arrived; some are missing now."""
+        """Call back once all replies before the last one have arrived. Call only while some of them are missing."""
         self._then = then
 
     def again(self, index: int, ask: Callable[[], object]) -> None:
-        """Say how one that is to come is asked for once more."""
+        """Set the function that sends the request of a pending reply again."""
         self._again[index] = ask
 
     def __len__(self) -> int:
@@ -84,10 +84,10 @@ class ReplyBatch(Pending, ReplySink):
         return self._session.seen.epochs
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        """Take a reply that has arrived."""
+        """Store a reply that has arrived."""
         try:
             self._put(index, reply, epochs)
-        except Exception as error:  # it concerns all that are still to come
+        except Exception as error:  # it fails all missing replies
             line = self._error_reply(error)
             self._replies = [line if each is None else each for each in self._replies]
             self.missing, self._then = 0, None
@@ -95,11 +95,11 @@ class ReplyBatch(Pending, ReplySink):
                 self.resolve(self.joined)
 
     def fail(self, index: int, error: Exception) -> None:
-        """Turn an exception into the error reply."""
+        """Store an exception as an error reply."""
         self.put(index, self._error_reply(error))
 
     def refuse(self, index: int, error: Exception) -> None:
-        """Have what was raised be the reply to the request in hand, whose place is the last one or the next."""
+        """Reply an exception to the current request, whose index is that of the last reply or of the next one."""
         if index == len(self._replies):
             self.add(b"")
         else:
@@ -124,7 +124,7 @@ class ReplyBatch(Pending, ReplySink):
             self.resolve(self.joined)
 
     def _ask_behind(self) -> bool:
-        """Ask again for what is from an earlier epoch than a reply before it; tell whether there is something."""
+        """Send requests again whose replies are from an earlier epoch than one before them; return whether any are."""
         seen = self._session.seen
         for epochs in self._epochs.values():
             seen.add(epochs)
@@ -147,16 +147,16 @@ class ReplyBatch(Pending, ReplySink):
         return bool(late)
 
     def seal(self) -> None:
-        """Say that nothing is added any more."""
+        """Declare the batch complete: no more replies are added."""
         self._is_sealed = True
 
     def replies(self) -> Sequence[RawReply]:
-        """Return the replies in order; an error for each that is missing."""
+        """Return the replies in order, with an error for each missing one."""
         late = b"-%b\r\n" % PlainError("no server answered in time").line
         return [late if reply is None else reply for reply in self._replies]
 
     def joined(self) -> bytes | RawReplySender:
-        """Return the replies as they are sent: if they are long, in steps."""
+        """Return all replies encoded; long ones are sent in steps."""
         replies = self.replies()
         size = sum(map(len, replies))
         return (
@@ -165,7 +165,7 @@ class ReplyBatch(Pending, ReplySink):
 
 
 class BatchHopSink:
-    """The place in a batch of a request that the compiled hop asks for."""
+    """A batch's reply that comes through the compiled hop. by_slots: sends the request by the general path."""
 
     def __init__(self, batch: ReplyBatch, index: int, by_slots: Callable[[], None]) -> None:
         self._batch, self._index = batch, index
@@ -173,17 +173,17 @@ class BatchHopSink:
 
     @property
     def seen(self) -> Epochs:
-        """What the client has seen."""
+        """The epochs that the client has seen."""
         return self._batch.seen_epochs(self._index)
 
     def answered(self, reply: bytes | RawReplySender, epochs: ReplyEpochs) -> None:
-        """Take the reply. It is one server's megabyte each at most."""
+        """Store the reply, of at most a megabyte from each server."""
         self._batch.put(self._index, reply if isinstance(reply, bytes) else ReplyChunks(list(reply.texts)), epochs)
 
     def ask_again(self, data: bytes, epochs: ReplyEpochs) -> None:
-        """Ask in another way."""
+        """Send the request again by the general path."""
         self._by_slots()
 
     def fail(self, index: int, error: Exception) -> None:
-        """Take an exception in place of the reply."""
+        """Store an exception as the reply."""
         self._batch.fail(self._index, error)

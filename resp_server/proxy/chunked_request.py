@@ -1,6 +1,6 @@
-"""A request of many words: sent in chunks, one after another, whose replies are merged.
+"""A request of many words: sent in portions, one after another, whose replies are merged.
 
-A long request about a single key is packed in steps, and sent as one.
+A long request about a single key is encoded in steps, and sent unsplit.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from resp_server.proxy.batch import ReplyBatch
 from resp_server.proxy.raw_replies import RawReply, Steps, is_error, raw_reply_of, split_header
 from resp_server.proxy.reply_splitter import pack
 
-# Of one request that is not cut (guess: to put it together takes some milliseconds).
+# The size of a request that is not split (guess: encoding it takes a few milliseconds).
 PACKED_BYTES_MAX = 32 << 20
 
-# Sends one portion, and returns the batch that its reply comes in; it may raise.
+# Sends one portion, and returns the batch that gets its reply; it may raise.
 SendPortion = Callable[[Request], ReplyBatch]
 
 
 def pack_in_steps(request: LongRequest) -> Steps[bytes]:
-    """Pack a request of many words, some at each step. But for its first words it is let go of on the way."""
+    """Encode a request of many words in steps. Encoded words are cleared in the request, but for the first ones."""
     texts = [b"*%d\r\n" % len(request)]
     size = 0
     for at in range(0, len(request), PORTION_WORDS):
@@ -40,7 +40,7 @@ def pack_in_steps(request: LongRequest) -> Steps[bytes]:
 
 
 class ChunkedRequest(Pending):
-    """The reply to a request whose keys are asked for in portions."""
+    """The reply to a request that is sent in portions."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class ChunkedRequest(Pending):
         self._bytes = self._count = 0
 
     def start(self) -> None:
-        """Ask for the next portion."""
+        """Send the first portion."""
         self._alone(self._ask_next)
 
     def _alone(self, step: Callable[[], None]) -> None:
-        """Do something for this request alone: what that raises is its answer."""
+        """Run a step; an exception that it raises becomes this request's reply."""
         try:
             step()
         except Exception as error:
@@ -87,7 +87,7 @@ class ChunkedRequest(Pending):
             self.resolve(lambda: reply)
             return
         line, texts = split_header(reply)
-        self._count += int(line[1:])  # the number of items, or the number itself
+        self._count += int(line[1:])  # of an array, the number of items; of an integer, its value
         self._texts += texts
         self._bytes += len(reply)
         if self._bytes > self._bytes_max:

@@ -1,4 +1,4 @@
-"""A client's connection to a proxy: plain reads go through the compiled hop, all else goes as at any server."""
+"""A client's connection to a proxy: the compiled hop forwards plain reads; the dispatcher handles all else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ProxyConnection(Connection):
         super().__init__(server, session_id)
         self._stats = server.context.stats
         self._proxy_dispatcher = cast(ProxyDispatcher, server.dispatcher)
-        self._asker: Any = None  # where the hop is built, for a client that is let in
+        self._asker: Any = None  # None: the hop is not built, or the client may not use it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -48,14 +48,14 @@ class ProxyConnection(Connection):
 
     @alone
     def ask_again(self, data: bytes, epochs: ReplyEpochs) -> None:
-        """Have requests answered by the general path, by servers that have reached the epochs of all replies so far."""
+        """Answer requests by the general path, from servers that have reached the epochs of all replies so far."""
         self.session.seen.add(epochs)
         if self.take_back():
             self.send_pushed()
             self.answer_soon(data)
 
     def go_on(self) -> None:
-        """Go on behind a reply with what came meanwhile: pushes, input, room for output."""
+        """Continue after a reply: send pushes, and handle the input that arrived meanwhile."""
         self.send_pushed()
         data = self.take_input()
         if self.takes_requests and self.session.is_plain:

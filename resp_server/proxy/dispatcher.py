@@ -1,7 +1,7 @@
 """Dispatches a proxy's requests: answers some itself, as any server does, and forwards the others to servers.
 
-The requests of one input buffer, up to a limit, form a batch: they are sent together, and their replies go out together
-and in order. A client's next batch waits for the one before, which bounds a client's requests in flight.
+The requests of one input buffer, up to a limit, form a batch. They are sent together, and their replies are returned
+together, in order. A client's next batch waits for the previous one, which bounds a client's requests in flight.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ from resp_server.session.tracking import TrackingState
 from resp_server.session.transaction import check_room_to_watch
 from state_backend.model.slots import slot_of
 
-# Keys of a long request that are asked for at once: each slot of them is a question of its own (measured: 20 to 80 us).
+# The keys of a long request that are requested at once. Each slot among them costs a request (measured: 20 to 80 us).
 PORTION_KEYS = 256
-# Longer names are the general path's.
+# Commands with longer names take the general path.
 HOP_NAME_BYTES_MAX = 16
 LOCATE = "state|locate"
 TRANSACTIONS = "transactions"
-# What proxies ask of servers; who asks a proxy needs none of it.
+# Commands that proxies send to servers. A proxy itself does not serve them.
 INTERNAL_COMMANDS = ("state|at", "state|expect", "state|within", "state|publish", "state|notify")
-# What changes how the rest of a transaction is answered.
+# Commands that change how the rest of a transaction is answered.
 NOT_IN_TRANSACTION = ("select", "hello", "client|reply")
 
 
 class CommandRoute(NamedTuple):
-    """What becomes of a command under a name as typed. lone_key_at: 0 if it is not as simple as that."""
+    """How to route a command name as typed. single_key_at: the index of the only key; 0: there may be others."""
 
     command: Command
     policy: RequestPolicy
@@ -72,15 +72,15 @@ class CommandRoute(NamedTuple):
 
 
 class ProxyDispatcher(Dispatcher):
-    """Answers requests for one proxy."""
+    """Answers the requests of one proxy."""
 
     def __init__(self, server: ServerContext, applications: Applications) -> None:
         super().__init__(server)
-        self.compiled = None  # nothing is here to be looked up
+        self.compiled = None  # a proxy has no keys to look up
         self._applications = applications
         self._rules: dict[bytes, CommandRoute | None] = {}
         only = applications.only
-        # With several applications each key has to be looked at.
+        # With several applications, each key must be checked, so there is no hop.
         self.hop = None if only is None or hop is None else hop.Hop(only, server, self._hop_commands())
         self._tracking = server.tracking
         self._tracking.on_use = applications.follow_keys
@@ -96,7 +96,7 @@ class ProxyDispatcher(Dispatcher):
         self._applications.stop()
 
     def _hop_commands(self) -> list[tuple[str, int, int, CommandStats]]:
-        """Return what the compiled hop asks for: GET, MGET, and what else has one key, its first word."""
+        """Return the commands that the compiled hop forwards: GET, MGET, and those whose only key is the first word."""
         names = ["get", "mget", *(each.name for each in self._table if each.name not in ("get", "mget"))]
         found = []
         for name in names:
@@ -104,7 +104,7 @@ class ProxyDispatcher(Dispatcher):
             if rule is None or len(name) > HOP_NAME_BYTES_MAX or (rule.single_key_at != 1 and name != "mget"):
                 continue
             arity = rule.command.facts.arity
-            least = 3 if name == "mget" else abs(arity)  # one key's is no other question than a server's own
+            least = 3 if name == "mget" else abs(arity)  # an MGET of one key is forwarded as it is
             found.append((name, least, arity if arity > 0 else PORTION_WORDS, rule.command_stats))
         return found
 
@@ -145,7 +145,7 @@ class ProxyDispatcher(Dispatcher):
                 elif not self._ask(context, request, batch):
                     later = self._answer_here(context, request, batch)
                 end_caching(session, request)
-            except Exception as error:  # of this request alone, wherever it was raised
+            except Exception as error:  # it fails this request only
                 release_reply(later)
                 later = None
                 self._refuse(session, request, batch, place, error)
@@ -162,7 +162,7 @@ class ProxyDispatcher(Dispatcher):
         return None
 
     def _refuse(self, session: Session, request: Request, batch: ReplyBatch, place: int, error: Exception) -> None:
-        """Answer a request with what it raised; a transaction that it is part of is not run, or over."""
+        """Reply the error that a request raised. Within MULTI, EXEC will be refused; an EXEC itself ends."""
         if session.transaction is not None:
             if request[0].lower() == b"exec":
                 session.end_transaction()
@@ -182,10 +182,10 @@ class ProxyDispatcher(Dispatcher):
         if policy is RequestPolicy.BY_KEYS and not (
             SPLIT in command.facts.tips and self._applications.only is not None
         ):
-            split_by_slot(command.facts, request, self.target_of)  # raises for a key of another slot or application
+            split_by_slot(command.facts, request, self.target_of)  # raises for keys of several slots
 
     def _split_of(self, command: Command, request: Request) -> RequestSplit | None:
-        """Return how a long request is cut: what servers are asked for, and nothing else."""
+        """Return how a long request is split; None: it is not forwarded, or not split."""
         cut = super()._split_of(command, request)
         if cut is None or (policy_of(command) is RequestPolicy.BY_KEYS and cut.shape in (int, list)):
             return cut
@@ -194,7 +194,7 @@ class ProxyDispatcher(Dispatcher):
         return None
 
     def _ask_long(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
-        """Ask for a long request's answer; False if it is asked for as others. What comes behind it has to wait."""
+        """Forward a long request; later requests wait. False: it takes the general path."""
         session = context.session
         command = self._table.find(request)
         command.check_arity(request)
@@ -207,13 +207,13 @@ class ProxyDispatcher(Dispatcher):
         session.last_command = command.name
         self._stats.command_stats(command.name).calls += 1
         self._show(session, command, request)
-        if session.is_silent:  # it would do nothing else
+        if session.is_silent:  # nobody gets the reply of this read
             return True
         before = batch.missing
         ask = self._asking_whole if single_key_at(command) else self._asking_in_portions
         start = ask(context, command, request, cut, batch)
         if before:
-            batch.before_last(start)  # no answer before this one is to be of a later epoch
+            batch.before_last(start)  # earlier replies must not be from a later epoch
         else:
             start()
         return True
@@ -221,9 +221,9 @@ class ProxyDispatcher(Dispatcher):
     def _asking_whole(
         self, context: CommandContext, command: Command, request: Request, cut: RequestSplit, batch: ReplyBatch
     ) -> Callable[[], None]:
-        """Have a long request about one key be asked as it is, so that its answer is from one epoch.
+        """Return a function that sends a long request about one key unsplit, so that its reply is from one epoch.
 
-        It goes over a connection for what takes long, as no other client is to wait behind it.
+        The request uses a connection for slow requests, so that other clients do not wait behind it.
         """
         session, tracking = context.session, self._tracking
         key = request[single_key_at(command)]
@@ -248,7 +248,7 @@ class ProxyDispatcher(Dispatcher):
     def _asking_in_portions(
         self, context: CommandContext, command: Command, request: Request, cut: RequestSplit, batch: ReplyBatch
     ) -> Callable[[], None]:
-        """Have a long request about keys of many slots be asked in portions."""
+        """Return a function that sends a long request about keys of many slots in portions."""
         session, first = context.session, self._applications.each[0]
 
         def ask(portion: Request) -> ReplyBatch:
@@ -266,9 +266,9 @@ class ProxyDispatcher(Dispatcher):
         return pending.start
 
     def _transact(self, context: CommandContext, command: Command, request: Request, batch: ReplyBatch) -> bool:
-        """Take a request within a transaction, or about one; tell whether the next one has to wait for its answer.
+        """Handle a request within a transaction, or MULTI, EXEC and the like; return whether later requests must wait.
 
-        command: by the request's first word alone, so that of another name it may be one of several.
+        command: found by the request's first word only, so subcommands are not distinguished.
         """
         session, transaction = context.session, context.session.transaction
         name, words = command.name, len(request)
@@ -287,7 +287,7 @@ class ProxyDispatcher(Dispatcher):
         return False
 
     def _may_be_asked(self, context: CommandContext, command: Command, request: Request) -> bool:
-        """Tell whether the servers may be asked for a request; if not, the error is made here."""
+        """Tell whether a request may be forwarded; if not, this proxy replies the error."""
         session = context.session
         if not session.is_authenticated or session.user.denial(command, request) is not None:
             return False
@@ -304,20 +304,20 @@ class ProxyDispatcher(Dispatcher):
         sink: ReplySink = batch
         keys: list[bytes] = []
         if session.tracked is not None and not session.tracked.is_bcast:
-            # The epoch that it is answered from may be older than what was told.
+            # EXEC may read an older epoch than that of the invalidations sent so far.
             sink = TrackingRecorder(batch, index, self._tracking, session.tracked, keys, is_cacheable=False)
         run = ExecRun(self, self._applications, context, requests, watched, sink, index)
         start = partial(run.start, self._before_exec(session, requests, keys))
         if before:
-            batch.before_last(start)  # no answer before this one is to be of a later epoch
+            batch.before_last(start)  # earlier replies must not be from a later epoch
         else:
             start()
 
     def _before_exec(self, session: Session, requests: Sequence[Request], keys: list[bytes]) -> Steps[None]:
-        """Check whether a user may run what it has queued, show it to monitors, and find the keys that it reads."""
+        """Check the user's rights to the queued commands, send them to monitors, and collect the keys they read."""
         for each in requests:
             denied = session.user.denial(self.command(each), each)
-            if denied is not None:  # its rights were changed since: the servers, which do not know it, are not asked
+            if denied is not None:  # the rights changed meanwhile; servers do not know this user
                 raise ExecAbortError(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
             yield
         is_tracked = session.tracked is not None and not session.tracked.is_bcast
@@ -355,7 +355,7 @@ class ProxyDispatcher(Dispatcher):
         return self._table.find(request)
 
     def answer_within(self, context: CommandContext, request: Request) -> bytes | Pending:
-        """Answer a queued request that is the proxy's own."""
+        """Answer a queued request that is not forwarded."""
         reply = self.answer_queued(context, request)
         try:
             return _whole(reply, context.session.protocol) if isinstance(reply, Sliced) else reply
@@ -381,7 +381,7 @@ class ProxyDispatcher(Dispatcher):
         return rule
 
     def _ask(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
-        """Ask the servers; False if the request is answered, or refused, here."""
+        """Forward a request; False: this proxy replies itself, maybe with an error."""
         session = context.session
         try:
             command = self._table.find(request)
@@ -389,19 +389,19 @@ class ProxyDispatcher(Dispatcher):
         except ReplyError:
             return False
         policy = policy_of(command)
-        # The other databases are empty everywhere, so here as well.
+        # All databases but 0 are empty, so this proxy can answer.
         if policy is RequestPolicy.LOCAL or session.db != 0 or not self._may_be_asked(context, command, request):
             return False
         is_asked = self._ask_of(command, policy, request, session, batch)
         if is_asked:
             session.last_command = command.name
             self._stats.command_stats(command.name).calls += 1
-            if command.name != "info":  # a part of it was answered here, and shown
+            if command.name != "info":  # its own part was run here, which sent it to monitors
                 self._show(session, command, request)
         return is_asked
 
     def _show(self, session: Session, command: Command, request: Request) -> None:
-        """Show a request that servers are asked for to those who sent MONITOR."""
+        """Send a forwarded request to monitors."""
         if session.is_observed:
             self._server.monitors.record(session, command, request)
 
@@ -411,7 +411,7 @@ class ProxyDispatcher(Dispatcher):
         protocol, is_silent = session.protocol, session.is_silent
         if policy in (RequestPolicy.ALL_SHARDS, RequestPolicy.BY_CURSOR):
             if policy is RequestPolicy.BY_CURSOR:
-                cursor(request[1])  # a bad one is an error now
+                cursor(request[1])  # raises for an invalid cursor
             index = batch.expect(is_silent)
             survey = KeyspaceQuery(self._applications, request, protocol, batch, index, within(session.user))
             batch.again(index, survey.ask)
@@ -470,9 +470,9 @@ class ProxyDispatcher(Dispatcher):
         joined.attempt(joined.run_steps, ask(), lambda _: None, self._server.clients.defer)
 
     def _ask_for_many(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
-        """Ask each server once for its keys; False if that cannot be now."""
-        # It goes over connections of RESP2. What stands before in the same pipeline has to go over the same ones, or it
-        # could be answered later, and from a later epoch.
+        """Forward an MGET through the compiled hop, one request per server; False if this is not possible now."""
+        # The hop uses RESP2 connections. Earlier requests of this pipeline must use the same connections; otherwise
+        # they could be answered later, and from a later epoch.
         if self.hop is None or len(request) < 3 or session.protocol != 2:
             return False
         hop, packed, index = self.hop, pack(request), batch.expect(session.is_silent)
@@ -484,7 +484,7 @@ class ProxyDispatcher(Dispatcher):
 
         def again() -> None:
             if hop.ask(BatchHopSink(batch, index, by_slots), packed, 2) == len(packed):
-                self._stats.command_stats(command.name).calls -= 1  # it is counted by whoever asks
+                self._stats.command_stats(command.name).calls -= 1  # the hop and our caller both count it
             else:
                 by_slots()
 
@@ -499,7 +499,7 @@ class ProxyDispatcher(Dispatcher):
         return self._applications.each.index(self._applications.of(key)), slot_of(key)
 
     def _having(self, job: bytes) -> Sequence[UpstreamCluster]:
-        """Return the application that has a job; the first one has the error for a job that nobody has."""
+        """Return the application that has a job; the first one if none has it, as it replies the error."""
         each = self._applications.each
         if self._applications.only is not None:
             return each
@@ -510,7 +510,7 @@ class ProxyDispatcher(Dispatcher):
         return found or each[:1]
 
     def _ask_about_jobs(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
-        """Ask all servers about their jobs; False if INFO wants nothing of them."""
+        """Query all servers about their jobs; False if INFO needs no section of theirs."""
         asked = self._applications.each
         if command.name == "info":
             wanted = server_sections(request[1:])
@@ -523,7 +523,7 @@ class ProxyDispatcher(Dispatcher):
             own = text_in(answered)
             jobs = JobQueries(asked, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
             jobs.info(own, wanted)
-            self._stats.command_stats("info").calls -= 1  # counted here, and by whoever asks
+            self._stats.command_stats("info").calls -= 1  # `reply_to` and our caller both count it
             return True
         if command.name == "state|list":
             asked = self._having(request[2])
@@ -537,13 +537,13 @@ class ProxyDispatcher(Dispatcher):
         return True
 
     def _with_address(self, replies: Sequence[RawReply], key: bytes) -> bytes:
-        """Name the server in what it said of where a key is."""
+        """Put the server's address into its reply to STATE LOCATE."""
         cluster = self._applications.of(key)
         address = cluster.active_server(str(cluster.slots.owners[slot_of(key)]))
         return as_bytes(replies[0]).replace(encode(b"this server", 2), encode(address.encode(), 2))
 
     def _answer_here(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Later | None:
-        """Answer a request as a server without keys; one that comes in steps is returned if nothing is before it."""
+        """Answer a request without servers. A reply in steps is returned if no earlier reply is missing."""
         reply = self.reply_to(context, request)
         if isinstance(reply, Sliced):
             reply.is_silent = context.session.is_silent
@@ -561,7 +561,7 @@ class ProxyDispatcher(Dispatcher):
         return None
 
     def when_there(self, context: CommandContext, pending: Pending, then: Callable[[Any], object]) -> None:
-        """Call back with what is waited for when it is there, or its time is up."""
+        """Call back with a pending reply once it is resolved, or with an error after its time limit."""
 
         def answered() -> None:
             late.cancel()
@@ -591,7 +591,7 @@ def _fits(rule: CommandRoute, request: Request) -> bool:
 
 
 def _whole(sliced: Sliced, protocol: int) -> bytes:
-    """Return a reply in steps at once: behind others that have to be waited for. Here it is COMMAND's at most."""
+    """Encode a reply in steps at once, as it waits behind others. The longest such reply of a proxy is COMMAND's."""
     encoder = SlicedEncoder(sliced, protocol)
     steps = []
     try:

@@ -1,7 +1,7 @@
 """Merges several servers' replies about their jobs into one. Pure.
 
-Counts of keys are summed. Where two servers own the same slots, as while slots move, the second one's count is reduced
-by the share of these slots.
+Counts of keys are summed. While slots move, two servers may own the same slots. Then the second server's count is
+reduced by the share of these slots.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Row = dict[str, Any]
 
 
 def rows_in(reply: bytes) -> list[Row]:
-    """Return the maps that a RESP2 reply is an array of."""
+    """Parse a RESP2 reply: an array of maps."""
     reader = hiredis.Reader(encoding="utf-8", errors="surrogateescape")
     reader.feed(reply)
     return [dict(zip(row[::2], row[1::2], strict=True)) for row in reader.gets()]
 
 
 def shares_of(held: Iterable[KeyGroups]) -> list[float]:
-    """Return which part of each server's keys is counted: that of slots that none before it holds."""
+    """Return the share of each server's keys that is counted: the share of its slots that no server before it owns."""
     counted, shares = NONE, []
     for slots in held:
         shares.append(len(slots - counted) / len(slots) if slots else 0.0)
@@ -33,7 +33,7 @@ def shares_of(held: Iterable[KeyGroups]) -> list[float]:
 
 
 def merged_jobs(answers: Sequence[Sequence[Row]]) -> list[Row]:
-    """Join the rows of STATE JOBS: the oldest epoch that is applied, the newest that is committed."""
+    """Merge the rows of STATE JOBS: the oldest applied epoch and the newest committed epoch of each job."""
     merged = []
     for rows in _by("name", answers):
         newest = max(rows, key=lambda row: int(row["committed"]))
@@ -47,12 +47,12 @@ def merged_jobs(answers: Sequence[Sequence[Row]]) -> list[Row]:
 
 
 def merged_lags(answers: Sequence[Sequence[Row]]) -> list[Row]:
-    """Join the rows of STATE LAG: what is furthest behind counts."""
+    """Merge the rows of STATE LAG: the largest lag of each job."""
     return [rows[0] | _progress(rows) for rows in _by("job", answers)]
 
 
 def merged_states(answers: Sequence[Sequence[Row]], shares: Sequence[float]) -> list[Row]:
-    """Join the rows of STATE LIST of servers of which these parts are counted."""
+    """Merge the rows of STATE LIST. shares: see `shares_of`."""
     kept = [[row | {"share": share} for row in rows] for rows, share in zip(answers, shares, strict=True)]
     return [
         {"name": rows[0]["name"], "kind": rows[0]["kind"], "keys": _sum(rows, "keys", [row["share"] for row in rows])}
@@ -61,9 +61,9 @@ def merged_states(answers: Sequence[Sequence[Row]], shares: Sequence[float]) -> 
 
 
 def keyspace_line(texts: Sequence[str], shares: Sequence[float]) -> str:
-    """Join what INFO keyspace says: the line of database 0, or nothing if there is no key.
+    """Merge INFO keyspace texts into the line of database 0; empty if there are no keys.
 
-    The mean time to live counts by the keys that expire.
+    The mean time to live is weighted by the number of keys with an expiry.
     """
     total = {"keys": 0.0, "expires": 0.0, "avg_ttl": 0.0, "subexpiry": 0.0}
     for text, share in zip(texts, shares, strict=True):
@@ -79,7 +79,7 @@ def keyspace_line(texts: Sequence[str], shares: Sequence[float]) -> str:
 
 
 def job_lines(jobs: Sequence[Row]) -> str:
-    """Return the section of INFO about the jobs, as a server has it."""
+    """Return the lines of INFO about jobs, as a server renders them."""
     stored = sum(row.get("store_bytes", 0) for row in jobs)
     lines = [f"sparkis_jobs:{len(jobs)}\r\nsparkis_store_bytes:{stored}\r\n"]
     for row in jobs:
@@ -95,7 +95,7 @@ def job_lines(jobs: Sequence[Row]) -> str:
 
 
 def _by(name: str, answers: Sequence[Sequence[Row]]) -> Iterable[list[Row]]:
-    """Return what all servers say of each job, or state, in the order of the first that names it."""
+    """Group the rows of all servers by a field, in order of first occurrence."""
     found: dict[str, list[Row]] = {}
     for row in (row for rows in answers for row in rows):
         found.setdefault(row[name], []).append(row)
@@ -111,7 +111,7 @@ def _progress(rows: Sequence[Row]) -> Row:
         "lag_epochs": max(0, committed - applied),
         "lag_ms": None if None in lags else max(lags),
     }
-    oldest = min(rows, key=lambda row: row["committed_at"] or "")  # a server that shows nothing yet has none
+    oldest = min(rows, key=lambda row: row["committed_at"] or "")  # None if a server has no visible epoch yet
     age = {"committed_at": oldest["committed_at"], "age_ms": oldest["age_ms"]}
     flags = {name: max(row[name] for row in rows) for name in ("stale", "incomplete")}
     held = max(rows, key=lambda row: -1 if row["held_epoch"] is None else row["held_epoch"])
@@ -121,14 +121,14 @@ def _progress(rows: Sequence[Row]) -> Row:
 
 
 def _sum(rows: Sequence[Row], name: str, shares: Sequence[float]) -> int | None:
-    """Add numbers up; None if one of them is not known."""
+    """Return the sum of a field, weighted by shares; None if one value is unknown."""
     if any(row[name] is None for row in rows):
         return None
     return round(sum(float(row[name]) * share for row, share in zip(rows, shares, strict=True)))
 
 
 def plain(rows: Sequence[Row]) -> list[dict[bytes, Any]]:
-    """Return rows as a reply is made of."""
+    """Return rows as values that can be encoded."""
     return [{name.encode(): _plain(value) for name, value in row.items()} for row in rows]
 
 

@@ -31,7 +31,7 @@ JOBS, LAG = (b"STATE", b"JOBS"), (b"STATE", b"LAG")
 KEYSPACE = (b"INFO", b"keyspace")
 
 OF_SERVERS = {"keyspace", "sparkis"}
-# Names of INFO's sections that stand for several.
+# INFO section names that stand for several sections.
 SEVERAL = {"default", "all", "everything"}
 
 
@@ -72,7 +72,7 @@ class JobQuery(ReplyStage):
                 cluster.send(UpstreamRequest(pack(request), 0, 2, cluster.deadline_s(), self, number, None, master))
 
     def receive(self, index: int, reply: RawReply, answered: ReplyEpochs) -> None:
-        """Take one reply."""
+        """Store one reply; finish after the last one."""
         self._replies[index] = as_bytes(reply)
         self._missing -= 1
         if not self._missing:
@@ -96,15 +96,15 @@ class JobQueries:
         self._sink, self._index = sink, index
 
     def jobs(self) -> None:
-        """Ask for STATE JOBS. Servers that do not answer are named as an error of each job."""
+        """Query STATE JOBS. Servers that do not answer are listed in each job's error."""
         self._rows(JOBS, merged_jobs)
 
     def lags(self) -> None:
-        """Ask for STATE LAG, likewise."""
+        """Query STATE LAG. Servers that do not answer are listed in each job's error."""
         self._rows(LAG, merged_lags)
 
     def states(self, request: Request) -> None:
-        """Ask for STATE LIST. A server that does not answer makes it an error: its keys would be missing."""
+        """Query STATE LIST. If a server does not answer, the reply is an error, as its keys would be missing."""
         job = bytes(request[2]).decode("utf-8", "surrogateescape")
 
         def finish(answers: Sequence[ServerReplies]) -> bytes:
@@ -118,7 +118,7 @@ class JobQueries:
         self._gather([JOBS, request], finish)
 
     def info(self, own: str, wanted: set[str]) -> None:
-        """Add to what INFO says here the sections that are wanted of what the servers have."""
+        """Query the servers' INFO sections, and append them to this proxy's own INFO text."""
 
         def finish(answers: Sequence[ServerReplies]) -> bytes:
             answered = [each for each in answers if each.error is None]
@@ -153,7 +153,7 @@ class JobQueries:
 
 
 def server_sections(names: Sequence[bytes]) -> set[str]:
-    """Return the sections of INFO that servers have to be asked for."""
+    """Return the requested INFO sections that servers render."""
     wanted = {name.decode("utf-8", "replace").lower() for name in names}
     return OF_SERVERS & wanted if wanted and not wanted & SEVERAL else set(OF_SERVERS)
 
@@ -163,12 +163,12 @@ def _held(rows: Sequence[Row], job: str) -> KeyGroups:
 
 
 def _held_of_first(rows: Sequence[Row]) -> KeyGroups:
-    """Return what a server holds of its jobs: of one nearly always what it holds of the others."""
+    """Return the slots that a server owns of its first job; nearly always it owns the same slots of all jobs."""
     return KeyGroups.parse(rows[0]["slots"]) if rows else NONE
 
 
 def text_in(reply: object) -> str:
-    """Return a bulk string's or a verbatim text, nothing of another reply."""
+    """Return the text of a bulk or verbatim string; empty for any other reply."""
     assert isinstance(reply, bytes)
     reader = hiredis.Reader(encoding="utf-8")
     reader.feed(reply)

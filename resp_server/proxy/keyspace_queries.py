@@ -1,7 +1,7 @@
 """Queries about the keys of several servers: DBSIZE, KEYS and RANDOMKEY of all of them, SCAN of the cursor's server.
 
-A reply counts only if each server serves the proxy's version of the topology before and after it: otherwise keys of a
-moving slot could be counted twice, or not at all. Until the servers agree the query is sent again, up to its deadline.
+A reply counts only if each server has the proxy's version of the topology before and after it. Otherwise keys of a
+moving slot could be counted twice, or not at all. Until the servers agree, the query is sent again, up to its deadline.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from state_backend.model.slots import HASH_BITS, SLOTS
 
 TOPOLOGY = pack((b"CLUSTER", b"INFO"))
-# The query, between two requests for the version of the topology that the server serves.
+# Requests per server: the query, between two requests for the server's topology version.
 ASKS = 3
 
 
@@ -57,13 +57,13 @@ class KeyspaceQuery(ReplyStage):
         self._is_scan = self._name == "scan"
         first = applications.each[0]
         self._deadline_s = first.deadline_s(not self._is_scan)
-        # Servers that do not agree for longer than one look-up may take will not for a long time.
+        # Servers that do not agree within a short request's deadline will not agree soon.
         self._agree_s = first.deadline_s()
         if self._is_scan:
             self._number, self._cursor = self._place_of(bytes(request[1]))
 
     def _place_of(self, word: bytes) -> tuple[int, int]:
-        """Return the number of the application that a cursor is in, and the cursor of its servers."""
+        """Split a cursor into the number of its application and the cursor for that application's servers."""
         if len(self._applications) == 1 or not word.isdigit():
             return 0, cursor(word)
         number, position = divmod(int(word), 1 << POSITION_BITS)
@@ -72,7 +72,7 @@ class KeyspaceQuery(ReplyStage):
         return len(self._applications) - 1, cursor(word)  # behind the end
 
     def ask(self) -> None:
-        """Send the query to all servers that it concerns."""
+        """Send the query to all servers concerned."""
         self.reopen()
         self.attempt(self._ask)
 
@@ -108,7 +108,7 @@ class KeyspaceQuery(ReplyStage):
                 cluster.send(ask)
 
     def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
-        """Take one reply of a server."""
+        """Store one reply; evaluate them after the last one."""
         self._replies[index] = reply
         self._epochs = together(self._epochs, epochs)
         self._missing -= 1

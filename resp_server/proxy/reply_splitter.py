@@ -1,6 +1,6 @@
 """Splits the bytes from a server into complete replies, without decoding them.
 
-A reply that arrives in parts is stored as parts; a long text is not parsed again until its end has arrived.
+A reply that arrives in parts is stored as parts. A long text is not parsed again until its end has arrived.
 """
 
 from __future__ import annotations
@@ -21,66 +21,66 @@ MAP = b"%"
 LINES = b"+-,("
 LENGTHS = BULKS + ARRAYS + MAP
 NUMBER = ord(":")
-# Whole lines: nil, true and false.
+# The lines of nil, true and false.
 NAMED = (b"_", b"$-1", b"*-1", b"#t", b"#f")
-# A line that is longer is none (guess: the longest are errors, of some hundred bytes).
+# A longer line is invalid (guess: the longest lines are errors, of a few hundred bytes).
 LINE_BYTES_MAX = 64 << 10
-# Of a number: what 64 bits take. Of a length: more than can be meant.
+# The digits of a 64-bit number with its sign; and of a length, more than any reply needs.
 NUMBER_DIGITS_MAX = 20
 LENGTH_DIGITS_MAX = 15
-# A text of which more than this is missing is taken as it comes (guess: some reads of a socket).
+# If more than this of a text is missing, its pieces are stored without parsing (guess: a few reads of a socket).
 TEXT_BYTES_MAX = 256 << 10
-# What is put in order in one step (guess: 0.2 ms, where they have an item each).
+# The replies that are put in order in one step (guess: 0.2 ms if each has one item).
 ANSWERS_AT_ONCE = 64
-# What is cut into items in one step (guess: a millisecond, where items are short).
+# The bytes that are split into items in one step (guess: a millisecond if items are short).
 STEP_BYTES = 8 << 10
 
 
-# Typed for a request of one word.
+# Its type stub accepts only requests of one word.
 _pack = cast(Callable[[tuple[Any, ...]], bytes], hiredis.pack_command)
 
 
 def pack(request: Request) -> bytes:
-    """Return a request as it is sent."""
+    """Encode a request."""
     return _pack(tuple(request))
 
 
 class FrameError(Exception):
-    """What came is no reply, or one larger than is held."""
+    """The received bytes are no reply, or the reply is too large."""
 
 
 class Frames:
-    """One connection's replies.
+    """The replies of one connection.
 
-    keeps_pieces: a reply of more than a megabyte that came in parts is returned as these.
+    keeps_pieces: a reply of more than a megabyte that arrived in parts is returned as these parts.
     """
 
     def __init__(self, reply_bytes_max: int, *, keeps_pieces: bool = False) -> None:
         self._bytes_max = reply_bytes_max
         self.keeps_pieces = keeps_pieces
-        self._done: list[bytes] = []  # of a reply that is not complete: what has been looked at
+        self._done: list[bytes] = []  # the parsed bytes of an incomplete reply
         self._done_bytes = 0
-        self._rest: list[bytes] = []  # what has not
+        self._rest: list[bytes] = []  # its bytes that are not parsed yet
         self._rest_bytes = 0
         self._wanted_bytes = 0
-        self._missing = 1  # items of this reply that are still to come
-        self._text_missing = 0  # bytes of a long text that are, with its line end
+        self._missing = 1  # the missing items of this reply
+        self._text_missing = 0  # the missing bytes of a long text, including its line end
         self._text_end = b""
-        # Why what came behind the replies that `feed` returned is none, nor is anything that is still to come.
+        # Set once the bytes behind the replies that `feed` returned are invalid; further bytes are ignored.
         self.error: FrameError | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether all that came was whole replies."""
+        """Tell whether only complete replies were received."""
         return self.error is None and not (self._done or self._rest)
 
     @property
     def partial_bytes(self) -> int:
-        """How long the reply that is not complete is at least."""
+        """The minimum size of the incomplete reply."""
         return self._done_bytes + self._text_missing + max(self._rest_bytes, self._wanted_bytes)
 
     def feed(self, data: bytes) -> list[RawReply]:
-        """Take bytes, return the replies that are complete by now: the same ones however the bytes are cut."""
+        """Add bytes; return the replies that they complete. How the bytes are divided does not matter."""
         if self.error is not None:
             return []
         if self._text_missing:
@@ -95,7 +95,7 @@ class Frames:
         return self._cut(data)
 
     def _take_text(self, data: bytes) -> list[RawReply]:
-        """Take what comes of a long text, and what is behind it."""
+        """Add bytes of a long text, and of what follows it."""
         some = data[: self._text_missing]
         self._text_missing -= len(some)
         self._text_end = (self._text_end + some)[-2:]
@@ -117,7 +117,7 @@ class Frames:
         return replies + self._cut(data[len(some) :]) if len(some) < len(data) else replies
 
     def _take_done(self) -> RawReply:
-        """Return the reply that is complete."""
+        """Return the complete reply, and clear it."""
         done, self._done, self._done_bytes = self._done, [], 0
         return raw_reply_of(done) if self.keeps_pieces else b"".join(done)
 
@@ -167,18 +167,18 @@ class Frames:
 
 
 def _is_length(digits: bytes) -> bool:
-    """Tell whether digits are a length as everybody writes, and reads, it."""
+    """Tell whether digits are a length in canonical form, which all parsers read alike."""
     return digits.isdigit() and len(digits) <= LENGTH_DIGITS_MAX and (digits[:1] != b"0" or digits == b"0")
 
 
 def _item(data: bytes, at: int) -> tuple[int, int]:
-    """Return where an item's own bytes end (behind the data's end: how much is wanted), and how many are in it.
+    """Return where an item's own bytes end, and how many items it contains. An end behind the data: bytes are missing.
 
-    FrameError for what a client could read as something else than is read here.
+    FrameError for bytes that a client could parse differently.
     """
     end = data.find(b"\r\n", at)
     if end < 0:
-        if len(data) - at > LINE_BYTES_MAX + 1:  # of its end there may be one byte
+        if len(data) - at > LINE_BYTES_MAX + 1:  # one byte of the line end may be there
             raise _no_reply(data, at)
         return len(data) + 1, 0
     mark = data[at]
@@ -206,7 +206,7 @@ def _no_reply(data: bytes, at: int) -> FrameError:
 
 
 def array_of(answer: RawReply) -> tuple[int, list[bytes]]:
-    """Return how many items an array has, and the texts of the items as they were sent."""
+    """Return the number of an array's items, and their encoded bytes."""
     head, texts = split_header(answer)
     if head[:1] != b"*" or head == b"*-1":
         raise FrameError(f"an array was expected, not {head[:16]!r}")
@@ -214,7 +214,7 @@ def array_of(answer: RawReply) -> tuple[int, list[bytes]]:
 
 
 def items_of(answer: RawReply) -> Steps[Sequence[RawReply]]:
-    """Return the items of an array, each as it was sent."""
+    """Return the encoded items of an array."""
     count, texts = array_of(answer)
     size = sum(map(len, texts))
     if count == 1:
@@ -236,12 +236,12 @@ def _cut_up(texts: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def sum_of_replies(answers: Sequence[RawReply]) -> bytes:
-    """Return the sum of numbers, as a reply; ValueError if one is none."""
+    """Return the encoded sum of integer replies; ValueError if one is no integer."""
     return b":%d\r\n" % sum(int(as_bytes(answer)[1:]) for answer in answers)
 
 
 def joined(answers: Sequence[RawReply]) -> RawReply:
-    """Return one array of the items of all."""
+    """Return one array of the items of all arrays."""
     arrays = [array_of(answer) for answer in answers]
     return raw_reply_of(
         [b"*%d\r\n" % sum(count for count, _ in arrays), *(text for _, texts in arrays for text in texts)]
@@ -249,7 +249,7 @@ def joined(answers: Sequence[RawReply]) -> RawReply:
 
 
 def array_in_order(answers: Sequence[RawReply], places: Sequence[Sequence[int]]) -> Steps[RawReply]:
-    """Return one array of the items of all, each at its place: `places` has those of each answer's items."""
+    """Return one array of the items of all arrays. `places` has, for each array, the indexes of its items."""
     items: list[RawReply] = [b""] * sum(map(len, places))
     for number, (answer, its_places) in enumerate(zip(answers, places, strict=True)):
         if not number % ANSWERS_AT_ONCE:

@@ -1,6 +1,6 @@
 """The sources of an application's topology: a file, a registry, or a registry's record under a log's root.
 
-The newest topology wins, including those that servers report; when a source is lost, its last topology stays.
+The newest topology is used, whether a source or a server reports it. If a source is lost, its last topology stays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.proxy")
 
-# How long a new topology goes unseen in a log, and how long a registry that cannot be reached is left alone.
+# The interval of polling a log, and the pause before connecting to a registry again.
 LOOK_EVERY_S = 1.0
 RECORD = "registry.json"
 READ_BYTES_MAX = 64 << 10
@@ -34,17 +34,17 @@ REACH_S_MAX = 5.0
 
 
 class Source(ABC):
-    """One application's source, of which some is learned before anything is answered."""
+    """The source of one application's topology."""
 
     name: str
     cluster: UpstreamCluster
 
-    def begin(self) -> None:  # noqa: B027  (most have nothing to begin with)
-        """Learn what has to be known before anything is answered; SparkisError if that cannot be."""
+    def begin(self) -> None:  # noqa: B027  (most sources need no first read)
+        """Read the source before the proxy serves clients; SparkisError if it cannot be read."""
 
     @abstractmethod
     async def follow(self) -> None:
-        """Learn whatever is new, for ever."""
+        """Follow the source's changes until cancelled."""
 
 
 class FileSource(Source):
@@ -61,7 +61,7 @@ class FileSource(Source):
         await self._file.follow()
 
     def take(self, topology: Topology, name: str) -> None:
-        """Learn a topology; TopologyError if what is known is newer."""
+        """Apply a topology; TopologyError if the current one is newer."""
         known = self.cluster.slots
         if not self.cluster.take(topology, "the file") and topology.version < known.version:
             raise TopologyError(
@@ -70,7 +70,7 @@ class FileSource(Source):
 
 
 class LogSource(Source):
-    """The record of a registry under a log's root; the registry itself may be gone."""
+    """A registry's record under a log's root; the registry itself need not run."""
 
     def __init__(self, filesystem: Filesystem) -> None:
         self.name = f"the log {filesystem.root}"
@@ -103,7 +103,7 @@ class LogSource(Source):
 
 
 class RegistrySource(Source):
-    """A registry that tells of each new topology."""
+    """A registry, which sends each new topology."""
 
     def __init__(self, host: str, port: int, token: str) -> None:
         self.name = f"the registry {address_of(host, port)}"

@@ -22,17 +22,17 @@ from resp_server.proxy.upstream_connection import ConnectionKey
 from resp_server.session.epoch_feed import NO_EPOCHS, Reached, ReplyEpochs
 from resp_server.session.transaction import Mark
 
-# More commands than this go where long answers are waited for (guess: they take a server some milliseconds).
+# Transactions with more commands use connections for slow requests (guess: they take a server a few milliseconds).
 SHORT_COMMANDS_MAX = 512
-# Commands for one server, into which those with keys of several slots are split (guess: others ask there, too).
+# Commands in one block. A command with keys of several slots is split into several (guess: leaves room for others).
 COMMANDS_MAX = REQUESTS_MAX * 9 // 10
-# Answers to commands that are looked at in one step (guess: 0.1 ms).
+# Replies to commands that are checked in one step (guess: 0.1 ms).
 LOOKED_AT_ONCE = 512
 
 MULTI, EXEC = pack((b"MULTI",)), pack((b"EXEC",))
 
-# What becomes of a queued command: a server's block and the command's number in it, for each part that is asked; None:
-# it is answered here. Numbers alone, as Python's garbage collector looks at all else that is held.
+# Where a queued command's replies come from: for each part, the number of a block and the position in it. None: this
+# proxy replies. These are plain numbers, as Python's garbage collector does not visit tuples of numbers.
 ReplyParts = tuple[tuple[int, int], ...] | None
 
 
@@ -40,10 +40,10 @@ class BlockOwner(Protocol):
     """The transaction that a block belongs to."""
 
     def answered(self) -> None:
-        """Note that a server has sent all of a block's replies."""
+        """Called when a block's replies are complete."""
 
     def fail(self, index: int, error: Exception) -> None:
-        """Pass on an exception raised while replies were taken."""
+        """Called with an exception raised while replies were received."""
 
 
 class CommandRouting(Protocol):
@@ -58,7 +58,7 @@ class CommandRouting(Protocol):
 
 @dataclass
 class TransactionBlock(ReplySink):
-    """A transaction's part for one server, sent in one write, and its replies so far. Only sent again as a whole."""
+    """A transaction's part for one server, sent in one write, and its replies so far. It is resent only as a whole."""
 
     cluster: UpstreamCluster
     address: str
@@ -95,7 +95,7 @@ class TransactionBlock(ReplySink):
         return True
 
     def take(self, replies: Sequence[RawReply], epochs: ReplyEpochs) -> None:
-        """Take the next replies."""
+        """Add the next replies."""
         self.remaining -= len(replies)
         self.replies += replies
         if not self.remaining and self.is_complete:
@@ -109,9 +109,9 @@ class TransactionBlock(ReplySink):
         self.owner.fail(0, error)
 
     def next_request(self) -> UpstreamRequest:
-        """Return a question that brings the next answer, if it is an error or will never come.
+        """Return a request that stands for the next reply, if that is an error or was lost.
 
-        Where it is asked again alone, that is a PING: part of a transaction is of no use.
+        It is a PING, as a part of a transaction must not be sent again alone.
         """
         self.remaining -= 1
         request = UpstreamRequest(PING, 0, self.protocol, self.deadline_s, self, 0, self.address)
@@ -119,7 +119,7 @@ class TransactionBlock(ReplySink):
         return request
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        """Take the reply to such a request."""
+        """Add the reply to a request that `next_request` returned."""
         self.replies.append(reply)
         if not self.remaining and self.is_complete:
             self.owner.answered()
@@ -136,13 +136,13 @@ class TransactionBlock(ReplySink):
 
     @property
     def is_dropped(self) -> bool:
-        """Tell whether a watched key changed, so that nothing was run."""
+        """Tell whether EXEC ran nothing because a watched key changed."""
         return self.head + b"\r\n" in NOTHING_RUN.values()
 
     def read(self) -> Steps[bytes | None]:
-        """Cut EXEC's answer into items; return the first error, which is none to a client.
+        """Split EXEC's reply into items; return the first error that prevents the reply, or None.
 
-        Within the answer that is only one that says that a slot is elsewhere, or not ready.
+        Among the items, only a slot that has moved or is not ready is such an error; others are replies to the client.
         """
         found = next(filter(is_error, self.replies), None)
         if found is not None or self.is_dropped:

@@ -50,7 +50,7 @@ from state_backend.model.slots import slot_of
 # Between two tries, doubled each time: servers apply an epoch some milliseconds apart.
 PAUSE_S = 0.005
 PAUSE_S_MAX = 0.1
-# Losing a connection, or a server, costs a try; more of them mean that something is wrong.
+# A lost connection or server costs one try. More losses mean that something is wrong.
 LOSSES_MAX = 2
 
 
@@ -58,10 +58,10 @@ class QueuedCommands(CommandRouting, Protocol):
     """Answers queued commands that have no keys at the proxy itself."""
 
     def answer_within(self, context: CommandContext, request: Request) -> bytes | Pending:
-        """Return the reply to a queued command, or one that has to be waited for."""
+        """Return the reply to a queued command; it may be pending."""
 
     def when_there(self, context: CommandContext, pending: Pending, then: Callable[[Any], object]) -> None:
-        """Call back with a reply that has to be waited for."""
+        """Call back with a pending reply once it is resolved."""
 
     def error_reply(self, error: Exception) -> bytes:
         """Return the error reply for an exception."""
@@ -89,8 +89,8 @@ class ExecRun(ReplyStage):
         self._deadline_s = applications.each[0].deadline_s(is_long=len(requests) > SHORT_COMMANDS_MAX)
         self._planner = TransactionPlanner(dispatcher, applications, context, self)
         self._plan = TransactionPlan()
-        self._made: Generator[Pending | None, bytes | None] | None = None  # makes the reply of the servers'
-        # Of each application: the epochs to read at, and the jobs that each of its servers shows.
+        self._made: Generator[Pending | None, bytes | None] | None = None  # merges the servers' replies
+        # The epochs to read at, by application, and the visible jobs, by server address.
         self._epochs: dict[int, dict[str, Reached]] = {}
         self._jobs: dict[str, set[str]] = {}
         self._waiting = 0
@@ -98,11 +98,11 @@ class ExecRun(ReplyStage):
         self._pause_s = PAUSE_S
 
     def start(self, before: Steps[None]) -> None:
-        """Ask the servers. before: what is done first; an error that it raises is the answer."""
+        """Send the transaction to the servers. before: steps to run first; a ReplyError of theirs is the reply."""
         self.attempt(self.run_steps, self._checked(before), lambda _: self._start(), self._defer)
 
     def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
-        """Take an error of the proxy's own."""
+        """End with an error that the proxy itself found."""
         self.finish(reply, epochs)
 
     def _checked(self, before: Steps[None]) -> Steps[None]:
@@ -124,7 +124,7 @@ class ExecRun(ReplyStage):
             self._choose(number)
 
     def _choose(self, number: int) -> None:
-        """Choose the newest epochs that any server of an application has told of, unless that was done."""
+        """Choose the newest epochs that any server of an application has announced, unless they are chosen already."""
         if number not in self._epochs:
             self._epochs[number] = dict(self._applications.each[number].newest)
 
@@ -132,7 +132,7 @@ class ExecRun(ReplyStage):
         if self._is_over:
             return
         clock_ms = self._context.server.clock()
-        self._waiting = 1  # so that nothing ends before all were asked
+        self._waiting = 1  # so that nothing ends before all blocks are sent
         is_sent = True
         for (number, address), block in self._plan.blocks.items():
             jobs = self._jobs.setdefault(address, set(block.cluster.seen.get(address, ())))
@@ -149,25 +149,25 @@ class ExecRun(ReplyStage):
             self._finish()
 
     def _send_again(self) -> None:
-        if self._waiting:  # what was sent is not answered yet: it would be answered twice
+        if self._waiting:  # replies to the blocks sent before are still missing
             self._again("no server answered in time", self._send_again)
         else:
             self._start()
 
     def answered(self) -> None:
-        """Take in that a server has answered all."""
+        """Count a block whose replies are complete; finish after the last one."""
         self._waiting -= 1
         if not self._waiting and all(block.is_complete for block in self._plan.blocks.values()):
             self.attempt(self._finish)
 
-    # -- what they answered -------------------------------------------------------------------------------------------
+    # -- the servers' replies -----------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """End with the reply, or ask again."""
+        """Finish with the reply, or send the blocks again."""
         self.run_steps(self._read_all(), self._take_answers, self._defer)
 
     def _read_all(self) -> Steps[list[tuple[TransactionBlock, bytes]]]:
-        """Read what the servers answered; return those that did not run their part, and why."""
+        """Read the servers' replies; return the blocks that were not run, with their errors."""
         failed = []
         try:
             for block in self._plan.blocks.values():
@@ -194,7 +194,7 @@ class ExecRun(ReplyStage):
         self._again("the servers have no epoch in common", self._start)
 
     def _is_passing(self, block: TransactionBlock, error: bytes) -> bool:
-        """Tell whether to ask again: where the slots are elsewhere by now, or not ready, or a connection was lost."""
+        """Tell whether to try again: the slots have moved or are not ready, or a connection was lost."""
         if error.startswith(b"-MOVED "):
             block.cluster.refresh(block.address)
             return True
@@ -204,7 +204,7 @@ class ExecRun(ReplyStage):
         return block.head[:6] != b"-EXECA" and self._losses <= LOSSES_MAX
 
     def _take_held(self, block: TransactionBlock, answer: bytes) -> None:
-        """Learn which epochs a server holds: read at the next one that it has, where it passed the one asked for by."""
+        """Apply a server's NOEPOCH: read at the next epoch that it pins if it no longer pins the requested one."""
         number = next(number for (number, address) in self._plan.blocks if address == block.address)
         epochs, held = self._epochs[number], held_in(answer)
         self._jobs[block.address] = set(held)
@@ -223,7 +223,7 @@ class ExecRun(ReplyStage):
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
 
     def _take_replies(self) -> None:
-        """Make the reply of the servers', unless a watched key changed."""
+        """Merge the servers' replies, unless a watched key changed."""
         if any(block.is_dropped for block in self._plan.blocks.values()):
             self.finish(NOTHING_RUN[self._protocol], tuple(self._epochs.values()))
             return
@@ -231,7 +231,7 @@ class ExecRun(ReplyStage):
         self._go_on()
 
     def _go_on(self, reply: bytes | None = None) -> None:
-        """Take the reply that was waited for, if one was, and go on up to another that is waited for."""
+        """Continue until the next pending reply, or until the step's time is over. reply: what the last one became."""
         ends_ns = perf_counter_ns() + STEPS_NS_MAX
         made = self._made
         assert made is not None
@@ -250,7 +250,7 @@ class ExecRun(ReplyStage):
             self.finish(malformed_reply(error))
 
     def _make(self) -> Generator[Pending | None, bytes | None]:
-        """Make the reply of the servers'. Yields what has to be waited for, and is sent it; and None between steps."""
+        """Merge the servers' replies. Yields each pending reply and receives its bytes; yields None between steps."""
         replies: list[RawReply] = []
         blocks = list(self._plan.blocks.values())
         for number, (request, parts) in enumerate(zip(self._requests, self._plan.parts, strict=True)):
@@ -277,7 +277,7 @@ class ExecRun(ReplyStage):
         self.finish(reply, tuple(self._epochs.values()))
 
     def _joined(self, request: Request, found: Sequence[RawReply]) -> Steps[RawReply]:
-        """Join the answers to the parts of a queued command."""
+        """Merge the replies to the parts of a queued command."""
         error = next(filter(is_error, found), None)
         if error is not None or len(found) == 1:
             return found[0] if error is None else error
@@ -288,7 +288,7 @@ class ExecRun(ReplyStage):
 
 
 class WatchRun(ReplyStage):
-    """One WATCH of a client: what its keys are like is asked of their owners, and noted."""
+    """One WATCH of a client: requests a mark of each key from its owner, and stores it in `watched`."""
 
     def __init__(
         self,
@@ -303,13 +303,13 @@ class WatchRun(ReplyStage):
         self._error: bytes | None = None
 
     def ask(self) -> None:
-        """Ask the owners of the keys."""
+        """Send STATE MARK to the owners of the keys."""
         for at, (cluster, key) in enumerate(self._asked):
             packed = pack((b"STATE", b"MARK", key))
             cluster.send(UpstreamRequest(packed, slot_of(key), 2, cluster.deadline_s(), self, at))
 
     def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
-        """Take the mark of one key."""
+        """Store the mark of one key."""
         try:
             mark = as_bytes(reply)
             if is_error(mark):
@@ -324,7 +324,7 @@ class WatchRun(ReplyStage):
 
 
 def held_in(reply: bytes) -> dict[str, list[Reached]]:
-    """Return which epochs of each job a server holds, by its NOEPOCH: the newest last."""
+    """Parse a NOEPOCH reply: the epochs of each job that a server pins, the newest last."""
     words = reply[:-2].decode("utf-8", "surrogateescape").split(" ")[1:]
     rows = zip(words[::2], words[1::2], strict=True)
     return {job: [_reached(each) for each in epochs.split(",")] for job, epochs in rows}

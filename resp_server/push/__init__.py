@@ -1,4 +1,4 @@
-"""What clients are sent without asking: messages, keyspace notifications, invalidations, MONITOR.
+"""Pushes to clients: pub/sub messages, keyspace notifications, invalidations, MONITOR lines.
 
-What one connection subscribed to or tracks is in `session`; a proxy's connections for messages are in `proxy`.
+The subscriptions and tracking options of one connection are in `session`; a proxy's relay of messages is in `proxy`.
 """

@@ -20,7 +20,7 @@ from resp_server.session.subscriptions import Way
 
 logger = logging.getLogger("sparkis.server")
 
-# What may wait to be sent to one node; further messages are dropped.
+# The unsent bytes to one node; further messages are dropped.
 WAITING_BYTES_MAX = 8 << 20
 CONNECT_S_MAX = 1.0
 # After a failed connection, messages to that node are dropped for so long.
@@ -97,7 +97,7 @@ class Peer(asyncio.Protocol):
 
 
 class ClusterBusHost(Protocol):
-    """The process, as a node of a cluster; None: of none."""
+    """The process whose messages are forwarded. cluster: its node; None: it is in no cluster."""
 
     config: ServerConfig
     cluster: NodeView | None

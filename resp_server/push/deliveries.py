@@ -1,7 +1,7 @@
 """Delivers messages to this process's subscribers in order, for a bounded time in each turn of the event loop.
 
-A message is matched with all patterns and sent to each subscriber, and there may be many. A delivery that takes longer
-goes on in later turns. Later messages wait behind it, so that no client gets them first.
+A message is matched with all patterns and sent to each subscriber, and there may be many. A longer delivery continues
+in later turns. Later messages wait for it, so that no client gets them first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import NamedTuple
 
-# Of deliveries in one turn (guess: the writes to the sockets come on top, and take some five times as long).
+# The time for deliveries in one turn (guess: the writes to the sockets take about five times as long in addition).
 TURN_NS_MAX = 1_000_000
 
 # Calls a function in a later turn.
@@ -27,14 +27,14 @@ class _Delivery(NamedTuple):
 
 
 class Deliveries:
-    """The deliveries that are not done, in order."""
+    """The unfinished deliveries, in order."""
 
     def __init__(self, defer: Defer) -> None:
         self._defer = defer
         self._waiting: deque[_Delivery] = deque()
 
     def add(self, steps: Iterator[None], flush: Callable[[], None], done: Callable[[], None]) -> None:
-        """Run a delivery: at once if no other waits, and for as long as a turn may take."""
+        """Start a delivery now if no other waits, for at most one turn's time; else enqueue it."""
         delivery = _Delivery(steps, flush, done)
         if self._waiting:
             self._waiting.append(delivery)
@@ -50,7 +50,7 @@ class Deliveries:
                 if perf_counter_ns() >= ends_ns:
                     break
         except BaseException:
-            self._waiting.popleft()  # the exception is of one message
+            self._waiting.popleft()  # the exception fails this message only
             raise
         finally:
             if self._waiting:

@@ -19,9 +19,9 @@ from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import MESSAGE, PUSH, Invalidation, TrackingState
 
-# A step ends with the client during which this is over (guess: as long as a step of a reply).
+# The duration of a step; its last client may exceed it (guess: the same as for a step of a reply).
 STEP_NS_MAX = 1_000_000
-# What is relayed to the other processes at a time; one message may be as long as all that is pending for a client.
+# The bytes that are relayed to other processes at a time. One client's pending invalidations may be more.
 RELAYED_BYTES_MAX = 1 << 20
 RELAYED_MAX = 64
 
@@ -66,7 +66,7 @@ class InvalidationSender:
         self._relayed_bytes = 0
 
     def send(self) -> None:
-        """Send what is pending for all clients."""
+        """Send all clients' pending invalidations."""
         if self._next is None and self._tracking.pending_clients:
             self._step(deque(self._tracking.pending_clients))
 
@@ -84,7 +84,7 @@ class InvalidationSender:
         self._next = asyncio.get_running_loop().call_soon(self._step, clients) if clients else None
 
     def send_to(self, client: TrackingState) -> None:
-        """Send a client's pending invalidations to it, or to its redirect target, unless that has too much output."""
+        """Send a client's pending invalidations to it or to its redirect target, unless that has too much output."""
         own = self._connections.get(client.session_id)
         if own is None or not client.has_pending:
             return
@@ -100,7 +100,7 @@ class InvalidationSender:
                 target.push(frames)
 
     def _relay(self, client: TrackingState) -> None:
-        """Have the process send them that the redirect target is connected to."""
+        """Relay them to the process that the redirect target is connected to."""
         if self._host.peers is None:
             client.take(is_within=False)
             self._break(client)
@@ -124,7 +124,7 @@ class InvalidationSender:
         self._host.peers.query(RELAY, argument, answered)
 
     def _break(self, client: TrackingState) -> None:
-        """Tell a client of RESP3 that its redirect target is gone, as Redis does."""
+        """Notify a RESP3 client that its redirect target has disconnected, as Redis does."""
         own = self._connections.get(client.session_id)
         if own is None or not client.is_on:
             return

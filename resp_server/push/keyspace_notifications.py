@@ -1,15 +1,15 @@
 """The messages that a server publishes itself: keyspace notifications, and one channel for each job's epochs.
 
     __keyspace@0__:<key>      <event>      for each event of a key, if the enabled classes have K
-    __keyevent@0__:<event>    <key>        behind it, if they have E
+    __keyevent@0__:<event>    <key>        after it, if they have E
     __sparkis__:epoch:<job>   {"job": "<job>", "term": 1, "epoch": 7}
 
 While notifications are enabled, appliers keep the events of each key in the store (`key_events`). They are read from
 the view that answers clients, so that no message is ahead of the readable epoch.
 
-Messages are made in batches. Between batches the server waits a bounded time for slow subscribers; after that their
-messages stay in the output buffer, up to the limit at which a client is cut. A subscriber is also cut if the store has
-dropped events that it has not got yet.
+Messages are sent in batches. Between batches the server waits a bounded time for slow subscribers. After that their
+messages stay in the output buffer, up to the limit at which a client is cut. A subscriber is also cut if the store
+dropped events that were not yet sent to it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EPOCH = OWN_CHANNELS + b"epoch:"
 
 # Expired keys are removed about once a second without a signal, so the view is polled this often (guess).
 POLL_S = 0.1
-# How long messages are made before the event loop goes on.
+# How long messages are built before other clients get a turn.
 SLICE_NS = 2_000_000
 # How long to wait for subscribers whose output exceeds `output_pause_bytes`.
 PATIENCE_S = 1.0
@@ -59,7 +59,7 @@ ALL = sum(CLASSES[letter] for letter in ALL_CLASSES)
 
 
 class Event(NamedTuple):
-    """An event in Redis' words, and its class."""
+    """The name of an event in Redis, and its class."""
 
     name: bytes
     of: int
@@ -86,7 +86,7 @@ EVENTS: Mapping[int, Event] = {
 
 
 class ClassesError(ValueError):
-    """A letter that is no class of events; the text is Redis'."""
+    """Raised for a letter that is no class of events; the text is that of Redis."""
 
 
 def classes_of(letters: str) -> int:
@@ -183,7 +183,7 @@ class Notifications:
         self._settle()
 
     def enable_for(self, session: Session, classes: int) -> None:
-        """Notify one client of these classes, whatever the settings are."""
+        """Notify one client of these classes, regardless of the settings."""
         self._classes_of_clients[session] = classes
         self._settle()
 
@@ -226,7 +226,7 @@ class Notifications:
             self._task.cancel()
 
     def _begin(self) -> None:
-        """Skip all that happened before the first subscription."""
+        """Skip all events before the first subscription."""
         self._host.look()
         for name, snapshot in self._snapshots():
             kept = snapshot.stored_portions()

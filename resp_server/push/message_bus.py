@@ -1,7 +1,7 @@
-"""PUBLISH: brings a message to the subscribers at all processes of a server, and at all nodes of its cluster.
+"""PUBLISH: sends a message to the subscribers at all processes of a server, and at all nodes of its cluster.
 
-Each other process of this server delivers the message, too, and reports to how many clients. It is forwarded to the
-other nodes of a cluster without waiting for them, as in a Redis Cluster.
+The other processes of this server deliver the message, too, and report the number of receivers. The message is also
+forwarded to the other nodes of a cluster, without waiting for them, as in a Redis Cluster.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from resp_server.session.subscriptions import Way, check_name
 from state_backend.model.key_groups import KeyGroups
 from state_backend.model.slots import slot_of
 
-# What is relayed to the other processes at a time, and so the longest message there: their lines take 64 MiB, base64
-# adds a third, and each of 40 processes may send as much to one that is paused.
+# The bytes that are relayed to other processes at a time, and so the longest message that is relayed. A process's queue
+# takes 64 MiB, base64 adds a third, and each of 40 processes may send this much to one that is paused.
 RELAYED_BYTES_MAX = 1 << 20
 WAITING_BYTES_MAX = 16 << 20
-# As `context.GATHER_S_MAX`.
+# The same as `context.GATHER_S_MAX`.
 RELAY_S_MAX = 2.0
-# More than it takes to match a message with all patterns and to send it to all subscribers, behind other messages.
+# Longer than it takes to deliver a message to all subscribers after the messages before it.
 DELIVERED_S_MAX = 60.0
 
 POST = "post a message"
 
 
 class MessageBusHost(Protocol):
-    """The process that messages are published at."""
+    """The process whose clients publish messages."""
 
     clients: Clients
     peers: PeerProcesses | None
@@ -99,7 +99,7 @@ class MessageBus:
         wants: Wants | None = None,
         but: Session | None = None,
     ) -> None:
-        """Send a message; `done` gets the number of receivers, and the unsent frames of one client (`but`)."""
+        """Send a message; `done` gets the number of receivers, and the frames for `but`, which are not sent."""
         batch, own = MessageBatch(), []
 
         def flush() -> None:

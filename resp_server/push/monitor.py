@@ -37,7 +37,7 @@ ESCAPES |= {ord(each): b"\\" + letter.encode() for each, letter in zip('"\\\n\r\
 
 
 class MonitorLine(NamedTuple):
-    """A request as MONITOR shows it, its keys, and its user. With too many keys, only who may read all keys gets it."""
+    """A request's line, its keys, and its user. With too many keys, only monitors that may read all keys get it."""
 
     line: bytes
     keys: Sequence[bytes]
@@ -49,13 +49,13 @@ class MonitorLine(NamedTuple):
 
     @classmethod
     def from_json(cls, row: Sequence[Any]) -> MonitorLine:
-        """Return what `to_json` made."""
+        """Parse the output of `to_json`."""
         line, keys, user = row
         return cls(line.encode("latin-1"), [key.encode("latin-1") for key in keys], user.encode("latin-1"))
 
 
 class MonitorHost(Protocol):
-    """The process whose requests are line."""
+    """The process whose requests monitors get."""
 
     clients: Clients
     peers: PeerProcesses | None
@@ -64,7 +64,7 @@ class MonitorHost(Protocol):
     def clock(self) -> Clock: ...
 
     def update_observation(self) -> None:
-        """Apply that there are monitors now, or none any more, to all sessions."""
+        """Update all sessions after the first monitor came or the last one left."""
 
     def attempt(self, do: Callable[..., object], *arguments: object) -> bool:
         """Call a function; False if it raised, which is logged."""
@@ -110,7 +110,7 @@ class Monitors:
             self._host.update_observation()
 
     def announce(self, then: Callable[[], None] = lambda: None) -> None:
-        """Tell the other processes that this one has monitors. Repeated, as a process may be new."""
+        """Notify the other processes that this one has monitors. This is repeated, as a process may be new."""
         if self._own and self._host.peers is not None:
             self._host.peers.query(ANNOUNCE, None, lambda answers: then())
 
@@ -200,14 +200,14 @@ def may_see(session: Session, line: MonitorLine) -> bool:
 
 
 def line_of(now_ms: int, db: int, address: str, words: Sequence[bytes]) -> bytes:
-    """Return a request as MONITOR's line."""
+    """Return a request as a line of MONITOR."""
     seconds, milliseconds = divmod(now_ms, 1000)
     head = f"+{seconds}.{milliseconds:03}000 [{db} {address}]".encode("utf-8", "surrogateescape")
     return b" ".join([head, *map(quoted, words)]) + b"\r\n"
 
 
 def quoted(word: bytes) -> bytes:
-    """Return a word in quotes as Redis writes it; printable ASCII is not escaped."""
+    """Return a word in quotes, escaped as Redis does; printable ASCII is not escaped."""
     word = bytes(word)
     if word.isalnum() and word.isascii():
         return b'"%b"' % word

@@ -3,7 +3,7 @@
     default   the clients that read a key are recorded until the key changes
     BCAST     nothing is recorded: a client gets each changed key that begins with one of its prefixes
 
-If too many keys changed, or if it is not known which, everything is invalidated.
+If too many keys changed, or if the changed keys are unknown, everything is invalidated.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from resp_server.session.tracking import EVERYTHING, Invalidation, TrackingState
 
 # Redis' default of tracking-table-max-keys.
 KEYS_MAX = 1_000_000
-# What the table may take beside that: long keys, and keys that many clients cache.
+# The memory of the table; long keys, or keys that many clients cache, exceed it before KEYS_MAX.
 TABLE_BYTES_MAX = 256 << 20
-# What a key costs beside its bytes (CPython 3.11: the object's header, the dictionary's row at its usual filling), and
-# what it costs more for each client if there is more than one.
+# The overhead of a key (CPython 3.11: the object's header, and the dictionary's row at its usual filling), and of each
+# client of a key that has more than one.
 KEY_OVERHEAD_BYTES = 150
 HOLDER_BYTES = 16
 # A key that more clients cache is sent to all: an invalidation of a key that is not cached does no harm (guess).
 HOLDERS_MAX = 64
-# Keys that are evicted at once: 1.5 ms (guess).
+# The keys that are evicted at once, within 1.5 ms (guess).
 EVICTED_KEYS_MAX = 1024
-# What one change may enqueue for all clients together; beyond this, everything is invalidated. To enqueue so much takes
-# some 10 ms; to send it takes much longer, and goes client by client.
+# The invalidations that one change may enqueue for all clients together; beyond this, everything is invalidated.
+# Enqueueing so many takes about 10 ms. Sending them takes much longer, and goes client by client.
 INVALIDATIONS_PER_CHANGE_MAX = 50_000
 INVALIDATION_BYTES_PER_CHANGE_MAX = 64 << 20
 # Entries that are freed at a time.
 FREED_PER_STEP = 1024
 
-# What the prefixes of one client may take, each with a row's bytes (guess; Redis has no limit).
+# The memory for the prefixes of one client, each with its overhead (guess; Redis has no limit).
 PREFIX_BYTES_MAX = 64 << 10
 PREFIX_OVERHEAD_BYTES = 100
 
@@ -62,9 +62,9 @@ class TrackingTable:
         self.clients: dict[TrackingState, None] = {}
         self.pending_clients: dict[TrackingState, None] = {}
         self.listeners: dict[ChangeListener, None] = {}
-        self.items = 0  # clients, over all keys
+        self.items = 0  # the number of (key, client) pairs
         self.full_invalidations = 0
-        # Called for each new client; and when the first one comes or the last one goes.
+        # `on_begin` is called for each new client; `on_use` when the table gets its first client or loses its last one.
         self.on_begin: Callable[[], None] = lambda: None
         self.on_use: Callable[[bool], None] = lambda is_used: None
         self._bytes_max = bytes_max
@@ -76,12 +76,12 @@ class TrackingTable:
 
     @property
     def keys(self) -> int:
-        """How many keys are recorded."""
+        """The number of recorded keys."""
         return len(self._holders)
 
     @property
     def prefixes(self) -> int:
-        """How many prefixes clients track."""
+        """The number of tracked prefixes."""
         return len(self._by_prefix)
 
     @property
@@ -121,7 +121,7 @@ class TrackingTable:
     def _measure_prefixes(self) -> None:
         self._prefix_lengths = sorted({len(each) for each in self._by_prefix})
 
-    # -- what is read -------------------------------------------------------------------------------------------------
+    # -- read keys ----------------------------------------------------------------------------------------------------
 
     def remember(self, client: TrackingState, keys: Iterable[bytes]) -> None:
         """Record that a client read keys, also missing ones."""
@@ -162,7 +162,7 @@ class TrackingTable:
             self._enqueue_for_holders(list(islice(self._holders, count)))
 
     def limit(self, keys_max: int) -> None:
-        """Set how many keys are recorded; 0: as many as there is room for."""
+        """Set how many keys are recorded; 0: only memory limits them."""
         self.keys_max = keys_max
         self._evict()
 
@@ -187,7 +187,7 @@ class TrackingTable:
             if not last:
                 self._unfreed.pop()
 
-    # -- what changes -------------------------------------------------------------------------------------------------
+    # -- changed keys -------------------------------------------------------------------------------------------------
 
     def changed(self, keys: Sequence[bytes] | None) -> None:
         """Enqueue invalidations for changed keys; None: any key may have changed."""
@@ -274,7 +274,7 @@ class TrackingTable:
                     self.enqueue(client, readable)
 
     def _invalidates_all(self, rows: Sequence[tuple[KeyHolders, Invalidation]]) -> bool:
-        """Invalidate everything if there is too much to enqueue; return whether."""
+        """Invalidate everything if there is too much to enqueue; return whether this was done."""
         count = sum(len(clients) for clients, _ in rows)
         size = sum(len(clients) * each.bytes for clients, each in rows)
         is_too_much = count > INVALIDATIONS_PER_CHANGE_MAX or size > INVALIDATION_BYTES_PER_CHANGE_MAX
