@@ -1,8 +1,8 @@
-"""Begins a generation with what another one holds: after a rewind, or when a query comes back.
+"""Begins a generation with the epochs of another one: after a rewind, or when an earlier query of the job returns.
 
-What is copied is never written again (change files, epochs, snapshots), so a copy is a second name where the
-filesystem has links. The source may be swept meanwhile, or removed as a whole: a copy counts only once all that it
-needs is there, and the source's removal had not begun by then.
+The copied files (change files, epochs, snapshots) are never written again, so a copy is a hard link where the
+filesystem has links. The source may be swept or removed meanwhile: a copy counts only if it is complete, and if the
+removal of the source had not begun by then.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from state_backend.model.errors import LogCorruptError
 
 
 class _Plan(NamedTuple):
-    """What leads to an end: a snapshot if the first epochs are gone, and the epochs from there on."""
+    """The snapshot (if the first epochs were swept) and the epochs that lead to an end."""
 
     snapshot: int | None
     numbers: tuple[int, ...]
 
 
 def reaches(log: JobLog, source: Current, end: int | None) -> bool:
-    """Tell whether a generation leads to the epoch before `end` (its last one if None), and a copy would be whole."""
+    """Tell whether a generation can be copied completely up to the epoch before `end`, or to its last one if None."""
     return _plan(log, source, end) is not None
 
 
 def copy(log: JobLog, source: Current, target: str, end: int | None) -> bool:
-    """Copy what leads to the epoch before `end` into the folder of a generation that has not begun.
+    """Copy a generation up to the epoch before `end`, or all if None, into the folder of one that has not begun.
 
-    Everything if `end` is None. False if the source does not lead there any more, or is being removed; LogCorruptError
-    if files of it are missing that nobody swept. Cost: two operations a file.
+    False if the source no longer leads to that epoch, or is being removed. LogCorruptError if files are missing that
+    were not swept. Cost: two operations per file.
     """
     before: _Plan | None = None
     while (plan := _plan(log, source, end)) is not None:
         is_whole = _copied(log, source, target, plan)
-        if log.terms.is_swept(source.generation):  # looked up last: then all that was copied was there
+        if log.terms.is_swept(source.generation):  # read last: until now the source was complete
             return False
         if is_whole:
             return True
@@ -44,7 +44,7 @@ def copy(log: JobLog, source: Current, target: str, end: int | None) -> bool:
                 f"job {log.job!r}: files of generation {source.generation} are missing in the log "
                 f"{log.filesystem.root}; restore them from a copy"
             )
-        before = plan  # swept while it was copied: what is left may do
+        before = plan  # swept during the copy: the remaining files may suffice
     return False
 
 
@@ -65,7 +65,7 @@ def _plan(log: JobLog, source: Current, end: int | None) -> _Plan | None:
 
 
 def _copied(log: JobLog, source: Current, target: str, plan: _Plan) -> bool:
-    """Copy what a plan says, what an epoch lists before itself; True if all of it was there."""
+    """Copy the files of a plan, those that an epoch lists before the epoch; True if no file was missing."""
     base = f"{log.job}/{target}"
     if plan.snapshot is not None:
         manifest = next((each for each in log.snapshots(source) if each.epoch == plan.snapshot), None)
@@ -76,7 +76,7 @@ def _copied(log: JobLog, source: Current, target: str, plan: _Plan) -> bool:
         ):
             return False
         log.filesystem.create(f"{folder}/manifest.json", manifest.to_bytes())
-        # An earlier try may have copied epochs that are swept in the source by now, and not all that followed.
+        # An earlier try may have copied some epochs that are swept in the source by now: the floor hides them.
         first = plan.numbers[0] if plan.numbers else plan.snapshot + 1
         log.filesystem.create(f"{base}/floor/{first}", b"")
     for number in plan.numbers:
@@ -90,7 +90,7 @@ def _copied(log: JobLog, source: Current, target: str, plan: _Plan) -> bool:
 
 
 def _copied_files(log: JobLog, listed: Epoch, source: str, target: str) -> bool:
-    """Copy the files that an epoch or a manifest lists; True if each was there and the copy has its size."""
+    """Copy the files that an epoch or a manifest lists; True if no file was missing and the sizes agree."""
     return all(
         log.filesystem.copy(f"{source}/{file.name}", f"{target}/{file.name}")
         and log.filesystem.size(f"{target}/{file.name}") == file.size

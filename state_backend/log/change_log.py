@@ -1,18 +1,18 @@
 """The change log of a job: the ordered, durable record of every epoch, one writer, any number of readers.
 
-    <job>/terms/<term>.json                         which generation and writer are in charge (see `terms`)
-    <job>/alive/<term>.json                         a counter that moves while the term's writer lives; not durable
-    <job>/<generation>/changes/<epoch>-<uuid>.arrow change files; no name is ever written twice
+    <job>/terms/<term>.json                         the generation and the writer in charge (see `terms`)
+    <job>/alive/<term>.json                         a counter that moves while the term's writer is alive; not durable
+    <job>/<generation>/changes/<epoch>-<uuid>.arrow change files; each name is written once
     <job>/<generation>/epochs/<epoch>.json          the commit point of an epoch (see `epochs`)
-    <job>/<generation>/shown.json                   readers see it, though it was held back at first (see `promotion`)
-    <job>/<generation>/floor/<epoch>                what is below the highest of these does not exist any more
-    <job>/<generation>/snapshots/<epoch>/...        the whole state as of an epoch (see `snapshots`)
+    <job>/<generation>/shown.json                   makes a held-back generation visible (see `promotion`)
+    <job>/<generation>/floor/<epoch>                epochs below the highest of these are removed
+    <job>/<generation>/snapshots/<epoch>/...        the full state as of an epoch (see `snapshots`)
 
-A generation is a folder with one chain of epochs: it is named `<query id>.<term>`, and once another one is in charge
-it never is again. A change file that no epoch lists does not exist for a reader, nor does an epoch below the floor,
-whether or not its file is there. An epoch's file is created only if there is none, so of two writers one commits it.
+A generation is a folder with one chain of epochs. It is named `<query id>.<term>`, and is never in charge again once
+another generation is. Readers ignore change files that no epoch lists, and epochs below the floor. An epoch's file is
+created only if there is none, so only one of two writers commits it.
 
-Here is the reader's side; `log_writer` writes, `sweep` removes.
+This module reads; `log_writer` writes, `sweep` removes.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sparkis.log")
 
-# So many whole snapshots count: a reader may be in the middle of the older one, or the newer one may be damaged.
+# So many complete snapshots count: a reader may be reading the older one, or the newer one may be damaged.
 KEPT_SNAPSHOTS = 2
 
 
 @dataclass(frozen=True)
 class Current:
-    """Which generation of a job counts now, and who writes it."""
+    """The current generation of a job, and its writer."""
 
     generation: str
     term: int
     writer: str = ""
     description: Description | None = field(default=None, compare=False)
-    held_back: str | None = field(default=None, compare=False)  # the generation that is written while readers see this
+    held_back: str | None = field(default=None, compare=False)  # the generation that is written, but not yet visible
 
 
 class JobLog:
-    """One job's part of a log, to read."""
+    """Reads the log of one job."""
 
     def __init__(self, filesystem: Filesystem, job: str) -> None:
         self.filesystem = filesystem
         self.job = job
         self.terms = Terms(filesystem, job)
-        # Epochs of snapshots that are not what was written: whoever finds one damaged goes on from the one before.
+        # Epochs of damaged snapshots: readers use the snapshot before.
         self.damaged_snapshots: set[int] = set()
 
     def current(self) -> Current | None:
-        """Return what counts now, or None if nobody ever wrote the job, or it was dropped."""
+        """Return the generation in charge; None if the job was never written, or was dropped."""
         term = self.terms.newest()
         return None if term is None or term.is_dropped else current_of(term)
 
     def shown(self) -> Current | None:
-        """Return what readers are to see: what counts, or what did before it while that is held back.
+        """Return the visible generation: the one in charge, or the one before it while the newer one is held back.
 
-        A generation that is shown stays so, and with it all that are newer come after it: so this only goes forward.
+        A visible generation is never held back again, so readers never return to an older generation.
         """
         newest = self.terms.newest()
         if newest is None or newest.is_dropped:
@@ -84,20 +84,20 @@ class JobLog:
         return current_of(newest)
 
     def may_be_seen(self, term: Term) -> bool:
-        """Tell whether a term's generation is not held back, or not any more."""
+        """Tell whether a term's generation is not held back, or no longer."""
         return not term.is_held_back or self.filesystem.size(self.promotion_path(term.generation)) is not None
 
     def promotion_path(self, generation: str) -> str:
-        """Return where it is said that a generation which was held back is shown, relative to the log's root."""
+        """Return the path of the file that makes a held-back generation visible, relative to the log's root."""
         return f"{self.job}/{generation}/shown.json"
 
     def dropped(self) -> Term | None:
-        """Return the term that says that the job is no more; None if it is, or if its folder is just not there."""
+        """Return the term that dropped the job; None if the job was not dropped, or if its folder is missing."""
         term = self.terms.newest()
         return term if term is not None and term.is_dropped else None
 
     def description(self, generation: str) -> Description:
-        """Return the states of a generation."""
+        """Return the description of a generation, with its states."""
         newest = self.terms.newest()
         for term in self.terms.down_from(newest.term if newest else 0):
             if term.generation == generation and term.description is not None:
@@ -112,7 +112,7 @@ class JobLog:
         term = self.terms.newest()
         sign = self.terms.sign_of_life(term.term) if term is not None else {}
         if not sign:
-            self.terms.forget_if_gone()  # the whole folder may have been taken away
+            self.terms.forget_if_gone()  # the folder of the job may have been removed
         return sign
 
     def epoch(self, current: Current, number: int) -> Epoch | None:
@@ -122,30 +122,30 @@ class JobLog:
         if stored is None:
             return None
         epoch = Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}")
-        # A writer that was away while its epoch was committed by a newer one, and swept, may have made the file again.
-        # An epoch of the newest term cannot be such a one, if that is looked up after it was read.
+        # A stopped writer may create the file again after a newer writer committed the epoch, and it was swept. An
+        # epoch of the newest term is no such file, if the term is read after the epoch.
         newest = self.terms.newest()
         is_of_newest = newest is not None and newest.term == epoch.term
         return epoch if is_of_newest or number >= self.floor(current.generation) else None
 
     def floor(self, generation: str) -> int:
-        """Return the first epoch that was not swept."""
+        """Return the number of the first epoch that was not swept."""
         names = self.filesystem.names(f"{self.job}/{generation}/floor")
         return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def has_file(self, generation: str, number: int) -> bool:
-        """Tell whether an epoch's file is there, whether or not it counts; nothing is read."""
+        """Tell whether an epoch's file exists, even below the floor; the file is not read."""
         return self.filesystem.size(f"{self.job}/{generation}/epochs/{number}.json") is not None
 
     def numbers(self, generation: str) -> list[int]:
         """Return the numbers of the epochs of a generation, sorted."""
         names = self.filesystem.names(f"{self.job}/{generation}/epochs")
-        floor = self.floor(generation)  # looked up last: what was removed while it was listed is below it
+        floor = self.floor(generation)  # read last: epochs removed during the listing are below it
         numbers = (int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal())
         return sorted(number for number in numbers if number >= floor)
 
     def newest(self, current: Current) -> Epoch | None:
-        """Return the last committed epoch; EpochHoleError if one before it is missing."""
+        """Return the last committed epoch; EpochHoleError if an epoch before it is missing."""
         numbers = self.numbers(current.generation)
         if not numbers:
             return None
@@ -156,7 +156,7 @@ class JobLog:
                 f"restore them from a copy, or begin a new log"
             )
         epoch = self.epoch(current, numbers[-1])
-        return epoch if epoch is not None else self.newest(current)  # others came, and it was swept meanwhile
+        return epoch if epoch is not None else self.newest(current)  # this one was swept meanwhile
 
     def first(self, current: Current) -> Epoch | None:
         """Return the first epoch of a generation that was not swept, or None if there is none yet."""
@@ -166,9 +166,9 @@ class JobLog:
         return None
 
     def snapshots(self, current: Current) -> Iterator[Epoch]:
-        """Iterate over the manifests of the whole snapshots that count, the newest first (see `snapshots`).
+        """Iterate over the manifests of the complete snapshots that count, the newest first (see `snapshots`).
 
-        Without those that are known to be damaged.
+        Snapshots that are known to be damaged are skipped.
         """
         names = self.filesystem.names(f"{self.job}/{current.generation}/snapshots")
         found = 0
@@ -188,26 +188,26 @@ class JobLog:
                 return
 
     def end(self, current: Current) -> Epoch | None:
-        """Return what the next epoch follows: the last epoch, or a snapshot where nothing else is left of it."""
+        """Return the predecessor of the next epoch: the last epoch, or the newest snapshot if no epoch remains."""
         return self.newest(current) or next(self.snapshots(current), None)
 
     def snapshot_folder(self, generation: str, epoch: int) -> str:
-        """Return where a snapshot of an epoch lies, relative to the log's root."""
+        """Return the folder of a snapshot of an epoch, relative to the log's root."""
         return f"{self.job}/{generation}/snapshots/{epoch}"
 
     def changes_folder(self, generation: str) -> str:
-        """Return where the change files of a generation lie, relative to the log's root."""
+        """Return the folder of a generation's change files, relative to the log's root."""
         return f"{self.job}/{generation}/changes"
 
     def runs(self, generation: str, epoch: Epoch, slots: KeyGroups | None = None) -> Iterator[pa.RecordBatch]:
-        """Read an epoch's runs; of some slots only, if they are given. See `runs_in_folder` and `runs_of_slots`."""
+        """Read an epoch's runs, of all slots or of some. See `runs_in_folder` and `runs_of_slots`."""
         folder = self.changes_folder(generation)
         if slots is None:
             return self.runs_in_folder(folder, epoch)
         return (run for _, run in self.runs_of_slots(folder, epoch, slots))
 
     def runs_in_folder(self, folder: str, epoch: Epoch) -> Iterator[pa.RecordBatch]:
-        """Read what an epoch or a manifest lists; LogCorruptError before the first run of a file that is not so."""
+        """Read the runs that an epoch or a manifest lists; LogCorruptError before the first run of a damaged file."""
         for file in epoch.files:
             reader = self._open(folder, epoch, file)
             for index in range(reader.num_record_batches):
@@ -220,8 +220,8 @@ class JobLog:
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Read the changes of some slots that an epoch or a manifest lists, after its first `done` runs.
 
-        Returns (how many runs are done with this one, its rows of these slots); a run without any is left out. Files
-        that have none are not opened; a file is checked as a whole where it is, as `runs_in_folder` does.
+        Iterates over (number of runs done including this one, its rows of these slots), without runs that have no such
+        rows. Files without such runs are not opened. An opened file is checked completely, as in `runs_in_folder`.
         """
         end = 0
         for file in epoch.files:
@@ -251,7 +251,7 @@ class JobLog:
                     yield end, rows
 
     def _open(self, folder: str, epoch: Epoch, file: ChangeFile) -> pa.RecordBatchFileReader:
-        """Open a change file; LogCorruptError if it is not the one that was listed."""
+        """Open a change file; LogCorruptError if it is not the listed one."""
         path = f"{folder}/{file.name}"
         content = self.filesystem.open_input(path)
         where = f"{self.filesystem.root}/{path}, listed by epoch {epoch.epoch}"
@@ -267,7 +267,7 @@ class JobLog:
 
 
 def current_of(term: Term) -> Current:
-    """Return what counts while a term that has begun is the newest one."""
+    """Return the generation that a begun term puts in charge."""
     return Current(term.generation, term.term, term.writer, term.description)
 
 
@@ -276,27 +276,27 @@ class ChangeLog:
 
     def __init__(self, root: str | Path | Filesystem) -> None:
         self.filesystem = root if isinstance(root, Filesystem) else open_filesystem(root)
-        self._jobs: dict[str, JobLog] = {}  # each remembers its newest term
+        self._jobs: dict[str, JobLog] = {}  # each caches its newest term
 
     def job(self, name: str) -> JobLog:
-        """Return one job's part of the log, whether or not it is there."""
+        """Return the log of one job, whether or not the job exists."""
         return self._jobs.setdefault(name, JobLog(self.filesystem, name))
 
     def jobs(self) -> list[str]:
-        """Return the names of the jobs that were ever written and not dropped, sorted; damaged ones too."""
+        """Return the sorted names of all jobs that are not dropped; damaged jobs, too."""
         return sorted(name for name in self.filesystem.names("") if not name.startswith(".") and self._is_job(name))
 
     def _is_job(self, name: str) -> bool:
         try:
             return self.job(name).current() is not None
-        except LogCorruptError:  # to be said by whoever opens the job
+        except LogCorruptError:  # the error is raised when the job is opened
             return True
 
 
 def check_writable(root: str | Path | Filesystem) -> None:
     """Raise LogUnavailableError, before any work is done, if a log root cannot be written.
 
-    Neither can one whose storage does not keep two writers apart: that is for `create` to find out.
+    Storage that cannot exclude a second writer counts as such a root; `Filesystem.create` checks that.
     """
     filesystem = root if isinstance(root, Filesystem) else open_filesystem(root)
     filesystem.make_folder("")

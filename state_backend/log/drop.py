@@ -1,8 +1,8 @@
 """`sparkis drop`: removes a job from a log for good.
 
-The job's last term says that it is dropped, and stays: so servers know a dropped job, whose keys are gone, from one
-whose folder cannot be reached, which they go on showing as stale. A query that starts under the name again begins
-with nothing.
+The job's last term records the drop, and is never removed. By it servers distinguish a dropped job, whose keys are
+removed, from a job whose folder cannot be reached, which they continue to serve as stale. A query that starts under the
+name again begins with an empty state.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 def drop(root: str | Path | Filesystem, job: str, *, is_forced: bool = False) -> str:
     """Drop a job and return one line about it; JobInUseError if it is being written, unless `is_forced`.
 
-    Stopped anywhere, it leaves the job as it was or dropped; run again, it removes what is left of it.
+    An interrupted drop leaves the job either unchanged or dropped; a second run removes the remaining files.
     """
     log = ChangeLog(root)
     dropped = log.job(job)

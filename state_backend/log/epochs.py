@@ -1,25 +1,25 @@
-"""An epoch's file: the commit point of one micro-batch, and all that a reader must know of it.
+"""An epoch's file: the commit point of a micro-batch, with all that a reader needs.
 
 `epochs/<epoch>.json` is one JSON object:
 
-    format      1; 2 if the job has a reducing state, 3 if it has a set, whose changes older versions cannot read
+    format      1; 2 if the job has a reducing state, 3 if it has a set: older versions cannot read their changes
     epoch, term         this epoch's number, and the term of the writer that committed it
-    previous            [epoch, term] of the one before, or null for the first of the log
+    previous            [epoch, term] of the epoch before, or null for the first of the log
     clock_ms            the one clock reading of the epoch, milliseconds since 1970 UTC
-    rows, digest        how many changes, and an order-free sum over them, by which a replay is recognised
-    replaces            states whose whole content this epoch replaces (complete mode, or a state that was dropped)
-    description         version of the description that declares its states (see `terms`)
-    origin              number of the first epoch of this log: above 0, the log began later than the query
-    offsets             where the query's sources end, as its checkpoint has them; [] if that is not known
-    log_bytes           bytes of changes that the epochs list, from the first to this one; older versions did not count
+    rows, digest        number of changes, and a sum over them in any order, by which a replay is recognized
+    replaces            states whose full content this epoch replaces (complete mode, or a dropped state)
+    description         version of the description that has its states (see `terms`)
+    origin              number of the first epoch of this log: above 0 if the log began later than the query
+    offsets             end offsets of the query's sources, as in its checkpoint; [] if unknown
+    log_bytes           bytes of changes of all epochs from the first to this one; not written by older versions
     files               list of {name, size, checksum, rows, runs}: change files, in the order to apply
-    inline              list of base64 Arrow IPC streams: changes too few for a file of their own
-    slots               only in a part of a snapshot (see `snapshots`): those that it is of
-    checksum            CRC32 of the object without this line
+    inline              list of base64 Arrow IPC streams: changes too few for a file
+    slots               only in a part of a snapshot (see `snapshots`): the slots of the part
+    checksum            CRC32 of the object without this field
 
 `runs` lists [first slot, last slot, rows] for each record batch of a file, so that the reader of a slot range skips
-the others. A change is applied in the order: files, then inline. Two changes of one key lie in two of them only where
-it does not matter which one is the last (`duplicates="any"`).
+the others. Changes are applied in the order: files, then inline. Two changes of one key are in different files or
+streams only if their order does not matter (`duplicates="any"`).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from state_backend.model.slots import HASH_BITS, slot_at
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# The second may have changes that fold (see `records.Op`), the third those of sets; what has none is written as the
-# first, for older readers.
+# The second format may have FOLDs (see `records.Op`), the third changes of sets. Epochs of jobs without both have the
+# first format, for older readers.
 FORMAT = 1
 FORMAT_WITH_FOLDS = 2
 FORMAT_WITH_SETS = 3
 
 
 class EpochRef(NamedTuple):
-    """Which epoch, by which writer."""
+    """Identifies an epoch: its number, and the term of its writer."""
 
     epoch: int
     term: int
@@ -55,7 +55,7 @@ class EpochRef(NamedTuple):
 
 @dataclass(frozen=True)
 class ChangeFile:
-    """A change file as an epoch lists it. `size` in bytes, `checksum` CRC32 of the whole file."""
+    """A change file as an epoch lists it. `size` in bytes, `checksum` CRC32 of the file."""
 
     name: str
     size: int
@@ -77,13 +77,13 @@ def slots_of_run(run: pa.RecordBatch) -> tuple[int, int, int]:
 
 
 def rows_of_slots(run: pa.RecordBatch, slots: KeyGroups) -> pa.RecordBatch:
-    """Return the rows of a run whose keys are in some slots, in their order; the run itself if all are."""
+    """Return the rows of a run whose keys are in some slots, in their order; the run itself if those are all."""
     import numpy as np
     import pyarrow as pa
 
     edges = [slot << HASH_BITS for first, last in slots.ranges for slot in (first, last + 1)]
     positions = positions_in(run)
-    # An odd number of edges at or before a position: it lies in a range.
+    # A position is in a range if the number of edges at or before it is odd.
     is_inside = np.array(edges, np.uint64).searchsorted(positions, side="right") & 1 == 1
     return run if is_inside.all() else run.filter(pa.array(is_inside))
 
@@ -115,7 +115,7 @@ class Epoch:
 
     @property
     def change_bytes(self) -> int:
-        """The size of the changes that it lists."""
+        """The size of the changes that the epoch lists."""
         return sum(file.size for file in self.files) + sum(map(len, self.inline))
 
     def to_bytes(self) -> bytes:
@@ -142,7 +142,7 @@ class Epoch:
 
     @classmethod
     def from_bytes(cls, stored: bytes, path: str) -> Epoch:
-        """Read a file's content; LogCorruptError, naming `path`, if it is not what was written."""
+        """Read a file's content; LogCorruptError, with `path`, if the content is damaged."""
         try:
             content = json.loads(stored)
             checksum = content.pop("checksum")
@@ -172,7 +172,7 @@ class Epoch:
 
 
 def check_format(number: int, path: str) -> None:
-    """Raise LogCorruptError for a file that a newer version wrote in a way that this one does not know."""
+    """Raise LogCorruptError for a file of a format that only newer versions know."""
     if number not in (FORMAT, FORMAT_WITH_FOLDS, FORMAT_WITH_SETS):
         raise LogCorruptError(
             f"{path} has format {number}; this version reads up to {FORMAT_WITH_SETS}: upgrade sparkis"

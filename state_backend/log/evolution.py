@@ -1,12 +1,12 @@
-"""What may change about a job's states from one start of its query to the next, while the checkpoint stays.
+"""The rules for changes of a job's states between two starts of its query with the same checkpoint.
 
-    added      a state begins with what changes from then on
-    left out   its keys are removed by the next epoch
-    changed    goes on where that cannot leave a wrong key or a wrong mixture behind; what was written before stays as
-               it is until its key changes, which is said where it can be seen
-    refused    DescriptorError: another kind, other keys or fields, another way of folding; or what looks like a rename
+    added      the state begins with the keys that change from then on
+    left out   the next epoch removes the state's keys
+    changed    allowed if no wrong keys or mixtures of values remain. Old values stay until their key changes; a note
+               says so if clients can see the difference
+    refused    DescriptorError: another kind, other keys or fields, another folding; or a probable rename
 
-Pure: nothing here reads or writes.
+Pure functions: no files are read or written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from state_backend.codec.reductions import Reduction, reduction_of
 from state_backend.model.descriptor import PLACEHOLDER, Reduce, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
-# Types whose values have one text: a key column may turn from one into another, and its keys stay what they were.
+# A key column may change between these types: equal values have equal texts, so the keys stay the same.
 SAME_TEXT = re.compile(r"tinyint|smallint|int|bigint|string.*|char\(.*|varchar\(.*")
 
 WHAT_TO_DO = (
@@ -36,11 +36,11 @@ def check_evolution(
     *,
     is_whole: bool = False,
 ) -> list[str]:
-    """Return what a user should know of a change of a job's states; DescriptorError if they cannot go on so.
+    """Return notes for the user about changed states; DescriptorError for a change that is refused.
 
-    before: the states that the log has; known: those and the ones that were left out earlier; now: the states as they
-    are to be. All as they stand in a log. is_whole: each state is written anew as a whole, so that of what was there
-    nothing stays.
+    before: the states in the log; known: `before` and the states that were left out earlier; now: the new states. All
+    are in the form of a log (`StateDescriptor.for_job`). is_whole: each state is written again in full, so that no old
+    keys remain.
     """
     names = {state.name for state in now}
     old = {state.name: state for state in known}
@@ -60,7 +60,7 @@ def check_evolution(
 
 
 def _check_same(job: str, before: StateDescriptor, now: StateDescriptor, *, is_whole: bool) -> None:
-    """Refuse what would leave keys or fields behind that nobody writes any more, or values that mean two things."""
+    """Refuse changes that leave keys or fields that are never written again, or values of two meanings."""
     changes = [
         f"{what} was {_shown(old)} in this log and is now {_shown(new)}"
         for what, old, new in (
@@ -84,7 +84,7 @@ def _check_same(job: str, before: StateDescriptor, now: StateDescriptor, *, is_w
 
 
 def _check_no_rename(job: str, state: StateDescriptor, given_up: Sequence[StateDescriptor]) -> None:
-    """Refuse a new state that is one which was left out, under another name: its keys would be gone unnoticed."""
+    """Refuse a new state that looks like a renamed one: the keys of the old name would be lost unnoticed."""
     for other in given_up:
         if _anonymous(other, job) == _anonymous(state, job):
             raise DescriptorError(
@@ -96,14 +96,14 @@ def _check_no_rename(job: str, state: StateDescriptor, given_up: Sequence[StateD
 
 
 def _anonymous(state: StateDescriptor, job: str) -> StateDescriptor:
-    """Return what stays of a state when it is renamed."""
+    """Return a state without its name, to compare it with another."""
     prefix = f"{job}:{state.name}:"
     form = state.key_format or ""
     return replace(state, name="_", key_format=form.replace(prefix, "_", 1) if form.startswith(prefix) else form)
 
 
 def _notes(before: StateDescriptor, now: StateDescriptor) -> Iterator[str]:
-    """Iterate over what was written before and does not look as it would now."""
+    """Iterate over the differences between values written before and values written now."""
     if before.value != now.value:
         yield (
             f"its value was {_shown(before.value)} and is now {_shown(now.value)}; a key has the new one when it "
