@@ -1,12 +1,12 @@
-"""A query's checkpoint as a reader needs it: which query it is of, which batches are committed, and when each began.
+"""A query's checkpoint: the query's id, the committed batches, and their timestamps.
 
     metadata          {"id": the query's id}
-    offsets/<batch>   written before a batch runs; its header has the batch's timestamp
-    commits/<batch>   written when the batch is over: from then on its state counts
+    offsets/<batch>   written before the batch runs; the header has the batch's timestamp
+    commits/<batch>   written when the batch has ended: its state is valid from then on
 
-Runs on the driver. Files are read through Hadoop's filesystems, as Spark itself reads them, so any place that can hold
-a checkpoint can be read here, with the settings that Spark has for it. A client of Spark Connect has none of them: it
-reads the files as those of a log (`ClientCheckpoint`).
+Used on the driver. Files are read through Hadoop's filesystems, as Spark reads them, so any storage of checkpoints
+works, with Spark's own settings. A client of Spark Connect has no Hadoop: it reads the files with the filesystems of
+the change log (`ClientCheckpoint`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CheckpointError(SparkisError):
 
 
 class Checkpoint:
-    """The folder of one query's checkpoint. Any thread may ask; every answer is read anew."""
+    """The checkpoint of one query. Thread-safe; each call reads the files again."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         jvm: Any = spark._jvm
@@ -50,16 +50,16 @@ class Checkpoint:
 
     @property
     def is_local(self) -> bool:
-        """Tell whether it lies on a disk of this machine, where looking costs nothing."""
+        """Whether the checkpoint is on a local disk, where a check takes microseconds."""
         return urlsplit(self.location).scheme == "file"
 
     @property
     def name(self) -> str:
-        """The folder's own name."""
+        """The folder's name, without its path."""
         return unquote(self._root.getName())
 
     def query_id(self) -> str:
-        """Return the id of the query whose checkpoint this is; CheckpointError if it is none."""
+        """Return the query's id; CheckpointError if this is not a checkpoint."""
         stored = self._read("metadata")
         if stored is None:
             raise CheckpointError(f"{self.location} is not the checkpoint of a query: it has no file `metadata`")
@@ -69,7 +69,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.location}/metadata is not what Spark wrote") from None
 
     def is_committed(self, batch: int) -> bool:
-        """Tell whether a batch is over and not yet purged; one look at one file."""
+        """Tell whether a batch is committed and not purged; checks a single file."""
         if self.is_local:
             return os.path.exists(f"{urlsplit(self.location).path}/commits/{batch}")
         try:
@@ -78,29 +78,29 @@ class Checkpoint:
             raise self._unreadable(error) from None
 
     def newest(self) -> int | None:
-        """Return the last committed batch, or None if there is none."""
+        """Return the number of the last committed batch, or None."""
         return max((int(name) for name in self._names("commits") if name.isdecimal()), default=None)
 
     def batch_time_ms(self, batch: int) -> int | None:
-        """Return the timestamp that a batch was given when it was planned, or None if it is purged.
+        """Return the timestamp at which Spark planned a batch, or None if the batch is purged.
 
-        A batch that was planned anew, after a checkpoint was set back, has another one.
+        If the checkpoint is set back, Spark plans the batch again, with a new timestamp.
         """
         header = self._header(batch)
         return None if header is None else int(header["batchTimestampMs"])
 
     def uses_rocksdb(self, batch: int) -> bool:
-        """Tell whether a batch's state is kept by RocksDB."""
+        """Tell whether RocksDB stores the state of a batch."""
         header = self._header(batch) or {}
         return str(header.get("conf", {}).get(PROVIDER_SETTING, "")).endswith("RocksDBStateStoreProvider")
 
     def format_version(self) -> str:
-        """Return which layout the state's files have: in the second their names hold an id beside the version."""
+        """Return the format version of the state files: in 2, file names have an id after the version."""
         names = [name.partition(".")[0] for name in self._names("state/0/0")]
         return "2" if any(name[:1].isdecimal() and "_" in name for name in names) else "1"
 
     def has_changelog(self, operator_id: int, store: str, batch: int) -> bool:
-        """Tell whether RocksDB wrote down the changes of a committed batch, and not only a copy of its files."""
+        """Tell whether RocksDB wrote a changelog for a committed batch, and not only a snapshot."""
         version = batch + 1
         names = self._names(f"state/{operator_id}/0/{store}")
         return any(
@@ -113,7 +113,7 @@ class Checkpoint:
         return self._read(name)
 
     def _header(self, batch: int) -> dict[str, Any] | None:
-        """Return what stands before a batch's offsets, or None if it is purged."""
+        """Return the header of a batch's offsets file, or None if the batch is purged."""
         stored = self._read(f"offsets/{batch}")
         if stored is None:
             return None
@@ -126,7 +126,7 @@ class Checkpoint:
             ) from None
 
     def _names(self, folder: str) -> list[str]:
-        """Return the names in a folder; none if there is no such folder."""
+        """Return the file names in a folder; an empty list if the folder does not exist."""
         try:
             return [entry.getPath().getName() for entry in self._filesystem.listStatus(self._path(folder))]
         except Py4JJavaError as error:
@@ -158,7 +158,7 @@ class Checkpoint:
 
 
 class ClientCheckpoint(Checkpoint):
-    """A checkpoint that a client of Spark Connect reads by itself; it must be where the client reaches it."""
+    """A checkpoint read by a client of Spark Connect, from storage that the client can reach."""
 
     def __init__(self, location: str) -> None:
         self._files = open_filesystem(location)
@@ -183,7 +183,7 @@ class ClientCheckpoint(Checkpoint):
 
 
 def checkpoint_at(session: SparkSession, location: str) -> Checkpoint:
-    """Return the checkpoint at a place, to be read as the session can."""
+    """Return the checkpoint at a location, read through the session's Hadoop or by the client."""
     return ClientCheckpoint(location) if is_connect(session) else Checkpoint(session, location)
 
 

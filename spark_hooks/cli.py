@@ -1,4 +1,4 @@
-"""The command `sparkis`: the one place where all parts meet."""
+"""The command `sparkis` and the list of its subcommands."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Command(NamedTuple):
-    """A part of `sparkis`, in the order in which `sparkis --help` lists them."""
+    """A subcommand of `sparkis`."""
 
     name: str
     help: str
@@ -83,7 +83,7 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _lacks(command: str, modules: Sequence[str], *, extra: str) -> bool:
-    """Tell whether a command's modules are not installed, and say which, and how to have them."""
+    """Return whether some of a command's modules are not installed; print which, and how to install them."""
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         print(f"sparkis {command}: needs {', '.join(missing)}: pip install 'sparkis[{extra}]'", file=sys.stderr)

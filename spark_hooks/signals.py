@@ -1,4 +1,4 @@
-"""How a program that runs a Spark of its own is told to end: by SIGINT (Ctrl-C) or SIGTERM, and without a trace."""
+"""The handling of SIGINT (Ctrl-C) and SIGTERM in programs with a Spark of their own: they end without a traceback."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ import threading
 
 
 class EndSignal:
-    """Takes SIGINT and SIGTERM, and tells whether one came. The main thread makes it, and calls `take`."""
+    """Records whether SIGINT or SIGTERM has arrived. The main thread creates it and calls `take`."""
 
     def __init__(self) -> None:
         self._came = threading.Event()
-        # Its connections to the JVM break when a query is stopped in the middle of a batch: no news to whoever ends it.
+        # When a query is stopped within a batch, py4j logs its broken connections to the JVM; the user need not see
+        # that.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         self.take()
 
     def take(self) -> None:
-        """Take the signals; again after a SparkContext was made, which takes SIGINT itself to raise inside of calls."""
+        """Install the signal handlers; again after a SparkContext was created, which installs its own for SIGINT."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._came.set())
 
     def is_set(self) -> bool:
-        """Tell whether this process was told to end."""
+        """Tell whether a signal has arrived."""
         return self._came.is_set()
 
     def wait(self, seconds_max: float | None = None) -> bool:
-        """Wait until this process is told to end, or that long; return whether it is."""
+        """Wait until a signal arrives; False after `seconds_max`."""
         return self._came.wait(seconds_max)

@@ -1,7 +1,7 @@
 """sparkis: read the live state of a Spark Structured Streaming job with any Redis client.
 
-All public names stand here; each is imported when it is first used. Those that run Spark need PySpark; the others work
-without it.
+This package has all public names. Each is imported when it is first used. Names that use Spark need PySpark; the others
+work without it.
 """
 
 from importlib import import_module
@@ -97,7 +97,7 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-# Type checkers read the imports above; if they saw `__getattr__`, a misspelt name would pass as well.
+# Hidden from type checkers, which read the imports above: with `__getattr__`, a misspelt name would pass.
 if not TYPE_CHECKING:
 
     def __getattr__(name):
@@ -109,7 +109,7 @@ if not TYPE_CHECKING:
             missing = (error.name or "").partition(".")[0]
             if missing not in ("pyspark", "py4j", "pandas"):
                 raise
-            missing = missing.replace("py4j", "pyspark")  # which brings it
+            missing = missing.replace("py4j", "pyspark")  # pyspark installs py4j
             raise ImportError(f"sparkis.{name} needs {missing}: pip install 'sparkis[spark]'") from None
         if name in ("QueryableProcessor", "queryable_processor"):
             import_module("spark_hooks.attach.processor").add_pickle_callback(_listen_for_queries)
@@ -117,7 +117,7 @@ if not TYPE_CHECKING:
         return found
 
     def _listen_for_queries():
-        # Imported when a processor is pickled, on a driver: Python workers import processors, and need none of it.
+        # Imported when a driver pickles a processor, because Python workers import processors and do not need it.
         import_module("spark_hooks.attach.automatic").listen_for_queries()
 
     def __dir__():

@@ -1,8 +1,8 @@
-"""Checks that the packages sparkis is made of are its own.
+"""The check that the packages of sparkis are not those of another distribution.
 
-Python looks packages up by name alone, and pip lets one distribution overwrite the files of another: PyPI has a
-`resp-server`, whose package is called `resp_server` as well. Without this check such an environment fails somewhere
-deep inside, with an error that names neither of the two.
+Python finds packages by name alone, and pip lets a distribution overwrite the files of another. For example, PyPI has a
+`resp-server`, which also has a package `resp_server`. Without this check, sparkis would fail later, with an error that
+names neither distribution.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
-# The `__init__.py` of each says `DISTRIBUTION = "sparkis"`.
+# The `__init__.py` of each of them sets `DISTRIBUTION = "sparkis"`.
 PACKAGES = ("state_backend", "resp_server", "spark_hooks")
 DISTRIBUTION = "sparkis"
 
 
 class PackageClashError(ImportError):
-    """A package that Python found under one of sparkis' names is not sparkis' own."""
+    """Python found a package of another distribution under the name of a package of sparkis."""
 
 
 def check_packages() -> None:
-    """Import the packages of sparkis; PackageClashError if one of them is another distribution's, or incomplete."""
+    """Import the packages of sparkis; PackageClashError if one belongs to another distribution, or is incomplete."""
     for name in PACKAGES:
         try:
             package = import_module(name)
@@ -35,7 +35,7 @@ def _place(package: ModuleType) -> str:
 
 
 def _clash(name: str, what: str) -> PackageClashError:
-    from importlib.metadata import packages_distributions  # takes long to import, and is needed here only
+    from importlib.metadata import packages_distributions  # imported here, because the import is slow
 
     others = sorted({each for each in packages_distributions().get(name, ()) if each.lower() != DISTRIBUTION})
     if others:

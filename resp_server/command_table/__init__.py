@@ -1,4 +1,4 @@
-"""The table of Redis' commands and ours: facts, where their keys are, and how a command is declared.
+"""The table of all commands, those of Redis and ours: their facts, their key positions, and their declarations.
 
-The commands' bodies are in `commands`; `execution` runs them.
+The functions of the commands are in `commands`; `execution` runs them.
 """

@@ -1,19 +1,25 @@
-"""How a command is declared: a decorator on its function, and what the function's signature says.
+"""The declaration of a command: a decorator on a function, and the function's signature.
 
     @command("getrange")
     def getrange(context: CommandContext, key: bytes, start: int, end: int) -> bytes:
         '''Returns a substring of the string stored at a key.'''
 
-Parameters after `context` are the command's arguments, in order: `bytes` as sent, `int` a 64-bit number, or
-`Annotated[type, convert]` with a function that takes bytes and raises ReplyError. A default makes one optional, `*rest`
-takes any number, `*rest: OneOrMore` at least one. A first parameter of `NameAsTyped` is the command's name. Arity,
-conversion and the error texts follow from that. A function whose one argument is a `Column` is given that argument of
-several requests, and returns the replies to the first of them, to one at least. The first docstring line is the summary
-in COMMAND DOCS. Everything else about a command of Redis is in the reference table; a command of ours gives it to the
-decorator.
+The parameters after `context` are the command's arguments, in order:
 
-The function returns plain Python (see `protocol.replies`) or raises ReplyError. What it needs from the other processes
-that serve the same port it asks with `ServerContext.gather`, by a `@question("...")` that each of them answers.
+    bytes                       the argument as sent
+    int                         a 64-bit number
+    Annotated[type, convert]    the result of `convert`, which takes bytes and may raise ReplyError
+    a default value             makes the argument optional
+    *rest, *rest: OneOrMore     any number of arguments; at least one
+    NameAsTyped (the first)     the command's name as the client typed it
+    Column (the only one)       this argument of several requests; the function returns the replies to one or more of
+                                them, from the first on
+
+Arity, conversion and error texts follow from the signature. The docstring's first line is the summary in COMMAND DOCS.
+All other facts of a Redis command are in the reference table; those of a command of ours are given to the decorator.
+
+The function returns plain Python values (see `protocol.replies`) or raises ReplyError. To query the other processes
+that serve the same port, it uses `ServerContext.gather` and a function that is declared with `@question("...")`.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ from resp_server.protocol.replies import Reply
 
 Body = Callable[..., Reply]
 Convert = Callable[[bytes], Any]
-# Called with the process's `ServerContext` and the argument of the question.
+# A function of (the `ServerContext` of the process, the argument of the question).
 Answer = Callable[[Any, Any], Any]
 
 INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
@@ -40,18 +46,18 @@ INTEGER_MAX = 2**63 - 1
 
 
 class DeclarationError(Exception):
-    """A command is declared in a way that cannot work; raised at start-up."""
+    """A command's declaration is invalid; raised at start-up."""
 
 
 class _AtLeastOne:
-    """Marks `*rest` that may not be empty."""
+    """Marks a `*rest` that must not be empty."""
 
 
 OneOrMore = Annotated[bytes, _AtLeastOne]
 
 
 class _OfEachRequest:
-    """Marks an argument of each of several requests."""
+    """Marks a parameter that takes the arguments of several requests."""
 
 
 Column = Annotated[Sequence[bytes], _OfEachRequest]
@@ -65,12 +71,12 @@ NameAsTyped = Annotated[bytes, _Name]
 
 
 def is_integer(word: bytes) -> bool:
-    """Tell whether Redis' string2ll reads a 64-bit number: no plus sign, no leading zero, no space."""
+    """Tell whether a word is a 64-bit number for Redis' string2ll: no plus sign, no leading zero, no space."""
     return INTEGER.fullmatch(word) is not None and -INTEGER_MAX - 1 <= int(word) <= INTEGER_MAX
 
 
 def integer(word: bytes) -> int:
-    """Read a 64-bit number; PlainError if it is none."""
+    """Return a word as a 64-bit number; PlainError if it is not one."""
     if not is_integer(word):
         raise not_an_integer()
     return int(word)
@@ -78,7 +84,7 @@ def integer(word: bytes) -> int:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One argument, or one run of them."""
+    """One argument, or a repeated one."""
 
     convert: Convert | None = None
     is_required: bool = True
@@ -87,7 +93,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Parameters:
-    """A command's arguments: how many, and how each is read."""
+    """The arguments of a command: their number and their conversion."""
 
     each: Sequence[Parameter]
     has_name: bool = False
@@ -95,7 +101,7 @@ class Parameters:
 
     @classmethod
     def of(cls, body: Body) -> Parameters:
-        """Read a function's signature; DeclarationError if it says what no command can mean."""
+        """Return the parameters of a function's signature; DeclarationError if no command can have them."""
         hints = get_type_hints(body, include_extras=True)
         given = list(inspect.signature(body).parameters.values())[1:]
         has_name = bool(given) and hints.get(given[0].name) is NameAsTyped
@@ -105,23 +111,23 @@ class Parameters:
         return cls([_parameter(each, hints.get(each.name)) for each in given[has_name:]], has_name, is_column)
 
     def arity(self, words: int) -> int:
-        """Return Redis' arity for a name of so many words: exact, or negative for at least."""
+        """Return the arity as Redis defines it, with a name of some words: negative for a minimum."""
         required = words + sum(each.is_required for each in self.each)
         is_open = any(not each.is_required or each.is_repeated for each in self.each)
         return -required if is_open else required
 
     @cached_property
     def count_max(self) -> int | None:
-        """The number of arguments that there may be, or None if any."""
+        """The maximum number of arguments; None: no maximum."""
         return None if self.each and self.each[-1].is_repeated else len(self.each)
 
     @cached_property
     def is_plain(self) -> bool:
-        """Tell whether all arguments are taken as they are sent."""
+        """Whether no argument is converted."""
         return all(each.convert is None for each in self.each)
 
     def convert(self, words: Sequence[bytes]) -> list[Any]:
-        """Read arguments, whose number is right, from left to right."""
+        """Return the converted arguments; their number must be valid. They are converted from left to right."""
         each = list(self.each)
         if each and each[-1].is_repeated:
             each += [each[-1]] * (len(words) - len(each))
@@ -151,9 +157,9 @@ def _converter(name: str, hint: Any) -> Convert | None:
 
 @dataclass(frozen=True)
 class Declaration:
-    """A command as its function declares it. Calling it calls the function, with arguments converted.
+    """A declared command. Calling it calls the function, with arguments that are already converted.
 
-    summary: None leaves it to the reference table; own: the facts of a command that Redis does not have.
+    summary: None: that of the reference table. own: the facts of a command that Redis does not have.
     """
 
     name: str
@@ -167,12 +173,12 @@ class Declaration:
 
     @property
     def arity(self) -> int:
-        """The arity that follows from the signature."""
+        """The arity of the signature."""
         return self.parameters.arity(1 + self.name.count("|"))
 
 
 def command(name: str, own: Facts | None = None) -> Callable[[Body], Declaration]:
-    """Declare a function to be the body of a command (`get`) or of a subcommand (`client|id`).
+    """Declare a function as a command (`get`) or a subcommand (`client|id`).
 
     own: the facts of a command that Redis does not have, without arity and summary.
     """
@@ -186,14 +192,14 @@ def command(name: str, own: Facts | None = None) -> Callable[[Body], Declaration
 
 @dataclass(frozen=True)
 class Question:
-    """What every process of a server can be asked on behalf of a command; argument and answer are JSON."""
+    """A query that a command sends to every process of the server; argument and answer are JSON."""
 
     name: str
     answer: Answer
 
 
 def question(name: str) -> Callable[[Answer], Question]:
-    """Declare a function to be what a process answers when it is asked this."""
+    """Declare a function that computes a process' answer to a question."""
     return partial(Question, name)
 
 
@@ -203,7 +209,7 @@ def questions_in(module: ModuleType) -> list[Question]:
 
 
 def declared_in(module: ModuleType) -> list[Declaration]:
-    """Return the commands that a module declares, in its order; single ones or lists of them."""
+    """Return the commands that a module declares, singly or in lists, in the module's order."""
     found: list[Declaration] = []
     for each in vars(module).values():
         if isinstance(each, Declaration):
@@ -214,7 +220,7 @@ def declared_in(module: ModuleType) -> list[Declaration]:
 
 
 def check_count(declared: Parameters, name: str, request: Sequence[bytes]) -> None:
-    """Refuse more arguments than an optional one allows; Redis' arity cannot say that, its commands do."""
+    """Raise PlainError for too many arguments. The arity has no maximum; in Redis each command checks that itself."""
     container, bar, _ = name.partition("|")
     if declared.count_max is not None and len(request) > declared.count_max + 1 + len(bar):
         raise wrong_subcommand(container, request[1]) if bar else wrong_arity(name)

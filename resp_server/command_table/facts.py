@@ -1,7 +1,7 @@
-"""What is known about a command apart from its body: the facts of COMMAND and COMMAND DOCS.
+"""The facts of a command that COMMAND and COMMAND DOCS list.
 
-For Redis' own commands they stand in `reference.json`, captured from a real server (see `compat/reference`), and
-nowhere else; a command of ours states them in its declaration.
+Those of Redis' own commands are in `reference.json`, captured from a real server (see `compat/reference`). Those of our
+own commands are in their declarations.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 Json = Mapping[str, Any]
 
-# A tip of our own: the keys of a request may be of several slots, all of them the node's.
+# A command tip of ours: the keys of a request may be in several slots, which must all be owned by the node.
 ANY_SLOTS = "slots:any"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """One row of the command table, in Redis' words. `key_specs` and `arguments` are as in the JSON file."""
+    """One row of the command table, with Redis' names. `key_specs` and `arguments` are as in the JSON file."""
 
     since: str
     group: str
@@ -43,26 +43,26 @@ class Facts:
 
     @classmethod
     def of_json(cls, row: Json) -> Facts:
-        """Read one row, its subcommands included; a name that is not known here is an error."""
+        """Return one row with its subcommands; an unknown name in it raises TypeError."""
         subcommands = {name: cls.of_json(each) for name, each in row.get("subcommands", {}).items()}
         return cls(**{**row, "subcommands": subcommands})
 
     @property
     def is_write(self) -> bool:
-        """Tell whether the command may change a key."""
+        """Whether the command may change a key."""
         return "write" in self.flags
 
     @property
     def needs_auth(self) -> bool:
-        """Tell whether a client has to authenticate first."""
+        """Whether a client must authenticate before it uses the command."""
         return "no_auth" not in self.flags
 
     def with_subcommand(self, name: str, facts: Facts) -> Facts:
-        """Return the container's facts with one subcommand more."""
+        """Return the container's facts with an additional subcommand."""
         return replace(self, subcommands={**self.subcommands, name: facts})
 
 
 def redis_facts() -> dict[str, Facts]:
-    """Read the table of Redis 7.4: about 250 commands by their names."""
+    """Return the commands of Redis 7.4 by name, about 250."""
     text = files("resp_server.commands").joinpath("reference.json").read_text("utf-8")
     return {name: Facts.of_json(row) for name, row in json.loads(text).items()}

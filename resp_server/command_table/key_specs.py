@@ -1,7 +1,7 @@
-"""Where the keys of a request are, by the key specifications of its command.
+"""The positions of the keys in a request, from the key specifications of its command.
 
-Two commands have specifications that do not say all, and are read as redis-server reads them: SORT, whose STORE may
-stand anywhere, and MIGRATE, whose one key is empty if there are KEYS.
+Two commands have incomplete specifications; their keys are found as redis-server finds them: SORT, whose option STORE
+may be anywhere, and MIGRATE, whose key argument is empty if it has the option KEYS.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from resp_server.command_table.declaration import INTEGER
 from resp_server.command_table.facts import Facts
 
-# Where MIGRATE's options begin, and how many words belong to some options of it and of SORT.
+# The position of MIGRATE's first option, and the number of arguments of some options of MIGRATE and SORT.
 MIGRATE_OPTIONS = 6
 MIGRATE_SKIPPED = {b"AUTH": 1, b"AUTH2": 2}
 SORT_SKIPPED = {b"LIMIT": 2, b"GET": 1, b"BY": 1}
@@ -21,13 +21,13 @@ Found = list[tuple[bytes, Sequence[str]]]
 
 
 def keys_of(facts: Facts, request: Sequence[bytes]) -> Found | None:
-    """Return the keys of a request with their access flags; None if the request makes no sense of a specification."""
+    """Return the keys of a request with their access flags; None if the request does not match a specification."""
     places = places_of(facts, request)
     return None if places is None else [(request[at], flags) for at, flags in places]
 
 
 def places_of(facts: Facts, request: Sequence[bytes]) -> list[tuple[int, Sequence[str]]] | None:
-    """Return where the keys of a request are, with their access flags; None as above."""
+    """Return the positions of the keys of a request, with their access flags; None as for `keys_of`."""
     found: list[tuple[int, Sequence[str]]] = []
     for spec in facts.key_specs:
         if "incomplete" in spec["flags"]:
@@ -40,7 +40,7 @@ def places_of(facts: Facts, request: Sequence[bytes]) -> list[tuple[int, Sequenc
 
 
 def _of_migrate(found: list[tuple[int, Sequence[str]]], request: Sequence[bytes]) -> list[tuple[int, Sequence[str]]]:
-    """Return MIGRATE's keys: its one key, or those behind KEYS; none if there are both."""
+    """Return the positions of MIGRATE's keys: the key argument, or the keys after KEYS; none if it has both."""
     (one, flags), at = found[0], MIGRATE_OPTIONS
     while at < len(request):
         word = request[at].upper()
@@ -51,7 +51,7 @@ def _of_migrate(found: list[tuple[int, Sequence[str]]], request: Sequence[bytes]
 
 
 def _stored(request: Sequence[bytes]) -> Sequence[int]:
-    """Return where the key behind SORT's last STORE is."""
+    """Return the position of the key after SORT's last STORE."""
     found: Sequence[int] = ()
     at = 2
     while at < len(request):
@@ -79,7 +79,7 @@ def _positions(spec: Mapping[str, Any], request: Sequence[bytes]) -> Sequence[in
 
 
 def _begin(search: Mapping[str, Any], request: Sequence[bytes]) -> int | None:
-    """Return where the search for keys begins: a fixed place, or behind a word."""
+    """Return the position at which the search for keys begins: fixed, or after a keyword; None if there is none."""
     rule = search["spec"]
     if search["type"] == "index":
         return int(rule["index"])
@@ -94,9 +94,9 @@ def _begin(search: Mapping[str, Any], request: Sequence[bytes]) -> int | None:
 
 
 def _range(first: int, last: int, step: int, limit: int, size: int) -> Sequence[int] | None:
-    """Return places from the first on; `last` counts from the first, or, if negative, from the request's end.
+    """Return the positions from `first` to `last`, which is relative to `first` or, if negative, to the request's end.
 
-    With last -1, `limit` says which part of the rest is keys: a half for 2, and so on.
+    With last -1, `limit` is the divisor of the rest that has the keys: 2 means that the first half are keys.
     """
     if last >= 0:
         end = first + last
@@ -108,7 +108,7 @@ def _range(first: int, last: int, step: int, limit: int, size: int) -> Sequence[
 
 
 def _counted(first: int, rule: Mapping[str, int], request: Sequence[bytes]) -> Sequence[int] | None:
-    """Return as many places as an argument says; to Redis none at all makes no sense."""
+    """Return as many positions as an argument of the request gives; None for an invalid number, or for 0."""
     at = first + rule["keynumidx"]
     if at >= len(request) or not INTEGER.fullmatch(request[at]) or int(request[at]) <= 0:
         return None

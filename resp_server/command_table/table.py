@@ -1,4 +1,4 @@
-"""The command table: every command of Redis 7.4 and ours, served or not. An object, built at start-up."""
+"""The command table, built at start-up: all commands of Redis 7.4 and ours, whether they are served or not."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from resp_server.protocol.errors import (
 )
 from resp_server.protocol.replies import Frames, Reply
 
-# Makes the answer of a command that is not served: a new one each time, as an exception keeps where it was raised.
+# Makes the error reply of a command that is not served. Each is a new exception, because an exception has a traceback.
 Refusal = Callable[[], ReplyError]
 
-# No specification says which words of a request are channels: its second one, or all from there on.
+# Channels have no specifications in Redis. They are the second word of a request, or all words from there on.
 PUBLISHING, SUBSCRIBING, SUBSCRIBING_TO_PATTERNS = ("publish", "spublish"), ("subscribe", "ssubscribe"), "psubscribe"
 
-# Redis looks at these before it would queue them.
+# Commands that Redis refuses before it queues them in a transaction.
 REFUSED_AT_ONCE = ("debug",)
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command or subcommand. Without a declaration it is known, and `refusal` is its answer.
+    """A command or subcommand. One without a declaration is not served; its reply is the error that `refusal` makes.
 
-    is_refused_when_run: within a transaction it is queued, and refused by EXEC alone.
+    is_refused_when_run: in a transaction the command is queued, and EXEC replies with the error.
     """
 
     name: str
@@ -46,26 +46,26 @@ class Command:
 
     @cached_property
     def words(self) -> int:
-        """How many words of a request are the name."""
+        """The number of words in the name: 2 for a subcommand."""
         return 1 + self.name.count("|")
 
     @property
     def is_served(self) -> bool:
-        """Tell whether there is a body, or, for a container, one of a subcommand."""
+        """Whether the command, or one of its subcommands, is declared."""
         return self.declaration is not None or any(each.is_served for each in self.subcommands.values())
 
     def check_arity(self, request: Sequence[bytes]) -> None:
-        """Raise PlainError if the number of words is wrong."""
+        """Raise PlainError if the number of words does not match the arity."""
         arity = self.facts.arity
         if len(request) != arity if arity > 0 else len(request) < -arity:
             raise wrong_arity(self.name)
 
     def keys_in(self, request: Sequence[bytes]) -> Sequence[tuple[int, Sequence[str]]]:
-        """Return where the keys of a request are, with their access flags; what only tells a slot is none."""
+        """Return the positions of a request's keys, with their access flags; without words that only choose a slot."""
         return [(at, flags) for at, flags in places_of(self.facts, request) or () if "not_key" not in flags]
 
     def channels_in(self, request: Sequence[bytes]) -> Sequence[tuple[int, bool]]:
-        """Return where the channels of a request are, and whether they are patterns."""
+        """Return (position, whether it is a pattern) of each channel of a request."""
         if self.name in PUBLISHING:
             return [(1, False)]
         if self.name == "state|publish":
@@ -75,15 +75,15 @@ class Command:
 
     @cached_property
     def _takes_words(self) -> bool:
-        """Tell whether the body takes the words behind the name as they are: so many as the arity says."""
+        """Whether the function takes all words after the name unchanged, in the exact number of the arity."""
         declared = self.declaration
         is_plain = declared is not None and declared.parameters.is_plain and not declared.parameters.has_name
         return is_plain and self.facts.arity > 0
 
     def execute(self, context: Any, requests: Sequence[Sequence[bytes]]) -> list[Reply]:
-        """Convert the arguments and run the body for the first of some requests, one at least; return their replies.
+        """Run the command for one or more of the requests, from the first on; return the replies to these.
 
-        The requests are of the same number of words, which fits the arity.
+        All requests have the same number of words, which matches the arity.
         """
         if self.declaration is None:
             raise self.refusal()
@@ -102,7 +102,7 @@ class Command:
 
 
 class CommandTable:
-    """All commands by their names in lower case."""
+    """All commands by name, in lower case."""
 
     def __init__(
         self,
@@ -111,10 +111,10 @@ class CommandTable:
         refusals: Mapping[str, Refusal] | None = None,
         questions: Iterable[Question] = (),
     ) -> None:
-        """Join the reference table with what is declared; DeclarationError for a bad row.
+        """Join the reference table with the declarations; DeclarationError if they do not match.
 
-        redis: the reference. refusals: exact answers of commands, or containers, that are not served. questions: what
-        commands ask the other processes of the server.
+        redis: the reference table. refusals: the error replies of commands, or containers, that are not served.
+        questions: the queries that commands send to the other processes of the server.
         """
         self.questions = {each.name: each for each in questions}
         declared = _by_name(declarations)
@@ -123,7 +123,7 @@ class CommandTable:
         for name in [*declared, *refusals]:
             if _find_facts(facts, name) is None:
                 raise DeclarationError(f"command {name!r} is not one of Redis and states no facts of its own")
-        # Rows of COMMAND and COMMAND DOCS as they are sent, by kind, name and version of the protocol: 0.6 MB of all.
+        # The encoded rows of COMMAND and COMMAND DOCS, by kind, name and protocol version; 0.6 MB for all.
         self.rows: dict[tuple[str, str, int], Frames] = {}
         self._commands = {name.encode(): _row(name, each, declared, refusals) for name, each in facts.items()}
 
@@ -134,7 +134,7 @@ class CommandTable:
         return len(self._commands)
 
     def get(self, full_name: bytes) -> Command | None:
-        """Return a command by a name in any case, a subcommand as `client|id`; None if there is none."""
+        """Return a command by its name in any case, or a subcommand by `client|id`; None if there is none."""
         name, bar, sub = full_name.lower().partition(b"|")
         found = self._commands.get(name)
         return found.subcommands.get(sub) if found is not None and bar else found
@@ -148,7 +148,7 @@ class CommandTable:
         return lines
 
     def find(self, request: Sequence[bytes]) -> Command:
-        """Return the command that a request names; PlainError if there is none, or no such subcommand."""
+        """Return the command, or subcommand, that a request names; PlainError if there is none."""
         found = self._commands.get(request[0].lower())
         if found is None:
             raise unknown_command(request)
@@ -174,7 +174,7 @@ def _by_name(declarations: Iterable[Declaration]) -> dict[str, Declaration]:
 
 
 def _with_own(redis: Mapping[str, Facts], declared: Mapping[str, Declaration]) -> dict[str, Facts]:
-    """Add the commands that Redis does not have; a container of ours comes with its first subcommand."""
+    """Add our own commands; the first subcommand of a container adds the container."""
     facts = dict(redis)
     for name, each in declared.items():
         if each.own is None:

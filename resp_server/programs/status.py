@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read(client: Client) -> list[dict[str, Any]]:
-    """Return a map per job, as STATE JOBS and STATE LAG have it, with its states under `states`."""
+    """Return a map per job: the fields of STATE JOBS and STATE LAG, and the states under `states`."""
     client.call("HELLO", "3")
     lags = {lag["job"]: lag for lag in client.call("STATE", "LAG")}
     jobs = client.call("STATE", "JOBS")
@@ -56,7 +56,7 @@ def read(client: Client) -> list[dict[str, Any]]:
 
 
 def core_of(client: Client) -> str:
-    """Return which core a server runs: compiled or python; nothing if it (a proxy) or its ACL does not say."""
+    """Return a server's core, compiled or python; empty for a proxy, and where the ACL forbids INFO."""
     try:
         info = client.call("INFO", "server")
     except SparkisError:
@@ -66,7 +66,7 @@ def core_of(client: Client) -> str:
 
 
 def table(jobs: Sequence[dict[str, Any]]) -> str:
-    """Return one line per state under a heading."""
+    """Return a table with a heading and one line per state."""
     rows = [COLUMNS, *(row for job in jobs for row in _rows(job))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from resp_server.protocol.errors import PlainError
 
-# Redis has no limit; here a match must not block the event loop.
+# Redis has no limit. Here a match must not block the event loop.
 PATTERN_BYTES_MAX = 1024
 
-# Patterns up to this length become regular expressions: in the worst case each byte of a text is read so many times
-# (guess: 50 ns each).
+# Patterns up to this length become regular expressions. In the worst case these read each byte of a text this many
+# times (guess: 50 ns per read).
 SHORT_BYTES_MAX = 32
 
 Matches = Callable[[bytes], object]
@@ -177,8 +177,8 @@ def _pieces(pattern: bytes, ignore_case: bool) -> list[list[frozenset[int]]]:
 def translate(pattern: bytes, ignore_case: bool = False) -> bytes:
     """Return the regular expression (DOTALL, for fullmatch) of a glob.
 
-    What stands between two stars is an atomic group: it keeps the time to pattern times text, where backtracking would
-    take it to the power of the stars.
+    The part between two stars is an atomic group. So the time is at most pattern length times text length; with
+    backtracking it would grow exponentially with the number of stars.
     """
     first, *others = [b"".join(map(_any_of, piece)) for piece in _pieces(pattern, ignore_case)]
     if not others:
@@ -188,12 +188,12 @@ def translate(pattern: bytes, ignore_case: bool = False) -> bytes:
 
 
 def _is_only_stars(pattern: bytes) -> bool:
-    """Tell whether a pattern is `**` or longer; stringmatchlen says that it does not match the empty text."""
+    """Tell whether a pattern is two stars or more, which in stringmatchlen does not match the empty text."""
     return bool(pattern) and not pattern.strip(b"*")
 
 
 def _tokens(pattern: bytes, ignore_case: bool) -> Iterator[frozenset[int] | None]:
-    """Split a pattern into the bytes that may stand at each place, and stars."""
+    """Split a pattern into stars, and sets of the bytes allowed at a position."""
     at = 0
     while at < len(pattern):
         mark = pattern[at]
@@ -213,13 +213,13 @@ def _tokens(pattern: bytes, ignore_case: bool) -> Iterator[frozenset[int] | None
 
 
 def _class(pattern: bytes, at: int, ignore_case: bool) -> tuple[frozenset[int], int]:
-    """Return a bracket's bytes and the offset behind it. A bracket never closed goes to the end."""
+    """Return the bytes of a bracket, and the offset after it. An unclosed bracket ends with the pattern."""
     is_negated = pattern[at : at + 1] == b"^"
     at += is_negated
     members: set[int] = set()
     while at < len(pattern) and pattern[at] != 0x5D:  # ]
         if pattern[at] == 0x5C and at + 1 < len(pattern):  # backslash
-            members.add(pattern[at + 1])  # in this case alone, in Redis as well
+            members.add(pattern[at + 1])  # case-sensitive even with `ignore_case`, as in Redis
             at += 2
         elif pattern[at + 1 : at + 2] == b"-" and at + 2 < len(pattern):
             members |= _range(pattern[at], pattern[at + 2], ignore_case)
@@ -233,7 +233,7 @@ def _class(pattern: bytes, at: int, ignore_case: bool) -> tuple[frozenset[int], 
 def _range(start: int, end: int, ignore_case: bool) -> frozenset[int]:
     """Return the bytes of `a-z`, in either order. C compares them as signed characters.
 
-    Where case is ignored its ends are lowered once they are in order, so that there may be none of them.
+    With ignore_case, the ends are put in order first and lowered then, so the range may be empty.
     """
     low, high = sorted((_signed(start), _signed(end)))
     if not ignore_case:

@@ -1,20 +1,20 @@
-"""A value as Redis serialises it for DUMP and RESTORE.
+"""Values in the format of Redis' DUMP and RESTORE.
 
-    type u8 | what the type says | version u16 | CRC-64 of all before it u64        (little endian)
+    type u8 | payload | RDB version u16 | CRC-64 of everything before u64        (little endian)
 
     STRING  text
     LIST    count, texts                       in their order
     SET     count, texts
     ZSET    count, (text, score f64 little endian)
     HASH    count, (field text, value text)
-    HASH_EX earliest u64 little endian, count, (expiry, field text, value text)     fields that expire, from 7.4 on
-            earliest: when the first of them expires, in milliseconds; expiry: 0 for never, else that much later, plus 1
+    HASH_EX earliest u64 little endian, count, (expiry, field text, value text)     with expiring fields, since 7.4
+            earliest: the first expiry of a field, in ms since 1970; expiry: 0 for none, else ms after earliest, plus 1
 
     text    length, bytes
-    length  one to nine bytes; the first one's two highest bits tell how many
+    length  one to nine bytes; the two highest bits of the first byte tell the size
 
-These are the plain forms of all versions of Redis; what is small is made compact by whoever restores it. The texts are
-not compressed. Redis restores what is of its own version or older.
+These are the plain encodings, which all versions of Redis read; RESTORE converts small values to compact ones. Texts
+are not compressed. Redis restores values of its own RDB version or an older one.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from functools import cache
 
 STRING, LIST, SET, HASH, ZSET, HASH_EX = 0, 1, 2, 4, 5, 24
 
-# Redis 7.0's, and for HASH_EX 7.4's.
+# The RDB versions of Redis 7.0 and, for HASH_EX, 7.4.
 VERSION, VERSION_EX = 10, 12
 
 FOOTER_BYTES = 10
 
-# The polynomial of CRC-64/Jones, its bits in reverse.
+# The polynomial of CRC-64/Jones, with reflected bits.
 POLYNOMIAL = 0x95AC9329AC4BC9B5
 
 SCORE = struct.Struct("<d")
 
 
 def length(number: int) -> bytes:
-    """Return a length."""
+    """Return an encoded length."""
     if number < 1 << 6:
         return bytes((number,))
     if number < 1 << 14:
@@ -46,12 +46,12 @@ def length(number: int) -> bytes:
 
 
 def text(value: bytes) -> bytes:
-    """Return a text."""
+    """Return an encoded text."""
     return length(len(value)) + value
 
 
 def footer(checksum: int, version: int) -> bytes:
-    """Return what follows everything else, given the checksum of it."""
+    """Return version and checksum, given the checksum of all bytes before."""
     number = struct.pack("<H", version)
     return number + struct.pack("<Q", crc64(number, checksum))
 
@@ -67,7 +67,7 @@ def _table() -> list[int]:
 
 
 def crc64(data: bytes, checksum: int = 0) -> int:
-    """Return the checksum of what was summed up before and of this. 70 ns a byte (measured)."""
+    """Return the CRC-64 of data, continuing from an earlier checksum. 70 ns per byte (measured)."""
     table = _table()
     for byte in data:
         checksum = table[(checksum ^ byte) & 0xFF] ^ checksum >> 8
@@ -75,7 +75,7 @@ def crc64(data: bytes, checksum: int = 0) -> int:
 
 
 def sealed(parts: Iterable[bytes], version: int) -> Iterator[bytes]:
-    """Iterate over the parts, and what follows them."""
+    """Yield the parts, then the footer."""
     checksum = 0
     for part in parts:
         checksum = crc64(part, checksum)

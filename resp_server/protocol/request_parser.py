@@ -1,12 +1,12 @@
-"""Bytes from a client to requests: arrays of bulk strings, and inline commands.
+"""The parser of clients' requests: arrays of bulk strings, and inline commands.
 
     *<count>\\r\\n  then count times  $<length>\\r\\n<length bytes>\\r\\n
     word word "quoted \\x41" 'quoted'\\n
 
-Numbers are checked before anything is allocated for them. A state machine takes an argument at a time and remembers
-where it stands, so that no byte is looked at twice however it arrives. The compiled core, where it runs, has cut what
-is simple before (see `compiled`). Where it does not, a run of like requests at a buffer's front is split at line ends,
-all of them at once (measured: 0.3 us a GET instead of 4; without it the server in Python alone misses its budget).
+Numbers are checked before memory is allocated for them. A state machine parses one argument at a time and keeps its
+state, so no byte is read twice, however the bytes arrive. The compiled core (`resp_server.native`) parses simple
+requests itself. Without it, `split_requests` splits the similar requests at the front of a buffer all at once. That
+takes 0.3 us per GET instead of 4 (measured), and the server in pure Python needs it to meet its budget.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from resp_server.protocol.inline import inline_words
 
 Request = Sequence[bytes]
 
-# Words, and bytes, from which on a request is answered in portions of so many: a millisecond or a few (guess: 1 to 5 us
-# for a word; to find the slot of a key takes 3 ms for a megabyte of it).
+# A request with more words or bytes than this is executed in portions of this size, each a few milliseconds (guess: 1
+# to 5 us per word; the slot of a key takes 3 ms per megabyte).
 PORTION_WORDS = 1024
 PORTION_WORDS_BYTES = 256 << 10
 
 
 class LongRequest(list[bytes]):
-    """A request of many words, or of long ones. size_bytes: how long they are together."""
+    """A request of many or long words. size_bytes: their total size."""
 
     def __init__(self, words: Sequence[bytes], size_bytes: int) -> None:
         super().__init__(words)
         self.size_bytes = size_bytes
 
 
-# Standard: the limits of Redis 7; of words that come that of Redis up to 6, as they are let go in one turn.
+# The limits of Redis 7; `WORDS_MAX` is that of Redis up to 6, because all words are freed in one turn.
 INLINE_BYTES_MAX = 64 * 1024
 COUNT_MAX = 2**31 - 1
 WORDS_MAX = 1024 * 1024
@@ -43,16 +43,16 @@ UNAUTHENTICATED_BULK_BYTES_MAX = 16_384
 BULK_BYTES_MAX = 512 * 1024 * 1024
 QUERY_BUFFER_BYTES_MAX = 1024 * 1024 * 1024
 
-# What `feed` takes at once where it is to work in portions: a few milliseconds (measured: 1 us for an argument). An
-# inline command, or a line that is none, always fits in.
+# The steps and bytes of one call of `feed` with `in_portions`: a few milliseconds (measured: 1 us per argument). An
+# inline command of the maximal length fits.
 PORTION_STEPS = 2048
 PORTION_BYTES = INLINE_BYTES_MAX + 2
 
-# What an argument costs beside its bytes (CPython 3.11: object header and the list's pointer), so that the query
-# buffer's limit holds for a million one-byte arguments too.
+# The memory of an argument besides its bytes (CPython 3.11: object header and list pointer). It counts towards the
+# query buffer's limit, which so holds for a million one-byte arguments, too.
 ARGUMENT_OVERHEAD_BYTES = 41
 
-# Beyond these, splitting gains nothing (guess).
+# Larger requests gain nothing from splitting (guess).
 SPLIT_ARGUMENTS_MAX = 128
 SPLIT_TEXT_BYTES_MAX = 1024
 
@@ -64,18 +64,19 @@ _NUMBER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What one client may make the server hold."""
+    """The limits of one client's unfinished request."""
 
     bulk_bytes_max: int = BULK_BYTES_MAX
     query_buffer_bytes_max: int = QUERY_BUFFER_BYTES_MAX
 
 
 class RequestParser:
-    """One connection's requests. After an error nothing more is parsed; the requests before it still count.
+    """The parser of one connection. After an error it parses nothing more; the requests before the error are valid.
 
-    While `is_restricted` (the client has yet to authenticate), `feed` returns one request at a time, as answering it
-    may lift the restriction; with `in_portions` it works for a bounded time, and may return none. `has_more` tells to
-    call `feed(b"")` afterwards.
+    is_restricted: the client has not authenticated yet. `feed` returns one request at a time, because executing it may
+    lift the restriction.
+    in_portions: `feed` works for a bounded time, and may return no request.
+    has_more: call `feed(b"")` for the requests that are still buffered.
     """
 
     def __init__(
@@ -95,11 +96,11 @@ class RequestParser:
 
     @property
     def buffered_bytes(self) -> int:
-        """How much is held of a request that is not yet complete."""
+        """The buffered size of unparsed bytes and of an incomplete request."""
         return self._chunk_bytes + self._argument_bytes
 
     def feed(self, data: bytes) -> list[Request]:
-        """Take bytes, return the requests that are complete by now. Sets `error` instead of raising."""
+        """Add received bytes; return the requests that are complete. Sets `error` instead of raising."""
         if self.error is not None:
             return []
         self.has_more = False
@@ -120,7 +121,7 @@ class RequestParser:
             if not data and not rest:
                 self._chunk_bytes = 0
                 return requests
-            if rest and requests:  # what is left of the portion may be split with what is behind it
+            if rest and requests:  # the rest of the portion may be split together with the bytes after it
                 self._chunks, self._chunk_bytes, self._wanted_bytes = [data], len(data), 0
                 self._put_off(rest)
                 self._check_size()
@@ -135,12 +136,12 @@ class RequestParser:
         return requests
 
     def _portion_of(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return what is taken now, and the rest: an argument that is waited for is taken as a whole."""
+        """Return the first portion, and the rest. An argument whose length is known is never cut."""
         size = max(PORTION_BYTES, self._wanted_bytes)
         return data[:size], data[size:]
 
     def _put_off(self, rest: bytes) -> None:
-        """Keep what is behind a portion."""
+        """Buffer the bytes after a portion."""
         self._chunks.append(rest)
         self._chunk_bytes += len(rest)
         self.has_more = self._chunk_bytes >= self._wanted_bytes
@@ -155,7 +156,7 @@ class RequestParser:
             self._chunk_bytes = self._argument_bytes = 0
 
     def _parse(self, data: bytes, requests: list[Request]) -> None:
-        """Take what splitting could not; keep the unfinished rest."""
+        """Parse bytes step by step; buffer the unfinished rest."""
         at = 0
         self._wanted_bytes = 0
         steps = PORTION_STEPS if self._in_portions else len(data)
@@ -175,7 +176,7 @@ class RequestParser:
             self._chunks = [data[at:]]
 
     def _step(self, data: bytes, at: int, requests: list[Request]) -> int:
-        """Take one argument, one count line or one inline command; return where it ended, or `at` if unfinished."""
+        """Parse one argument, count line or inline command; return the offset after it, or `at` if it is incomplete."""
         if self._missing:
             return self._argument(data, at, requests)
         if data[at] == 0x2A:  # *
@@ -193,7 +194,7 @@ class RequestParser:
             raise ProtocolError("unauthenticated multibulk length")
         self._missing = max(0, count)
         if count > PORTION_WORDS:
-            self._arguments = LongRequest((), 0)  # from the start: to copy a million words takes 7 ms
+            self._arguments = LongRequest((), 0)  # made here, because copying a million words later would take 7 ms
         return end + 2
 
     def _argument(self, data: bytes, at: int, requests: list[Request]) -> int:
@@ -251,15 +252,16 @@ def _request_of(words: list[bytes], size_bytes: int) -> Request:
 
 
 def split_requests(data: bytes) -> tuple[list[Request], bytes]:
-    """Take the requests at a buffer's front that all have the same number of arguments; return them and the rest.
+    """Parse the requests at a buffer's front that have the same number of arguments; return them and the rest.
 
-    Takes none, without judging, if one of them is not made of short texts without line ends: `RequestParser` goes on.
+    Returns no requests if one of them is invalid, or has an argument that is long or contains line ends;
+    `RequestParser` then parses them.
     """
     parts = data.split(b"\r\n")
     last = len(parts) - 1
     count = _COUNT_OF_LINE.get(parts[0], 0)
     stride = 1 + 2 * count
-    if stride == last and count:  # one alone does not pay for the sorting out of many
+    if stride == last and count:  # a single request: skip the work for several
         texts = parts[2::2]
         return ([texts], parts[last]) if parts[1:last:2] == _length_lines(texts) else ([], data)
     heads = parts[: last - last % stride : stride]
@@ -277,7 +279,7 @@ def split_requests(data: bytes) -> tuple[list[Request], bytes]:
 
 
 def _length_lines(texts: Sequence[bytes]) -> list[bytes]:
-    """Return the line before each of some texts; none if one of them is not short."""
+    """Return the length line `$<length>` of each text; an empty list if one of the texts is long."""
     try:
         return list(map(_length_line, map(len, texts)))
     except IndexError:
@@ -285,14 +287,14 @@ def _length_lines(texts: Sequence[bytes]) -> list[bytes]:
 
 
 def _alike(lines: Sequence[bytes]) -> int:
-    """Return how many lines at the front are like the first."""
+    """Return the number of lines at the front that equal the first."""
     return next((at for at, line in enumerate(lines) if line != lines[0]), len(lines))
 
 
 def _line_end(data: bytes, at: int, too_long: str) -> int:
-    """Return where a count's or length's line ends, or -1 if that is not here yet.
+    """Return the offset of the end of a count or length line, or -1 if the line is incomplete.
 
-    It ends with a carriage return and one byte more, of which Redis does not ask that it is a line feed.
+    A line ends with a carriage return and one more byte; like Redis, this does not check that it is a line feed.
     """
     end = data.find(b"\r", at, at + INLINE_BYTES_MAX)
     if end < 0 and len(data) - at > INLINE_BYTES_MAX:
@@ -301,5 +303,5 @@ def _line_end(data: bytes, at: int, too_long: str) -> int:
 
 
 def _number(digits: bytes) -> int | None:
-    """Read a number written the one canonical way, or return None."""
+    """Return a number, or None if it is not in its canonical form."""
     return int(digits) if _NUMBER.fullmatch(digits) else None
