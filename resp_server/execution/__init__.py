@@ -1,4 +1,4 @@
-"""From requests to replies: what commands see (`context`), the dispatcher, EXEC and WATCH, long requests in portions.
+"""From requests to replies: the context of commands, the dispatcher, EXEC and WATCH, long requests in portions.
 
-The commands themselves are in `commands`; bytes come and go in `client`.
+The commands themselves are in `commands`; `client` reads and writes the connection's bytes.
 """

@@ -1,7 +1,7 @@
-"""The compiled core as a server uses it: which users may read what there, and how slow requests are recorded.
+"""The connection of a server to the compiled core: users' rights to read, and the recording of slow requests.
 
-A buffer goes to the core first (`native.core.FastPath`). The core answers what it can at its front, and splits
-the others into words. These go through the general path (see `dispatcher`), as all do without the core.
+A buffer goes to the core first (`native.core.FastPath`). The core answers the first requests as far as it can, and
+splits the others into words. These take the general path (see `dispatcher`), as all requests do without the core.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from resp_server.session.session import Session
 class FastPath(Protocol):
     """Answers the requests at the front of a buffer.
 
-    is_full: the last buffer has more requests that can be answered here, later, as their replies are long.
+    is_full: the last buffer has more requests for the core, which are answered later as their replies are long.
     is_incomplete: the rest of the last buffer is the beginning of a request.
     """
 
@@ -31,7 +31,7 @@ class FastPath(Protocol):
     def is_incomplete(self) -> bool: ...
 
     def answer(self, session: Session, data: bytes) -> tuple[bytes, list[Request], bytes]:
-        """Return replies to the requests at the front, the requests behind them, and the rest of the buffer.
+        """Return the replies to the first requests, the remaining requests, and the rest of the buffer.
 
         Without replies and requests, the rest is for the parser, unless it is incomplete.
         """
@@ -43,7 +43,7 @@ def fast_path_of(server: ServerContext) -> FastPath | None:
         return None
 
     def note(session: Session, data: bytes, elapsed_ns: int) -> None:
-        """Keep what took long: a request, or the first of some that were answered together, and how many these are."""
+        """Record a slow request; of requests that were answered together, the first one and their number."""
         requests = RequestParser().feed(data)
         server.slow_requests.record(session, server.table.find(requests[0]), together_as_one(requests), elapsed_ns)
 
@@ -52,7 +52,7 @@ def fast_path_of(server: ServerContext) -> FastPath | None:
 
 
 def rules_of(user: User, table: CommandTable) -> Any:
-    """Return a user's rights to read, as the core takes them."""
+    """Return a user's rights to read, in the form of the core."""
     assert native.core is not None
     selectors: list[tuple[list[bytes], Sequence[bytes] | None]] = []
     for selector in user.selectors:

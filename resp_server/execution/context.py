@@ -1,4 +1,4 @@
-"""The server and the connection, as commands see them: values, no sockets."""
+"""The context of a command: its server and its connection's session. No sockets."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ Found = TypeVar("Found")
 # only if the master is stuck.
 GATHER_S_MAX = 2.0
 
-# The fast path times a buffer of requests as a whole. With a lower threshold than this a buffer may exceed it though no
-# request does, so requests are timed one by one (guess: a buffer of 16 KiB takes at most half a millisecond).
+# The fast path times a buffer of requests as a whole. With a lower threshold than this, a buffer may exceed it although
+# no request does. So requests are timed one by one (guess: a buffer of 16 KiB takes at most half a millisecond).
 ONE_BY_ONE_US = 1_000
 
 
 @dataclass
 class ProcessInfo:
-    """How a server presents itself; with workers, these are the master's.
+    """The ports and identity that a server reports; with workers, those of the master.
 
     tls_port: may be the same as `port`; 0: no TLS.
     """
@@ -66,7 +66,7 @@ class ProcessInfo:
 
 @dataclass
 class ServerContext:
-    """What commands and connections see of the server. Used on the event loop's thread alone."""
+    """The server's state that commands and connections use. Only for the event loop's thread."""
 
     config: ServerConfig
     keyspace: Keyspace
@@ -109,7 +109,7 @@ class ServerContext:
         self.notifications.poll_soon()
 
     def become_node(self, node: NodeView) -> None:
-        """Answer as this node of a cluster from the next input buffer on."""
+        """Become this node of a cluster, from the next input buffer on."""
         self._on_changed_keys(None)
         self.cluster = node
         before, self.view = self.view, self._own_view(self.clock())
@@ -133,11 +133,11 @@ class ServerContext:
         """Set all counters to zero."""
         self.stats.reset()
 
-    # -- requests that need a look one by one -------------------------------------------------------------------------
+    # -- requests that are handled one by one -------------------------------------------------------------------------
 
     @property
     def is_observed(self) -> bool:
-        """Tell whether each request is shown, timed or paused by itself; then the fast path is off."""
+        """Tell whether each request is monitored, timed or paused by itself; then the fast path is off."""
         is_measured = 0 <= self.config.slow_over_us < ONE_BY_ONE_US
         return is_measured or bool(self.monitors) or self.paused_until_ms > 0
 
@@ -150,7 +150,7 @@ class ServerContext:
                 session.observe(is_observed)
 
     def pause(self, until_ms: int) -> None:
-        """Pause all clients until a time, or until a later one that was set before."""
+        """Pause all clients until this time; a later time that was set before stays."""
         self.paused_until_ms = max(self.paused_until_ms, until_ms)
         self.update_observation()
 
@@ -194,12 +194,12 @@ class ServerContext:
         self._record_changes(keys)
 
     def _record_changes(self, keys: Sequence[bytes] | None) -> None:
-        """Enqueue invalidations. This runs in the turn of the first reader, which an exception must not hit."""
+        """Enqueue invalidations. This runs within a reader's request, which an exception must not fail."""
         if not self.attempt(self.tracking.changed, keys):
             self.cut_caching_clients()
 
     def renew(self) -> None:
-        """Move to the newest epochs: once per round of the event loop, whose requests see one epoch and one time."""
+        """Move to the newest epochs. Called once per round of the event loop: its requests see one epoch and time."""
         self.view.renew(self.clock())
 
     def look(self) -> None:
@@ -209,12 +209,12 @@ class ServerContext:
             pass
 
     def pending_pushes(self, epoch_feed: EpochFeed) -> bytes:
-        """Return the encoded pushes that a following connection has not got yet."""
+        """Return the encoded pending pushes of a following connection."""
         epoch_feed.change_counter = self.change_counter
         return epoch_feed.pending_pushes(self.view.reached(), self._topology_version)
 
     def pending_pushes_around(self, epoch_feed: EpochFeed) -> bytes:
-        """Move to the newest epochs, and return the pushes for a reply that may be from these or from older epochs."""
+        """Move to the newest epochs, and return the pushes before a reply that may be from these or older epochs."""
         self.look()
         epoch_feed.change_counter = self.change_counter
         return epoch_feed.pending_pushes_around(self.view.reached(), self._topology_version)
@@ -273,7 +273,7 @@ class ServerContext:
         return view
 
     def gather(self, question: Question, argument: Any, join: Callable[[Sequence[Any]], Reply]) -> Reply:
-        """Ask all processes that serve this port, and join their answers, this process's first, to a reply.
+        """Ask all processes that serve this port, and merge their answers, this process's first, into a reply.
 
         A process that does not answer in time is left out. `join` may raise ReplyError.
         """
@@ -285,7 +285,7 @@ class ServerContext:
         return pending
 
     def change_users(self, change: Change, caller: Session, finish: Callable[[Outcome], Reply]) -> Reply:
-        """Change users in all processes that serve this port. `finish` makes the reply of the outcome; it may raise."""
+        """Change users in all processes that serve this port. `finish` turns the outcome into the reply, or raises."""
         if self.peers is None:
             outcome = self.users.change(change)
             self.apply_user_changes(caller.id)
@@ -297,8 +297,8 @@ class ServerContext:
     def apply_user_changes(self, caller_id: int = 0) -> None:
         """Apply changed users to all connections at once.
 
-        Clients of a removed user are cut; the caller gets its reply first. So are clients with a subscription that is
-        not allowed any more.
+        Clients of a removed user are cut, and clients with a subscription that is no longer allowed. The caller gets
+        its reply first.
         """
         for session in list(self.sessions.values()):
             is_removed = not self.users.is_current(session.user)
@@ -329,7 +329,7 @@ class ServerContext:
         return True
 
     def cut_caching_clients(self) -> None:
-        """Cut all clients with a cache of their own: they may have missed that a key changed."""
+        """Cut all clients that track keys: they may have missed invalidations."""
         for session in list(self.sessions.values()):
             if session.tracked is not None or session.epoch_feed is not None:
                 self.clients.cut(session.id, "its invalidations could not be made")
@@ -342,7 +342,7 @@ class ServerContext:
 
 
 def may_stay_subscribed(user: Account, subscriptions: Subscriptions) -> bool:
-    """Tell whether a user may use all channels and patterns of some subscriptions."""
+    """Tell whether a user may keep all of these subscriptions."""
     return all(user.can_subscribe(name, is_pattern=way is Way.PATTERN) for way in Way for name in subscriptions.of(way))
 
 
@@ -353,14 +353,14 @@ def no_answer() -> Reply:
 
 @dataclass(slots=True)
 class CommandContext:
-    """A connection's session and its server: what a command is called with."""
+    """The argument of every command: a connection's session and its server."""
 
     session: Session
     server: ServerContext
 
     @property
     def jobs(self) -> KeyspaceView:
-        """All jobs, whichever database is selected."""
+        """All jobs, regardless of the selected database."""
         return self.server.view
 
     @property
@@ -404,7 +404,7 @@ class CommandContext:
         return found
 
     def texts(self, keys: Sequence[bytes]) -> list[Text | None]:
-        """Return the values of the first of some keys, one at least, and count the look-ups."""
+        """Return the values of the first keys, at least one, and count the look-ups."""
         texts = self.view.texts(keys)
         misses, stats = texts.count(None), self.server.stats
         stats.misses += misses

@@ -1,13 +1,13 @@
 """From requests to replies: finds the command, checks the request in Redis' order, runs it, and encodes errors.
 
-    unknown command or subcommand -> arity -> NOAUTH -> NOPERM -> another node's -> READONLY or not served -> LOADING
+    unknown command or subcommand -> arity -> NOAUTH -> NOPERM -> MOVED -> READONLY or not served -> LOADING
     -> queue, within a transaction -> run
 
 An exception of a request becomes its reply: a `ReplyError` as it is, any other as `ERR internal error <id>`
-(`ServerContext.report`). The requests before and behind it are answered.
+(`ServerContext.report`). It does not affect other requests.
 
-For a plain connection (`Session.is_plain`) a run of similar requests about keys is checked once, by the command's name
-as typed. Requests that the compiled core answers (`compiled`) do not come here.
+On a plain connection (`Session.is_plain`), a run of requests about keys with the same command name is checked once.
+Requests that the compiled core answers (see `compiled`) do not reach the dispatcher.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from state_backend.model.slots import slot_of
 
 log = logging.getLogger(__name__)
 
-# Requests of a transaction whose keys are recorded at once for a tracking client (guess: 2 us a key).
+# Requests of a transaction whose keys are recorded in one step for a tracking client (guess: 2 us a key).
 NOTED_REQUESTS = 256
 
 # Cached spellings of command names (`GET`, `get`, `Get`).
@@ -60,13 +60,13 @@ SPELLINGS_MAX = 1024
 # limits are checked (guess).
 LARGE_REPLY_BYTES = 16_384
 
-# Requests that a body which takes several is given at once, without a look at the clock (guess: 40 us for GETs).
+# Requests that a batch command gets in one call, between two clock readings (guess: 40 us for GETs).
 TOGETHER_REQUESTS = 32
 
 # The first words of an HTTP request, sent by a browser on behalf of a web page; closed without a reply, as in Redis.
 HTTP_WORDS = (b"post", b"host:")
 
-# A reply that is not complete yet: it is made in steps, or has to be waited for.
+# A reply that is not complete yet: it is encoded in steps, or pending.
 Later = Sliced | Pending | ExecRunner
 
 # Flags of commands that a monitor may not send; to Redis it is a kind of replica.
@@ -82,21 +82,21 @@ WHILE_SUBSCRIBED |= {"ping", "quit", "reset"}
 
 
 class Known(NamedTuple):
-    """A command about keys, which leaves the session unchanged, and its statistics."""
+    """A command about keys, which does not change the session, and its counters."""
 
     command: Command
     command_stats: CommandStats
 
 
 def _is_about_keys(command: Command, name: bytes) -> bool:
-    """Tell whether a command is about keys and leaves the session unchanged."""
+    """Tell whether a command is about keys and does not change the session."""
     facts = command.facts
     is_served = command.declaration is not None and b"|" not in name
     return is_served and bool(facts.key_specs) and "pubsub" not in facts.flags
 
 
 def like_the_first(requests: list[Request]) -> list[Request]:
-    """Return the requests at the front that have the first one's name, as typed, and as many words."""
+    """Return the first requests that have the same name, as typed, and the same number of words."""
     name, words = requests[0][0], len(requests[0])
     for at, request in enumerate(requests):
         if request[0] != name or len(request) != words or type(request) is LongRequest:
@@ -105,13 +105,13 @@ def like_the_first(requests: list[Request]) -> list[Request]:
 
 
 def keys_read(command: Command, request: Request) -> list[bytes]:
-    """Return the keys that a request reads, and that its client may so cache."""
+    """Return the keys that a request reads, so that its client may cache them."""
     facts = command.facts
     return [key for key, _ in keys_of(facts, request) or ()] if facts.key_specs and "readonly" in facts.flags else []
 
 
 def release_reply(reply: bytes | Later | None) -> None:
-    """Release the view of a reply that is not sent."""
+    """Release the view of a reply that will not be sent."""
     if isinstance(reply, Sliced):
         reply.release()
     elif isinstance(reply, ExecRunner):
@@ -119,7 +119,7 @@ def release_reply(reply: bytes | Later | None) -> None:
 
 
 def end_caching(session: Session, request: Request) -> None:
-    """End CLIENT CACHING after the request behind it, or after the transaction."""
+    """End CLIENT CACHING after the next request, or after the transaction."""
     tracked = session.tracked
     if tracked is not None and tracked.is_caching_set:
         name = request[0].lower()
@@ -152,9 +152,9 @@ class Dispatcher:
         ends_ns: int = NEVER_NS,
         requests_max: int = sys.maxsize,
     ) -> Later | None:
-        """Answer requests in order until none is left, a reply is large or for later, or time or session are over.
+        """Answer requests in order, until all are answered, a reply is large or incomplete, or time or session end.
 
-        Replies are added to `out`; the requests that were answered are taken out of `requests`.
+        Replies are added to `out`, and answered requests are removed from `requests`. Returns the incomplete reply.
         """
         session, server = context.session, self._server
         at, later, is_over = 0, None, False
@@ -171,7 +171,7 @@ class Dispatcher:
                 at += 1
                 continue
             run = [request]
-            if at + 1 < end and server.cluster is None:  # which is asked about each
+            if at + 1 < end and server.cluster is None:  # a cluster node checks each request's slot
                 run = like_the_first(requests[at : min(at + TOGETHER_REQUESTS, end)])
             answered, later, is_over = self._answer_run(context, known, run, out, ends_ns)
             at += answered
@@ -181,9 +181,8 @@ class Dispatcher:
     def _answer_run(
         self, context: CommandContext, known: Known, run: list[Request], out: list[bytes], ends_ns: int
     ) -> tuple[int, Later | None, bool]:
-        """Answer like requests, several at once if the command can; counting costs a clock reading at either end.
-
-        Returns how many were answered, a reply for later, and whether no more may be answered now.
+        """Answer requests of one command, several at once if the command can; each call is timed.
+        Returns how many were answered, an incomplete reply, and whether no more may be answered now.
         """
         started_ns = began_ns = perf_counter_ns()
         command, command_stats = known
@@ -230,7 +229,7 @@ class Dispatcher:
         reply: bytes | Later,
         nanoseconds: int,
     ) -> None:
-        """Record how long a request took; of a reply in steps, after the last step."""
+        """Record how long a request took; for a reply in steps, after the last step."""
         if isinstance(reply, Sliced):
             reply.when_made = lambda more_ns: self._time(
                 context, command, command_stats, request, b"", nanoseconds + more_ns
@@ -250,7 +249,7 @@ class Dispatcher:
     def _answer_one(
         self, context: CommandContext, request: Request, out: list[bytes], ends_ns: int
     ) -> tuple[Later | None, bool]:
-        """Answer one request, the general way; return a reply for later, and whether no more may be answered now."""
+        """Answer one request by the general path; return an incomplete reply, and whether to answer no more now."""
         session = context.session
         session.begin_command()
         reply = self.reply_to(context, request)
@@ -269,7 +268,7 @@ class Dispatcher:
         return None, session.is_closing or bool(self._server.paused_until_ms) or perf_counter_ns() >= ends_ns
 
     def _learn(self, name: bytes) -> Known | None:
-        """Return a command about keys by its name as typed; None for another one."""
+        """Return a command about keys by its name as typed; None for other commands."""
         command, known = self._table.get(name), None
         if command is not None and _is_about_keys(command, name):
             known = Known(command, self._stats.command_stats(command.name))
@@ -315,9 +314,9 @@ class Dispatcher:
     def _track(
         self, session: Session, tracked: TrackingState, command: Command, request: Request, reply: bytes | Later
     ) -> None:
-        """Tell a client what is invalid before it gets a reply, then note what it has read, or will within EXEC.
+        """Send a client's pending invalidations before its reply, then record the keys that the request or EXEC reads.
 
-        In this order: what has to make room is told behind the reply.
+        Recording may evict keys. Their invalidations are sent after the reply, so the order matters.
         """
         if tracked.redirect and tracked.has_pending:
             self._server.clients.push_invalidations(tracked)
@@ -346,7 +345,7 @@ class Dispatcher:
             yield
 
     def _check(self, context: CommandContext, command: Command, request: Request) -> None:
-        """Raise the error of a request that may neither run nor be queued, whatever its arguments are."""
+        """Raise the error of a request that may neither run nor be queued, regardless of its arguments."""
         session, cluster, transaction = context.session, self._server.cluster, context.session.transaction
         if command.facts.needs_auth and not session.is_authenticated:
             raise NoAuthError
@@ -384,7 +383,7 @@ class Dispatcher:
             raise NoPermError(denial_text(denied.reason, context.session.user.name, command.name))
 
     def _queue(self, transaction: Transaction, command: Command, request: Request) -> None:
-        """Queue a request for EXEC; not if EXEC will be refused anyway."""
+        """Queue a request for EXEC, unless EXEC will be refused anyway."""
         if transaction.is_void:
             return
         transaction.add(request)
@@ -431,7 +430,7 @@ class Dispatcher:
     def _run(
         self, context: CommandContext, command: Command, command_stats: CommandStats, requests: list[Request]
     ) -> list[Any]:
-        """Answer the first of some like requests, one at least; a reply for later is the only one."""
+        """Answer the first requests of one command, at least one; an incomplete reply is the only one."""
         try:
             first = requests[0]
             if type(first) is LongRequest and (cut := self._split_of(command, first)) is not None:
@@ -468,11 +467,11 @@ class Dispatcher:
         return in_portions(context, command, cut, request, self._check, note)
 
     def later_reply(self, context: CommandContext, pending: Pending) -> bytes | ReplyStream:
-        """Return a pending reply, encoded or to be made in steps."""
+        """Return a resolved reply, encoded at once or in steps."""
         return self.pending_reply(context, pending)
 
     def pending_reply(self, context: CommandContext, pending: Pending) -> bytes:
-        """Return a pending reply, or its error, encoded; nothing if replies are suppressed."""
+        """Return a resolved reply, or its error, encoded; empty if replies are suppressed."""
         try:
             reply = encode(pending.make(), context.session.protocol)
         except Exception as error:

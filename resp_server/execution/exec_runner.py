@@ -15,14 +15,14 @@ from resp_server.session.session import ReplyMode
 from resp_server.session.transaction import Mark
 from state_backend.store.keyspace import KeyspaceView
 
-# A step ends with the command during which this is over (guess: a fifth of a turn).
+# The duration of a step; its last command may exceed it (guess: a fifth of a turn).
 STEP_NS_MAX = 1_000_000
 
 NOTHING_RUN = {2: b"*-1\r\n", 3: b"_\r\n"}
 
 
 class ExecPlan(NamedTuple):
-    """What EXEC has to run: the queued commands, the view that they read, and the watched keys."""
+    """The queued commands of an EXEC, the view that they read, and the watched keys."""
 
     requests: Sequence[Request]
     view: KeyspaceView
@@ -55,13 +55,13 @@ class ExecContext(CommandContext):
 
 
 class QueuedRunner(Protocol):
-    """Runs queued commands one by one (the dispatcher does)."""
+    """Runs queued commands one by one; implemented by the dispatcher."""
 
     def answer_queued(self, context: CommandContext, request: Request) -> bytes | Sliced | Pending:
         """Run a queued command."""
 
     def pending_reply(self, context: CommandContext, pending: Pending) -> bytes:
-        """Return the reply that had to be waited for."""
+        """Return a resolved reply, encoded."""
 
     def error_reply(self, error: Exception) -> bytes:
         """Return the error reply for an exception."""
@@ -92,7 +92,7 @@ class ExecRunner:
         return self._plan.requests
 
     def step(self) -> bytes:
-        """Run some more commands, and return the bytes to send now; there may be none."""
+        """Run the next commands, and return the bytes to send now, maybe none."""
         out: list[bytes] = []
         size, ends_ns = 0, perf_counter_ns() + STEP_NS_MAX
         for reply in self._parts:

@@ -1,8 +1,8 @@
 """Long requests: split into portions, each a request of the same command, whose replies are joined.
 
-So everything that goes over the words (rights, slots, tracking, the command itself) handles a bounded number at a time,
-and other clients are answered in between. All portions are checked before the first one runs, and all read one view. A
-command whose replies cannot be joined takes fewer words.
+So all code that iterates over the words (rights, slots, tracking, the command itself) handles a bounded number at a
+time, and other clients are answered in between. All portions are checked before the first one runs, and all read one
+view. A command whose replies cannot be joined accepts fewer words.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Note = Callable[[Request], None]
 class RequestSplit(NamedTuple):
     """How a command's request is split, and how the replies are joined.
 
-    kept: the number of words behind the name that each portion repeats. is_counted: the last of them is the number of
-    words behind it. check_room: raises PlainError if there are too many words in all.
+    kept: the number of words after the name that each portion repeats. is_counted: the last of them is the number of
+    the words after it. check_room: raises PlainError if there are too many words in all.
     """
 
     shape: type
@@ -73,7 +73,7 @@ def of_bounded_size(words: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def head_of(request: Request) -> Request:
-    """Return the front of a long request, which is checked first; a short request as it is."""
+    """Return the first words of a long request, which are checked first; a short request as it is."""
     if is_whole(request):
         return request
     return next(of_bounded_size(request[:PORTION_WORDS]))

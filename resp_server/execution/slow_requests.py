@@ -1,4 +1,4 @@
-"""Records slow requests and events for SLOWLOG and LATENCY, as far as the settings ask for them."""
+"""Records slow requests and events for SLOWLOG and LATENCY, above the configured thresholds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SlowRequests:
 
     @property
     def threshold_ns(self) -> int:
-        """The duration from which on a request has to be recorded."""
+        """The duration from which on a request is recorded."""
         config = self._host.config
         slow_ns = config.slow_over_us * 1000 if config.slow_over_us >= 0 else NEVER_NS
         return min(slow_ns, config.latency_over_ms * 1_000_000 or NEVER_NS)
@@ -53,6 +53,6 @@ class SlowRequests:
         self.record_event("fast-command" if "fast" in flags else "command", microseconds // 1000)
 
     def record_event(self, name: str, milliseconds: int) -> None:
-        """Record an event of LATENCY, if it took long."""
+        """Record an event for LATENCY, if it took long."""
         if 0 < self._host.config.latency_over_ms <= milliseconds:
             self.latency.add(name, self._host.clock(), milliseconds)

@@ -1,10 +1,10 @@
-"""WATCH records a mark for each key; EXEC compares it with the key as it is then.
+"""WATCH records a mark for each key; EXEC compares the marks with the keys.
 
 A mark has the epoch at which the key was read, and a digest. The digest covers the key's kind, expiry and size, and its
-value unless that is large. EXEC makes another digest. If it differs, the key has changed: by an epoch, or because it
-expired. If it is the same, the store is asked which keys the epochs in between changed. The store may not know: there
-were too many, it was rebuilt, or slots moved. Then a digest with the value proves that the key is unchanged, and a key
-whose digest has only the size counts as changed.
+value unless that is large. EXEC computes the digest again. If it differs, the key has changed: by an epoch, or because
+it expired. If it is the same, EXEC asks the store which keys the epochs in between changed. The store does not know
+this if there were too many keys, if it was rebuilt, or if slots moved. Then a digest that covers the value proves that
+the key is unchanged; a key whose digest has only the size counts as changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from state_backend.model.errors import StoreError
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import LongText, Snapshot
 
-# Of a longer value the digest has only the size: to digest this much takes 0.1 ms (guess).
+# The digest of a longer value covers only its size. Digesting this many bytes takes 0.1 ms (guess).
 VALUE_BYTES_MAX = 64 << 10
 DIGEST_BYTES = 16
 # Steps of counting a map's fields when some have expired; each takes well below a millisecond.
@@ -31,14 +31,14 @@ NOT_SEEN = "?"
 
 
 def mark_of(run_id: str, view: KeyspaceView, key: bytes) -> Mark:
-    """Make a key's mark; StoreError if it cannot be read here."""
+    """Return a key's mark; StoreError if the key cannot be read here."""
     snapshot = view.at(key)
     seen, is_whole = _digest_of(snapshot, key)
     return Mark(lineage_at(run_id, view, key), snapshot.applied.epoch, seen, is_whole)
 
 
 def lineage_at(run_id: str, view: KeyspaceView, key: bytes) -> str:
-    """Name the store of a key's job: an epoch number means the same epoch in all stores of one name."""
+    """Return a name for the store of a key's job. In stores of one name, an epoch number means the same epoch."""
     store = view.store_at(key)
     return "" if store is None else f"{run_id}/{store.lineage}"
 

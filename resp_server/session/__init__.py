@@ -1,4 +1,4 @@
-"""What a server knows of one connection: its user, transaction, subscriptions, what it tracks, which epochs it saw.
+"""The state of one connection: its user, transaction, subscriptions, tracking, and the epochs that it has seen.
 
-Values alone. The connection's bytes and turns are in `client`, what it is sent without asking in `push`.
+No I/O. The connection's bytes and turns are in `client`; pushes are in `push`.
 """

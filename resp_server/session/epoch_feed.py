@@ -1,4 +1,4 @@
-"""STATE FOLLOW: which epochs and topology a following connection knows, and the pushes about newer ones.
+"""STATE FOLLOW: the epochs and topology that a following connection was sent, and the pushes about newer ones.
 
     >4 epoch <job> <term> <epoch>      readable from now on; -1 and -1 for a removed job
     >2 topology <version>
@@ -20,7 +20,7 @@ Reached = tuple[int, int]
 
 # The reached epoch of each job. Never mutated: a newer one is another object.
 Epochs: TypeAlias = Mapping[str, Reached]
-# The epochs that the parts of a reply are from, each once.
+# The distinct epochs that the parts of a reply are from.
 ReplyEpochs: TypeAlias = tuple[Epochs, ...]
 
 GONE: Reached = (-1, -1)
@@ -35,7 +35,7 @@ def latest(first: Epochs, second: Epochs) -> Epochs:
 
 
 class Seen:
-    """The newest epochs that a client got replies from. Most often they are the same object as before."""
+    """The newest epochs that a client got replies from; mostly the same object as before."""
 
     __slots__ = ("_last", "epochs")
 
@@ -51,14 +51,14 @@ class Seen:
                 self.epochs = each if self.epochs is NOTHING else latest(self.epochs, each)
 
 
-# Changed keys that may wait to be sent, each with an overhead (guess). Beyond this, any key may have changed.
+# The size of unsent changed keys, each with an overhead (guess). Beyond this, any key counts as changed.
 CHANGED_BYTES_MAX = 1 << 20
 KEY_OVERHEAD_BYTES = 64
 MOVED = -1
 
 
 class EpochFeed:
-    """What one connection knows. change_counter: the server's `change_counter` at the last push."""
+    """One connection's sent epochs and pending pushes. change_counter: that of the server at the last push."""
 
     def __init__(self) -> None:
         self.change_counter = MOVED
@@ -77,7 +77,7 @@ class EpochFeed:
             self._changed += keys
 
     def pending_pushes_around(self, jobs: Mapping[str, Reached | None], version: int) -> bytes:
-        """Return the pending pushes; changed keys are sent once more after the reply that begins now."""
+        """Return pending pushes before a reply in steps; their changed keys are sent again after that reply."""
         changed = self._changed
         told = self.pending_pushes(jobs, version)
         if changed is None or changed:

@@ -26,9 +26,8 @@ class ReplyMode(Enum):
 class Account(Protocol):
     """A session's user (see `resp_server.acl.rules.User`).
 
-    is_open: everybody is this user without a password. is_unrestricted: nothing it asks for has to be checked.
-    rate_limiter: None if the user may ask as much as it likes. compiled: its rules as the compiled core checks them.
-    What these say may change at any time.
+    is_open: no password is needed. is_unrestricted: no request has to be checked. rate_limiter: None: no limit.
+    compiled: the rules in the form of the compiled core. All of these may change at any time.
     """
 
     name: bytes
@@ -58,10 +57,11 @@ class Session:
 
     user: decides what the client may do. default_user: the user of a new connection.
 
-    is_plain: the fast path may answer. The client is authenticated by an unrestricted user, in database 0, and not
-    closing; its replies are on; it has no transaction, subscription or tracking; and this server answers it (a replica
-    in a cluster redirects clients until they send READONLY). is_usual: the same with a restricted user or tracking.
-    is_observed: no connection may use the fast path, as each request is shown, timed or paused by itself.
+    is_plain: the fast path may answer. The client is authenticated as an unrestricted user, in database 0, and not
+    closing; its replies are on; it has no transaction, subscription or tracking; and this server does not redirect it
+    (a replica in a cluster redirects clients until they send READONLY). is_usual: the same, but the user may be
+    restricted, and the client may track. is_observed: no connection may use the fast path, as each request is
+    monitored, timed or paused by itself.
     """
 
     def __init__(self, session_id: int, address: str, local_address: str, default_user: Account, now_ms: int) -> None:
@@ -154,7 +154,7 @@ class Session:
         self._settle()
 
     def is_subscribed(self, way: Way, name: bytes) -> bool:
-        """Tell whether the client is subscribed to a channel, or to a pattern as it was written."""
+        """Tell whether the client is subscribed to a channel, or to exactly this pattern."""
         return self.subscriptions is not None and name in self.subscriptions.of(way)
 
     def subscribe(self, subscriptions: Subscriptions) -> None:
@@ -178,7 +178,7 @@ class Session:
         self._settle()
 
     def observe(self, is_observed: bool) -> None:
-        """Set whether each request is shown to monitors, timed or paused by itself."""
+        """Set whether each request is monitored, timed or paused by itself."""
         self.is_observed = is_observed
         self._settle()
 

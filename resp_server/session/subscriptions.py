@@ -95,7 +95,7 @@ def answer(verb: bytes, name: bytes | None, count: int, protocol: int) -> bytes:
 
 
 def message(way: Way, pattern: bytes, channel: bytes, text: bytes, protocol: int) -> bytes:
-    """Return the frame of a message for one kind of subscription; `pattern` is for patterns alone."""
+    """Return the frame of a message for one kind of subscription; `pattern` is used for patterns only."""
     mark = b">" if protocol >= 3 else b"*"
     body = b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(channel), channel, len(text), text)
     if way is Way.PATTERN:

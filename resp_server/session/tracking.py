@@ -16,12 +16,12 @@ from typing import Protocol
 PUSH = b">2\r\n$10\r\ninvalidate\r\n"
 MESSAGE = b"*3\r\n$7\r\nmessage\r\n$20\r\n__redis__:invalidate\r\n"
 
-# What may be pending for a client, most of it shared with others (guess). Beyond this, everything is invalidated.
+# The size of a client's pending invalidations, mostly shared with others (guess). Beyond this, all is invalidated.
 PENDING_BYTES_MAX = 1 << 20
 
 
 class Invalidation:
-    """Invalid keys, each in a frame of its own or all in one frame. Clients share it."""
+    """Invalid keys, each in its own frame or all in one frame. Clients share the object."""
 
     __slots__ = ("_frames", "bytes", "is_one_frame", "keys")
 
@@ -63,9 +63,9 @@ class TrackingState:
     """One client's tracking options, and its pending invalidations.
 
     user: returns the client's user; None may read all keys. redirect: the session id of the redirect target; 0: none.
-    is_caching_set: the last command was CLIENT CACHING. is_broken: the redirect target is gone. is_relayed: some
-    invalidations are on their way to a redirect target at another process. pending: not sent yet. resend: sent once, to
-    be sent again after the current reply.
+    is_caching_set: the last command was CLIENT CACHING. is_broken: the redirect target has disconnected. is_relayed:
+    some invalidations are on their way to a redirect target at another process. pending: not sent yet. resend: sent
+    once, to be sent again after the current reply.
     """
 
     def __init__(self, session_id: int = 0, user: Callable[[], KeyReader | None] = lambda: None) -> None:
@@ -92,11 +92,11 @@ class TrackingState:
 
     @property
     def has_pending(self) -> bool:
-        """Tell whether there is something to send."""
+        """Tell whether invalidations are pending."""
         return bool(self.pending or self.resend)
 
     def enqueue(self, invalidation: Invalidation) -> None:
-        """Add an invalidation; too many become EVERYTHING."""
+        """Add an invalidation; too many are replaced by EVERYTHING."""
         self._pending_bytes += invalidation.bytes
         if invalidation is EVERYTHING or self._pending_bytes > PENDING_BYTES_MAX:
             self._pending_bytes = 0

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.request_parser import Request
 
-# What may be queued between MULTI and EXEC (guesses: Redis takes what a query buffer may hold, a gigabyte).
+# The limits of queued commands between MULTI and EXEC (guesses; in Redis the query buffer limits them, to a gigabyte).
 QUEUED_REQUESTS_MAX = 65_536
 QUEUED_BYTES_MAX = 64 << 20
-# What one client may watch (guesses).
+# The limits of one client's watched keys (guesses).
 WATCHED_KEYS_MAX = 16_384
 WATCHED_BYTES_MAX = 16 << 20
 # The overhead of a word: its object header, and its pointer in a list.
@@ -21,8 +21,8 @@ WORD_OVERHEAD_BYTES = 41
 class Transaction:
     """The commands that a client queued since MULTI.
 
-    is_void: a command was refused, so EXEC will be, too. needs_state: a command is not answered while jobs are loading.
-    slots: the slots of the keys seen so far, in order.
+    is_void: a command was refused, so EXEC will be refused, too. needs_state: a command needs keys, so EXEC replies
+    LOADING while jobs are loading. slots: the slots of the queued commands' keys, in order.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def check_room_to_watch(watched: Collection[tuple[int, bytes]], new: Collection[
 
 
 class ReadsAt(NamedTuple):
-    """What the next EXEC reads at (STATE AT): the (term, epoch) of each job, and a clock reading."""
+    """The (term, epoch) of each job, and the clock reading, at which the next EXEC reads (STATE AT)."""
 
     epochs: Mapping[str, tuple[int, int]]
     clock_ms: int

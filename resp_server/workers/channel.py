@@ -23,7 +23,7 @@ Line = Mapping[str, Any]
 Take = Callable[[dict[str, Any], "int | None"], None]
 
 READ_BYTES = 256 << 10
-# In one read. Each line has one socket, so there is rarely more than one.
+# Sockets in one read. Each line has at most one socket, so there is rarely more than one.
 SOCKETS_PER_READ_MAX = 32
 # More than any line: the longest, with a job's descriptors, has at most 16 MiB.
 UNSENT_BYTES_MAX = 64 << 20
@@ -105,7 +105,7 @@ class Channel:
                 self.close()
                 return
             if passed_socket is not None:
-                passed_socket.close()  # it went with the first byte
+                passed_socket.close()  # it was sent with the first byte
             self._unsent_bytes -= sent
             self._unsent[0] = text[sent:], None
             if sent == len(text):

@@ -1,13 +1,13 @@
 """The master of several serving processes: it accepts connections, passes each to a worker, and manages the workers.
 
-There is one listening socket. The worker with the fewest clients gets the next client; among several, the one whose
-last client is the oldest. So a few connections are spread evenly as well, port 0 works, and only Unix sockets are
-needed. SO_REUSEPORT and a shared listener spread worse (measured: two processes got 25 and 25 of 50 connections in this
-way, 22 and 28, and 0 and 50). The master assigns client ids and limits the number of clients.
+There is one listening socket. The worker with the fewest clients gets the next client; among several, the one that has
+waited longest for a client. So even a few connections are spread evenly, port 0 works, and only Unix sockets are
+needed. Of 50 connections, two processes got 25 and 25 this way, 22 and 28 with SO_REUSEPORT, and 0 and 50 with a shared
+listener (measured). The master assigns client ids and limits the number of clients.
 
 All workers read the same stores, so all see an epoch as soon as it is committed. All workers switch to another store at
-the same moment: each opens it, then all pause, and resume when the last one has paused. So a client that reconnects to
-another worker never sees an older epoch.
+the same moment: each opens it, then all pause, and they resume when the last one has paused. So a client that
+reconnects to another worker never sees an older epoch.
 
     master to worker    {"event": "start", ...}        once, with the whole configuration
                         {"event": "found", "job"}, "update", "forget", "hide"   changes of a job (see `job_catalog`)
@@ -59,7 +59,7 @@ from state_backend.model.errors import DescriptorError, SparkisError, StoreError
 
 logger = logging.getLogger("sparkis.server")
 
-# Python and its modules take half a second on an idle machine.
+# Starting Python and importing modules takes half a second on an idle machine.
 START_S_MAX = 60.0
 # A worker that ends is restarted after a pause that doubles up to the longest.
 RESTART_PAUSE_S = 0.1
@@ -69,9 +69,9 @@ OPEN_S_MAX = 10.0
 # Shorter than the time for which a command waits for the master.
 ANSWER_S_MAX = GATHER_S_MAX / 2
 STOP_S_MAX = 5.0
-# In one turn of the event loop, so that many new connections do not delay the appliers' lines.
+# Connections accepted in one turn of the event loop, so that many of them do not delay the appliers' lines.
 ACCEPTS_AT_ONCE = 64
-# After an error of the system, such as no file descriptor being left.
+# The pause after a system error, such as no free file descriptor.
 ACCEPT_PAUSE_S = 0.5
 
 
@@ -161,7 +161,7 @@ class Workers(JobCatalog):
         self._tasks: list[asyncio.Task[None]] = []
         self._background_tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[socket.socket] = []
-        self._tls_listeners: list[socket.socket] = []  # some of these, or all
+        self._tls_listeners: list[socket.socket] = []  # a subset of the listeners
         self._is_accepting = False
         self._all_up = asyncio.Event()
         # Held while workers open a store, and while a new worker opens the stores of all jobs.
@@ -199,17 +199,17 @@ class Workers(JobCatalog):
         self._send_all({"event": "loading", "is_loading": is_loading})
 
     def set_topology(self, topology: Topology, node_id: str) -> None:
-        """Answer as this node of a cluster from now on; a worker goes on with the topology before until it is told."""
+        """Become this node of a cluster. A worker uses the previous topology until the new one reaches it."""
         self._topology = {"event": "topology", "of": topology.to_json(), "node_id": node_id}
         self._send_all(self._topology)
 
     def watch_event_demand(self, then: Callable[[bool], None]) -> None:
-        """Have this called now, and when it changes whether appliers have to keep what happens to keys."""
+        """Call back now, and on each change, with whether appliers have to store the events of keys."""
         self._on_events_wanted = then
         then(self.wants_events)
 
     def update_event_interest(self) -> None:
-        """Tell the appliers whether any worker's clients need keyspace events."""
+        """Notify the appliers whether any worker's clients need keyspace events."""
         if self._serving:
             is_wanted = any(worker.wants_events for worker in self._serving)
             if is_wanted != self.wants_events:
@@ -221,7 +221,7 @@ class Workers(JobCatalog):
         await self._request_all(list(self._serving), {"event": "settled"})
 
     async def start(self) -> None:
-        """Listen. OSError if an address cannot be had."""
+        """Listen. OSError if an address cannot be bound."""
         plain, self._tls_listeners = listen_at_ports(self._config)
         self._listeners = [*plain, *self._tls_listeners]
         self.port = self._listeners[0].getsockname()[1]
@@ -242,7 +242,7 @@ class Workers(JobCatalog):
                 await task
         self._tasks.clear()
 
-    # -- what appliers tell -------------------------------------------------------------------------------------------
+    # -- lines of the appliers ----------------------------------------------------------------------------------------
 
     def found(self, job: str) -> None:
         self._unavailable_jobs[job] = None
