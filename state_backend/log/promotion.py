@@ -1,8 +1,8 @@
-"""When a generation that was held back comes to be shown: `<job>/<generation>/shown.json`, created once.
+"""Makes a held-back generation visible to readers: the file `<job>/<generation>/shown.json`, created once.
 
-A query with a new checkpoint reads all of its input again. Until that has caught up, its state is half a replay, so its
-terms say that it is held back, and readers go on to see the generation before (`JobLog.shown`). Who writes it says when
-it is to be seen, or a person does, by `sparkis promote`; every server finds the same file.
+A query with a new checkpoint reads all of its input again. Until it has caught up, its state is incomplete. So its
+terms mark the generation as held back, and readers continue to see the generation before (`JobLog.shown`). The file is
+created by the generation's writer, or by a person with `sparkis promote`; all servers read the same file.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ and no Spark; servers of the log show it as soon as they have applied it."""
 
 
 class Held(NamedTuple):
-    """A generation that is held back: the last epoch that readers see instead, and since when."""
+    """A held-back generation. shown: the last epoch that is visible instead; since_ms: when the generation began."""
 
     shown: Epoch
     since_ms: int
 
 
 def held(log: JobLog) -> Held | None:
-    """Return what readers see instead of what is written now; None if they see that."""
+    """Return the held-back generation of a job; None if readers see the generation that is being written."""
     shown = log.shown()
     if shown is None or shown.held_back is None:
         return None
@@ -42,14 +42,14 @@ def held(log: JobLog) -> Held | None:
 
 
 def since_ms(log: JobLog, generation: str) -> int:
-    """Return since when a generation is there, by the clock of the driver that began it."""
+    """Return when a generation began, in milliseconds since 1970 UTC, by the clock of its driver; 0 if unknown."""
     began = first_term(generation)
     claim = None if began is None else log.terms.claim(began)
     return 0 if claim is None else claim.since_ms
 
 
 def show(log: JobLog, current: Current, why: str) -> bool:
-    """Have readers see a generation from now on; False if that was said before."""
+    """Make a generation visible to readers; False if it was visible before."""
     content = {"format": FORMAT, "why": why, "clock_ms": now_ms()}
     return log.filesystem.create(log.promotion_path(current.generation), json.dumps(content).encode() + b"\n")
 
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def promote(root: str | Path | Filesystem, job: str) -> str:
-    """Show the newest state of a job now and return one line about it; LogError if none is held back."""
+    """Make the newest state of a job visible and return one line about it; LogError if none is held back."""
     log = ChangeLog(root)
     promoted = log.job(job)
     current = promoted.current()

@@ -1,13 +1,13 @@
-"""Removes from a job's log what no reader needs any more.
+"""Removes files from a job's log that no reader needs any more.
 
-Whoever sweeps may be stopped anywhere, for an hour or for ever, and several may sweep at the same time. So a file is
-removed only for a reason that nothing can undo (`docs/design/0004-sweeping.md` has the argument):
+A sweep can be stopped anywhere, for an hour or for ever, and several sweeps can run at the same time. So a file is
+removed only for a reason that stays true (the proof is in `docs/design/0004-sweeping.md`):
 
     an epoch                 it is below the floor, which only rises
-    a change file            its epoch is below the floor; or is committed, is not the last one, and does not list it
-    a snapshot               it is older than the second newest whole one
-    a generation             an older term began it than the one that readers see, or a term that is void
-    a temporary file         of what is there already, or is one of these
+    a change file            its epoch is below the floor; or its epoch is committed, not the last, and does not list it
+    a snapshot               it is older than the second newest complete snapshot
+    a generation             its term is older than that of the visible generation, or is void
+    a temporary file         of a file that exists, or that is itself removable
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ RETENTION_MS = 3_600_000
 
 
 def sweep(log: JobLog, current: Current, at_ms: int, retention_ms: int = RETENTION_MS) -> int:
-    """Remove what readers do not need any more; return the number of files and folders.
+    """Remove files that readers do not need any more; return the number of files and folders removed.
 
-    Of the generation: epochs that a snapshot covers and that are older than the retention time, but never the last
-    one; and what `sweep` is to find. Of the job: generations that were replaced, once the one that counts has an epoch
-    older than the retention time.
+    In the generation: epochs that a snapshot covers and that are older than the retention time, but never the last one;
+    their files, and files that no epoch lists. In the job: replaced generations, once the visible generation has an
+    epoch older than the retention time.
     """
     removed = 0
     last = log.newest(current)
@@ -40,15 +40,15 @@ def sweep(log: JobLog, current: Current, at_ms: int, retention_ms: int = RETENTI
 
 
 def _raised_floor(log: JobLog, current: Current, manifests: list[Epoch], last: Epoch, until_ms: int) -> int:
-    """Say which epochs are not needed any more, and return the first one that is.
+    """Raise the floor to the first epoch that is still needed, and return it.
 
-    On the disk before any of them is removed, so whoever misses one can know why.
+    The floor is written before an epoch is removed, so that a reader that misses an epoch can find the reason.
     """
     floor = before = log.floor(current.generation)
     for number in log.numbers(current.generation):
         epoch = log.epoch(current, number)
         if epoch is None:
-            continue  # another sweep was faster
+            continue  # another sweep removed it
         is_covered = bool(manifests) and number <= manifests[0].epoch and number < last.epoch
         if not is_covered or epoch.clock_ms > until_ms:
             break
@@ -88,7 +88,7 @@ def _sweep_epochs(log: JobLog, current: Current, floor: int, last: Epoch) -> int
 
 def _sweep_snapshots(log: JobLog, current: Current, oldest: int) -> int:
     folder = f"{log.job}/{current.generation}/snapshots"
-    # Also those that were never whole. One between the two that are kept may still be written.
+    # Also incomplete ones. A snapshot between the two retained ones may still be in writing.
     old = [name for name in log.filesystem.names(folder) if name.isdecimal() and int(name) < oldest]
     for name in old:
         log.filesystem.remove(f"{folder}/{name}")
@@ -96,7 +96,7 @@ def _sweep_snapshots(log: JobLog, current: Current, oldest: int) -> int:
 
 
 def sweep_job(log: JobLog, until_ms: int) -> int:
-    """Remove generations that do not count any more, and signs of life of older writers; return how many."""
+    """Remove replaced generations, and signs of life of older writers; return the number removed."""
     term = log.terms.newest()
     if term is None:
         return 0
@@ -108,7 +108,7 @@ def sweep_job(log: JobLog, until_ms: int) -> int:
     for name in log.filesystem.names(log.job):
         began = first_term(name)
         if began is not None and began != in_charge and (_is_void(log, began) or (is_old and began < in_charge)):
-            log.filesystem.create(log.terms.swept_path(name), b"")  # before anything of it is missing
+            log.filesystem.create(log.terms.swept_path(name), b"")  # before any of its files is missing
             log.filesystem.remove(f"{log.job}/{name}")
             removed += 1
     for folder in ("alive", "terms"):
@@ -126,18 +126,18 @@ def _is_void(log: JobLog, number: int) -> bool:
 
 
 def _has_epoch_until(log: JobLog, current: Current, until_ms: int) -> bool:
-    """Tell whether a generation began so long ago."""
+    """Tell whether a generation has an epoch or snapshot up to a time."""
     oldest = [log.first(current), *log.snapshots(current)]
     return any(epoch is not None and epoch.clock_ms <= until_ms for epoch in oldest)
 
 
 def _remove(log: JobLog, folder: str, names: list[str]) -> int:
-    """Remove files of a folder; return how many."""
+    """Remove files of a folder; return their number."""
     log.filesystem.remove_files([f"{folder}/{name}" for name in names])
     return len(names)
 
 
 def _number(name: str) -> int:
-    """Return the number that a file's name begins with, a temporary one's too; -1 if there is none."""
+    """Return the number at the beginning of a file's name, also of a temporary file's; -1 if there is none."""
     head = name.removeprefix(".").partition(".")[0].partition("-")[0]
     return int(head) if head.isdecimal() else -1

@@ -1,13 +1,14 @@
-"""Where a change log lies: the few file operations it needs, atomic and durable, once per kind of filesystem.
+"""The storage of a change log: atomic and durable file operations, one class for each kind of filesystem.
 
-`create` never overwrites: of any number of writers of one name one wins, and nobody sees half a file. `open_new` is
-for names that nobody else writes. `replace` overwrites as a whole. All are on the disk when they return.
+`create` never overwrites: of several writers of a name one wins, and readers never see an incomplete file. `open_new`
+is for names with a single writer. `replace` overwrites the full file. All are durable when they return.
 
     LocalFilesystem         a folder of this machine, or one mounted on all of them
     ObjectStoreFilesystem   s3://, gs://, abfss:// and the like, by conditional PUTs; needs the extra `object-store`
     ArrowFilesystem         hdfs://, through pyarrow
 
-All paths are relative to the log's root, with `/`. Storage that fails is a LogUnavailableError; a missing file is not.
+All paths are relative to the log's root, with `/`. A failure of the storage is a LogUnavailableError; a missing file is
+no failure.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from state_backend.model.errors import LogUnavailableError
 __all__ = ["Filesystem", "LocalFilesystem", "ObjectStoreFilesystem", "open_filesystem"]
 
 EXTRA = "pip install 'sparkis[object-store]'"
-# How a log in an object store may be written, and how obstore writes it. Hadoop's names for S3 are names for S3.
+# The schemes of object stores, and the ones that obstore uses for them. Hadoop's schemes for S3 are included.
 OBJECT_STORES = {
     "s3": "s3",
     "s3a": "s3",
@@ -69,10 +70,10 @@ def open_filesystem(root: str | Path) -> Filesystem:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Return the scheme, in small letters, and what follows its colon; no scheme for a path.
+    """Return the scheme, in lower case, and the rest after its colon; an empty scheme for a path.
 
-    `name:/x` is never a path, or a slash too few in an address would make a folder of that name. `name:x` is one,
-    unless the name is a scheme that is known.
+    `name:/x` is never a path: an address that lacks a slash must not make a folder. `name:x` is a path, unless the name
+    is a known scheme.
     """
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", text, re.DOTALL)
     if match is None:

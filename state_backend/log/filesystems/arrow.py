@@ -1,14 +1,14 @@
-"""HDFS, as pyarrow reaches it through libhdfs.
+"""HDFS, through pyarrow and libhdfs.
 
-pyarrow has no exclusive create there, and its `move` of a file onto a file deletes the target first. What is exclusive
-is to move a folder: HDFS moves it *into* a folder that has the name already, under one lock, and a POSIX filesystem
-refuses. So a file of `create` is a folder with one file in it:
+pyarrow has no exclusive create for HDFS, and its `move` of a file onto a file deletes the target first. The move of a
+folder is exclusive: HDFS moves it *into* a folder that already has the name, under one lock, and a POSIX filesystem
+refuses it. So `create` makes a folder with one file in it:
 
-    epochs/7.json/content                  of the writer whose folder got the name
-    epochs/7.json/.7.json.<uuid>.tmp/content      of one that came later, until it has removed it again; nobody reads it
+    epochs/7.json/content                       of the writer that got the name
+    epochs/7.json/.7.json.<uuid>.tmp/content    of a later writer, until it removes the folder again; never read
 
-Files of `replace` and `open_new` are files. `replace` is not atomic where the file is there: HDFS, through pyarrow, has
-no such move. For a moment, or until the writer's next start if it dies there, the file is missing.
+`replace` and `open_new` make plain files. `replace` of an existing file is not atomic: pyarrow has no such move on
+HDFS. The file is missing for a moment, or until the writer's next start if the writer dies in that moment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONTENT = "content"
 
 
 class ArrowFilesystem(Filesystem):
-    """A filesystem of pyarrow with folders that can be moved."""
+    """A filesystem of pyarrow that can move folders."""
 
     def __init__(self, filesystem: pyarrow.fs.FileSystem, root: str, uri: str) -> None:
         self._filesystem = filesystem
@@ -43,7 +43,7 @@ class ArrowFilesystem(Filesystem):
         return info
 
     def _file(self, path: str) -> pyarrow.fs.FileInfo | None:
-        """Return where the content of a file is, or None if there is no such file."""
+        """Return the info of the file with the content of a path; None if there is no such file."""
         info = self._info(self._full(path))
         if info.type == FileType.Directory:
             info = self._info(f"{self._full(path)}/{CONTENT}")
@@ -72,7 +72,7 @@ class ArrowFilesystem(Filesystem):
             return self._move_folder(temporary, self._full(path))
 
     def _move_folder(self, temporary: str, target: str) -> bool:
-        """Give a folder a name; False if it is taken."""
+        """Move a folder to its name; False if the name is taken."""
         try:
             self._filesystem.move(temporary, target)
         except OSError:
@@ -96,7 +96,7 @@ class ArrowFilesystem(Filesystem):
 
     @contextmanager
     def _written(self, path: str) -> Iterator[BinaryIO]:
-        """Open a file that gets its name, or another one's place, when the block ends without an error."""
+        """Open a temporary file that gets its name, or replaces a file, when the block ends without an error."""
         with self._temporary(path) as temporary:
             with self._filesystem.open_output_stream(temporary, compression=None) as stream:
                 yield stream
@@ -104,7 +104,7 @@ class ArrowFilesystem(Filesystem):
 
     @contextmanager
     def _temporary(self, path: str) -> Iterator[str]:
-        """Return a name beside a file's own, and remove what has it at last."""
+        """Yield a temporary path in the folder of a file; remove the temporary at the end."""
         folder, _, name = self._full(path).rpartition("/")
         temporary = f"{folder}/.{name}.{uuid.uuid4().hex}.tmp"
         try:

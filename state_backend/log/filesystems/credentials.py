@@ -1,9 +1,9 @@
-"""What an object store's environment says, beyond what obstore reads of it itself.
+"""Options for object stores from the environment, beyond those that obstore reads itself.
 
-obstore knows the stores' usual names: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION,
+obstore reads the stores' usual variables: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION,
 AWS_ENDPOINT_URL, AWS_WEB_IDENTITY_TOKEN_FILE, the roles of containers and machines; GOOGLE_APPLICATION_CREDENTIALS;
 AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY, AZURE_CLIENT_ID and the like. It does not
-know AWS's files of profiles; boto3 does.
+read AWS's profile files; boto3 does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from state_backend.model.errors import LogUnavailableError
 
-# Any of these says who is asking, so that a file of profiles is not looked at (the order of AWS's own tools).
+# Each of these variables gives credentials, so that the profile files are not read (the order of AWS's own tools).
 _SAID_OTHERWISE = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -25,13 +25,13 @@ _SAID_OTHERWISE = (
 
 
 def client_options() -> dict[str, Any]:
-    """Return what obstore's HTTP client has to be told: an address that begins with http:// is meant so."""
+    """Return the options of obstore's HTTP client: plain HTTP is allowed if an endpoint begins with http://."""
     named = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
     return {"allow_http": True} if any(os.environ.get(name, "").startswith("http://") for name in named) else {}
 
 
 def options(location: str) -> dict[str, Any]:
-    """Return what obstore has to be told of a store, beside what it finds in the environment."""
+    """Return the options of a store that obstore does not find in the environment."""
     return {"credential_provider": _profile()} if location.startswith("s3://") and _uses_profile() else {}
 
 

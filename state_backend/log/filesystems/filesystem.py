@@ -1,4 +1,4 @@
-"""The file operations that a change log needs: what every kind of filesystem promises."""
+"""The file operations that a change log needs: the interface of all filesystems."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 class Filesystem(ABC):
     """File operations below one root.
 
-    beat_interval_s: how often a writer shows a sign of life here; `probe_interval_s_max` and `jobs_interval_s_max`: how
-    rarely readers look for epochs, and for jobs, while nothing is new. Looking costs nothing to speak of in a folder,
-    and money in an object store.
+    beat_interval_s: the interval of a writer's signs of life. probe_interval_s_max, jobs_interval_s_max: the longest
+    intervals at which readers poll for epochs, and for jobs. Polling is cheap in a folder, and costs money in an object
+    store.
     """
 
     root: str
@@ -28,15 +28,15 @@ class Filesystem(ABC):
 
     @abstractmethod
     def read(self, path: str) -> bytes | None:
-        """Return a whole file, or None if there is none."""
+        """Return the content of a file; None if there is no such file."""
 
     @abstractmethod
     def open_input(self, path: str) -> pa.Buffer | None:
-        """Return a whole file as a buffer, mapped where that is possible, or None if there is none."""
+        """Return the content of a file as a buffer, memory-mapped where possible; None if there is no such file."""
 
     @abstractmethod
     def create(self, path: str, content: bytes) -> bool:
-        """Write a new file; False, and nothing is changed, if the name is taken."""
+        """Write a new file; if the name is taken, change nothing and return False."""
 
     @abstractmethod
     @contextmanager
@@ -47,7 +47,7 @@ class Filesystem(ABC):
 
     @abstractmethod
     def replace(self, path: str, content: bytes, *, is_durable: bool = True) -> None:
-        """Write a file, whether or not it is there."""
+        """Write a file; an existing one is overwritten."""
 
     @abstractmethod
     def names(self, path: str) -> list[str]:
@@ -55,25 +55,25 @@ class Filesystem(ABC):
 
     @abstractmethod
     def size(self, path: str) -> int | None:
-        """Return how many bytes a file has, or None if there is none; nothing is read of it."""
+        """Return the size of a file in bytes, without reading it; None if there is no such file."""
 
     @abstractmethod
     def copy(self, source: str, target: str) -> bool:
         """Give a file that is never written again a second name; False if there is no such file.
 
-        A target that is there stays: it is the same file, of an earlier try. Durable when it returns.
+        An existing target stays: it is the same file, of an earlier try. Durable when it returns.
         """
 
     @abstractmethod
     def make_folder(self, path: str) -> None:
-        """Make a folder and those above it; it may be there."""
+        """Make a folder and its parents; they may exist."""
 
     @abstractmethod
     def remove(self, path: str) -> None:
-        """Remove a file, or a folder with all in it, if it is there. Others may remove it at the same time."""
+        """Remove a file, or a folder with its content, if it exists. Others may remove it at the same time."""
 
     def remove_files(self, paths: Sequence[str]) -> None:
-        """Remove files that may be gone already: cheaper than `remove` where each request takes its time."""
+        """Remove files, which may be missing: cheaper than `remove` where each request is slow."""
         for path in paths:
             self.remove(path)
 

@@ -1,4 +1,4 @@
-"""A folder of this machine, or one mounted on all of them."""
+"""A local folder, or one that is mounted on all machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from state_backend.log.filesystems.filesystem import Filesystem
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# How a filesystem says that it has no hard links.
+# The errors of filesystems without hard links.
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 NEITHER = (
     "its filesystem has neither hard links nor a rename that does not overwrite, so that of two writers none would "
@@ -30,7 +30,7 @@ RENAME_NOREPLACE = 1
 
 
 class LocalFilesystem(Filesystem):
-    """A folder: temporary file, fsync, a name if it is free (see `_name`), fsync of the folder."""
+    """A folder. A new file is a temporary file, fsync, its name if that is free (see `_name`), fsync of the folder."""
 
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root).expanduser().absolute()
@@ -129,7 +129,7 @@ class LocalFilesystem(Filesystem):
         with self._explained("remove", path):
             target = self._root / path
             while target.is_dir():
-                with suppress(FileNotFoundError):  # somebody else removed part of it
+                with suppress(FileNotFoundError):  # another process removed part of it
                     shutil.rmtree(target)
             target.unlink(missing_ok=True)
 
@@ -155,7 +155,7 @@ class LocalFilesystem(Filesystem):
         except PermissionError:
             if target != self._root:
                 raise
-            return  # the root was made by somebody who may do more
+            return  # another user made the root: this one cannot open its parent
         try:
             os.fsync(folder)
         finally:
@@ -163,16 +163,16 @@ class LocalFilesystem(Filesystem):
 
 
 def _temporary_of(target: Path) -> Path:
-    """Return a new name beside a file's, which tells whose it is to whoever finds it after a kill (see `sweep`)."""
+    """Return a new path beside a file, named after it, so that `sweep` can remove the temporary after a crash."""
     return target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
 
 
 def _name(temporary: Path, target: Path) -> None:
-    """Give a file its name; FileExistsError if it is taken. The temporary name may or may not be left.
+    """Give a file its name; FileExistsError if the name is taken. The temporary name may remain.
 
-    A hard link is refused if the name is taken, on every POSIX filesystem. Where there are none (FAT, some CIFS and
-    FUSE mounts) a rename that is told not to replace does it. One that has neither copies a file to rename it, or
-    looks first and writes then: nothing there keeps two writers apart.
+    Every POSIX filesystem refuses a hard link if the name is taken. Filesystems without hard links (FAT, some CIFS and
+    FUSE mounts) may have a rename that does not replace. Those with neither cannot exclude a second writer: they copy a
+    file to rename it, or check the name before they write.
     """
     try:
         os.link(temporary, target)

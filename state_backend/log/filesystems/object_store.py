@@ -1,14 +1,14 @@
-"""A bucket of S3, Google Cloud Storage or Azure, or of any store that speaks the protocol of one of them.
+"""A bucket of S3, Google Cloud Storage or Azure, or of a store with the protocol of one of them.
 
-Everything goes through `obstore`, because its PUT can be conditional (`If-None-Match: *` on S3 and Azure, generation 0
-on Google's): of any number of writers of one name, the store itself lets one win. Listings and reads of all three
-stores see a write as soon as it has returned.
+All requests use `obstore`, because its PUT can be conditional (`If-None-Match: *` on S3 and Azure, generation 0 on
+Google's): the store lets one of several writers of a name win. In all three stores a write is visible to listings and
+reads as soon as it has returned.
 
-A lost answer is the case to think about: the store took a conditional PUT, the answer never came, and the next try
-finds the name taken. So each `create` puts a name of its own beside the content, as metadata of the object, and reads
-it back where the name is taken: what `create` itself wrote it knows again, whatever the content is.
+A response can be lost: the store has executed a conditional PUT, and the retry finds the name taken. So each `create`
+writes a unique id as metadata of the object. If the name is taken it reads the id back, and so recognizes its own
+object.
 
-There are no folders: a folder is a prefix, and needs not be made.
+There are no folders: a folder is a prefix, and need not be made.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ if TYPE_CHECKING:
     from obstore import WritableFile
     from obstore.store import ObjectStore
 
-# One request up to here; a larger file goes in parts of this size. S3 takes parts of 5 MiB and more, 10,000 at most.
+# A file up to this size is one request; a larger file has parts of this size. S3 takes at most 10,000 parts of 5 MiB
+# or more.
 PART_BYTES = 16 << 20
-# Parts that are under way at a time; each takes its size of memory.
+# Parts that are sent at the same time; each takes its size of memory.
 PARTS_AT_A_TIME = 4
-# The library tries a request again for so long (server errors, lost connections), then the caller gets an error. A
-# server goes on with what it has meanwhile, and a batch fails and is run again by Spark.
+# obstore retries a request for so long (server errors, lost connections), then the caller gets an error. Meanwhile a
+# server serves the state that it has; a batch fails, and Spark runs it again.
 RETRY_TIMEOUT_S = 20.0
-# Pauses before a request whose answer was lost is made again (guess).
+# Pauses before retries of a request whose response was lost (guess).
 ANSWER_PAUSES_S = (0.1, 0.5, 2.0)
 # Time for one request, its body included: a part at 300 KB/s.
 REQUEST_TIMEOUT_S = 60.0
-# The metadata that tells one `create` from another. One plain word: Azure takes no hyphen, proxies drop underscores.
+# The metadata that identifies a `create`. One plain word: Azure takes no hyphen, proxies drop underscores.
 ATTEMPT = "attempt"
 
 Answer = TypeVar("Answer")
@@ -55,15 +56,15 @@ class ObjectStoreFilesystem(Filesystem):
     beat_interval_s = 20.0
     probe_interval_s_max = 15.0
     jobs_interval_s_max = 60.0
-    _checked: ClassVar[set[str]] = set()  # roots whose store is known to heed conditions, in this process
+    _checked: ClassVar[set[str]] = set()  # roots whose store heeds conditions, checked in this process
 
     def __init__(self, uri: str, location: str, **options: Any) -> None:
         """Open a bucket.
 
-        uri: how the user wrote it, for messages and for other processes. location: how obstore writes it. options: of
-        obstore's store, beside those that it takes from the environment.
+        uri: the address as the user wrote it, for messages and for other processes. location: the address for obstore.
+        options: for obstore's store, beyond those from the environment.
         """
-        import obstore.store  # here, not above: an extra
+        import obstore.store  # imported here because it is an extra
 
         self.root = uri
         self._obstore = obstore
@@ -103,7 +104,7 @@ class ObjectStoreFilesystem(Filesystem):
         return self._create(path, content)
 
     def _check_conditions(self) -> None:
-        """Raise LogUnavailableError if the store does not heed the condition of a PUT: old versions of some do not."""
+        """Raise LogUnavailableError if the store ignores the condition of a PUT, as old versions of some stores do."""
         probe = f".{uuid.uuid4().hex}.probe"
         try:
             is_heeded = self._create(probe, b"first") and not self._create(probe, b"second")
@@ -132,14 +133,14 @@ class ObjectStoreFilesystem(Filesystem):
             return self._until_answered(put)
 
     def _attempt(self, path: str) -> str | None:
-        """Return which `create` wrote an object."""
+        """Return the id of the `create` that wrote an object."""
         try:
             return self._obstore.get(self._store, path).attributes.get(ATTEMPT)
-        except FileNotFoundError:  # removed since
+        except FileNotFoundError:  # removed meanwhile
             return None
 
     def _until_answered(self, request: Callable[[], Answer]) -> Answer:
-        """Make a request again whose answer was lost: obstore does not, if it changes something and may be done."""
+        """Retry a request whose response was lost: obstore does not retry a write that may have been executed."""
         for pause_s in ANSWER_PAUSES_S:
             try:
                 return request()
@@ -149,9 +150,9 @@ class ObjectStoreFilesystem(Filesystem):
 
     @contextmanager
     def open_new(self, path: str) -> Iterator[BinaryIO]:
-        """Open a new file: one PUT when the block ends, or parts meanwhile, which are given up if it fails.
+        """Open a new file: one PUT when the block ends, or parts before, which are aborted if the block fails.
 
-        Not conditional: nobody else writes the name, which has a UUID.
+        Not conditional: the name has a UUID, so no other writer uses it.
         """
         with (
             self._explained("write", path),
@@ -190,7 +191,7 @@ class ObjectStoreFilesystem(Filesystem):
         return True
 
     def make_folder(self, path: str) -> None:
-        """Do nothing: a folder is there when something is in it."""
+        """Do nothing: a folder exists if it has a file."""
 
     def remove(self, path: str) -> None:
         with self._explained("remove", path):
@@ -206,7 +207,7 @@ class ObjectStoreFilesystem(Filesystem):
         try:
             if paths:
                 self._until_answered(partial(self._obstore.delete, self._store, paths))
-        except FileNotFoundError:  # Google's and Azure tell of one that is gone, and may leave the others
+        except FileNotFoundError:  # Google and Azure report a missing file, and may leave the others
             for path in paths:
                 with suppress(FileNotFoundError):
                     self._until_answered(partial(self._obstore.delete, self._store, path))
@@ -222,7 +223,7 @@ class ObjectStoreFilesystem(Filesystem):
 
 
 class _Bytes:
-    """What a file is written through: obstore takes unsigned bytes alone, and those of Arrow are not called so."""
+    """The file object of `open_new`: obstore takes only buffers of unsigned bytes, and Arrow's have another format."""
 
     closed = False
 
@@ -233,11 +234,11 @@ class _Bytes:
         return self._writer.write(memoryview(content).cast("B"))
 
     def flush(self) -> None:
-        """Do nothing: what is not a whole part cannot be sent."""
+        """Do nothing: only full parts can be sent."""
 
 
 def _reason(error: Exception) -> str:
-    """Return what an error of obstore says, in one line: of its text, the store's own words where there are any."""
+    """Return the text of an obstore error in one line: the store's own message, if there is one."""
     first = str(error).partition("\n\nDebug source:")[0].strip()
     told = re.search(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", first, re.DOTALL)
     status = re.search(r"status code: (\d+[^:\n]*)", first)
