@@ -30,7 +30,7 @@ FIRST_READING_TIMEOUT_S = 60.0
 
 
 def readings(session: SparkSession) -> DataFrame:
-    """Return a stream of made-up readings: each sensor's temperature goes up and down at a pace of its own."""
+    """Return a stream of generated readings: each sensor's temperature goes up and down with its own period."""
     number = F.col("value") % len(SENSORS)
     swing = F.sin(F.col("value") / (100 + 40 * number)) * (3 + number)
     return (
@@ -46,7 +46,7 @@ def readings(session: SparkSession) -> DataFrame:
 
 
 def start_job(session: SparkSession, checkpoint: Path) -> StreamingQuery:
-    """Start the job: each sensor's last reading is its state."""
+    """Start the job, whose state is the last reading of each sensor."""
     return (
         sparkis.queryable(
             readings(session), "temperature", key="sensor", value="temperature", order_by="number", mode="append"
@@ -59,7 +59,7 @@ def start_job(session: SparkSession, checkpoint: Path) -> StreamingQuery:
 
 
 def show(client: redis.Redis, rounds: int) -> None:
-    """Show the sensors once a second; on a terminal in one place. `rounds` 0: for ever."""
+    """Print the sensors once a second; a terminal shows them on one line. rounds: how often; 0: without end."""
     keys = [f"sensors:temperature:{sensor}" for sensor in SENSORS]
     is_terminal = sys.stdout.isatty()
     shown = 0
@@ -86,7 +86,7 @@ def _wait_for_readings(client: redis.Redis) -> None:
         if time.monotonic() > deadline:
             raise SystemExit(f"dashboard: not all sensors have a reading after {FIRST_READING_TIMEOUT_S:.0f} s")
         time.sleep(0.1)
-        with suppress(redis.BusyLoadingError):  # the server is just opening the job
+        with suppress(redis.BusyLoadingError):  # the server is opening the job
             found = client.mget(keys)
 
 

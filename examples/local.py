@@ -1,4 +1,4 @@
-"""What the examples share: a Spark on this machine that says little, and a folder that goes when they end."""
+"""Shared by the examples: a local Spark with little output, and a temporary folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-# transformWithState needs RocksDB, and whoever attaches to RocksDB needs its change log.
+# transformWithState needs RocksDB, and attaching to RocksDB needs its changelog.
 ROCKSDB = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -22,7 +22,7 @@ ROCKSDB = {
 
 @contextmanager
 def spark(name: str, settings: dict[str, str] | None = None) -> Iterator[SparkSession]:
-    """Run Spark on two cores of this machine for a block; its queries end with it."""
+    """Run a local Spark with two cores during a `with` block; stop it and its queries at the end."""
     print("starting Spark ...", file=sys.stderr)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -49,6 +49,6 @@ def spark(name: str, settings: dict[str, str] | None = None) -> Iterator[SparkSe
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """Make a folder for data, checkpoints and the change log; it goes with the block."""
+    """Create a temporary folder for data, checkpoints and the change log; delete it at the end of the `with` block."""
     with tempfile.TemporaryDirectory(prefix="sparkis-example-", ignore_cleanup_errors=True) as made:
         yield Path(made)

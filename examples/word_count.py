@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 import sparkis
 
-# Lincoln at Gettysburg, 1863.
+# Abraham Lincoln, the Gettysburg Address, 1863.
 SPEECH = """\
 Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, and
 dedicated to the proposition that all men are created equal.
@@ -40,7 +40,7 @@ def word_count(session: SparkSession, lines: Path) -> DataFrame:
 
 
 def main() -> None:
-    """Count the words of each paragraph as a micro-batch, and read the counts after each."""
+    """Process each paragraph as a micro-batch, and read the counts after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, metavar="FILE", help="a text of yours (default: a short speech)")
     parser.add_argument("--top", type=int, default=5, metavar="N", help="how many words to show (default %(default)d)")
@@ -62,7 +62,7 @@ def main() -> None:
         _arrive(lines, 0, paragraphs[0])
         query.processAllAvailable()
 
-        # From here on it is sparkis: a server, and an attachment to the query that runs.
+        # The part of sparkis: a server, and an attachment to the running query.
         with sparkis.serve(session, log=place / "log") as endpoint, sparkis.attach(query, state="count") as attached:
             client = redis.Redis.from_url(endpoint.url, decode_responses=True)
             print(f"the counts are at {endpoint.url}; for example: redis-cli -p {endpoint.port} GET words:count:nation")
@@ -75,14 +75,14 @@ def main() -> None:
 
 
 def _arrive(lines: Path, number: int, text: str) -> None:
-    """Let a paragraph appear among the files, as a whole."""
+    """Write a paragraph's file, and rename it once it is complete."""
     hidden = lines / f".{number}"
     hidden.write_text(text)
     hidden.rename(lines / f"{number}.txt")
 
 
 def _most(client: redis.Redis, count: int) -> str:
-    """Return the words that were counted most, with their counts."""
+    """Return the most frequent words with their counts, as text."""
     keys = list(client.scan_iter("words:count:*", count=1000))
     found = dict(zip(keys, map(int, client.mget(keys)), strict=True))
     most = sorted(found, key=lambda key: (-found[key], key))[:count]

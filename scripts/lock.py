@@ -1,10 +1,11 @@
-"""Print the locked requirements: what pip chooses today for all the extras of pyproject.toml.
+"""Print locked requirements: the versions that pip chooses today.
 
-    python scripts/lock.py           what the project and its tests need
-    python scripts/lock.py docs      what a dependency group needs
+    python scripts/lock.py           for the project and its tests
+    python scripts/lock.py docs      for a dependency group
 
-Versions only: no index, no file address, no hash. Run it on the oldest Python that the project supports; a
-newer one needs a subset, and pip takes what a platform needs beyond it within the bounds of pyproject.toml.
+The output has versions only, without an index, URLs or hashes. Run it on the oldest Python that the project supports: a
+newer one needs a subset of these packages. Where a platform needs another package, pip chooses its version within the
+bounds of pyproject.toml.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Write the pages of the site: the repository's own Markdown, with links that work there.
+"""Write the pages of the site: the repository's Markdown files, with links that work on the site.
 
     python scripts/pages.py build/pages
 
-On GitHub a link leads to any file of the repository. A link to a page stays as it is, because the pages lie in the site
-as they lie here (but for README.md, which is the index); a link to another file leads to that file on GitHub. A link to
-nothing, or to a heading that is not there, is an error that names the page and the line.
+Pages have the same paths on the site as in the repository, except for README.md, which is the index. So a link to a
+page stays as it is. A link to another file becomes a link to that file on GitHub. A link to a missing file or heading
+is an error, which names the page and the line.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ FENCE = re.compile(r"^ *(```|~~~)")
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 HEADING = re.compile(r"^#+ +(.+?)(?: +#+)?$")
 CODE_TEXT = re.compile(r"`[^`]*`")
-# What GitHub leaves of a heading: letters, digits, - and _; what looks like a link keeps its text.
+# Characters that GitHub removes from a heading for its anchor: all but letters, digits, spaces, - and _.
 NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
 
 
 class LinkError(Exception):
-    """A link that leads nowhere."""
+    """The target of a link does not exist."""
 
 
 def main(target: Path) -> None:
-    """Write all pages and pictures below a folder, which is emptied before."""
+    """Delete a folder, and write all pages and pictures into it."""
     shutil.rmtree(target, ignore_errors=True)
     pages = dict(all_pages())
     for source, text in pages.items():
@@ -49,23 +49,23 @@ def main(target: Path) -> None:
 
 
 def all_pages() -> Iterator[tuple[str, str]]:
-    """Read the pages: path in the repository, and text."""
+    """Yield (path in the repository, text) of each page."""
     for pattern in PAGES:
         for path in sorted(ROOT.glob(pattern)):
             yield path.relative_to(ROOT).as_posix(), path.read_text()
 
 
 def page_of(source: str) -> str:
-    """Return where a page lies in the site."""
+    """Return the path of a page on the site."""
     return INDEX if source == "README.md" else source
 
 
 def for_site(source: str, text: str, pages: dict[str, str]) -> str:
-    """Return a page's text with the links and tables of the site; LinkError for a link that leads nowhere."""
+    """Return a page's text with links and tables as the site needs them; LinkError for a broken link."""
     lines = []
     for number, (line, is_code) in enumerate(lines_of(text), 1):
         try:
-            if not is_code and line.startswith("|"):  # GitHub needs a backslash there, the site would show it
+            if not is_code and line.startswith("|"):  # GitHub needs a backslash before |; the site would show it
                 line = CODE_TEXT.sub(lambda code: code[0].replace("\\|", "|"), line)
             lines.append(line if is_code else LINK.sub(lambda found: _linked(source, found, pages), line))
         except LinkError as error:
@@ -74,7 +74,7 @@ def for_site(source: str, text: str, pages: dict[str, str]) -> str:
 
 
 def lines_of(text: str) -> Iterator[tuple[str, bool]]:
-    """Return a page's lines, and whether they are code."""
+    """Yield (line, whether it is code) of each line of a page."""
     fence = ""
     for line in text.split("\n"):
         found = FENCE.match(line)
@@ -118,7 +118,7 @@ def _linked(source: str, found: re.Match[str], pages: dict[str, str]) -> str:
 
 
 def repository() -> str:
-    """Return where the repository is."""
+    """Return the URL of the repository."""
     url: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
     return url
 

@@ -1,8 +1,9 @@
-"""Check that every link of the built site leads to a page, and to a place on it, that is there.
+"""Check that the targets of all links of the built site exist: pages, and anchors on them.
 
     python scripts/site_links.py build/site
 
-Zensical checks the links of the pages; this sees as well what is made of docstrings and of the site's own parts.
+Zensical checks the links of the Markdown pages only. This script also checks links that come from docstrings and from
+the site's theme.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ CONFIG = Path(__file__).parents[1] / "zensical.toml"
 
 
 class Page(HTMLParser):
-    """The links of a page, and the places on it that links can lead to."""
+    """The links of a page, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class Page(HTMLParser):
 
 
 def broken(site: Path, base: str) -> list[str]:
-    """Return a line for each link within the site that leads nowhere. `base`: the path that the site is to have."""
+    """Return a line for each broken link within the site. base: the path of the site's URL."""
     pages = {path: Page(path.read_text()) for path in site.rglob("*.html")}
     found = []
     for path, page in sorted(pages.items()):
@@ -57,7 +58,7 @@ def broken(site: Path, base: str) -> list[str]:
 
 
 def main(site: Path) -> int:
-    """Print what is broken; return the exit code."""
+    """Print the broken links; return the exit code."""
     url: str = tomllib.loads(CONFIG.read_text())["project"]["site_url"]
     found = broken(site.resolve(), urlsplit(url).path)
     print(*found, sep="\n", end="\n" if found else "")

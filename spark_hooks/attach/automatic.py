@@ -121,7 +121,7 @@ def _on_start(session: SparkSession, query: StreamingQuery) -> None:
     previous = declared.runs.get(str(query.id))
     previous = previous if isinstance(previous, AutomaticRun) else None
     run = declared.runs[str(query.id)] = AutomaticRun(session, query, previous)
-    run.start()  # registered before: its thread calls `attach`, which looks the run up
+    run.start()  # after its registration: its thread calls `attach`, which looks up the run
 
 
 class AutomaticRun(declared.DeclaredRun):

@@ -42,7 +42,7 @@ def located_states(query: StreamingQuery, checkpoint: Checkpoint, timeout_s: flo
     """Return the declared states of a query, with their operators' numbers if the query has several processors.
 
     Spark numbers operators when it plans a micro-batch, so with several processors this waits until the query has
-    committed a micro-batch since its start. CheckpointError if the query ends before, or after `timeout_s`.
+    committed a micro-batch since its start. CheckpointError if the query ends before that, or after `timeout_s`.
     """
     declared = [state for states in states_of(query) for state in states]
     if not declared or sum(1 for _ in _processors(_execution(query).analyzedPlan())) == 1:

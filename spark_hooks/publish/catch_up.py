@@ -1,8 +1,8 @@
 """Catch-up: when a query with a new checkpoint makes its state visible to readers.
 
-A query with a new checkpoint reads all of its input again; until it has caught up, its state is that of a while ago.
-So the log holds the new generation back (see `state_backend.log.terms`), and readers keep the old one. The driver marks
-the generation in the log as visible when one of these is true:
+A query with a new checkpoint reads all of its input again. Until it has caught up, its state is an old one. So the log
+holds the new generation back (see `state_backend.log.terms`), and readers keep the old generation. The driver marks the
+new one in the log as visible when one of these is true:
 
     its sources have passed the offsets of the old generation   checked at each commit
     no input is waiting                                         checked once a second, or when the query ends by itself
@@ -26,19 +26,19 @@ from state_backend.model.errors import DescriptorError
 
 logger = logging.getLogger("sparkis.sink")
 
-# A half-replayed state is wrong, and so, after some minutes, is the old one (guess).
+# A half-replayed state is wrong. After some minutes the old state is wrong, too (guess).
 CATCH_UP_TIMEOUT_S = 600.0
 ENDING_TRIGGERS = ("AvailableNowTrigger$", "OneTimeTrigger$")
 
 
 def check_timeout(catch_up_timeout: float | None) -> None:
-    """DescriptorError if this is no number of seconds and not None."""
+    """DescriptorError if this is neither a number of seconds nor None."""
     if catch_up_timeout is not None and not (isinstance(catch_up_timeout, (int, float)) and catch_up_timeout >= 0):
         raise DescriptorError(f"catch_up_timeout= is a number of seconds, or None, not {catch_up_timeout!r}")
 
 
 class CatchUp:
-    """The catch-up of one query run. On the driver: the batches' thread calls `on_commit`, another one `check`.
+    """The catch-up of one query run, on the driver. The thread of the batches calls `on_commit`, another calls `check`.
 
     timeout_s: how long a generation is held back at most; None: until it has caught up or `sparkis promote` runs.
     """

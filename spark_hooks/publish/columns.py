@@ -1,8 +1,8 @@
 """The Spark columns that a state reads, their validation, and their conversion in Spark SQL.
 
 Runs on the driver: when a sink is made, to validate the columns, and for the layout of a query's first micro-batch.
-Spark SQL converts the types whose text it writes as our format has it: booleans and dates to text, nested
-types to JSON. `encoding` converts the others in the Python workers.
+Spark SQL converts the types that it writes as our format requires: booleans and dates to text, nested types
+to JSON. `encoding` converts the others in the Python workers.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class StateColumns:
         return [(F.when(F.coalesce(*(column.isNotNull() for column in columns)), document), "text")]
 
     def _elements(self, df: DataFrame, name: str) -> tuple[Column, str]:
-        """Return an array column with its elements converted in Spark, and the form of the rest of the conversion."""
+        """Return an array column with its elements converted in Spark, and the form of the remaining conversion."""
         array, kind = _column(name), _type(df, name)
         assert isinstance(kind, T.ArrayType)
         if self.state.encoding is Encoding.JSON:
@@ -232,7 +232,7 @@ def _milliseconds(df: DataFrame, name: str) -> Column:
 
 
 def _column(name: str) -> Column:
-    """Return a column by its exact name, dots and all."""
+    """Return a column by its exact name, which may contain dots."""
     return F.col("`" + name.replace("`", "``") + "`")
 
 
@@ -241,7 +241,7 @@ def _type(df: DataFrame, name: str) -> T.DataType:
 
 
 def _text(df: DataFrame, name: str) -> tuple[Column, str]:
-    """Return a column converted in Spark, and the form of the rest of its conversion (see `encoding.as_bytes`)."""
+    """Return a column converted in Spark, and the form of its remaining conversion (see `encoding.as_bytes`)."""
     return _text_of(_column(name), _type(df, name))
 
 

@@ -24,7 +24,7 @@ from spark_hooks.publish.sink_checks import CHECKPOINT_OPTION, SinkChecks, logge
 from spark_hooks.serving import endpoints
 from state_backend.model.errors import DescriptorError
 
-# Spark sets it in its Python workers; a client has another value, or none.
+# Spark sets this variable in its Python workers. A client has another value, or none.
 RUNTIME_VARIABLE = "SPARK_PYTHON_RUNTIME"
 WORKER_RUNTIME = "PYTHON_WORKER"
 
@@ -69,7 +69,7 @@ class BatchWriter:
             self._publisher.write(batch, batch_id)
 
 
-# By checkpoint. A worker serves one query run, so its entry never changes.
+# Query runs by checkpoint. A worker serves one query run, so its entry never changes.
 _runs: dict[str, QueryRun] = {}
 
 

@@ -1,10 +1,10 @@
 """The encoding of rows as change records, column by column, with pyarrow and numpy.
 
 Runs in Spark's Python workers, on executors. Uses Arrow and descriptors, not Spark. Spark SQL has already converted the
-types whose text it writes in our format (see `columns`). The others are converted here, because Java writes them in
+types that it writes as our format requires (see `columns`). The others are converted here, because Java writes them in
 another format, or takes longer:
 
-    integer     decimal; as a number it also goes from Spark to the worker in half of the time that its text takes
+    integer     decimal; converted here also because Spark sends numbers to the worker twice as fast as texts
     float       the shortest text that reads back the same; no exponent from 1e-7 up to 1e21 (as JavaScript and Redis)
     decimal     plain digits, never an exponent
     timestamp   ISO 8601 in UTC with a Z, or without a zone for timestamp_ntz; a fraction only if it is not zero
@@ -71,7 +71,7 @@ class DuplicateRowsError(RowError):
 
 @dataclass(frozen=True)
 class RowPlan:
-    """The encoding of one state's rows as changes; picklable, sent to every task. A set's member is its field here.
+    """The encoding of one state's rows as changes; picklable, sent to every task. A set's field is its member.
 
     literals       the texts around the key parts, as in `KeyFormat`
     key_names, field_name, value_names   the DataFrame's names of the columns, for errors
@@ -186,7 +186,7 @@ def _sorted_run(plans: Sequence[RowPlan], batches: list[pa.RecordBatch]) -> pa.R
 
 
 def _last_of_each(plan: RowPlan, run: pa.RecordBatch) -> pa.RecordBatch:
-    """Keep the last of adjacent rows of a key and field; rows that were not shuffled may be several."""
+    """Return the last of adjacent rows of a key and field; without a shuffle a key may have several rows."""
     positions = positions_in(run)
     if plan.appends or not (positions[1:] == positions[:-1]).any():
         return run

@@ -14,8 +14,8 @@ of the same type. A row of the query becomes one row of the layout for each stat
     r0            true: the list is emptied before the row's element is appended
     h             a hash of the row, for the epoch's digest
     u             a hash of the key and the field, where rows are not shuffled and a second row of a key is an error
-    s0, l0, x0 ...   instead of values where Spark reduces all rows of a key and field to one after the shuffle, which
-                  it does if all states reduce (see `reductions`): the sum, the minimum, the maximum
+    s0, l0, x0 ...   the sum, the minimum, the maximum; instead of values if all states reduce (see `reductions`).
+                  Then Spark reduces the rows of a key and field to one, after the shuffle
 
 Runs on the driver. A layout is made once per schema: its columns are not bound to a DataFrame, so a micro-batch needs
 few calls of Spark.
@@ -154,7 +154,7 @@ def check_layout(df: DataFrame, states: Sequence[StateDescriptor], job: str) -> 
 def _is_ordered(state: StateDescriptor) -> bool:
     """Tell whether the rows of a key must be ordered or adjacent.
 
-    Two keys may have the same hash, and then their rows are mixed. Sums do not mind: they can be added up in parts.
+    Two keys may have the same hash, and then their rows are mixed. Sums need no order: they can be added up in parts.
     """
     if state.reduce in SUMS and state.field is None:
         return False

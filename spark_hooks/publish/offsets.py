@@ -1,9 +1,8 @@
 """The source offsets in a query's checkpoint, and their comparison with those of an earlier checkpoint.
 
-Offsets of two checkpoints are comparable only if they are positions in the source itself. Offsets of Kafka (and of
-sources with the same format) and of Delta are. Offsets of file streams count the query's own batches, those of rate
-streams its own seconds, those of Iceberg streams are snapshots without an order: these, and all unknown ones, are
-never compared.
+Offsets of two checkpoints are comparable only if they are positions in the source itself: those of Kafka (and of
+sources with the same format) and of Delta. All others are never compared. Offsets of file streams count the query's own
+batches, those of rate streams count its own seconds, and those of Iceberg streams are snapshots without an order.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ FIRST_VISIBILITY_TIMEOUT_S = 5.0
 HEARTBEAT_INTERVAL_S = 1.0
 # A larger batch is shuffled. Without a shuffle the driver receives eight bytes per row: at most 32 MB (guess).
 UNSHUFFLED_ROWS_MAX = 4_000_000
-# With more tasks than so many times the shuffle's partitions, the tasks cost more than the shuffle (guess).
+# With more tasks than this multiple of the shuffle's partitions, the tasks cost more than the shuffle (guess).
 UNSHUFFLED_TASKS_FACTOR = 4
 
 
@@ -267,9 +267,9 @@ class Publisher:
         return self._layout
 
     def _notify_and_wait(self, job: str, epoch: int, *, is_first: bool) -> None:
-        """Notify the servers of an epoch, and wait for it if asked to.
+        """Notify the servers of an epoch; wait until it is readable, if the options require it.
 
-        The first epoch of a run is always waited for, because servers may still be opening the job.
+        It also waits for the first epoch of a run, because servers may still be opening the job.
         """
         registered = endpoints.of_log(self._options.log)
         for endpoint in registered:

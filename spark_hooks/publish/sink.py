@@ -122,7 +122,7 @@ def _sink_options_of(
     described = _checked_states(df, states, job, arguments)
     _check_folded(described, mode, df, query)
     partitions_of(df.sparkSession)
-    # Under Spark Connect the log is written by the server, and may be out of this process's reach.
+    # Under Spark Connect the server writes the log, and this process may not reach its storage.
     root = _root_of(df.sparkSession, log) if is_connect(df) else log_of(df.sparkSession, log)
     has_progress = is_enabled(df.sparkSession, progress)
     if has_progress:

@@ -53,7 +53,7 @@ class Task:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition's changes. Runs on an executor, perhaps several times for one partition.
 
-        Errors in the user's rows are returned as data: for a raised one, Spark retries the task and prints a traceback.
+        Errors in the user's rows are returned as data: for raised errors Spark retries the task and prints tracebacks.
         """
         ensure_state_server(self.placement)
         digest = [0]
