@@ -1,4 +1,4 @@
-"""Writes a job's change log (see `change_log`): change files where the rows are, epochs on the driver."""
+"""Writes a job's change log (see `change_log`): executors write change files, the driver commits epochs."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from state_backend.model.records import Change, runs_of, schema
 
 logger = logging.getLogger("sparkis.log")
 
-# Below this a task's changes travel in the epoch's own file: a small epoch is one file.
+# Up to this size a task's changes are inline in the epoch's own file: a small epoch is one file.
 INLINE_BYTES_MAX = 64 << 10
-# Above this the writer itself makes a change file of what the tasks sent, so that an epoch's file stays small (guess).
+# Above this the writer moves the tasks' inline changes to a change file, so that an epoch's file stays small (guess).
 EPOCH_INLINE_BYTES_MAX = 1 << 20
 
 OnRewind = Literal["refuse", "truncate"]
 
 
 class _Summed:
-    """A file that keeps the size and the checksum of what passes through it."""
+    """A file that computes the size and the checksum of its content."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -68,9 +68,9 @@ class _Summed:
 
 
 class ChangeFileWriter:
-    """Writes one task's runs: small ones stay in memory, to travel inside the epoch; others become a change file.
+    """Writes one task's runs: few become an inline stream of the epoch, more a change file.
 
-    Runs where the rows are, on an executor. A file of a task that is thrown away is never listed by an epoch.
+    Used on executors. No epoch lists the file of a task that failed.
     """
 
     def __init__(self, filesystem: Filesystem, folder: str, epoch: int) -> None:
@@ -79,7 +79,7 @@ class ChangeFileWriter:
         self._epoch = epoch
 
     def write(self, runs: Iterable[pa.RecordBatch]) -> tuple[ChangeFile | None, bytes | None]:
-        """Write all runs; return the file, or the Arrow stream that goes inline, or neither if there is no row."""
+        """Write all runs; return the file, or the Arrow stream for the epoch, or neither if there is no row."""
         held: list[pa.RecordBatch] = []
         size = 0
         source = (run for run in runs if run.num_rows)
@@ -91,7 +91,7 @@ class ChangeFileWriter:
         return None, to_stream(held) if held else None
 
     def write_file(self, runs: Iterable[pa.RecordBatch]) -> ChangeFile:
-        """Write runs as a file, however few they are."""
+        """Write runs as a file, even if they are few."""
         name = f"{self._epoch}-{uuid.uuid4().hex}.arrow"
         slots: list[tuple[int, int, int]] = []
         with self._filesystem.open_new(f"{self._folder}/{name}") as file:
@@ -107,29 +107,28 @@ class ChangeFileWriter:
 class LogWriter:
     """The one writer of a job's change log. Any Python program can publish with it; no Spark is needed.
 
-    Opening a writer fences the one before. It is a context manager whose end is `close`. One thread uses it, but for
-    `beat`, `show` and `is_shown_by_others`, which any thread may call.
+    A new writer fences the one before. It is a context manager, which calls `close` at the end. Only one thread may use
+    it, except for `beat`, `show` and `is_shown_by_others`, which are thread-safe.
 
     Args:
         root: The root of the change log.
-        job: The job's name, which begins the default keys.
+        job: The job's name; default keys begin with it.
         states: All states of the job.
-        query_id: Whose state this is. Default: that of the query whose state the log has, else a new one. Another
-            query's writer that is alive is taken over only with `takeover`.
-        on_rewind: `truncate` lets `publish` begin again at an earlier epoch, `refuse` raises RewoundCheckpointError
-            there.
-        source: Where the states come from, as plain JSON that the log keeps; `STATE DESCRIBE` shows it.
+        query_id: The query that owns the state. Default: the query in the log, else a new one. A live writer of another
+            query is taken over only with `takeover`.
+        on_rewind: `truncate` lets `publish` go back to an earlier epoch; `refuse` raises RewoundCheckpointError.
+        source: The source of the states, as JSON, stored in the log; `STATE DESCRIBE` shows it.
         siblings: The writers of other jobs that the same run of the query publishes.
-        is_whole: An epoch brings all of each state that it changes; nothing of what was there before stays.
-        is_anew: Begin with nothing of what the query has in the log.
-        checkpoint: The query's checkpoint, by which its next writer is known to be of the same query.
-        is_beating: `beat` is called once a second, which tells other writers that this one is alive.
-        takeover: Take the job from another query's writer that is alive.
-        holds_back: Where readers see another query's state, they go on to see it until `show` is called.
+        is_whole: An epoch has the full content of each state that it changes; no old keys remain.
+        is_anew: Begin with an empty state, even if the log has state of the query.
+        checkpoint: The query's checkpoint, by which the next writer of the same query is recognized.
+        is_beating: `beat` is called once a second, so that other writers know that this one is alive.
+        takeover: Take the job over from a live writer of another query.
+        holds_back: If readers see another query's state, they continue to see it until `show` is called.
 
     Raises:
-        DescriptorError: The states do not fit those that the log has.
-        JobInUseError: Another query writes the job and is alive.
+        DescriptorError: The states are not compatible with those in the log.
+        JobInUseError: A live writer of another query has the job.
         LogUnavailableError: The log cannot be written.
 
     Examples:
@@ -173,9 +172,9 @@ class LogWriter:
         if query_id is not None and source is None:
             self._check_not_renamed(before, siblings)
         if before is not None:
-            self._check_evolution(before)  # before anybody is fenced
+            self._check_evolution(before)  # before another writer is fenced
         self._beats = 0
-        self._shown: tuple[bool, bool] | None = None  # by the last sign of life
+        self._shown: tuple[bool, bool] | None = None  # (is_running, is_at_rest) of the last sign of life
         self._beat_due_s = 0.0
         every_s = self._filesystem.beat_interval_s if is_beating else 0.0
         who = this_process(self.query_id, checkpoint, every_s)
@@ -189,7 +188,7 @@ class LogWriter:
         return current.description.query_id if current is not None and current.description is not None else None
 
     def _begin(self, last: Term | None, *, is_anew: bool) -> None:
-        """Begin the term that was claimed: go on with the query's generation, or begin another one."""
+        """Begin the claimed term: continue the query's generation, or begin another one."""
         term = self._claim.term
         base = None if is_anew else self.log.terms.last_of(self.query_id)
         self._go_on_resting(last)
@@ -200,7 +199,7 @@ class LogWriter:
             generation, why = self._new_folder(term), "start"
             if base is not None and branch.copy(self.log, current_of(base), generation, None):
                 why = "return"
-            elif base is not None:  # swept meanwhile; part of it may be copied
+            elif base is not None:  # swept meanwhile; some files may be copied
                 self._filesystem.remove(f"{self.job}/{generation}")
                 self._new_folder(term)
                 base = None
@@ -208,14 +207,14 @@ class LogWriter:
         self._put_in_charge(Term(term, why, self._claim.writer, generation, description, is_held_back=is_held_back))
 
     def _is_to_be_held_back(self, base: Term | None) -> bool:
-        """Tell whether readers go on to see another generation: a query that goes on is held back if it was."""
+        """Tell whether the generation is held back. A query that continues is held back if it was before."""
         if base is not None:
             return not self.log.may_be_seen(base)
         shown = self.log.shown()
         return self._holds_back and shown is not None and self.log.end(shown) is not None
 
     def _go_on_resting(self, last: Term | None) -> None:
-        """Keep a job at rest that was (see `rest`): it is not stale while it is taken over."""
+        """Keep a job at rest if it was (see `rest`), so that it is not stale during the takeover."""
         if last is not None and self.log.terms.sign_of_life(last.term).get("is_at_rest"):
             self.rest()
 
@@ -227,7 +226,7 @@ class LogWriter:
 
     def _put_in_charge(self, term: Term) -> None:
         begin(self.log.terms, term, self._claim)
-        self._shown = None  # the next sign of life is of another term
+        self._shown = None  # the new term has had no sign of life
         assert term.description is not None
         self._description = term.description
         self.current = current_of(term)
@@ -235,13 +234,13 @@ class LogWriter:
         self.held = promotion.held(self.log)
 
     def show(self, why: str) -> bool:
-        """Have readers see what is written, if it is held back; False if somebody else did. From any thread."""
+        """Make the held-back generation visible to readers; False if it was visible before. Thread-safe."""
         is_new = promotion.show(self.log, self.current, why)
         self.held = None
         return is_new
 
     def is_shown_by_others(self) -> bool:
-        """Look whether somebody else had shown what is held back; from any thread."""
+        """Tell, once, that another process has made the held-back generation visible. Thread-safe."""
         if self.held is not None and promotion.held(self.log) is None:
             self.held = None
             return True
@@ -256,7 +255,7 @@ class LogWriter:
         self.close()
 
     def close(self) -> None:
-        """Mark the job as at its end: readers are told that no more epochs come from this writer."""
+        """Mark the job as ended: readers learn that this writer publishes no more epochs."""
         self.beat(is_running=False)
 
     @property
@@ -266,16 +265,16 @@ class LogWriter:
 
     @property
     def generation(self) -> str:
-        """The name of the folder that holds the job's epochs now; a rewind makes it another one."""
+        """The name of the current generation's folder; a rewind changes it."""
         return self.current.generation
 
     @property
     def folder(self) -> str:
-        """Where the change files of the next epoch belong, relative to the log root (see `start`)."""
+        """The folder for change files of the next epoch, relative to the log's root (see `start`)."""
         return self.log.changes_folder(self.generation)
 
     def change_files(self, epoch: int) -> ChangeFileWriter:
-        """Return a writer of change files for an epoch, to be used on any machine that reaches the log."""
+        """Return a writer of change files for an epoch; any machine with access to the log can use it."""
         return ChangeFileWriter(self._filesystem, self.folder, epoch)
 
     def publish(
@@ -288,17 +287,17 @@ class LogWriter:
     ) -> int:
         """Write changes, commit them as one epoch, and return its number.
 
-        Changes are written as they come: there may be any number of them. If an error is raised there is no epoch.
+        Changes are written in portions: there may be any number of them. After an error there is no epoch.
 
         Args:
             changes: The changes; those of one key take effect in this order.
             epoch: The epoch's number. Default: one more than the last.
-            replaces: The names of states whose whole content these changes are.
+            replaces: The names of states whose full content these changes are.
             clock_ms: The epoch's time in milliseconds since 1970 UTC, by which keys expire. Default: now.
 
         Raises:
             DescriptorError: A change names a state that the job does not have.
-            ChangeError: A key, field or value is too long, or does not fit the kind of its state.
+            ChangeError: A key, field or value is too long, or of the wrong kind for its state.
             FencedWriterError: Another writer has taken the job over.
         """
         number = epoch if epoch is not None else self.last.epoch + 1 if self.last else 0
@@ -340,14 +339,14 @@ class LogWriter:
         return change
 
     def clock_ms(self) -> int:
-        """Read the clock for the next epoch: never below that of the last one, so that what has expired stays so."""
+        """Read the clock for the next epoch: never below that of the last one, so that expired keys stay expired."""
         return max(now_ms(), self.last.clock_ms if self.last else 0)
 
     def start(self, number: int) -> None:
-        """Make ready for an epoch, before its change files are written: after it, `folder` is where they belong.
+        """Prepare for an epoch; to be called before its change files are written, because it may change `folder`.
 
-        An epoch below the last one means that the query's checkpoint was set back. If that may be, a generation begins
-        with what was before the epoch; RewoundCheckpointError otherwise.
+        A number below the last epoch's means that the query's checkpoint was set back. With `on_rewind="truncate"` a
+        new generation begins with the epochs before it; RewoundCheckpointError otherwise.
         """
         if self.last is not None and number < self.last.epoch:
             self.check_in_charge()
@@ -367,9 +366,9 @@ class LogWriter:
     ) -> bool:
         """Make an epoch visible; False if it was committed before.
 
-        Runs on the driver once per micro-batch, after every task succeeded. Spark calls it again for the same batch
-        after a restart, so the last committed epoch is left as it is; a warning tells if the replay differed. Raises
-        FencedWriterError if a newer writer has the job: then the epoch may be there or not, as that writer finds it.
+        Called on the driver once per micro-batch, after all tasks succeeded. After a restart Spark calls it again for
+        the same batch: the committed epoch stays unchanged, and a warning is logged if the replay differs.
+        FencedWriterError if a newer writer has the job; the epoch may be committed or not.
         """
         self.check_in_charge()
         self.start(number)
@@ -409,10 +408,10 @@ class LogWriter:
         return True
 
     def beat(self, *, is_running: bool = True, is_at_rest: bool = False) -> bool:
-        """Show a sign of life; False, and none is shown, once a newer writer has claimed the job. From any thread.
+        """Write a sign of life; if a newer writer has claimed the job, write none and return False. Thread-safe.
 
-        To be called once a second while the query runs. Readers watch the counter move. Where each request costs money
-        it moves less often, and most calls do nothing.
+        To be called once a second while the query runs. Readers poll the counter. Where each request costs money, the
+        counter changes less often, and most calls do nothing.
         """
         shown, now_s = (is_running, is_at_rest), time.monotonic()
         if shown == self._shown and now_s < self._beat_due_s:
@@ -431,11 +430,11 @@ class LogWriter:
         return True
 
     def rest(self) -> None:
-        """Say that what is there is whole, and not stale for want of more: nothing runs that would bring it."""
+        """Mark the state as complete: it is not stale, although no more epochs are written."""
         self.beat(is_running=False, is_at_rest=True)
 
     def _describe(self, base: Term | None) -> Description:
-        """Return what this term says of the states: the same as the query's last one, or a new version."""
+        """Return the description for this term: the same as that of the query's last term, or a new version."""
         mine = Description(self.job, self.query_id, self.states, source=self._source)
         if base is None or base.description is None:
             return mine
@@ -459,7 +458,7 @@ class LogWriter:
         return check_evolution(self.job, before, known, self.states, is_whole=self._is_whole)
 
     def _late(self, generation: str, before: Description) -> tuple[str, ...]:
-        """Return the states that lack what did not change since they began; warn of new ones, but sparkis' own."""
+        """Return the states that lack keys unchanged since they began; warn about new ones, except sparkis' own."""
         if not self.log.numbers(generation):
             return ()
         there = {state.name for state in before.states}
@@ -476,7 +475,7 @@ class LogWriter:
     def _check_not_renamed(self, before: Term | None, siblings: Collection[str]) -> None:
         """Refuse to begin in the middle of a query whose state the log has under another job's name.
 
-        Costs a look at every other job, and only where this one has no epoch of the query.
+        If this job has no epoch of the query, every other job is read.
         """
         if before is not None and self.log.numbers(before.generation):
             return
@@ -486,7 +485,7 @@ class LogWriter:
             try:
                 current = other.current()
             except LogCorruptError:
-                continue  # not this job's to complain about
+                continue  # another job's damage is no error of this job
             described = current.description if current is not None else None
             if name == self.job or described is None or described.query_id != self.query_id:
                 continue
@@ -500,7 +499,7 @@ class LogWriter:
                 )
 
     def _origin(self, number: int, replaces: tuple[str, ...]) -> int:
-        """Return where what this generation knows begins: 0 if its first epoch brings the whole of every state."""
+        """Return the first epoch of the query in this generation: 0 if it has the full content of all states."""
         of_the_query = {state.name for state in self.states if not state.name.startswith("_")}
         if of_the_query <= set(replaces):
             return 0
@@ -517,13 +516,13 @@ class LogWriter:
         )
 
     def _to_empty(self) -> tuple[str, ...]:
-        """Return the dropped states, for the first epoch without them: then other states may make their keys."""
+        """Return the dropped states, if this is the first epoch without them: other states may then make their keys."""
         if self.last is None or self.last.description < self._description.version:
             return tuple(state.name for state in self._description.dropped)
         return ()
 
     def check_in_charge(self) -> None:
-        """Raise FencedWriterError if another writer has taken the job over, LogUnavailableError if it is gone."""
+        """Raise FencedWriterError if another writer has the job, LogUnavailableError if the job is missing."""
         check_in_charge(self.log.terms, self._claim)
         mine = self.log.terms.claim(self._claim.term)
         if mine is None or mine.writer != self._claim.writer:
@@ -544,7 +543,7 @@ class LogWriter:
             )
 
     def _rewind(self, number: int) -> None:
-        """End the chain before `number`, if that was asked for."""
+        """Begin a generation that ends before `number`; RewoundCheckpointError without `on_rewind="truncate"`."""
         last = self.last.epoch if self.last else -1
         if self._on_rewind != "truncate":
             raise RewoundCheckpointError(
@@ -576,7 +575,7 @@ class LogWriter:
         )
 
     def _check_files(self, epoch: Epoch) -> None:
-        """Refuse an epoch that lists what is not there; it could never be read."""
+        """Refuse an epoch that lists missing or incomplete files: it could never be read."""
         for file in epoch.files:
             path = f"{self.folder}/{file.name}"
             size = self._filesystem.size(path)
@@ -588,18 +587,18 @@ class LogWriter:
                 )
 
     def _fold(self, epoch: Epoch) -> Epoch:
-        """Move what many small tasks sent into one change file, if together it is too much for the epoch's own."""
+        """Move the inline changes of many tasks to one change file, if they are too large for the epoch's file."""
         if sum(map(len, epoch.inline)) <= EPOCH_INLINE_BYTES_MAX:
             return epoch
         runs = pa.Table.from_batches((run for stream in epoch.inline for run in runs_in(stream)), schema())
-        # A file has one dictionary of states, and each task's stream its own.
+        # A file has one dictionary of states, but each task's stream has its own.
         file, inline = self.change_files(epoch.epoch).write(runs.unify_dictionaries().to_batches())
         return replace(epoch, files=(*epoch.files, file) if file else epoch.files, inline=(inline,) if inline else ())
 
     def _create(self, epoch: Epoch) -> None:
         path = f"{self.job}/{self.generation}/epochs/{epoch.epoch}.json"
         is_new = self._filesystem.create(path, epoch.to_bytes())
-        # Looked up after the epoch is there: a newer writer that is not there yet will find the epoch.
+        # Checked after the epoch is created: a newer writer that claims later finds the epoch.
         self.check_in_charge()
         if not is_new:
             raise LogUnavailableError(
@@ -609,6 +608,6 @@ class LogWriter:
 
 
 def _digest(run: pa.RecordBatch) -> int:
-    """Return a sum over a run's rows that does not depend on their order. Expiry is left out: it follows the clock."""
+    """Return a sum over a run's rows in any order. Expiry is left out, because it depends on the clock."""
     columns = [run.column(name).to_pylist() for name in ("state", "op", "key", "field", "value")]
     return sum(crc32(repr(row).encode()) for row in zip(*columns, strict=True))

@@ -1,10 +1,11 @@
-"""How a writer takes a job over: it claims the next term, voids what never began, and begins (see `terms`).
+"""How a writer takes a job over: it claims the next term, voids older terms that never began, and begins (see `terms`).
 
-    claim   the first of several that want a term has it. From then on no older writer's commit is acknowledged
-    seal    every older term that has not begun is made void, so that what has begun is known for good
-    begin   the term is in charge for readers; not if a newer writer has sealed it
+    claim   the first of several writers gets the term. From then on commits of older writers are not acknowledged
+    seal    older terms that have not begun become void, so that no older term can begin later
+    begin   the term is in charge for readers; fails if a newer writer has sealed it
 
-All three are one create-if-absent each, so a writer may be stopped between any two of them, for ever or for an hour.
+Each is a create-if-absent of one file (`seal`: one for each term), so a writer can be stopped between any two of them,
+for an hour or for ever.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from state_backend.log.terms import Claim, Term, Terms
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import FencedWriterError, JobInUseError
 
-# A writer that is silent for so many signs of life has stopped (guess).
+# A writer that misses so many signs of life has stopped (guess).
 BEATS_MISSED = 3
 POLL_INTERVAL_S = 0.1
 
 
 def this_process(query_id: str, checkpoint: str = "", beats_every_s: float = 0.0) -> Claim:
-    """Return the claim of a new writer in this process, for a term that is not known yet."""
+    """Return the claim of a new writer in this process, still without a term."""
     return Claim(0, uuid.uuid4().hex, query_id, checkpoint, socket.gethostname(), os.getpid(), now_ms(), beats_every_s)
 
 
 def claim(terms: Terms, who: Claim, *, is_forced: bool = False) -> Claim:
     """Claim the next term; JobInUseError if another query's writer has the last one and is alive.
 
-    The same query, on the same checkpoint, takes over at once; so does anyone if `is_forced`.
+    The same query on the same checkpoint takes over at once; any query does if `is_forced`.
     """
     for folder in ("terms", "alive"):
         terms.filesystem.make_folder(f"{terms.job}/{folder}")
@@ -47,7 +48,7 @@ def claim(terms: Terms, who: Claim, *, is_forced: bool = False) -> Claim:
 
 
 def succeed(terms: Terms, claimed: Claim) -> Claim:
-    """Claim the term after a writer's own, for the same writer; FencedWriterError if another has it."""
+    """Claim the next term for the same writer; FencedWriterError if another writer has it."""
     mine = replace(claimed, term=claimed.term + 1)
     if not terms.filesystem.create(terms.claim_path(mine.term), mine.to_bytes()):
         check_in_charge(terms, claimed)
@@ -55,9 +56,9 @@ def succeed(terms: Terms, claimed: Claim) -> Claim:
 
 
 def seal(terms: Terms, claimed: Claim) -> Term | None:
-    """Make every older term void that has not begun; return the last one that has, or None.
+    """Make all older terms void that have not begun; return the last begun one, or None.
 
-    What it returns stays true: no older term can begin any more.
+    The result is final: no older term can begin any more.
     """
     begun = set(terms.numbers(".json"))
     for number in range(claimed.term - 1, 0, -1):
@@ -73,7 +74,7 @@ def begin(terms: Terms, term: Term, claimed: Claim) -> None:
 
 
 def check_in_charge(terms: Terms, claimed: Claim) -> None:
-    """Raise FencedWriterError if there is a newer claim by another writer."""
+    """Raise FencedWriterError if another writer has a newer claim."""
     newer = terms.claim(claimed.term + 1)
     if newer is not None and newer.writer != claimed.writer:
         newest = terms.newest()
@@ -97,7 +98,7 @@ def _is_same_query(held: Claim, who: Claim) -> bool:
 
 
 def _check_not_alive(terms: Terms, held: Claim) -> None:
-    """Watch a writer's sign of life by this process's own clock; JobInUseError if it moves."""
+    """Poll a writer's sign of life, by this process's own clock; JobInUseError if it changes."""
     if not held.beats_every_s:
         return
     ends_s = time.monotonic() + BEATS_MISSED * held.beats_every_s

@@ -1,16 +1,16 @@
-"""Terms: who may write a job, and which of its folders counts, in files that are created once and never changed.
+"""Terms: the writer and the generation in charge of a job, in files that are created once and never changed.
 
-    <job>/terms/<term>.claim   somebody is to be the one writer from now on: who, where and since when
-    <job>/terms/<term>.json    what the claim came to: the term has begun, with a generation and its states;
+    <job>/terms/<term>.claim   a process claims to be the one writer from now on: query, host, process and time
+    <job>/terms/<term>.json    the outcome of the claim: the term has begun, with a generation and its states;
                                or it is void and never begins; or the job is dropped
     <job>/terms/<term>.swept   the generation that the term began was replaced, and is being removed
-    <job>/alive/<term>.json    the sign of life of the term's writer; the one file that is replaced, and not durable
+    <job>/alive/<term>.json    the sign of life of the term's writer; the only file that is replaced, and not durable
 
-The newest term that has begun is in charge for readers. A writer looks at claims: whoever has a newer one fences it.
-Terms are claimed one after another, and before a term begins all below it have begun or are void; so a reader that
-knows the newest one finds the next by reading one file. `docs/design/0004-sweeping.md` has the argument.
+The newest term that has begun is in charge for readers. Writers read claims: a newer claim fences a writer. Terms are
+claimed one after another, and before a term begins all older terms have begun or are void. So a reader that knows the
+newest term finds the next one by reading one file (the proof is in `docs/design/0004-sweeping.md`).
 
-Here is the reader's side; `takeover` claims, voids and begins.
+This module reads; `takeover` claims, voids and begins.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from state_backend.model.generations import first_term
 
 @dataclass(frozen=True)
 class Description:
-    """What a term says of a generation. `version` goes up when the states change.
+    """The description of a generation in a term. `version` increases when the states change.
 
-    dropped: states that earlier epochs name and the query keeps no more; the next epoch empties them.
-    source: what an attachment reads the states from (see `spark_hooks.attach`); None if the query itself publishes.
-    late: states that began in the middle of the query, and lack what did not change since.
-    renamed_from: the job that this one was until it was renamed (see `rename`).
+    dropped: states of earlier epochs that the query no longer has; the next epoch empties them.
+    source: where an attachment reads the states (see `spark_hooks.attach`); None if the query itself publishes.
+    late: states that began in the middle of the query, and lack the keys that have not changed since.
+    renamed_from: the job's name before `sparkis rename`.
     """
 
     job: str
@@ -54,13 +54,13 @@ class Description:
 
     @property
     def format(self) -> int:
-        """Which version of the log's files a reader must know."""
+        """The format of the log's files that a reader must know."""
         if any(state.member is not None for state in self.known):
             return FORMAT_WITH_SETS
         return FORMAT if all(state.reduce in (None, Reduce.LAST) for state in self.known) else FORMAT_WITH_FOLDS
 
     def to_json(self) -> dict[str, Any]:
-        """Return what stands in the term's file."""
+        """Return the JSON object for the term's file."""
         content: dict[str, Any] = {
             "job": self.job,
             "query_id": self.query_id,
@@ -78,7 +78,7 @@ class Description:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Description:
-        """Read what `to_json` made."""
+        """Read a JSON object of `to_json`."""
         return cls(
             stored["job"],
             stored["query_id"],
@@ -93,10 +93,10 @@ class Description:
 
 @dataclass(frozen=True)
 class Claim:
-    """Who is to write a job from a term on.
+    """The claim of a writer to a job, from a term on.
 
-    checkpoint: where the query's checkpoint lies, as far as the writer knows. beats_every_s: how often the writer
-    shows a sign of life; 0 if it shows none.
+    checkpoint: the location of the query's checkpoint, if the writer knows it. beats_every_s: the interval of the
+    writer's signs of life; 0 if there are none.
     """
 
     term: int
@@ -115,11 +115,11 @@ class Claim:
 
 @dataclass(frozen=True)
 class Term:
-    """What a claim came to.
+    """The outcome of a claim.
 
-    why: start, restart, return, rewind, rename, drop, or void. generation: the folder that counts; none if the term
-    is void or the job dropped. renamed_to: the job that a dropped one goes on as. is_held_back: readers go on to see
-    what they saw before, until the generation is shown (see `promotion`).
+    why: start, restart, return, rewind, rename, drop, or void. generation: the folder in charge; empty if the term is
+    void or the job dropped. renamed_to: the new name of a dropped job. is_held_back: readers continue to see the
+    generation before, until this one is made visible (see `promotion`).
     """
 
     term: int
@@ -137,7 +137,7 @@ class Term:
 
     @property
     def is_dropped(self) -> bool:
-        """Tell whether the job is no more."""
+        """Tell whether the term drops the job."""
         return self.why == "drop"
 
     def to_bytes(self) -> bytes:
@@ -154,29 +154,29 @@ class Term:
 
 
 class Terms:
-    """The terms of one job, to read. Remembers the newest one; threads may share it."""
+    """Reads the terms of one job. Caches the newest one; thread-safe."""
 
     def __init__(self, filesystem: Filesystem, job: str) -> None:
         self.filesystem = filesystem
         self.job = job
-        self._known: tuple[int, Term | None] = (0, None)  # the last one looked at, and the newest that has begun
+        self._known: tuple[int, Term | None] = (0, None)  # the last term read, and the newest begun one
 
     def claim_path(self, term: int) -> str:
-        """Return where a claim lies, relative to the log's root."""
+        """Return the path of a claim, relative to the log's root."""
         return f"{self.job}/terms/{term}.claim"
 
     def path(self, term: int) -> str:
-        """Return where what came of a claim lies, relative to the log's root."""
+        """Return the path of the outcome of a claim, relative to the log's root."""
         return f"{self.job}/terms/{term}.json"
 
     def alive_path(self, term: int) -> str:
-        """Return where the sign of life of a term's writer lies, relative to the log's root."""
+        """Return the path of the sign of life of a term's writer, relative to the log's root."""
         return f"{self.job}/alive/{term}.json"
 
     def newest(self) -> Term | None:
-        """Return the newest term that has begun, a dropped job's included; None if none ever did.
+        """Return the newest term that has begun, or that dropped the job; None if there is none.
 
-        Reads one file if it is the one that was newest at the last call.
+        Reads one file if there is no new term since the last call.
         """
         last, begun = self._known
         if not last:
@@ -187,7 +187,7 @@ class Terms:
         return begun
 
     def _found(self) -> tuple[int, Term | None]:
-        if self.filesystem.read(self.path(1)) is None:  # so a name that is no job costs no listing
+        if self.filesystem.read(self.path(1)) is None:  # a name that is no job costs no listing
             return 0, None
         last = max(self.numbers(".json"), default=0)
         return last, self.last_before(last + 1)
@@ -203,14 +203,14 @@ class Terms:
                 yield term
 
     def last_of(self, query_id: str) -> Term | None:
-        """Return the newest term that has begun with a query; None if there is none since the job was dropped."""
+        """Return the newest term that a query has begun; None if there is none since the job was dropped."""
         newest = self.newest()
         if newest is None or newest.is_dropped:
             return None
         if newest.description is not None and newest.description.query_id == query_id:
             return newest
         folders = [name for name in self.filesystem.names(self.job) if name.startswith(f"{query_id}.")]
-        if not any(first_term(name) for name in folders):  # so a new query reads no old terms
+        if not any(first_term(name) for name in folders):  # a new query reads no old terms
             return None
         for term in self.down_from(newest.term):
             if term.is_dropped:
@@ -220,19 +220,19 @@ class Terms:
         return None
 
     def forget_if_gone(self) -> None:
-        """Look whether the newest term is still there; if not, `newest` looks for all of them again."""
+        """Check that the newest term still exists; if not, forget it, so that `newest` reads all terms again."""
         begun = self._known[1]
         if begun is not None and self.read(begun.term) != begun:
             self._known = (0, None)
 
     def numbers(self, suffix: str) -> list[int]:
-        """Return the terms that have a file with `.claim` or `.json`, unordered."""
+        """Return the numbers of the terms that have a file with a suffix (`.claim` or `.json`), unordered."""
         names = self.filesystem.names(f"{self.job}/terms")
         heads = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
         return [int(head) for head in heads if head.isdecimal()]
 
     def read(self, number: int) -> Term | None:
-        """Return what a claim came to, or None if that is not known yet."""
+        """Return the outcome of a claim; None if there is none yet."""
         path = self.path(number)
         stored = read_json(self.filesystem, path)
         if stored is None:
@@ -251,7 +251,7 @@ class Terms:
             )
 
     def claim(self, number: int) -> Claim | None:
-        """Return a claim, or None if there is none."""
+        """Return the claim to a term; None if there is none."""
         path = self.claim_path(number)
         stored = read_json(self.filesystem, path)
         if stored is None:
@@ -261,12 +261,12 @@ class Terms:
             return Claim(**(stored | {"term": number}))
 
     def last_claim(self) -> Claim | None:
-        """Return the newest claim; None if there never was one. Lists all of them."""
+        """Return the newest claim; None if there is none. Lists all claims."""
         number = max(self.numbers(".claim"), default=0)
         return self.claim(number) if number else None
 
     def swept_path(self, generation: str) -> str:
-        """Return where it is noted that a generation is being removed, relative to the log's root."""
+        """Return the path of the file that marks a generation as being removed, relative to the log's root."""
         return f"{self.job}/terms/{first_term(generation)}.swept"
 
     def is_swept(self, generation: str) -> bool:
@@ -277,7 +277,7 @@ class Terms:
         """Return the last sign of life of a term's writer (see `log_writer.LogWriter.beat`); empty if there is none."""
         try:
             return read_json(self.filesystem, self.alive_path(number)) or {}
-        except LogCorruptError:  # not durable: a crash of the machine may leave half of it
+        except LogCorruptError:  # not durable: a crash of the machine may truncate it
             return {}
 
 
@@ -292,7 +292,7 @@ def read_json(filesystem: Filesystem, path: str) -> dict[str, Any] | None:
 
 @contextmanager
 def whole(filesystem: Filesystem, path: str) -> Iterator[None]:
-    """Raise LogCorruptError, naming a file, for what a file that is not whole makes fail."""
+    """Raise LogCorruptError, with the file's path, if the block fails because of damaged content."""
     try:
         yield
     except (ValueError, KeyError, TypeError):
