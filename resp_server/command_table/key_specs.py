@@ -96,7 +96,7 @@ def _begin(search: Mapping[str, Any], request: Sequence[bytes]) -> int | None:
 def _range(first: int, last: int, step: int, limit: int, size: int) -> Sequence[int] | None:
     """Return the positions from `first` to `last`, which is relative to `first` or, if negative, to the request's end.
 
-    With last -1, `limit` is the divisor of the rest that has the keys: 2 means that the first half are keys.
+    With last -1, `limit` divides the rest of the request: with 2, the first half of it are keys.
     """
     if last >= 0:
         end = first + last

@@ -6,7 +6,8 @@ import os
 import signal
 from pathlib import Path
 
-# Secrets are passed to children in these variables, never on a command line. The token of the project's own processes:
+# Secrets are passed to child processes in these variables, never on a command line: the token of the project's own
+# processes, the clients' password.
 TOKEN_VARIABLE = "SPARKIS_CONTROL_TOKEN"
 PASSWORD_VARIABLE = "SPARKIS_PASSWORD"
 # The password with which proxies, and the other nodes of a cluster, authenticate.

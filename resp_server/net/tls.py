@@ -4,7 +4,7 @@ A process has two contexts:
 
     server   presents the certificate to clients and to other sparkis processes, and may require theirs
     client   for connections to other sparkis processes: presents the same certificate, and accepts the certificates
-             that the CA signed; without a CA, only the certificate of the process itself
+             that the CA signed; without a CA, only a certificate that equals its own
 
 Between sparkis processes the host name in a certificate is not checked, because addresses of servers come and go.
 `context_for_url` does check it.
@@ -32,8 +32,8 @@ AUTH_CLIENTS_OPTION = "--tls-auth-clients"
 VERIFY_MODES = {"yes": ssl.CERT_REQUIRED, "no": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL}
 CERTIFICATE_BEGINS, CERTIFICATE_ENDS = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 KEY_ENDS = "PRIVATE KEY-----"
-# OpenSSL's errors for a key that does not match the certificate: a key of the same type; one of another type (OpenSSL
-# 3, OpenSSL 1).
+# OpenSSL's errors for a key that does not match the certificate: for a key of the same type; for one of another type,
+# in OpenSSL 3 and in OpenSSL 1.
 NOT_ITS_KEY = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED", "KEY_TYPE_MISMATCH")
 
 # A handshake takes two round trips and a few milliseconds. A slow one delays no other client; it only counts as one of

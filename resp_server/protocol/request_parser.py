@@ -48,8 +48,8 @@ QUERY_BUFFER_BYTES_MAX = 1024 * 1024 * 1024
 PORTION_STEPS = 2048
 PORTION_BYTES = INLINE_BYTES_MAX + 2
 
-# The memory of an argument besides its bytes (CPython 3.11: object header and list pointer). It counts towards the
-# query buffer's limit, which so holds for a million one-byte arguments, too.
+# The memory of an argument besides its bytes (CPython 3.11: object header and list pointer). It counts
+# towards the query buffer's limit, so that the limit also holds for a million one-byte arguments.
 ARGUMENT_OVERHEAD_BYTES = 41
 
 # Larger requests gain nothing from splitting (guess).

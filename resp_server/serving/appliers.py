@@ -26,14 +26,14 @@ from state_backend.model.key_groups import ALL, NONE, KeyGroups
 
 logger = logging.getLogger("sparkis.server")
 
-# The pause between two listings of a log's jobs. Without a new job it doubles, up to the limit of the log's filesystem.
+# The shortest pause between two listings of a log's jobs. Without a new job it doubles up to the filesystem's limit.
 LOOK_FOR_JOBS_S = 1.0
 # An applier that ends is restarted after a pause that doubles up to the longest.
 RESTART_PAUSE_S = 0.1
 RESTART_PAUSE_S_MAX = 5.0
 STOP_TIMEOUT_S = 5.0
-# After being full, a store must be writable for so long before `has_room` is true: the free room may be what was given
-# up because of the lack of room (guess).
+# A store that was full must be writable for this long before `has_room` is true: the free room may be only that of the
+# slots that were given up when it was full (guess).
 ROOM_AFTER_S = 30.0
 # The limit of an applier's line, which has the job's descriptors. asyncio's 64 KiB are not enough for many states.
 EVENT_BYTES_MAX = 16 << 20
@@ -304,7 +304,7 @@ class _Looks:
 class Appliers:
     """The appliers of all jobs of some log roots.
 
-    retention_ms: the appliers write snapshots into the logs, and delete older files that the snapshots make unneeded.
+    retention_ms: the appliers write snapshots into the logs, and delete what the snapshots replace.
     slots: the slots that the appliers own; `set_desired_slots` changes them.
     on_change: called on the event loop's thread when `owned_slots` or `visible` has changed.
     """

@@ -4,7 +4,7 @@ Connections that have not authenticated yet have a limit of their own (`ARRIVING
 authenticated ones. Each has `AUTH_S_MAX` seconds, the TLS handshake included, and one short request. At the limit the
 oldest of them is dropped for a new one, but not before a grace period in which it can send its token. During that
 period new connections wait in the socket's backlog, in their order. So a flood of silent connections passes through.
-If the newest was refused instead, the flood would occupy all of the limit.
+If the newest connection was refused instead, the flood would use up the limit for good.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ READ_BYTES_MAX = 64 << 10
 
 
 class Peer(Protocol):
-    """An authenticated connection, for the port's owner."""
+    """An authenticated connection; the owner of the port implements it."""
 
     async def answer(self, request: Request) -> bytes:
         """Return the encoded reply to a request."""

@@ -63,7 +63,7 @@ class OperatorState:
     schema: T.StructType
 
     def __str__(self) -> str:
-        """Return its name for errors."""
+        """Return the state's name for error texts."""
         variable = "" if self.variable is None else f", {self.variable!r}"
         return f"operator {self.operator_id} ({self.operator}{variable})"
 

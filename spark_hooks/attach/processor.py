@@ -40,7 +40,7 @@ _pickle_callbacks: list[Callable[[], None]] = []
 
 
 def add_pickle_callback(callback: Callable[[], None]) -> None:
-    """Have a function called whenever a processor with declared states is pickled.
+    """Add a function that is called whenever a processor with declared states is pickled.
 
     `sparkis` registers the function that listens for started queries. Python workers do not.
     """

@@ -296,7 +296,7 @@ def _run_of(batch: DataFrame, checkpoint: str | Path | None, job: str | None) ->
     return QueryRun.of_batch(batch)
 
 
-# By log, job and query id: one writer per run. Two queries with the same job fence each other.
+# Sinks by log, job and query id: one writer per run. Two queries with the same job fence each other.
 _published: dict[tuple[str, str, str], _ActiveSink] = {}
 
 

@@ -30,8 +30,8 @@ ROWS_MAX = 100_000
 # The `source` in the description of a job of tables.
 SOURCE = {"kind": "tables"}
 
-# By log and job. All calls in a driver use the writer of the first call: that one is fenced when another driver takes
-# the job over.
+# Writers by log and job. All calls in a driver use the writer of the first call, which is fenced when another driver
+# takes the job over.
 _writers: dict[tuple[str, str], LogWriter] = {}
 _writing = threading.Lock()
 
