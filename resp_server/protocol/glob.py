@@ -177,8 +177,8 @@ def _pieces(pattern: bytes, ignore_case: bool) -> list[list[frozenset[int]]]:
 def translate(pattern: bytes, ignore_case: bool = False) -> bytes:
     """Return the regular expression (DOTALL, for fullmatch) of a glob.
 
-    The part between two stars is an atomic group. So the time is at most pattern length times text length; with
-    backtracking it would grow exponentially with the number of stars.
+    The part between two stars is an atomic group. So the time is proportional to pattern length times text length;
+    with backtracking it would be exponential in the number of stars.
     """
     first, *others = [b"".join(map(_any_of, piece)) for piece in _pieces(pattern, ignore_case)]
     if not others:
@@ -233,7 +233,7 @@ def _class(pattern: bytes, at: int, ignore_case: bool) -> tuple[frozenset[int], 
 def _range(start: int, end: int, ignore_case: bool) -> frozenset[int]:
     """Return the bytes of `a-z`, in either order. C compares them as signed characters.
 
-    With ignore_case, the ends are put in order first and lowered then, so the range may be empty.
+    With ignore_case, the ends are sorted first and made lower case then, so the range may be empty.
     """
     low, high = sorted((_signed(start), _signed(end)))
     if not ignore_case:

@@ -28,7 +28,7 @@ SINK_TAKEN = (
 
 @contextmanager
 def logged() -> Iterator[None]:
-    """Log an error of ours in one line; Spark reports it inside a Java traceback."""
+    """Log a SparkisError in one line, because Spark reports it inside a Java traceback."""
     try:
         yield
     except SparkisError as error:
