@@ -189,7 +189,7 @@ def _changes(shown: Snapshot, names: Collection[str], old: str, new: str) -> Ite
     """Iterate over a job's full state as changes with the new keys."""
     before, now = f"{old}:".encode(), f"{new}:".encode()
     for change in shown.changes():
-        if change.state in names:  # a dropped state stays behind: the next epoch would empty it
+        if change.state in names:  # dropped states are not copied: the next epoch would empty them
             is_named = change.key.startswith(before)
             yield change._replace(key=now + change.key.removeprefix(before)) if is_named else change
 

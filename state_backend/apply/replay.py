@@ -27,7 +27,7 @@ def read_snapshot(
         at_ms: The time that decides what has expired, in milliseconds since 1970 UTC. Default: now.
 
     Raises:
-        LogError: The log has no such job, or not this epoch (any more).
+        LogError: The log has no such job, or does not have the epoch (any more).
 
     Examples:
         >>> states = [sparkis.StateDescriptor("price", key="ticker", value="price")]

@@ -14,7 +14,7 @@ from state_backend.model.errors import StoreDamagedError
 CHECK_BYTES = 4
 # The CRC-32 of every sound value with its checksum.
 SOUND = 0x2144DF1C
-# A name of its own: positions use CRC-32, too, and tests replace theirs to make positions collide.
+# A name of its own: positions use `crc32`, too, and tests replace that function to make positions collide.
 checksum: Callable[[bytes], int] = crc32
 
 

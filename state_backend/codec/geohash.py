@@ -250,7 +250,7 @@ def cells_of(shape: Shape) -> Iterator[Cell]:
     found = list(_covering(shape))
     last = 0
     for at, cell in enumerate(found):
-        # Large neighbours may be the same cell. Redis skips a repeated cell, but not a repetition of the middle one.
+        # Large neighbours may be the same cell. Redis skips a cell that equals the last one scanned, except the middle.
         if cell is not None and (not last or cell != found[last]):
             yield cell
             last = at

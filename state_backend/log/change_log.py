@@ -1,7 +1,7 @@
 """The change log of a job: the ordered, durable record of every epoch, one writer, any number of readers.
 
     <job>/terms/<term>.json                         the generation and the writer in charge (see `terms`)
-    <job>/alive/<term>.json                         a counter that moves while the term's writer is alive; not durable
+    <job>/alive/<term>.json                         a counter that rises while the term's writer is alive; not durable
     <job>/<generation>/changes/<epoch>-<uuid>.arrow change files; each name is written once
     <job>/<generation>/epochs/<epoch>.json          the commit point of an epoch (see `epochs`)
     <job>/<generation>/shown.json                   makes a held-back generation visible (see `promotion`)
@@ -67,7 +67,7 @@ class JobLog:
         return None if term is None or term.is_dropped else current_of(term)
 
     def shown(self) -> Current | None:
-        """Return the visible generation: the one in charge, or the one before it while the newer one is held back.
+        """Return the visible generation: the one in charge or, while that is held back, the newest visible one before.
 
         A visible generation is never held back again, so readers never return to an older generation.
         """

@@ -1,6 +1,6 @@
 """`sparkis drop`: removes a job from a log for good.
 
-The job's last term records the drop, and is never removed. By it servers distinguish a dropped job, whose keys are
+The job's last term records the drop, and is never removed. With it servers distinguish a dropped job, whose keys are
 removed, from a job whose folder cannot be reached, which they continue to serve as stale. A query that starts under the
 name again begins with an empty state.
 """

@@ -107,8 +107,8 @@ class ChangeFileWriter:
 class LogWriter:
     """The one writer of a job's change log. Any Python program can publish with it; no Spark is needed.
 
-    A new writer fences the one before. It is a context manager, which calls `close` at the end. Only one thread may use
-    it, except for `beat`, `show` and `is_shown_by_others`, which are thread-safe.
+    A new writer fences the one before. A LogWriter is a context manager, which calls `close` at the end. Only one
+    thread may use it, except for `beat`, `show` and `is_shown_by_others`, which are thread-safe.
 
     Args:
         root: The root of the change log.
@@ -543,7 +543,7 @@ class LogWriter:
             )
 
     def _rewind(self, number: int) -> None:
-        """Begin a generation that ends before `number`; RewoundCheckpointError without `on_rewind="truncate"`."""
+        """Begin a generation with the epochs before `number`; RewoundCheckpointError without `on_rewind="truncate"`."""
         last = self.last.epoch if self.last else -1
         if self._on_rewind != "truncate":
             raise RewoundCheckpointError(

@@ -24,8 +24,8 @@ def sweep(log: JobLog, current: Current, at_ms: int, retention_ms: int = RETENTI
     """Remove files that readers do not need any more; return the number of files and folders removed.
 
     In the generation: epochs that a snapshot covers and that are older than the retention time, but never the last one;
-    their files, and files that no epoch lists. In the job: replaced generations, once the visible generation has an
-    epoch older than the retention time.
+    their files, older snapshots, and files that no epoch lists. In the job: replaced generations, once the visible
+    generation has an epoch older than the retention time.
     """
     removed = 0
     last = log.newest(current)
@@ -88,7 +88,7 @@ def _sweep_epochs(log: JobLog, current: Current, floor: int, last: Epoch) -> int
 
 def _sweep_snapshots(log: JobLog, current: Current, oldest: int) -> int:
     folder = f"{log.job}/{current.generation}/snapshots"
-    # Also incomplete ones. A snapshot between the two retained ones may still be in writing.
+    # Also incomplete ones. Between the two retained snapshots another one may still be written.
     old = [name for name in log.filesystem.names(folder) if name.isdecimal() and int(name) < oldest]
     for name in old:
         log.filesystem.remove(f"{folder}/{name}")

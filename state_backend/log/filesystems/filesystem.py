@@ -59,7 +59,7 @@ class Filesystem(ABC):
 
     @abstractmethod
     def copy(self, source: str, target: str) -> bool:
-        """Give a file that is never written again a second name; False if there is no such file.
+        """Copy a file that is never written again, as a second name where possible; False if there is no such file.
 
         An existing target stays: it is the same file, of an earlier try. Durable when it returns.
         """
