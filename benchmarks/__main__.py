@@ -13,7 +13,7 @@ from benchmarks import page
 from benchmarks.options import Options, end_in_order
 from benchmarks.results import Row, machine, merge
 
-# Spark's come last: its JVM stays until this process ends.
+# Parts with Spark are last, as its JVM runs until this process ends.
 PARTS = {
     "reads": "GET, MGET, HGETALL, LRANGE beside redis-server, 50 connections, pipelines of 1, 16, 100",
     "split": "the time of a request in the serving process: parse, look up, encode, write",
@@ -108,13 +108,13 @@ def _run(part: str, options: Options, is_written: bool) -> bool:
     started_s = time.monotonic()
     try:
         rows: Generator[Row, None, None] = import_module(f"benchmarks.{part}").run(options)
-        with closing(rows):  # however it ends: the servers that it started end now
+        with closing(rows):  # stops the servers that the part started, also after an error
             for row in rows:
                 options.report("")
                 print(line(row), flush=True)
                 if is_written:
                     merge([row])
-    except Exception as error:  # a part must not take the others' results with it
+    except Exception as error:  # the other parts still run
         options.report("")
         print(f"python -m benchmarks: {part}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return False

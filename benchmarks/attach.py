@@ -1,7 +1,6 @@
 """The cost of an attachment: the delay from a micro-batch to a client's read, and the slowdown of the query.
 
-A running maximum that Spark alone keeps, with nothing of sparkis in the query; each micro-batch changes as many keys as
-it has rows, a fifth of those there are. Two runs for each number of changes, both with the attachment and without it,
+4it has rows, a fifth of those there are. Two runs for each number of changes, both with the attachment and without it,
 in turns:
 
     steady      a micro-batch every so often: how long one takes; and the delay, from the end of its last task (Spark's
@@ -52,11 +51,11 @@ Times = Mapping[str, Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Case:
-    """So many changes a micro-batch.
+    """A number of changes per micro-batch.
 
-    batches      of a steady round, with the attachment and without; interval_ms: how often there is one
-    turn_s       how long a round of the rate lasts, each way
-    rounds_max   fewer rounds than were asked for, where they take long
+    batches      micro-batches in a steady round, with and without the attachment; interval_ms: the time between two
+    turn_s       the duration of a round of the rate, with and without the attachment
+    rounds_max   the maximum number of rounds, as some take long
     """
 
     changes: int
@@ -68,7 +67,7 @@ class Case:
 
     @property
     def job(self) -> str:
-        """The query's name, and the job's."""
+        """The name of the query and of the job."""
         return f"attached{self.changes}"
 
 
@@ -80,7 +79,7 @@ CASES = (
 
 
 def run(options: Options) -> Iterator[Row]:
-    """Yield the job's rate beside its rate alone, then the delay and its steps."""
+    """Yield the query's rate with and without the attachment, then the delay and its steps."""
     found: list[tuple[Case, str, Times]] = []
     with temporary_folder() as folder:
         events = folder / "events"
@@ -99,7 +98,7 @@ def run(options: Options) -> Iterator[Row]:
 
 
 class Scene:
-    """A query, what is attached to it, and a server."""
+    """A query, its attachment, and a server."""
 
     def __init__(self, spark: SparkSession, folder: Path, case: Case, options: Options) -> None:
         self._spark = spark
@@ -113,11 +112,11 @@ class Scene:
         self._endpoint = sparkis.serve(spark, log=self._log, store=self._store)
 
     def close(self) -> None:
-        """End the server; the queries have ended."""
+        """Stop the server; the queries have ended already."""
         self._endpoint.stop()
 
     def _start(self, interval_ms: int) -> StreamingQuery:
-        """Start the query, or go on with it; a micro-batch every so often, 0 for one after the other."""
+        """Start or continue the query, with micro-batches at this interval; 0: without a pause."""
         changes = self._case.changes
         rows: DataFrame = (
             self._spark.readStream.format("rate-micro-batch")
@@ -145,7 +144,7 @@ class Scene:
         return attachment
 
     def _commits(self) -> dict[int, float]:
-        """Return when Spark committed each batch that it still keeps, in milliseconds since 1970."""
+        """Return the commit time of each batch that Spark still has, in milliseconds since 1970."""
         found = {}
         for path in (self._folder / "checkpoint" / "commits").glob("[0-9]*"):
             with suppress(FileNotFoundError):  # it was purged meanwhile
@@ -160,7 +159,7 @@ class Scene:
         return max(self._commits(), default=-1)
 
     def steady(self) -> tuple[str, Times]:
-        """Run the query at its interval; return its id, and by step when each batch reached it."""
+        """Run the query at its interval; return its id, and for each step the times at which batches reached it."""
         query = self._start(self._case.interval_ms)
         watched: list[int] = []
         try:
@@ -170,7 +169,7 @@ class Scene:
                 timeout_s=TIMEOUT_S,
                 error=BenchmarkError,
             )
-            self._attach(query).stop()  # now there is a store to be watched
+            self._attach(query).stop()  # creates the store that the watcher opens
             with self._watching() as watcher:
                 for number in range(self._rounds):
                     self._report(f"round {number + 1}, a micro-batch each {self._case.interval_ms} ms")
@@ -197,7 +196,7 @@ class Scene:
 
     @contextmanager
     def _watching(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Ask for the marker all the time, in a process of its own."""
+        """Read the marker all the time, in a separate process."""
         case = self._case
         words = [str(self._endpoint.port), str(self._store / case.job), f"{case.job}:{STATE}:0", str(case.changes)]
         watcher = subprocess.Popen(
@@ -214,7 +213,7 @@ class Scene:
                 watcher.wait()
 
     def _durations(self, query: StreamingQuery) -> tuple[float, list[int]]:
-        """Let some batches run; return the median of how long they took, in milliseconds, and which they were."""
+        """Run some batches; return the median of their durations, in milliseconds, and their numbers."""
         first = self._last_batch(query) + 2
         batches = range(first, first + max(1, int(self._case.batches * self._options.scale)))
         found: dict[int, float] = {}
@@ -222,7 +221,7 @@ class Scene:
         def have_run() -> bool:
             self._last_batch(query)
             for each in query.recentProgress:
-                if each.numInputRows:  # else it tells of a trigger that found nothing to do
+                if each.numInputRows:  # without rows, the trigger had nothing to do
                     found[each.batchId] = float(each.durationMs["triggerExecution"])
             return found.keys() >= set(batches)
 
@@ -230,7 +229,7 @@ class Scene:
         return median(found[batch] for batch in batches), list(batches)
 
     def duration(self) -> Row:
-        """Return how long a batch of the steady query takes with the attachment beside how long without it."""
+        """Return the duration of a batch of the steady query, with and without the attachment."""
         case = self._case
         return compared_row(
             f"a batch of the job, {case.changes:,} changes",
@@ -251,7 +250,7 @@ class Scene:
         self._options.report(f"attach, {self._case.changes:,} changes: {text}")
 
     def rate(self) -> Row:
-        """Return the query's rows per second with the attachment beside those without it."""
+        """Return the query's rows per second, with and without the attachment."""
         case = self._case
         query = self._start(0)
         pairs = []
@@ -284,7 +283,7 @@ class Scene:
         )
 
     def _rows_per_s(self, query: StreamingQuery) -> float:
-        """Return what the query does in a turn, from one commit to another."""
+        """Return the query's rows per second in one turn, from one commit to another."""
         first = self._last_batch(query)
         ends_s = time.monotonic() + self._case.turn_s * min(1.0, self._options.scale)
         eventually(
@@ -299,7 +298,7 @@ class Scene:
 
 
 def _first_reads(read: Mapping[int, float], batches: Sequence[int]) -> dict[int, float]:
-    """Return when each batch, or a later one, was first read: a turn may bring several, of which the last is seen."""
+    """Return when each batch, or a later one, was first read; of several batches at once, only the last is seen."""
     found: dict[int, float] = {}
     for batch in sorted(batches, reverse=True):
         later = [at_ms for number, at_ms in read.items() if number >= batch]

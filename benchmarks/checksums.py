@@ -28,13 +28,13 @@ KEYS = 1_000_000
 LOOK_UPS = 200_000
 CHANGES = 100_000
 STATE = StateDescriptor("v", key="k", value="v").for_job("job")
-# Of a reader: look, and raise. Of a writer: what it puts behind a value, here a constant as long.
+# In a reader: the test and its exception. In a writer: the checksum behind a value, here a constant of the same size.
 LOOK = re.compile(r"\n +if [^\n]*checksum\([^\n]*\) != SOUND:\n +raise damaged\(\)")
 MADE = re.compile(r"checksum\(new\)\.to_bytes\(CHECK_BYTES, \"little\"\)")
 
 
 def run(options: Options) -> Iterator[Row]:
-    """Yield a row per kind of call."""
+    """Yield a row for each kind of call."""
     keys = max(10_000, int(KEYS * options.scale))
     with temporary_folder() as folder:
         options.report(f"checksums: writing {keys:,} keys")
@@ -62,7 +62,7 @@ def _apply(store: LmdbStore, numbers: range, head: bytes) -> float:
 
 
 def _without(function: Callable[..., Any], module: Any) -> Callable[..., Any]:
-    """Return a method as it would be without checksums."""
+    """Return a copy of a method without checksums."""
     source = textwrap.dedent(inspect.getsource(function))
     bare, count = LOOK.subn("", source)
     bare, more = MADE.subn("bytes(CHECK_BYTES)", bare)

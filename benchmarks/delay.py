@@ -1,8 +1,8 @@
 """The delay from the end of a micro-batch's last task to a client's read, and its steps.
 
 Spark's event log has the end of each task. The epoch's file, and an endpoint that the sink notifies like any server,
-give the steps in the driver. A process beside it (`watcher`) polls the store and the server. All clocks are this
-machine's.
+give the steps in the driver. A separate process (`watcher`) polls the store and the server. All processes run on one
+machine, so they share a clock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from spark_hooks.serving import endpoints
 JOB, STATE = "delay", "last"
 ROWS = 1_000
 BATCHES = 120
-# The JVM compiles what runs often: the first batches are not like those of a job that has run for a while.
+# The first batches are slower, as the JVM compiles frequent code only after a while.
 WARM_UP_BATCHES = 30
 INTERVAL_MS = 250
 TIMEOUT_S = 300.0
@@ -47,16 +47,16 @@ EVENT_LOG = {
 
 @dataclass
 class Recorder(endpoints.Endpoint):
-    """Writes down when the sink tells servers of an epoch."""
+    """Records when the sink notifies servers of an epoch."""
 
     at_ms: dict[int, float] = field(default_factory=dict)
 
     def notice(self, job: str, epoch: int) -> None:
-        """Keep the time of the first notice."""
+        """Record the time of the first notification."""
         self.at_ms.setdefault(epoch, time.time_ns() / 1e6)
 
     def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
-        """Nothing is read here."""
+        """Never wait, as this endpoint applies nothing."""
         return True
 
 
@@ -70,13 +70,13 @@ def run(options: Options) -> Iterator[Row]:
             times = _times(spark, folder, batches, options)
         times["task end"] = task_ends(events)
     whole = [batch for batch in range(WARM_UP_BATCHES, batches) if all(batch in times[step] for step in STEPS)]
-    if len(whole) < (batches - WARM_UP_BATCHES) * 0.9:  # a reader that looks every millisecond may miss few at most
+    if len(whole) < (batches - WARM_UP_BATCHES) * 0.9:  # a reader that polls every millisecond misses few at most
         raise BenchmarkError(f"only {len(whole)} of {batches - WARM_UP_BATCHES} batches were seen at every step")
     yield from _rows(times, whole)
 
 
 def _times(spark: SparkSession, folder: Path, batches: int, options: Options) -> dict[str, Mapping[int, float]]:
-    """Run the query; return by step when each batch reached it."""
+    """Run the query; return for each step the times at which batches reached it."""
     log, store = folder / "log", folder / "store"
     log.mkdir()
     recorder = Recorder()
@@ -125,7 +125,7 @@ def _times(spark: SparkSession, folder: Path, batches: int, options: Options) ->
 
 
 def task_ends(events: Path, query_id: str | None = None) -> dict[int, float]:
-    """Return when the last task of each batch ended, of one query if there are several, from Spark's event log."""
+    """Return when the last task of each batch ended, from Spark's event log; query_id: only of this query."""
     batch_of_stage: dict[int, int] = {}
     ends: dict[int, float] = {}
     for path in events.iterdir():
@@ -145,8 +145,8 @@ def task_ends(events: Path, query_id: str | None = None) -> dict[int, float]:
 def percentile_row(
     name: str, part: str, found: Sequence[float], share: float, *, budget: float | None = None, note: str = ""
 ) -> Row:
-    """Make a row of a percentile of many times; of the median with the lowest and the highest."""
-    percentile = sorted(found)[max(0, ceil(share * len(found)) - 1)]  # the smallest that so many do not exceed
+    """Make a row of a percentile of many times; for the median, with the lowest and the highest."""
+    percentile = sorted(found)[max(0, ceil(share * len(found)) - 1)]  # `share` of the values are not larger
     shown = [min(found), percentile, max(found)] if share == 0.5 else [percentile]
     return replace(single_row(name, part, shown, unit="ms", budget=budget, note=note), rounds=1)
 

@@ -1,6 +1,6 @@
-"""The load generator of the benchmarks: `python -m benchmarks.load`, run as a process of its own by `reads.benchmark`.
+"""The load generator of the benchmarks: `python -m benchmarks.load`, run as a separate process by `reads.benchmark`.
 
-It sends the requests of redis-benchmark at less cost: its loop is compiled (`native/load.pyx`) and only counts replies.
+It sends the same requests as redis-benchmark at less cost: its compiled loop (`native/load.pyx`) only counts replies.
 Each connection has had a first reply before the clock starts, so connecting is not measured.
 """
 
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-# What is filled in, and with how many digits, are redis-benchmark's.
+# The placeholder and its number of digits, as in redis-benchmark.
 NUMBER, DIGITS = "__rand_int__", 12
 CONNECT_TIMEOUT_S = 60.0
 REPLY_BYTES_MAX = 1 << 10
@@ -50,7 +50,7 @@ def rate(
 
 
 def request_of(words: Sequence[str]) -> tuple[bytes, list[int]]:
-    """Return a request, and where in it a random number begins."""
+    """Return an encoded request, and the offsets of its random numbers."""
     packed, numbers_at = _packed([word.replace(NUMBER, "0" * DIGITS) for word in words]), []
     at = packed.index(b"\r\n") + 2
     for word in words:
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(
             "the load generator is not compiled: `make setup` compiles it where there is a C compiler (Linux only)"
         )
-    # Nothing has to be put in order, and the loop does not come back to Python in between.
+    # No cleanup is needed, and the compiled loop does not run Python's signal handlers.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     request, numbers_at = request_of(options.words)
     greeting = _packed(["AUTH", *options.user] if options.user else ["PING"])

@@ -17,7 +17,7 @@ MILLIONS, MILLIONS_IF_FULL = (1,), (10,)
 
 
 def run(options: Options) -> Iterator[Row]:
-    """Yield a row per number of keys and pipeline depth, and the points of the curves."""
+    """Yield a row for each number of keys and pipeline depth, and the points of the curves."""
     for millions in (*MILLIONS, *(MILLIONS_IF_FULL if options.is_full else ())):
         keys = max(1000, int(millions * 1_000_000 * min(1.0, options.scale)))
         options.report(f"many: loading {keys:,} keys into both servers")

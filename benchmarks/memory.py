@@ -1,8 +1,7 @@
 """Memory and disk per key beside redis-server's used_memory: after 100 epochs that change 1 % of the keys each and one
 that rewrites all, while clients read.
 
-LMDB retains pages that a reader uses, so its file grows with each epoch that a reader outlives; and an epoch rewrites
-every page that it changes. So memory is measured after many epochs, as of a running job, not after loading.
+5every page that it changes. So memory is measured after many epochs, as of a running job, not after loading.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ COMPACT_TIMEOUT_S = COMPACT_PAUSE_S + 60.0
 
 
 def run(options: Options) -> Iterator[Row]:
-    """Yield what a key takes, and what the processes take."""
+    """Yield the memory and disk per key, and the memory of the processes."""
     keys = max(1000, int(KEYS * options.scale))
     with both(keys, has_maps_and_lists=False) as (ours, peer):
         for server in (ours, peer):
@@ -52,7 +51,7 @@ def run(options: Options) -> Iterator[Row]:
 
 @contextmanager
 def _readers(server: ServerUnderTest) -> Iterator[None]:
-    """Have clients read all the time, each with one request at a time."""
+    """Run clients that read all the time, each with one request at a time."""
     words = uniform(server.keys).words
     command = ["redis-benchmark", "-p", str(server.port), "-c", str(READERS), "-l", "-q", "-n", "100000"]
     command += ["-r", str(server.keys), *words]
@@ -65,7 +64,7 @@ def _readers(server: ServerUnderTest) -> Iterator[None]:
 
 
 def _live(server: ServerUnderTest, options: Options) -> None:
-    """Let the epochs happen, one by one, then the rewrite."""
+    """Publish the epochs one by one, then the rewrite."""
     random = np.random.default_rng(3)
     for number in range(EPOCHS):
         options.report(f"memory: {server.name}, epoch {number + 1} of {EPOCHS}")
@@ -77,7 +76,7 @@ def _live(server: ServerUnderTest, options: Options) -> None:
 
 
 def wait_until_at_rest(server: Sparkis) -> None:
-    """Wait until the job is at rest, and its store is what clients read and has hardly any free pages."""
+    """Wait until the job is idle, and clients read a store with hardly any free pages."""
 
     def is_compact() -> bool:
         folders = [path for path in (server.store / JOB).iterdir() if path.is_dir()]
@@ -119,12 +118,12 @@ class Footprint:
 
     @property
     def all_bytes(self) -> int:
-        """The file once, and the heaps of all processes."""
+        """The size of the file, and the heaps of all processes."""
         return self.file_bytes + sum(each.anonymous_bytes for each in (*self.serving, self.applier))
 
     @property
     def proportional_bytes(self) -> int:
-        """What the processes hold of the machine's memory now, pages of files divided by who maps them."""
+        """The memory of the processes; a page of a file is divided among the processes that map it."""
         return sum(each.proportional_bytes for each in (*self.serving, self.applier))
 
     def rows(self, keys: int, peer: RedisFootprint) -> Iterator[Row]:

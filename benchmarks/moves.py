@@ -1,7 +1,7 @@
 """Slots that move to a new owner: the time to take over a million keys, and for a replica to load ten million.
 
 A registry and two state servers, started by hand, read one log, which gets an epoch a second as in the benchmarks of
-reads. Measured from the start of the new server's process to the topology in which it owns its slots.
+reads. The time is measured from the start of the new server's process to the topology in which it owns its slots.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SAMPLE = 200
 
 
 def run(options: Options) -> Iterator[Row]:
-    """Yield a row for each way to come by slots."""
+    """Yield a row for a new master, and one for a new replica."""
     moved = max(2_000, int(MOVED_KEYS * options.scale))
     yield _row("move half of the slots to a new server", 2 * moved, moved, replicas=0, options=options)
     loaded = max(2_000, int((LOADED_KEYS_FULL if options.is_full else LOADED_KEYS) * options.scale))
@@ -67,7 +67,7 @@ def _row(name: str, keys: int, moved: int, *, replicas: int, options: Options) -
 
 
 def _timed(log: Path, folder: Path, writer: LogWriter, keys: int, replicas: int) -> tuple[float, float]:
-    """Have a second server come; return the seconds until it answers, and the processor time that it took."""
+    """Start a second server; return the seconds until it answers, and its processor time."""
     with ExitStack() as stack:
         stack.enter_context(_process("registry", log, "--port", "0", "--replicas", str(replicas)))
         stack.enter_context(_state_server(log, folder / "first"))
@@ -116,7 +116,7 @@ def _state_server(log: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[by
 
 @contextmanager
 def _changing(writer: LogWriter, keys: int) -> Iterator[None]:
-    """Have an epoch a second, each of which writes some keys again as they are."""
+    """Publish an epoch a second, which writes the current values of some keys again."""
     ends = threading.Event()
     numbers = np.arange(max(1, int(keys * CHANGED_SHARE)))
 
@@ -150,7 +150,7 @@ def _has_slots(log: Path, port: int, replicas: int) -> bool:
 
 
 def _check(port: int, keys: int, *, is_replica: bool) -> None:
-    """Ask the new server for some keys; what it does not own it says so."""
+    """Read some keys from the new server; it replies MOVED for slots that it does not own."""
     with Client("127.0.0.1", port) as client:
         if is_replica:
             client.call("READONLY")

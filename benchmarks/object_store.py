@@ -1,7 +1,7 @@
-"""An epoch's commit, and the time from the commit until it can be read, in an S3 bucket beside a local folder.
+"""The time to commit an epoch, and from the commit until readers see it, in an S3 bucket and in a local folder.
 
-The S3 server is the one of the tests, on this machine. So the cost of sparkis and obstore is measured, and the number
-of sequential requests; each request to a real store takes 10 to 50 ms.
+The S3 server is that of the tests, on this machine. So the cost of sparkis and obstore is measured, and the number of
+sequential requests; each request to a real store takes 10 to 50 ms.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run(options: Options) -> Iterator[Row]:
 
 
 def _timed(log: str, store: Path, keys: int, epochs: int) -> tuple[float, float]:
-    """Return the median times, in ms, of a commit and of what follows until readers see it."""
+    """Return the median times, in ms, of a commit, and from the commit until readers see the epoch."""
     commits, seen = [], []
     writer = load_log(log, keys, has_maps_and_lists=False)
     numbers = np.arange(keys)
@@ -71,13 +71,13 @@ def _timed(log: str, store: Path, keys: int, epochs: int) -> tuple[float, float]
 
 
 class _Applier:
-    """A server's applier process, told of each epoch as a driver tells it."""
+    """A server's applier process, notified of each epoch as by a driver."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def reach(self, epoch: int) -> None:
-        """Have it look, and wait until readers see an epoch."""
+        """Notify it, and wait until readers see an epoch."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("look\n")

@@ -23,5 +23,5 @@ class Options:
 
 
 def end_in_order() -> None:
-    """Make SIGTERM an exception, so that processes are ended and files are removed as with Ctrl-C."""
+    """Turn SIGTERM into an exception, so that processes are stopped and files removed, as with Ctrl-C."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -1,6 +1,6 @@
-"""docs/performance.md and docs/plots/: the parts of the page that are made of results.json, and the plots.
+"""Writes the tables of docs/performance.md, and docs/plots/, from results.json.
 
-The page is written by hand but for what stands between `<!-- results of PART -->` and `<!-- end of PART -->`.
+The page is written by hand, except between `<!-- results of PART -->` and `<!-- end of PART -->`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DOTS = {
     "startup": ("From start to first answer, sparkis / redis-server loading its own file", RATIO + "; less is better"),
     "split": ("Time of a GET in the serving process", "us a request"),
 }
-# Curves: file, part, title, x, y; their lines are the series of that part that begin with the file's name.
+# Curves: file, part, title, x, y. Their lines are the series of that part whose names begin with the file's name.
 CURVES = (
     ("scaling-rate", "GET per second by the number of keys, pipeline 16", "keys", "GET/s"),
     ("scaling-memory", "Bytes per key by the number of keys", "keys", "bytes/key"),
@@ -68,7 +68,7 @@ def _spread(low: float, high: float, is_ratio: bool) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the rows of a part as Markdown, with what they were measured on."""
+    """Return the rows of a part as Markdown, with the machine that they were measured on."""
     if not rows:
         return "Not measured yet.\n"
     has_cpu = any(row.ours_cpu_us is not None for row in rows)
@@ -91,13 +91,13 @@ def _named(row: Row) -> str:
 
 
 def description(row: Row) -> str:
-    """Return what there is to say of a row beside its numbers."""
+    """Return the remarks about a row."""
     peer = "" if row.peer is None or row.peer_name == "redis-server" else f"peer: {row.peer_name}"
     return "; ".join(filter(None, (row.note, peer)))
 
 
 def _measured(rows: Sequence[Row]) -> str:
-    """Say when, how often and on what the rows were measured; rows of another machine are named."""
+    """Return when, how often and on which machine the rows were measured; rows of another machine are listed."""
     lines = []
     for machine in dict.fromkeys(row.machine for row in rows):
         of_machine = [row for row in rows if row.machine == machine]
@@ -111,7 +111,7 @@ def _measured(rows: Sequence[Row]) -> str:
 
 
 def text_of(page: str, rows: Sequence[Row]) -> str:
-    """Return a page with its parts made anew."""
+    """Return a page with new tables."""
 
     def part(found: re.Match[str]) -> str:
         of_part = [row for row in rows if row.part == found[2]]
@@ -129,7 +129,7 @@ def _plots_of(part: str, rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def drawings(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the plots that the rows make, by their names."""
+    """Return the plots of the rows, by file name."""
     drawn = {}
     for part, (title, unit) in DOTS.items():
         of_part = [row for row in rows if row.part == part and not row.series]
@@ -145,7 +145,7 @@ def drawings(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _lines(rows: Sequence[Row]) -> list[Curve]:
-    """Return the lines of one plot: one per series, and one for the peer of those that have one."""
+    """Return the lines of one plot: one per series, and one for its peer if it has one."""
     lines: dict[str, Curve] = {}
     for row in sorted(rows, key=lambda row: row.x or 0.0):
         assert row.x is not None

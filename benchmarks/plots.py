@@ -1,8 +1,8 @@
-"""Plots of results as SVG, made with nothing but the standard library.
+"""Plots of results as SVG, drawn with the standard library alone.
 
-Two forms are all that is needed, and a picture of text and lines that is written here is the same for the same numbers,
-so that a test can hold it equal to results.json; it follows the reader's light or dark mode by itself. A plotting
-library would do neither, and would bring ten packages.
+There are only two kinds of plots. The same numbers always give the same file, so a test can compare it with
+results.json, and a plot follows the reader's light or dark mode. A plotting library does neither, and needs ten
+packages.
 
     dots     a line per row: the median, a whisker from the lowest to the highest, the budget
     curves   lines through points over logarithmic axes
@@ -22,7 +22,7 @@ ROW_HEIGHT = 24
 LETTER_WIDTH = 6.8
 MARGIN = 24
 CURVE_HEIGHT = 330
-# Colours that the colour-blind tell apart, one set per background.
+# Colours that colour-blind readers can distinguish, one set for each background.
 LIGHT = {"back": "#ffffff", "ink": "#1f2328", "faint": "#d1d9e0", "a": "#0969da", "b": "#bc4c00", "c": "#1a7f37"}
 DARK = {"back": "#0d1117", "ink": "#e6edf3", "faint": "#3d444d", "a": "#58a6ff", "b": "#f0883e", "c": "#3fb950"}
 SHAPES = """\
@@ -46,14 +46,14 @@ STYLE = f"{SHAPES}\n{_colours(LIGHT)}\n@media (prefers-color-scheme: dark) {{\n{
 
 @dataclass
 class Curve:
-    """Points of one line, by rising x."""
+    """The points of one line, in ascending order of x."""
 
     name: str
     points: list[tuple[float, float]] = field(default_factory=list)
 
 
 def number(value: float) -> str:
-    """Return a number as short as it can be read: 1.25, 12.5, 125, 12,500, 1.25 M."""
+    """Return a number in short form: 1.25, 12.5, 125, 12,500, 1.25 M."""
     if abs(value) >= 1e6:
         return f"{value / 1e6:,.4g} M"
     if abs(value) >= 100:
@@ -62,7 +62,7 @@ def number(value: float) -> str:
 
 
 def dots(title: str, rows: Sequence[Row], unit: str) -> str:
-    """Draw what the budget is for (the ratio, or without a peer the number itself) of each row."""
+    """Draw the value of each row that its budget limits: the ratio, or without a peer the number itself."""
     ends = [max(row.judged_value, row.high or 0.0, row.budget or 0.0) for row in rows]
     scale = _linear_scale(max(ends, default=1.0))
     left, right = MARGIN + LETTER_WIDTH * max((len(row.name) for row in rows), default=0), WIDTH - MARGIN
@@ -70,7 +70,7 @@ def dots(title: str, rows: Sequence[Row], unit: str) -> str:
     bottom = top + ROW_HEIGHT * len(rows)
 
     def x(value: float) -> float:
-        return left + (right - left) * max(0.0, value) / scale[-1]  # clocks of two processes may differ by a bit
+        return left + (right - left) * max(0.0, value) / scale[-1]  # clocks of two processes may differ slightly
 
     out = [_text(MARGIN / 2, 22, title, "title")]
     for tick in scale:

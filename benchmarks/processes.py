@@ -1,4 +1,4 @@
-"""What the system knows of processes: processor time, memory, children. Linux only."""
+"""Processor time, memory and children of processes, as the system reports them. Linux only."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of a process. resident = anonymous + mapped; proportional: pages of several processes shared out.
+    """The memory of a process. resident = anonymous + mapped; proportional: shared pages are divided among processes.
 
-    anonymous is what belongs to no file: the heap. What the system calls private is no measure of it: a mapped page of
-    a file is that too while no other process has looked at it.
+    anonymous belongs to no file: the heap. The system's "private" memory is something else: it includes mapped pages of
+    files that no other process has read.
     """
 
     resident_bytes: int
@@ -24,18 +24,18 @@ class Memory:
 
     @property
     def mapped_bytes(self) -> int:
-        """What it has in memory of files: the store, libraries."""
+        """The memory of mapped files: the store, libraries."""
         return self.resident_bytes - self.anonymous_bytes
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time that a process has used, its threads included."""
+    """Return the processor time of a process, including its threads."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / CLOCK_TICKS_PER_S
 
 
 def memory(pid: int) -> Memory:
-    """Return the memory that a process has now. Maps are walked for it: it takes milliseconds of the process's time."""
+    """Return the memory of a process. The system walks its maps, which blocks the process for milliseconds."""
     sizes: dict[str, int] = {}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
         name, size = line.split()[:2]
@@ -83,7 +83,7 @@ def serving(server: int) -> list[int]:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Return the room that the files below a folder take on the disk: holes count nothing."""
+    """Return the disk space of the files below a folder; holes do not count."""
     total = 0
     for path in folder.rglob("*"):
         try:

@@ -1,6 +1,7 @@
-"""GET and MGET through our proxy to two state servers, beside twemproxy to two redis-servers: the load generator with
-50 connections against both in turns, while one key in a hundred changes every second. Then a Python client with two
-connections, one for each server's slots, beside one that has both of them at the proxy.
+"""GET and MGET through our proxy to two state servers, beside twemproxy to two redis-servers.
+
+The load generator sends requests over 50 connections to both in turns, while one key in a hundred changes every second.
+Then a Python client with one connection to each server is compared with one that has two connections to the proxy.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ from resp_server.net.client import Client, ClientError
 from resp_server.serving.control_api import TOKEN_VARIABLE
 from state_backend.model.slots import SLOTS, slot_of
 
-# By depth of the pipeline.
+# By pipeline depth.
 GET_BUDGETS = {1: 1.0, 16: 1.5, 100: 3.0}
 MGET_BUDGETS = {1: 1.0}
 PEER = "twemproxy"
-# twemproxy with one connection to each server, requests of several in one write, and memory pages of its usual size:
-# more connections, larger and smaller pages were slower at all depths (measured).
+# twemproxy with one connection to each server, several requests in one write, and its default page size. More
+# connections, and larger or smaller pages, were slower at all depths (measured).
 TWEMPROXY = """\
 bench:
   listen: 127.0.0.1:{port}
@@ -71,7 +72,7 @@ bench:
    - 127.0.0.1:{second}:1
 """
 MGET_KEYS = 100
-# Of requests that servers may be asked twice: pipelines during which one server came to an epoch, and another did not.
+# The share of requests that may be sent twice, as one server reached an epoch during a pipeline and another did not.
 AGAIN_SHARE = 0.02
 DIRECT_DEPTH = 100
 DIRECT_SECONDS = 1.5
@@ -83,7 +84,7 @@ class Proxied(ServerUnderTest):
     server_ports: Sequence[int] = ()
 
     def calls(self, command: str) -> int:
-        """Return how many calls the servers have counted: what is split counts for each part."""
+        """Return the servers' number of calls; a split request counts for each part."""
         found = 0
         for port in self.server_ports:
             with Client("127.0.0.1", port) as client:
@@ -98,7 +99,7 @@ class Proxied(ServerUnderTest):
 
 
 class SparkisProxied(Proxied):
-    """State servers that a registry gave their slots, and our proxy."""
+    """State servers with slots from a registry, and our proxy."""
 
     name = "sparkis"
 
@@ -130,7 +131,7 @@ class SparkisProxied(Proxied):
         )
 
     def _row(self) -> tuple[int, int]:
-        """Return the epoch that all can read, and the number of keys; -1 and 0 while they are not ready."""
+        """Return the epoch that all servers have, and the number of keys; -1 and 0 while they are not ready."""
         try:
             with Client("127.0.0.1", self.port) as client:
                 if client.call("DBSIZE") != self.keys:
@@ -235,7 +236,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def both(keys: int) -> Iterator[tuple[SparkisProxied, RedisProxied]]:
-    """Run both; they and their files are gone after the block."""
+    """Run both; they are stopped and their files removed after the block."""
     with temporary_folder() as folder, ExitStack() as stack:
         ours, peer = SparkisProxied(keys, folder, stack), RedisProxied(keys, folder, stack)
         for server in (ours, peer):
@@ -245,7 +246,7 @@ def both(keys: int) -> Iterator[tuple[SparkisProxied, RedisProxied]]:
 
 
 def run(options: Options) -> Iterator[Row]:
-    """Yield a row per case and pipeline depth."""
+    """Yield a row for each case and pipeline depth."""
     mget = Case(f"MGET {MGET_KEYS}", ("MGET", *[f"{JOB}:{STATE}:__rand_int__"] * MGET_KEYS), options.keys, cost=60)
     with both(options.keys) as servers:
         for case, pipelines in ((uniform(options.keys), PIPELINES), (mget, PIPELINES[:1])):
@@ -263,12 +264,12 @@ def _measured(case: Case, pipeline: int, servers: tuple[Proxied, Proxied], optio
     for number in range(options.rounds):
         options.report(f"{name}: round {number + 1} of {options.rounds}")
         found = {}
-        for server in servers if number % 2 == 0 else servers[::-1]:  # who comes second is not always the same
+        for server in servers if number % 2 == 0 else servers[::-1]:  # alternate the order
             with server.changing():
                 calls, cpu_s = server.calls(command), server.cpu_s()
                 rate = benchmark(server.port, case, pipeline, requests)
                 used_s, counted = server.cpu_s() - cpu_s, server.calls(command) - calls
-            # Pipelines are sent whole. What is split is counted by its parts.
+            # Only complete pipelines are sent. A split request counts for each part.
             most = requests * (1 + AGAIN_SHARE) + CLIENTS * pipeline
             if command == "get" and not requests <= counted <= most:
                 raise BenchmarkError(f"{server.name}'s servers counted {counted} {command} of {requests} sent")
@@ -324,7 +325,7 @@ def _get(key: bytes) -> bytes:
 
 
 def _rate(asked: Sequence[tuple[int, Sequence[bytes]]], options: Options) -> float:
-    """Return requests per second of a client that asks over all connections at once, in pipelines."""
+    """Return the requests per second of a client that sends pipelines over all connections at once."""
     with ExitStack() as stack:
         sockets = []
         for port, keys in asked:

@@ -1,7 +1,9 @@
-"""Reads beside redis-server: the load generator (50 connections) against both in turns, while one key in a hundred
-changes every second. GET: uniform (every key alike), hot (one key in a thousand), and uniform with one request in ten a
-miss; MGET of 100 keys; HGETALL of maps of 10 fields; LRANGE of lists of 100 elements. Then GET without the compiled
-core, and with one and two serving processes. `many` measures GET of a million keys and more.
+"""Reads beside redis-server.
+
+The load generator sends requests over 50 connections to both in turns, while one key in a hundred changes every second.
+GET: uniform (all keys), hot (one key in a thousand), and uniform with one miss in ten requests; MGET of 100 keys;
+HGETALL of maps of 10 fields; LRANGE of lists of 100 elements. Then GET without the compiled core, and with one and two
+serving processes. `many` measures GET of a million keys and more.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ from benchmarks.servers import (
 
 CLIENTS = 50
 PIPELINES = (1, 16, 100)
-# So many requests that a round takes about a second and a half (guess; on two cores of 2024).
+# Requests per round, by pipeline depth; a round takes about 1.5 seconds (guess; on two cores of 2024).
 REQUESTS = {1: 100_000, 16: 600_000, 100: 1_000_000}
-# By depth of the pipeline.
+# By pipeline depth.
 GET_BUDGETS = {1: 1.0, 16: 1.6, 100: 2.0}
 MGET_BUDGETS = dict.fromkeys(PIPELINES, 2.0)
 PURE_BUDGETS = {1: 0.5, 16: 0.3, 100: 0.3}
@@ -46,10 +48,10 @@ WORKERS = (1, 2)
 
 @dataclass(frozen=True)
 class Case:
-    """What is sent, with random numbers below `key_range`; `cost` is beside that of one GET (guess).
+    """A request, with random numbers below `key_range`. cost: relative to a GET (guess).
 
-    user: name and password; the default user if there is none. authority: the file with whose certificate the server is
-    trusted, at the port where TLS is spoken. budgets: the least ratio to redis-server, by depth of the pipeline.
+    user: name and password; None: the default user. authority: the CA file for a TLS connection; None: no TLS.
+    budgets: the minimum ratio to redis-server, by pipeline depth.
     """
 
     name: str
@@ -71,12 +73,12 @@ class Round:
 
 
 def uniform(keys: int) -> Case:
-    """GET, every key alike."""
+    """GET of random keys, each with the same probability."""
     return Case("GET uniform", ("GET", f"{JOB}:{STATE}:__rand_int__"), keys, budgets=GET_BUDGETS)
 
 
 def cases(keys: int) -> list[Case]:
-    """Return the cases for a state of so many keys."""
+    """Return the cases for this number of keys."""
     value, packed, items = (f"{JOB}:{state}:__rand_int__" for state in (STATE, MAP_STATE, LIST_STATE))
     return [
         uniform(keys),
@@ -89,7 +91,7 @@ def cases(keys: int) -> list[Case]:
 
 
 def run(options: Options) -> Iterator[Row]:
-    """Yield a row per case and pipeline depth."""
+    """Yield a row for each case and pipeline depth."""
     keys = f"{options.keys:,} keys"
     with both(options.keys) as servers:
         for case in cases(options.keys):
@@ -110,7 +112,7 @@ def _in_python(options: Options) -> Iterator[Row]:
 
 
 def _workers(options: Options) -> Iterator[Row]:
-    """Yield rows of one and two serving processes; the load generator needs a core, too, and redis-server has one."""
+    """Yield rows of one and two serving processes. The load generator needs a core, too; redis-server uses only one."""
     for workers in WORKERS:
         with both(options.keys, workers=workers, has_maps_and_lists=False) as servers:
             for pipeline in PIPELINES:
@@ -138,7 +140,7 @@ def measured(
     rounds: list[tuple[Round, ...]] = []
     for number in range(options.rounds):
         options.report(f"{name}: round {number + 1} of {options.rounds}")
-        order = servers if number % 2 == 0 else servers[::-1]  # who comes second is not always the same
+        order = servers if number % 2 == 0 else servers[::-1]  # alternate the order
         found = {server.name: round_of(server, case, pipeline, requests, random) for server in order}
         rounds.append(tuple(found[server.name] for server in servers))
     return compared_row(
@@ -157,20 +159,20 @@ def measured(
 
 
 def round_of(server: ServerUnderTest, case: Case, pipeline: int, requests: int, random: Random) -> Round:
-    """Send the requests while keys change; check that the server counted as many, and what it answers afterwards."""
+    """Send the requests while keys change; then check the server's count of them, and some of its values."""
     name = case.words[0].lower()
     with server.changing():
         calls, cpu_s = server.calls(name), server.cpu_s()
         rate = benchmark(server.tls_port if case.authority else server.port, case, pipeline, requests)
         used_s, counted = server.cpu_s() - cpu_s, server.calls(name) - calls
-    if not requests <= counted <= requests + case.clients * pipeline:  # pipelines are sent whole
+    if not requests <= counted <= requests + case.clients * pipeline:  # only complete pipelines are sent
         raise BenchmarkError(f"{server.name} counted {counted} {name} of {requests} sent: the benchmark is void")
     server.check_sample(random)
     return Round(rate, used_s / counted * 1e6)
 
 
 def benchmark(port: int, case: Case, pipeline: int, requests: int) -> float:
-    """Send the requests from a process of its own and return how many a second were answered."""
+    """Send the requests from a separate process; return the replies per second."""
     if case.authority:
         return _redis_benchmark(port, case, case.authority, pipeline, requests)
     try:
@@ -188,7 +190,7 @@ def benchmark(port: int, case: Case, pipeline: int, requests: int) -> float:
 
 
 def _redis_benchmark(port: int, case: Case, authority: Path, pipeline: int, requests: int) -> float:
-    """Do the same over TLS, which the load generator does not speak."""
+    """Do the same with redis-benchmark, over TLS, which the load generator does not support."""
     command = ["redis-benchmark", "-p", str(port), "-c", str(case.clients), "-P", str(pipeline), "-n", str(requests)]
     command += ["-r", str(case.key_range), "--tls", "--cacert", str(authority), "--csv", *case.words]
     done = subprocess.run(command, capture_output=True, text=True)

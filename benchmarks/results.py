@@ -22,9 +22,9 @@ RESULTS = Path(__file__).with_name("results.json")
 class Row:
     """One line of the results.
 
-    part is the part of the benchmark that made it. ratio is ours / peer, the median over rounds with its lowest and
-    highest; without a peer low and high are those of `ours`. The budget is for the ratio, or without a peer for `ours`;
-    `better` says on which side of it to be. series and x place the row on a curve.
+    part: the part of the benchmark that yields the row. ratio: ours / peer, the median over rounds, with its lowest and
+    highest; without a peer, low and high are those of `ours`. budget: a limit of the ratio, or without a peer of
+    `ours`; `better` says whether it is a minimum or a maximum. series and x: the row's point on a curve.
     """
 
     name: str
@@ -80,7 +80,7 @@ def compared_row(
     series: str = "",
     x: float | None = None,
 ) -> Row:
-    """Make a row of rounds, each of them a pair of numbers: ours and the peer's."""
+    """Make a row from rounds; each round is a pair of numbers, ours and the peer's."""
     ratios = [ours / peer for ours, peer in pairs]
     row = Row(
         name=name,
@@ -116,7 +116,7 @@ def single_row(
     series: str = "",
     x: float | None = None,
 ) -> Row:
-    """Make a row of rounds without a peer."""
+    """Make a row from rounds without a peer."""
     row = Row(
         name=name,
         part=part,
@@ -140,7 +140,7 @@ def _stamped(row: Row) -> Row:
 
 @cache
 def machine() -> str:
-    """Return what the numbers depend on: cores, memory, versions."""
+    """Return a description of the machine: cores, memory, versions."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     redis = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True).stdout
     redis_version = next(word[2:] for word in redis.split() if word.startswith("v="))

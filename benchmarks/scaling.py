@@ -1,4 +1,4 @@
-"""Curves: GET per second and memory by the number of keys, the time to apply an epoch by the number of its changes."""
+"""Curves: GET per second and memory by number of keys, and the time to apply an epoch by its number of changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEYS = 100_000  # the points of more keys come from `many`
 CHANGES, CHANGES_IF_FULL = (1_000, 10_000, 100_000, 1_000_000), (5_000_000,)
 STORE_KEYS = 1_000_000
 PIPELINE = 16
-# By the number of keys; with fewer of them the processes themselves weigh more than the keys.
+# By the number of keys; with fewer keys, the processes take more memory than the keys.
 MEMORY_BUDGETS = {1_000_000: 1.5, 10_000_000: 1.3}
 
 
@@ -76,7 +76,7 @@ def points(servers: tuple[Sparkis, RedisServer], keys: int, options: Options) ->
 
 
 def _apply(sizes: list[int], options: Options) -> Iterator[Row]:
-    """Yield the time that an applier takes from looking at the log until readers see the epoch."""
+    """Yield the time from an applier's poll of the log until readers see the epoch."""
     told: dict[str, Any] = {}
 
     def report(event: dict[str, Any]) -> None:

@@ -52,9 +52,9 @@ JOB, STATE, MAP_STATE, LIST_STATE, RANK_STATE = "bench", "value", "map", "list",
 MAPS, FIELDS = 10_000, 10
 LISTS, ELEMENTS = 1_000, 100
 START_TIMEOUT_S = 60.0
-# Loading 10 million keys takes about a minute; a machine in trouble takes longer (guess).
+# Loading 10 million keys takes about a minute, on an overloaded machine longer (guess).
 LOAD_TIMEOUT_S = 900.0
-# An epoch of 100,000 changes all over a store of 10 million keys writes 400 MB.
+# An epoch of 100,000 random changes in a store of 10 million keys writes 400 MB.
 SETTLE_TIMEOUT_S = 600.0
 CHANGED_SHARE = 0.01
 LOAD_KEYS = 500_000
@@ -68,12 +68,12 @@ class BenchmarkError(Exception):
 
 
 def key(number: int, state: str = STATE) -> str:
-    """Return a key as redis-benchmark makes it from `bench:value:__rand_int__`."""
+    """Return a key, as redis-benchmark generates it from `bench:value:__rand_int__`."""
     return f"{JOB}:{state}:{number:012d}"
 
 
 def value(number: int, turn: int) -> str:
-    """Return a key's value after the change of a turn."""
+    """Return a key's value in a turn."""
     return f"{number}:{turn:010d}"
 
 
@@ -88,12 +88,12 @@ def elements(number: int) -> list[str]:
 
 
 def member(number: int) -> str:
-    """Return a member as redis-benchmark makes it from `member:__rand_int__`."""
+    """Return a member, as redis-benchmark generates it from `member:__rand_int__`."""
     return f"member:{number:012d}"
 
 
 def score(number: int) -> int:
-    """Return a member's score: neighbours in one order are none in the other, and ten share one."""
+    """Return a member's score. Neighbours by name are not neighbours by score; ten members share a score."""
     return number * 7919 % 1_000_003 // 10
 
 
@@ -108,7 +108,7 @@ def states() -> list[StateDescriptor]:
 
 
 def runs_of_values(numbers: KeyNumbers, turn: int) -> Iterator[pa.RecordBatch]:
-    """Make sorted runs that put these keys, a column at a time: the load must not cost more than the server does."""
+    """Make sorted runs that put these keys. Whole columns are computed at once, so that the load costs little."""
     for start in range(0, len(numbers), RUN_KEYS):
         some = pa.array(numbers[start : start + RUN_KEYS])
         digits = some.cast(pa.string())
@@ -141,7 +141,7 @@ def publish(writer: LogWriter, runs: Iterable[pa.RecordBatch]) -> int:
 
 
 def load_log(log: str | Path, keys: int, *, has_maps_and_lists: bool = True, members: int = 0) -> LogWriter:
-    """Write a log of so many values, in epochs of bounded size; members: of the sorted set, none if 0."""
+    """Write a log with `keys` values, in epochs of bounded size. members: the size of the sorted set; 0: none."""
     writer = LogWriter(log, JOB, states())
     for start in range(0, keys, LOAD_KEYS):
         publish(writer, runs_of_values(np.arange(start, min(keys, start + LOAD_KEYS), dtype=np.int64), 0))
@@ -187,10 +187,10 @@ class ServerUnderTest(ABC):
 
     @abstractmethod
     def put(self, numbers: KeyNumbers, turn: int) -> None:
-        """Give these keys the value of a turn."""
+        """Set these keys to their values in a turn."""
 
     def change(self, numbers: KeyNumbers) -> None:
-        """Change these keys, and remember it."""
+        """Change these keys, and record their turn."""
         with self._change_lock:
             self.put(numbers, self._turn)
             self._turns[numbers] = self._turn
@@ -216,27 +216,27 @@ class ServerUnderTest(ABC):
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Let the changes happen within the block; after it they have happened, and all can be read."""
+        """Run the changes within the block; after it, all changes are readable."""
         self._is_changing.set()
         try:
             yield
         finally:
             self._is_changing.clear()
-        with self._change_lock:  # a change under way is over then
+        with self._change_lock:  # waits for a running change
             self.settle()
         if self._failure is not None:
             raise BenchmarkError(f"{self.name} could not be changed: {self._failure}")
 
     @abstractmethod
     def settle(self) -> None:
-        """Wait until everything that was written can be read."""
+        """Wait until all written data can be read."""
 
     def pids(self) -> list[int]:
         """Return the processes that answer clients."""
         return [self.process.pid]
 
     def cpu_s(self) -> float:
-        """Return the processor time that those processes have used."""
+        """Return the processor time of those processes."""
         return sum(map(processes.cpu_s, self.pids()))
 
     def calls(self, command: str) -> int:
@@ -248,7 +248,7 @@ class ServerUnderTest(ABC):
         return int(found.partition("calls=")[2].partition(",")[0])
 
     def check_sample(self, random: Random) -> None:
-        """Read some keys, and refuse a reply that is not what was written last. For a settled server."""
+        """Read some keys; BenchmarkError if a value is not the last one written. For a settled server."""
         with Client("127.0.0.1", self.port, timeout_s=30) as client:
             for number in random.choices(range(self.keys), k=CHECKED_KEYS):
                 self._check(client.call("GET", key(number)), value(number, int(self._turns[number])), key(number))
@@ -280,7 +280,7 @@ class ServerUnderTest(ABC):
 
 
 class ServerProcess(NamedTuple):
-    """A server process: its port, and for ours the one where it is told of epochs."""
+    """A server process: its port, and for ours the port for notifications of epochs."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -290,7 +290,7 @@ class ServerProcess(NamedTuple):
 def start_sparkis(
     log: Path, store: Path, *, workers: int = 1, options: Iterable[str] = (), is_pure: bool = False
 ) -> ServerProcess:
-    """Start a server of a log. It listens when its jobs can be read, or when that takes seconds.
+    """Start a server of a log. It listens once its jobs are readable, or after some seconds.
 
     is_pure: without the compiled core.
     """
@@ -349,7 +349,7 @@ class Sparkis(ServerUnderTest):
         return self.writer.last.epoch
 
     def _applied(self) -> int:
-        """Return the epoch that is read, -1 while there is none."""
+        """Return the visible epoch; -1 while there is none."""
         with Client("127.0.0.1", self.port) as client:
             lines = str(client.call("INFO", "sparkis")).splitlines()
         found = next((line for line in lines if line.startswith(f"job_{JOB}:")), "")
@@ -369,11 +369,11 @@ class Sparkis(ServerUnderTest):
         super().stop()
 
     def pids(self) -> list[int]:
-        """Return the server and its workers; what applies epochs is not among them."""
+        """Return the server and its workers, without the applier process."""
         return processes.serving(self.process.pid)
 
     def applier_pid(self) -> int:
-        """Return the process that applies epochs."""
+        """Return the applier process."""
         return next(filter(processes.is_applier, processes.below(self.process.pid)))
 
 
@@ -400,7 +400,7 @@ def start_redis(folder: Path, *options: str) -> ServerProcess:
 
 
 class RedisServer(ServerUnderTest):
-    """The system's redis-server with nothing but memory."""
+    """The system's redis-server, without persistence."""
 
     name = "redis-server"
 
@@ -437,10 +437,10 @@ class RedisServer(ServerUnderTest):
                 client.call("MSET", *words)
 
     def settle(self) -> None:
-        """Nothing to wait for: what is answered is there."""
+        """Do nothing, as written data can be read at once."""
 
     def used_memory(self) -> int:
-        """Return what redis-server says that its data and its books take."""
+        """Return redis-server's used_memory: its data and their overhead."""
         with Client("127.0.0.1", self.port) as client:
             lines = str(client.call("INFO", "memory")).splitlines()
         return int(next(line for line in lines if line.startswith("used_memory:")).partition(":")[2])
@@ -458,10 +458,10 @@ def both(
     tls: ssl.SSLContext | None = None,
     is_pure: bool = False,
 ) -> Iterator[tuple[Sparkis, RedisServer]]:
-    """Run both servers with the same data; they and their files are gone after the block.
+    """Run both servers with the same data; they are stopped and their files removed after the block.
 
-    ours, peers: options. tls: how our server is told of epochs, if its options name a certificate. is_pure: ours
-    without the compiled core.
+    ours, peers: options. tls: the context for notifying our server of epochs, if its options name a certificate.
+    is_pure: ours without the compiled core.
     """
     with temporary_folder() as folder:
         started: list[ServerUnderTest] = []
@@ -489,6 +489,6 @@ def both(
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Make a folder for logs and stores, in the usual place for such (TMPDIR); it goes with the block."""
+    """Create a folder for logs and stores below TMPDIR; it is removed after the block."""
     with tempfile.TemporaryDirectory(prefix="sparkis-bench-", ignore_cleanup_errors=True) as folder:
         yield Path(os.path.realpath(folder))

@@ -44,12 +44,12 @@ VICTIMS = 3
 KILLED_EVERY_S = 3.0
 SAMPLED_EVERY_S = 1.0
 RETENTION_MINUTES = 0.5
-# The applier clears its table of readers at every step, and at least once a second.
+# The applier removes dead readers from LMDB's reader table at every step, and at least once a second.
 STALE_READERS_S_MAX = 15.0
-# A reader that sees no newer epoch for this long hangs, or is shown an old one: many come every second.
+# A reader that sees no newer epoch for this long hangs or gets stale replies, as there are many epochs a second.
 STILL_S_MAX = 60.0
 MIB = 1 << 20
-# By how much the last third of a run may exceed the middle third, and still be flat: the larger of these.
+# The last third of a run may exceed the middle third by the larger of these, and still counts as flat.
 GROWTH_SHARE_MAX = 0.15
 GROWTH_BYTES_MAX = {"store": 16 * MIB, "log": 16 * MIB, "heap": 8 * MIB}
 START_S_MAX = 120.0
@@ -57,12 +57,12 @@ FINISH_S_MAX = 120.0
 
 
 class SoakError(Exception):
-    """Something was wrong; the message says what."""
+    """A failed check; the message says which one."""
 
 
 @dataclass
 class Reader:
-    """A reader's process, and what it said."""
+    """A reader's process, and its output."""
 
     role: str
     process: subprocess.Popen[str]
@@ -74,7 +74,7 @@ class Reader:
 
     @classmethod
     def start(cls, role: str, *given: str) -> Reader:
-        """Start one."""
+        """Start a reader."""
         command = [sys.executable, "-m", "benchmarks.soak_readers", role, *given]
         environment = children.environment()
         pipe = subprocess.PIPE
@@ -93,18 +93,18 @@ class Reader:
             self.skipped += told.get("skipped", 0)
 
     def check(self, *, is_writing: bool) -> None:
-        """Raise SoakError if it saw something wrong, ended, or sees nothing new though there is."""
+        """Raise SoakError if the reader found a mismatch, ended, or sees no new epochs although there are some."""
         if self.wrong:
             raise SoakError(f"a {self.role} reader: {self.wrong}")
         if self.process.poll() is not None:
-            time.sleep(0.5)  # its last words may be on their way
+            time.sleep(0.5)  # its last output may be on its way
             raise SoakError(f"a {self.role} reader ended with {self.process.returncode}: {self.wrong or 'in silence'}")
         still_s = time.monotonic() - self.moved_s
         if is_writing and self.role != "victim" and still_s > STILL_S_MAX:
             raise SoakError(f"a {self.role} reader has seen nothing newer than epoch {self.epoch} for {still_s:.0f} s")
 
     def end(self) -> None:
-        """End it, kindly if it listens."""
+        """Stop the reader; kill it if it does not stop."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
@@ -116,7 +116,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Sample:
-    """What was seen at one moment; bytes. heaps: anonymous memory by process, which no file backs."""
+    """The sizes at one moment, in bytes. heaps: anonymous memory by process."""
 
     at_s: float
     epoch: int
@@ -168,7 +168,7 @@ class Soak:
         self._victims = [self._new_victim() for _ in range(VICTIMS)]
 
     def _read_marker(self) -> int | None:
-        """Return the epoch that a client sees, None while the server is loading."""
+        """Return the epoch that a client sees; None while the server is loading."""
         try:
             with redis.Redis(port=self._port) as client:
                 found = client.get(MARKER)
@@ -181,7 +181,7 @@ class Soak:
         return Reader.start("victim", str(self._port), str(self._folder))
 
     def run(self, report: Callable[[str], None]) -> None:
-        """Write, watch and kill until the time is over, then compare everything once more."""
+        """Write, sample and kill until the time is over, then compare everything once more."""
         self._start_readers()
         started_s = time.monotonic()
         writing = threading.Thread(target=self._keep_writing, daemon=True)
@@ -203,7 +203,7 @@ class Soak:
         self._check_flat()
 
     def close(self) -> None:
-        """End everything that was started."""
+        """Stop all processes."""
         self._ends.set()
         for reader in (*self._readers, *self._victims):
             reader.end()
@@ -216,7 +216,7 @@ class Soak:
             self._process.wait()
 
     def report(self) -> str:
-        """Say what happened, in a few lines."""
+        """Return a summary of a few lines."""
         if not self._samples:
             return "it ended before anything was looked at"
         samples, last = self._samples, self._samples[-1]
@@ -303,7 +303,7 @@ class Soak:
         )
 
     def _watched(self) -> dict[str, int]:
-        """Return the processes whose memory must stay flat; the compactor comes and goes."""
+        """Return the processes whose memory must stay flat; without the compactor, which runs only now and then."""
         found = {"server": self._process.pid}
         workers = 0
         for pid in sorted(processes.below(self._process.pid)):
@@ -318,7 +318,7 @@ class Soak:
         return found
 
     def _look_into(self, path: Path) -> tuple[int, list[int]] | None:
-        """Return a store's bytes in use, and which readers in its table have ended; None if it has just gone."""
+        """Return a store's used bytes, and the dead readers in its table; None if it was just removed."""
         try:
             with lmdb.open(str(path), readonly=True, max_dbs=len(TABLES), create=False) as env:
                 with env.begin() as txn:
@@ -345,7 +345,7 @@ class Soak:
     # At the end
 
     def _compare_all(self) -> None:
-        """Ask for every key at the last epoch, and for those that must not be there."""
+        """Read every key at the last epoch, and keys that must be missing."""
         model = Model(self._plan)
         model.advance(self._epoch)
         with redis.Redis(port=self._port) as client:
@@ -366,7 +366,7 @@ class Soak:
                     raise SoakError(f"{name!r} at the last epoch is not what it should be: {str(found)[:300]}")
 
     def _check_flat(self) -> None:
-        """Compare the last third of the run with the one before it, and the store's file with what lives in it."""
+        """Compare the last third of the run with the one before, and the store's file size with its live data."""
         samples, last = self._samples, self._samples[-1]
         _check_growth("store", "store's file", [each.store for each in samples])
         _check_growth("log", "change log", [each.log for each in samples])
@@ -396,7 +396,7 @@ class Soak:
 def _check_growth(kind: str, name: str, sizes: Sequence[int]) -> None:
     """Raise SoakError if the last third of a run was larger than the third before it; the first is warm-up.
 
-    Files grow and are cut short again and again: what leaks moves the median.
+    Files grow and shrink all the time, so the medians are compared: a leak moves them.
     """
     third = len(sizes) // 3
     if not third:
@@ -424,7 +424,7 @@ def _read(client: redis.Redis, name: bytes) -> object:
 
 
 def main() -> int:
-    """Run it; return the exit code."""
+    """Run the soak test; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--minutes", type=float, default=30.0, help="how long (default %(default)g)")

@@ -2,15 +2,15 @@
 
 Both follow from the epoch's number, so every process can compute the complete state at any epoch.
 
-    marker      soak:marker:epoch holds the epoch's number: a reader learns from it what it sees
+    marker      the value of soak:marker:epoch is the epoch's number, so a reader knows which epoch it sees
     value       values, some of which expire
     session     maps that are replaced as a whole, some of which expire
     field       maps changed field by field, some with hundreds of fields, some of which expire
     feed        lists that grow at their end and keep their last elements
     batch       lists that are replaced as a whole, and expire
 
-Expiry never decides about a change (what expires is only ever replaced), so that it does not matter whether an epoch
-meets what has just expired, or finds it removed.
+Keys with an expiry are only replaced, never changed in part. So it does not matter whether an expired key is already
+removed when an epoch changes it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STATES = (
     StateDescriptor("batch", key="key", value="value", kind="list", duplicates="any"),
 )
 MAPS, LISTS = ("session", "field"), ("feed", "batch")
-# One epoch in so many replaces all of a state, one in so many of these all states.
+# One epoch in so many replaces a full state; one in so many of these replaces all states.
 REPLACED_EVERY = 40
 ALL_REPLACED_EVERY = 5
 EXPIRY_MS = (500, 60_000)
@@ -45,18 +45,18 @@ EXPIRY_MS = (500, 60_000)
 
 @dataclass(frozen=True)
 class Plan:
-    """What the epochs follow from."""
+    """The parameters from which all epochs are computed."""
 
     seed: int
     started_ms: int
     period_ms: int
 
     def clock_ms(self, epoch: int) -> int:
-        """Return an epoch's clock reading: when it is due."""
+        """Return an epoch's scheduled time."""
         return self.started_ms + epoch * self.period_ms
 
     def epoch(self, number: int) -> Epoch:
-        """Return what an epoch changes."""
+        """Return an epoch by its number."""
         return _Making(self, number).epoch()
 
 
@@ -75,7 +75,7 @@ def key(state: str, number: int) -> bytes:
 
 
 class _Making:
-    """Makes one epoch."""
+    """Computes one epoch."""
 
     def __init__(self, plan: Plan, number: int) -> None:
         self._random = Random(plan.seed * 1_000_003 + number)
@@ -120,7 +120,7 @@ class _Making:
         return Change("field", Op.PUT, name, field_name, self._text(), self._expiry(0.1))
 
     def _text(self) -> bytes:
-        """Return a value that tells its epoch."""
+        """Return a value that contains its epoch."""
         return b"%d %b" % (self._number, b"x" * self._random.choice((0, 5, 50, 500)))
 
     def _expiry(self, share: float) -> int | None:
@@ -131,7 +131,7 @@ class _Making:
 
 @dataclass
 class StoredValue:
-    """What stands at a key. Times are milliseconds since 1970, None for never."""
+    """The value of a key. Times are milliseconds since 1970; None: never."""
 
     state: str
     value: bytes | None = None
@@ -140,7 +140,7 @@ class StoredValue:
     expire_at_ms: int | None = None
 
     def expected(self, now_ms: int) -> object:
-        """Return what a client reads: bytes, a dict, a list, or None."""
+        """Return the expected reply: bytes, a dict, a list, or None."""
         if self.expire_at_ms is not None and self.expire_at_ms <= now_ms:
             return None
         if self.value is not None:
@@ -151,13 +151,13 @@ class StoredValue:
         return live or None
 
     def is_certain(self, from_ms: int, to_ms: int) -> bool:
-        """Tell whether nothing of it expires within a time."""
+        """Tell whether no part of the value expires between two times."""
         ends = [self.expire_at_ms, *(at_ms for _, at_ms in self.fields.values())]
         return not any(at_ms is not None and from_ms <= at_ms <= to_ms for at_ms in ends)
 
 
 class Model:
-    """The whole state as of an epoch, kept in a dictionary."""
+    """The complete state at an epoch, in a dictionary."""
 
     def __init__(self, plan: Plan | None = None) -> None:
         self._plan = plan
@@ -165,7 +165,7 @@ class Model:
         self.held: dict[bytes, StoredValue] = {}
 
     def advance(self, number: int) -> None:
-        """Go on to an epoch."""
+        """Advance to an epoch."""
         assert self._plan is not None
         while self.number < number:
             self.take(self._plan.epoch(self.number + 1))

@@ -29,9 +29,9 @@ from state_backend.model.clock import now_ms
 from state_backend.model.errors import StoreError
 
 KEYS_AT_ONCE = 20
-# A client comes back on a new connection after so many questions: perhaps to another worker.
+# A client reconnects after so many questions, so that it may reach another worker.
 QUESTIONS_PER_CONNECTION = 200
-# What expires this close to a reading may or may not be shown.
+# A key that expires this close to a read may be in the reply or not.
 EXPIRY_MARGIN_MS = 50
 PAUSE_S = 0.01
 STORE_PAUSE_S = 1.0
@@ -49,7 +49,7 @@ def is_running() -> bool:
 
 
 class ComparisonCounts:
-    """Counts comparisons, and prints the counts now and then."""
+    """Counts comparisons, and prints the counts about once a second."""
 
     def __init__(self) -> None:
         self._compared = self._skipped = 0
@@ -66,7 +66,7 @@ class ComparisonCounts:
 
 
 def read_as_client(port: int, plan: Plan) -> None:
-    """Ask for some keys between two looks at the marker; where these agree, every reply is compared."""
+    """Read some keys between two reads of the marker; if both markers are equal, compare every reply."""
     model, command_stats, random, newest = Model(plan), ComparisonCounts(), Random(os.getpid()), -1
     while is_running():
         with redis.Redis(port=port) as client:
@@ -92,13 +92,13 @@ def read_as_client(port: int, plan: Plan) -> None:
 
 
 def _names(random: Random) -> list[bytes]:
-    """Choose what to ask for: half of the time of all kinds, else values, which servers answer in a shorter way."""
+    """Choose keys: half of the time of all kinds, else only values, which the fast path of servers answers."""
     states = random.choices(list(SIZES), k=KEYS_AT_ONCE) if random.random() < 0.5 else ["value"] * KEYS_AT_ONCE
     return [key(state, random.randrange(SIZES[state])) for state in states]
 
 
 def _ask(client: redis.Redis, names: list[bytes], *, has_mget: bool) -> list[Any]:
-    """Return the replies, those about the marker before and after."""
+    """Return the replies, with the marker as the first and the last one."""
     pipeline = client.pipeline(transaction=False)
     if has_mget and all(name.startswith(key("value", 0)[:-1]) for name in names):
         pipeline.mget([MARKER, *names, MARKER])
@@ -122,7 +122,7 @@ def _ask(client: redis.Redis, names: list[bytes], *, has_mget: bool) -> list[Any
 
 
 def _compare(name: bytes, reply: object, stored: StoredValue | None, epoch: int, from_ms: int, to_ms: int) -> bool:
-    """Compare a reply; False if the clock may have made another one."""
+    """Compare a reply; False if an expiry at this time makes it uncertain."""
     margin = EXPIRY_MARGIN_MS
     if stored is not None and not stored.is_certain(from_ms - margin, to_ms + margin):
         return False
@@ -138,7 +138,7 @@ def _short(found: object) -> str:
 
 
 def read_store(folder: Path, plan: Plan) -> None:
-    """Compare all of the store at one epoch, again and again; stay at an epoch for a while, as a slow reader would."""
+    """Compare the complete store at one epoch after another; stay at each epoch for a while, as a slow reader does."""
     model, command_stats, random, newest = Model(plan), ComparisonCounts(), Random(os.getpid()), -1
     for store in _stores(folder):
         with store.snapshot(now_ms()) as shown:
@@ -164,12 +164,12 @@ def read_store(folder: Path, plan: Plan) -> None:
 
 
 def _stores(folder: Path) -> Iterator[LmdbStore]:
-    """Open the newest store of a folder; again, when another has taken its place."""
+    """Open the newest store of a folder; open again once another store replaces it."""
     while is_running():
         path = newest_store(folder)
         try:
             store = None if path is None else LmdbStore(path, path.name.rpartition(".")[0], is_reader=True)
-        except StoreError:  # it went, or is not there yet
+        except StoreError:  # it was removed, or does not exist yet
             store = None
         if store is None:
             time.sleep(PAUSE_S)

@@ -1,9 +1,9 @@
-"""The time of a GET in the serving process, split by step: its functions are timed from outside, on one connection.
+"""The time of a GET in the serving process, split by step, on one connection.
 
 A real `Server` and `Connection` get buffers of requests as from the event loop, and send replies over a real socket.
-Timed are the compiled core (parsing, look-ups and encoding together), the move to the newest epoch, and writing; the
-remaining time is the connection's own. The total is measured without these clocks, alternating with the timed calls,
-and once more without the compiled core.
+Three steps are timed: the compiled core (parsing, look-ups and encoding together), the move to the newest epoch, and
+writing. The remaining time is the connection's own. The total is measured without these clocks, alternating with the
+timed calls, and once more without the compiled core.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ from state_backend.store.keyspace import Job, Keyspace, KeyspaceView
 
 PIPELINES = (1, 16, 100)
 REQUESTS = {1: 40_000, 16: 200_000, 100: 400_000}
-# Clocked and not in short turns, of which the median counts: other work of the machine meets some of them only.
+# Requests in a turn with or without clocks. Turns are short and their median counts, so that other work on the machine
+# affects only some of them.
 TURN_REQUESTS = 4_000
 ANSWER, RENEW, WRITE, REST, WHOLE = "core", "newest epoch", "write", "connection", "whole"
 IN_PYTHON = "whole without the core"
 
 
 class SocketTransport(asyncio.Transport):
-    """What a connection writes to: a TCP socket whose other end is emptied between buffers."""
+    """A connection's transport: a TCP socket whose other end is read between buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ class SocketTransport(asyncio.Transport):
         self._sent_bytes = 0
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return what asyncio tells of a socket."""
+        """Return a socket's details, as asyncio does."""
         known: dict[str, Callable[[], Any]] = {
             "socket": lambda: self._near,
             "peername": self._near.getpeername,
@@ -64,20 +65,20 @@ class SocketTransport(asyncio.Transport):
         return known[name]() if name in known else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing waits here."""
+        """Do nothing, as there is no buffer."""
 
     def get_write_buffer_size(self) -> int:
-        """Nothing waits here."""
+        """Return 0, as there is no buffer."""
         return 0
 
     def pause_reading(self) -> None:
-        """Buffers are handed over one by one."""
+        """Do nothing, as buffers are passed one by one."""
 
     def resume_reading(self) -> None:
-        """Buffers are handed over one by one."""
+        """Do nothing, as buffers are passed one by one."""
 
     def is_closing(self) -> bool:
-        """Tell that it is open."""
+        """Return False: it is open."""
         return False
 
     def write(self, data: Any) -> None:
@@ -86,7 +87,7 @@ class SocketTransport(asyncio.Transport):
         self._sent_bytes += len(data)
 
     def received(self) -> bytes:
-        """Take what was sent since the last call."""
+        """Return the bytes sent since the last call."""
         parts = []
         while self._sent_bytes:
             parts.append(self._far.recv(self._sent_bytes))
@@ -100,20 +101,20 @@ class SocketTransport(asyncio.Transport):
 
 
 class NoDeferral(TurnScheduler):
-    """Nothing has to wait: buffers come one after the other here, and not in rounds of an event loop."""
+    """Defers nothing, as buffers arrive one after another, without an event loop."""
 
     @property
     def is_long(self) -> bool:
-        """Tell that it is not."""
+        """Return False: no turn is long."""
         return False
 
     def refresh(self, now_ns: int) -> None:
-        """Have each buffer begin a round."""
+        """Begin a round with each buffer."""
         self._on_round()
 
 
 class ImmediateWrites(WriteQueue):
-    """Nothing waits for the end of a round, for the same reason."""
+    """Sends replies at once instead of at the end of a round."""
 
     def add(self, sender: Sender, reply: bytes) -> None:
         """Send."""
@@ -121,14 +122,14 @@ class ImmediateWrites(WriteQueue):
 
 
 class Core:
-    """The compiled stages, behind a method that a clock can stand at."""
+    """The compiled core, behind a method that can be timed."""
 
     def __init__(self, reads: Any) -> None:
         self._reads = reads
         self.is_full = self.is_incomplete = False
 
     def answer(self, session: Any, data: bytes) -> tuple[bytes, list[Request], bytes]:
-        """Answer as they do."""
+        """Answer as the core does."""
         answered: tuple[bytes, list[Request], bytes] = self._reads.answer(session, data)
         return answered
 
@@ -142,7 +143,7 @@ SEAMS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
 
 @contextmanager
 def clocked(spent_ns: Counter[str]) -> Iterator[None]:
-    """Within the block, add the time of each seam to its step; one that another one calls counts as that one's."""
+    """Within the block, add each timed call's duration to its step; nested calls count for the outer one."""
     is_within = False
 
     def timed(step: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,7 +174,7 @@ def clocked(spent_ns: Counter[str]) -> Iterator[None]:
 
 
 def run(options: Options) -> Iterator[Row]:
-    """Yield the steps' times by pipeline depth, and their sum."""
+    """Yield the times of the steps by pipeline depth, and their sum."""
     with temporary_folder() as folder:
         store = _store(folder, options.keys)
         try:
@@ -190,7 +191,7 @@ def run(options: Options) -> Iterator[Row]:
 
 
 def _store(folder: Path, keys: int) -> LmdbStore:
-    """Make a store of a log, and open it as a server does."""
+    """Build a store from a log, and open it as a server does."""
     load_log(folder / "log", keys, has_maps_and_lists=False).close()
     opened: list[dict[str, Any]] = []
     (folder / "store" / JOB).mkdir(parents=True)
@@ -261,7 +262,7 @@ def _check(connection: Connection, transport: SocketTransport, buffer: bytes, nu
 
 
 def _send(connection: Connection, transport: SocketTransport, buffers: list[bytes]) -> int:
-    """Hand all buffers over, one by one; return the nanoseconds that the connection took."""
+    """Pass all buffers to the connection, one by one; return the nanoseconds that it took."""
     spent_ns = 0
     for buffer in buffers:
         started_ns = perf_counter_ns()

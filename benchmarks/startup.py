@@ -36,7 +36,7 @@ Start = Callable[[], ServerProcess]
 
 
 def run(options: Options) -> Iterator[Row]:
-    """Yield a row per way to start."""
+    """Yield a row for each kind of start."""
     keys = max(1000, int(KEYS * options.scale))
     with temporary_folder() as folder:
         options.report(f"startup: writing {keys:,} keys")
@@ -75,7 +75,7 @@ def _emptied(folder: Path) -> Path:
 
 
 def _timed(start: Start, keys: int) -> float:
-    """Start a server, ask until it answers right, end it; return the seconds from the start to that answer."""
+    """Start a server, poll it until a correct reply, stop it; return the seconds from the start to that reply."""
     number = keys // 2
     started_s = time.perf_counter()
     process, port, _ = start()

@@ -1,5 +1,7 @@
-"""Other features beside redis-server: ranks in a sorted set of a million members, a SCAN of a million keys, thousands
-of connections, TLS, a user that may read only some keys, and a client that tracks all keys.
+"""Other features beside redis-server.
+
+Ranks in a sorted set of a million members, a SCAN of a million keys, thousands of connections, TLS, a user that may
+read only some keys, and a client that tracks all keys.
 """
 
 from __future__ import annotations
@@ -37,21 +39,21 @@ MEMBERS = 1_000_000
 SCANNED_KEYS = 1_000_000
 SCAN_COUNT = 1_000
 CONNECTIONS = (1_000, 10_000)
-# Files that the load generator, or a server, has open beside its connections (guess).
+# Open files of the load generator or a server, apart from connections (guess).
 OTHER_FILES = 200
 USER, PASSWORD = "tenant", "secret-of-the-tenant"
 SCAN_BUDGET = 1.0
 RANK_BUDGETS = {1: 1.0, 16: 1.0}
 CONNECTION_BUDGETS = {1: 1.0}
 TLS_BUDGETS = {1: 0.9, 16: 1.0, 100: 1.0}
-# Of the same server's GET in the same run, for whom nothing is looked at or told besides.
+# The minimum rate with checks or tracking, relative to a plain GET of the same server in the same run.
 SHARE_OF_PLAIN = 0.9
 ANSWER_S_MAX = 30.0
 READ_BYTES = 1 << 20
 
 
 def run(options: Options) -> Iterator[Row]:
-    """Yield the rows of all of it."""
+    """Yield the rows of all these features."""
     yield from _ranks(options)
     yield from _scan(options)
     yield from _connections(options)
@@ -117,7 +119,7 @@ def _scan(options: Options) -> Iterator[Row]:
 
 
 def _scan_rate(server: ServerUnderTest, keys: int) -> float:
-    """Return how many keys a second one client is told of, and refuse a scan that misses some."""
+    """Return the keys per second that a SCAN returns to one client; BenchmarkError if it misses some."""
     seen: set[str] = set()
     cursor, began_s = "0", time.perf_counter()
     with Client("127.0.0.1", server.port, timeout_s=ANSWER_S_MAX) as client:
@@ -193,14 +195,14 @@ def _user(options: Options) -> Iterator[Row]:
 
 
 def _measured_plain(servers: tuple[Sparkis, RedisServer], pipeline: int, options: Options, of: str) -> Row:
-    """Measure what a row is to be held against."""
+    """Measure the plain row that another row is compared with."""
     case = replace(uniform(options.keys), budgets={})
     name = f"GET uniform, {of}, pipeline {pipeline}"
     return measured(name, servers, case, pipeline, options, note=f"{options.keys:,} keys", part="surface")
 
 
 def _shares_of(plain: Sequence[Row]) -> dict[int, float]:
-    """Return the budgets of what is to cost little beside the plain rows, by depth of the pipeline."""
+    """Return budgets relative to the plain rows, by pipeline depth."""
     return {
         pipeline: round(SHARE_OF_PLAIN * row.judged_value, 2) for pipeline, row in zip(PIPELINES, plain, strict=True)
     }
@@ -237,7 +239,7 @@ def _tracking(options: Options) -> Iterator[Row]:
 
 @contextmanager
 def _tracks(servers: tuple[ServerUnderTest, ServerUnderTest]) -> Iterator[dict[str, int]]:
-    """Have a client of each server track all keys within the block; yield how many pushes they took."""
+    """Run a client of each server that tracks all keys within the block; yield the numbers of received pushes."""
     told = {server.name: 0 for server in servers}
     clients = [_Tracker(server, told) for server in servers]
     try:
@@ -248,7 +250,7 @@ def _tracks(servers: tuple[ServerUnderTest, ServerUnderTest]) -> Iterator[dict[s
 
 
 class _Tracker(threading.Thread):
-    """A client that is told of every changed key, and reads that as it comes."""
+    """A client that tracks every key, and reads all invalidations."""
 
     def __init__(self, server: ServerUnderTest, told: dict[str, int]) -> None:
         super().__init__(daemon=True)
@@ -271,7 +273,7 @@ class _Tracker(threading.Thread):
                 self._told[self._name] += isinstance(reply, hiredis.PushNotification)
 
     def stop(self) -> None:
-        """Go away."""
+        """Disconnect."""
         self._socket.shutdown(socket.SHUT_RDWR)
         self.join()
         self._socket.close()

@@ -42,7 +42,7 @@ JOB, STATE = "updates", "last"
 FIELDS = ("a", "b", "c", "d")
 KEYS = 1_000_000
 ROWS, MANY_ROWS = 100_000, 1_000_000
-FILES = 2  # as many as cores: Spark reads them at once
+FILES = 2  # as many as cores, so that Spark reads them in parallel
 BUDGET, BUDGET_BESIDE_ARROW = 2.0, 1.0
 CHECKED_ROWS = 500
 TIMEOUT_S = 300.0
@@ -52,7 +52,7 @@ Write = Callable[["redis.Redis", Sequence[Any]], None]
 
 @dataclass(frozen=True)
 class WriteMethod:
-    """A method of the peer to write rows of (key, value ...): so many at a time, from rows or from Arrow batches."""
+    """A method of the peer to write rows of (key, value ...). rows: the batch size. has_arrow: from Arrow batches."""
 
     name: str
     rows: int
@@ -67,7 +67,7 @@ class WriteMethod:
 
 
 def _call(client: redis.Redis) -> Callable[..., Any]:
-    """Return how a command is sent without what redis-py does to its arguments: the fastest way that it has."""
+    """Return redis-py's fastest function to send a command; it does not convert arguments."""
     call: Callable[..., Any] = client.execute_command
     return call
 
@@ -107,7 +107,7 @@ ARROW_METHODS = (WriteMethod("MSET", 10_000, _mset, has_arrow=True), WriteMethod
 
 
 class Round(NamedTuple):
-    """One batch: seconds until all of it could be read, the servers' processor time, and seconds until the commit."""
+    """One batch: seconds until it was fully readable, the servers' processor time, and seconds until the commit."""
 
     took_s: float
     cpu_s: float
@@ -116,7 +116,7 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A job: what it makes of the rows, and the names of its values' columns."""
+    """A job: its transformation of the rows, and the names of its value columns."""
 
     name: str
     columns: tuple[str, ...]
@@ -136,7 +136,7 @@ MAXIMA = Case("running max", FIELDS[:1], VALUE_METHODS, is_aggregation=True)
 
 
 def run(options: Options) -> Iterator[Row]:
-    """Yield a row per job and batch size."""
+    """Yield a row for each job and batch size."""
     small, many = (max(FILES, int(rows * options.scale)) for rows in (ROWS, MANY_ROWS))
     asked = [(VALUES, (small, many)), (MAPS, (small, many) if options.is_full else (small,)), (MAXIMA, (small,))]
     with local_spark.session() as spark:
@@ -184,9 +184,9 @@ class Race:
         return self._case.of(self._spark.readStream.schema(schema).parquet(f"{folder}/*"))
 
     def rows(self, rows: int, options: Options) -> Iterator[Row]:
-        """Try the peer's ways, then run the rounds against the fastest."""
+        """Try the peer's methods, then run the rounds against the fastest one."""
         name = f"{self._case.name}, {rows:,} rows a batch"
-        self._round_of_ours(self._files(rows))  # Spark compiles, and all keys are there that will be
+        self._round_of_ours(self._files(rows))  # warms up Spark, and creates all keys
         self._round_of_peer(self._files(rows))
         self._round_of_nowhere(self._files(rows))
         yield from self._compare(name, rows, self._fastest(self._case.methods, name, rows, options), options, BUDGET)
@@ -200,7 +200,7 @@ class Race:
             options.report(f"{name}: trying {method.label}")
             self._method = method
             found[method] = self._round_of_peer(self._files(rows)).took_s
-            self._round_of_ours(self._files(rows))  # so that the JVM has compiled as much of both
+            self._round_of_ours(self._files(rows))  # so that the JVM is equally warm for both
         return min(found, key=found.__getitem__)
 
     def _compare(
@@ -232,7 +232,7 @@ class Race:
         yield single_row(f"{name}: Spark's own, written nowhere", "updates", nowhere, unit="s", note=note)
 
     def _files(self, rows: int) -> Files:
-        """Write a batch's files where no query looks: each key once, and values that no batch had before."""
+        """Write a batch's files into a folder that no query reads: each key once, with new values."""
         self._turn += 1
         folder = self._batches / f"{self._turn:06d}"
         folder.mkdir(parents=True)
@@ -243,7 +243,7 @@ class Race:
         return Files(folder, self._turn, keys)
 
     def _round_of_ours(self, files: Files) -> Round:
-        """Let a batch arrive, and wait until all of it can be read."""
+        """Publish a batch, and wait until it is fully readable."""
         server = self._endpoint.pid
         pids = [*processes.serving(server), *filter(processes.is_applier, processes.below(server))]
         cpu_s = sum(map(processes.cpu_s, pids))
@@ -251,7 +251,7 @@ class Race:
         expected = self._expected(last, files.turn)
         arrived_s = time.time()
         started_s = self._arrive(files, "ours")
-        # An epoch can be read as a whole or not at all.
+        # An epoch becomes readable as a whole.
         eventually(
             lambda: self._found(last) == expected or self._fail(self._our_query),
             awaited="reading",
@@ -283,7 +283,7 @@ class Race:
         return Round(took_s, cpu_s)
 
     def _round_of_nowhere(self, files: Files) -> float:
-        """Let a batch arrive at the query that writes nowhere; return its seconds."""
+        """Publish a batch for the query that writes nothing; return its duration in seconds."""
         self._nowhere_done_s = 0.0
         started_s = self._arrive(files, "nowhere")
         eventually(
@@ -302,12 +302,12 @@ class Race:
         self._nowhere_done_s = time.monotonic()
 
     def _last_commit_s(self) -> float:
-        """Return when the last epoch was committed: its file is made then."""
+        """Return the time of the last commit: that of the epoch's file."""
         epochs = (self._folder / "log").glob(f"{JOB}/*/epochs/[0-9]*.json")
         return max(path.stat().st_ctime for path in epochs)
 
     def _arrive(self, files: Files, name: str) -> float:
-        """Show a batch's files to a query, all at once; return when."""
+        """Move a batch's files into a query's folder, all at once; return the time."""
         hidden = self._folder / f".{name}-{files.turn}"
         shutil.copytree(files.folder, hidden, copy_function=os.link)
         started_s = time.monotonic()
@@ -315,9 +315,9 @@ class Race:
         return started_s
 
     def _leave(self, files: Files, name: str, query: StreamingQuery) -> None:
-        """End a batch: what Spark does afterwards must not meet the other's round, nor the listing of old files.
+        """Remove a batch's files, and wait until Spark has finished it, so that it does not disturb the next round.
 
-        The queries that wait list their folders again and again, on the same cores.
+        Waiting queries list their folders all the time, on the same cores; old files would make this slower.
         """
         query.processAllAvailable()
         shutil.rmtree(self._folder / name / files.folder.name)
@@ -345,7 +345,7 @@ class Race:
         self._peer_done_s = time.monotonic()
 
     def _check(self, files: Files, find: Callable[[int], Any], server: str) -> None:
-        """Read some of a batch's rows; BenchmarkError if one is not there as it was written."""
+        """Read some of a batch's rows; BenchmarkError if one differs from the written row."""
         for key in self._checks.choices(files.keys.tolist(), k=CHECKED_ROWS):
             found, expected = find(key), self._expected(key, files.turn)
             if found != expected:
@@ -369,7 +369,7 @@ class Race:
         return self._peer.get(name) if len(self._case.columns) == 1 else self._peer.hgetall(name)
 
     def close(self) -> None:
-        """End the jobs and their servers."""
+        """Stop the jobs and their servers."""
         for query in (self._our_query, self._peer_query, self._no_query):
             query.stop()
         self._endpoint.stop()
@@ -379,7 +379,7 @@ class Race:
 
 @dataclass(frozen=True)
 class Files:
-    """A batch that waits to arrive."""
+    """The files of a batch that is not published yet."""
 
     folder: Path
     turn: int
@@ -387,7 +387,7 @@ class Files:
 
 
 def _value(keys: npt.NDArray[np.int64], turn: int, column: int) -> npt.NDArray[np.int64]:
-    """Return values that tell key, turn and column, and that rise from turn to turn."""
+    """Return values that encode key, turn and column, and that grow with each turn."""
     return turn * 100_000_000 + keys * 10 + column
 
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks.watcher PORT FOLDER KEY ROWS
 
-FOLDER is where a server keeps one job's stores; the value of KEY divided by ROWS is the number of the batch that wrote
-it. Prints `["applied" or "read", batch, milliseconds since 1970]` for each that it sees; ends with its standard input.
+FOLDER contains a server's stores of one job. The value of KEY divided by ROWS is the number of the batch that wrote it.
+Prints `["applied" or "read", batch, milliseconds since 1970]` for each batch that it sees; ends with its standard
+input.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from resp_server.net.client import Client
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.clock import now_ms
 
-# Between two looks: much less than what is measured, and enough not to take the processor away from it.
+# The pause between two polls: much shorter than the measured delays, but long enough to leave them the processor.
 PAUSE_S = 0.0005
 TIMEOUT_S = 120.0
 
 
 def main(port: int, folder: Path, key: str, rows: int) -> None:
-    """Look until the input ends."""
+    """Poll until the input ends."""
     eventually(
         lambda: any(folder.glob("*.[0-9]*/boot")),
         awaited="the opening of the store",

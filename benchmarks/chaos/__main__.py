@@ -37,7 +37,7 @@ BEGIN, END = "<!-- results of chaos -->\n", "<!-- end of chaos -->\n"
 
 @dataclass
 class EventResult:
-    """What one event did. recovered_s: from its end until every key was read at an epoch committed after it."""
+    """The result of an event. recovered_s: from its end until every key was read at an epoch committed after it."""
 
     event: Event
     window: Window
@@ -54,13 +54,13 @@ class Chaos:
         self._readers: Readers | None = None
 
     def run(self, events: Sequence[Event]) -> Iterator[EventResult]:
-        """Start everything and let the events happen one after another; ChaosError."""
+        """Start all processes and run the events one after another; ChaosError."""
         self._begin()
         for event in events:
             yield self._run_event(event)
 
     def lost_epochs(self) -> int:
-        """End the job; return how many of its epochs the log or the readers lack."""
+        """Stop the job; return how many of its epochs are missing in the log or were never read."""
         fleet, readers = self._fleet, self._readers
         assert fleet.driver is not None and readers is not None
         fleet.driver.end()
@@ -74,7 +74,7 @@ class Chaos:
         return 0
 
     def diagnostics(self) -> str:
-        """Return what may explain that the run broke: what readers met last, and what processes wrote last."""
+        """Return details for a failed run: the readers' last errors, and the processes' last output."""
         window = None if self._readers is None else self._readers.begin()
         met = [] if window is None else [f"{count} x {reason}" for reason, count in window.errors.most_common(9)]
         reads = 0 if window is None else window.reads
@@ -87,7 +87,7 @@ class Chaos:
         return "\n".join([self._fleet.last_errors(), f"{reads} reads", *met, committed, topology])
 
     def stop(self) -> None:
-        """End everything."""
+        """Stop all processes."""
         if self._readers is not None:
             self._readers.stop()
         self._fleet.stop()
@@ -124,14 +124,14 @@ class Chaos:
         return EventResult(event, self._readers.begin(), time.monotonic() - began_s)
 
     def _watch(self, seconds: float) -> None:
-        """Let time pass, and compare what readers see with what the log has."""
+        """Wait, and compare the epochs that readers see with those in the log."""
         ends_s = time.monotonic() + seconds
         while time.monotonic() < ends_s:
             self._check_committed()
             time.sleep(POLL_INTERVAL_S)
 
     def _recover(self) -> None:
-        """Wait until all keys are read at an epoch that is committed from now on, and until all servers are up."""
+        """Wait until all keys are read at an epoch committed after this call, and all servers are up."""
         readers, fleet = self._readers, self._fleet
         assert readers is not None
         wanted = fleet.committed() + 1
@@ -164,7 +164,7 @@ def row(replicas: int, result: EventResult) -> str:
 
 
 def write_page(rows: Sequence[str], lost: int) -> None:
-    """Put the table into the page."""
+    """Write the table into the page."""
     text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -174,7 +174,7 @@ def write_page(rows: Sequence[str], lost: int) -> None:
 
 
 def main() -> int:
-    """Run it; return the exit code."""
+    """Run the events; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -13,14 +13,14 @@ from benchmarks.chaos.relay import Relay
 from compat.waiting import eventually
 
 PAUSED_S = 10.0
-# Less than any store needs for its next epoch.
+# A file size limit that any store exceeds with its next epoch.
 FULL_BYTES = 16 << 10
 CUTS = 20
 
 
 @dataclass(frozen=True)
 class Event:
-    """One event. seen_s: how long it lasts before it is undone.
+    """One event. seen_s: its duration before it is undone.
 
     needs_leader: the event needs a master that was started by hand.
     """
@@ -58,7 +58,7 @@ def _kill_server(fleet: Fleet, relay: Relay) -> None:
 
 
 def _kill_server_of_hand(fleet: Fleet, relay: Relay) -> Callable[[], None]:
-    """One that nobody starts again, until this event is over."""
+    """Kill a server that was started by hand; it is started again only when the event is over."""
     pid = fleet.masters(by_hand=True)[0]
     os.kill(pid, signal.SIGKILL)
     name = next(name for name, each in fleet.servers.items() if each.pid == pid)
@@ -118,7 +118,7 @@ def _add_server(fleet: Fleet, relay: Relay) -> None:
 
 
 def _move_all(fleet: Fleet, relay: Relay) -> Callable[[], None]:
-    """Give every slot another owner: the owners go in order, one after another; those by hand come back later."""
+    """Move every slot to another owner: the owners leave one after another; those started by hand return later."""
     before = set(fleet.owners())
     fleet.start_server("mover")
     gone = []

@@ -1,4 +1,4 @@
-"""The processes of a chaos run: a driver with its executors, servers and proxies started by hand; and who is who."""
+"""The processes of a chaos run: a driver with its executors, and servers and proxies that are started by hand."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ STOP_S_MAX = 20.0
 
 
 class ChaosError(Exception):
-    """The run itself broke: something did not start, or did not come back."""
+    """The run itself failed: a process did not start, or did not recover."""
 
 
 @dataclass
 class Process:
-    """A process that this run started. `port`: where its clients are."""
+    """A process that this run started. port: for its clients."""
 
     name: str
     process: subprocess.Popen[str]
@@ -41,11 +41,11 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its id."""
+        """The process id."""
         return self.process.pid
 
     def end(self) -> None:
-        """End it by its input, and if that does not help at once."""
+        """Stop it by closing its input; kill it if it does not end."""
         assert self.process.stdin is not None
         with suppress(OSError):
             self.process.stdin.close()
@@ -58,7 +58,7 @@ class Process:
 
 @dataclass
 class Fleet:
-    """All of it, below one folder."""
+    """All processes, with their files below one folder."""
 
     folder: Path
     replicas: int
@@ -73,23 +73,23 @@ class Fleet:
         self._errors = (self.folder / "errors.txt").open("a")
         self._environment = children.environment() | {TOKEN_VARIABLE: TOKEN}
 
-    # -- what is started ----------------------------------------------------------------------------------------------
+    # -- processes ----------------------------------------------------------------------------------------------------
 
     def start_driver(self) -> None:
-        """Start the job, or start it again on its checkpoint; return when it writes."""
+        """Start the job, or restart it from its checkpoint; return once it writes."""
         words = ["--log", str(self.log), "--checkpoint", str(self.folder / "checkpoint")]
         self.driver = self._start(
             "driver", ["-m", "benchmarks.chaos.job", *words, "--replicas", str(self.replicas)], has_port=False
         )
 
     def start_standby(self) -> None:
-        """Start a registry that takes over when the driver's is gone."""
+        """Start a registry that takes over when the driver's fails."""
         words = ["registry", "--standby", "--child", "--log", str(self.log), "--port", "0"]
         words += ["--replicas", str(self.replicas), "--loglevel", "warning"]
         self.standby = Process("stand-by", self._popen(["-m", "sparkis", *words]))
 
     def start_server(self, name: str, *, advertise: int | None = None) -> Process:
-        """Start a state server by hand. advertise: the port that others are told, of a relay."""
+        """Start a state server by hand. advertise: the port that it announces, that of a relay."""
         port = free_port()
         words = ["state-server", "--child", "--log", str(self.log), "--port", str(port)]
         words += ["--store", str(self.folder / name), "--loglevel", "warning"]
@@ -99,21 +99,21 @@ class Fleet:
         return started
 
     def start_proxy(self) -> Process:
-        """Start a proxy by hand, which finds the servers by the log."""
+        """Start a proxy by hand, which finds the servers through the log."""
         words = ["proxy", "--child", "--log", str(self.log), "--port", "0"]
         started = self._start(f"proxy {len(self.proxies)}", ["-m", "sparkis", *words])
         self.proxies.append(started)
         return started
 
     def restart_proxy(self, number: int) -> None:
-        """Start a proxy again on the port that it had."""
+        """Restart a proxy on the same port."""
         gone = self.proxies[number]
         gone.process.wait()
         words = ["proxy", "--child", "--log", str(self.log), "--port", str(gone.port)]
         self.proxies[number] = self._start(gone.name, ["-m", "sparkis", *words])
 
     def command_driver(self, word: str) -> dict[str, Any]:
-        """Have the driver lose or gain an executor."""
+        """Make the driver lose or gain an executor."""
         assert self.driver is not None
         stdin, stdout = self.driver.process.stdin, self.driver.process.stdout
         assert stdin is not None and stdout is not None
@@ -123,7 +123,7 @@ class Fleet:
         return told
 
     def stop(self) -> None:
-        """End everything."""
+        """Stop all processes."""
         started = [*self.proxies, *self.servers.values(), *(each for each in (self.driver, self.standby) if each)]
         for each in started:
             with suppress(OSError):
@@ -149,11 +149,11 @@ class Fleet:
         )
 
     def last_errors(self, lines: int = 40) -> str:
-        """Return the last lines that its processes wrote to their standard errors."""
+        """Return the last lines of the processes' standard error."""
         self._errors.flush()
         return "".join(Path(self._errors.name).read_text().splitlines(keepends=True)[-lines:])
 
-    # -- what is found ------------------------------------------------------------------------------------------------
+    # -- their state --------------------------------------------------------------------------------------------------
 
     def committed(self) -> int:
         """Return the last committed epoch; -1 before the first."""
@@ -163,7 +163,7 @@ class Fleet:
         return -1 if newest is None else newest.epoch
 
     def topology(self) -> dict[str, Any]:
-        """Return the topology that was published last."""
+        """Return the last published topology."""
         record: dict[str, Any] = json.loads((self.log / "registry.json").read_text())
         topology: dict[str, Any] = record["topology"]
         return topology
@@ -174,7 +174,7 @@ class Fleet:
         return {f"{node['host']}:{node['port']}": node["slots"] for node in nodes if node.get("slots")}
 
     def online(self) -> int:
-        """Return the number of servers that are up and have all that they should."""
+        """Return the number of servers that are up and serve all their slots."""
         return sum(node.get("health", "online") == "online" for node in self.topology()["nodes"])
 
     def topology_size(self) -> int:
@@ -201,14 +201,14 @@ class Fleet:
         return next(pid for pid in self.driver_descendants("registry") if "python" in processes.command_of(pid))
 
     def limit_files(self, server: int, bytes_max: int | None) -> None:
-        """Let the appliers of a server write no file beyond so many bytes, as on a full disk; None: as before."""
+        """Limit the file size for a server's appliers, as on a full disk; None: remove the limit."""
         for pid in filter(processes.is_applier, processes.below(server)):
             _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if bytes_max is None else bytes_max, hard))
 
 
 def _first_line_of_json(lines: IO[str]) -> str:
-    """Return the first line that is JSON: Spark prints others."""
+    """Return the first line that is JSON, as Spark prints other lines."""
     found: Iterator[str] = (line for line in lines if line.startswith("{"))
     return next(found, "")
 

@@ -19,19 +19,19 @@ from benchmarks.chaos.judge import GROUPS, Judge, ReaderPosition, Window, key
 from state_backend.model.slots import slot_of
 
 CONNECTIONS = 16
-# So that some thousand questions a second are asked in all, and processor time is left for the rest.
+# Gives about a thousand requests a second in all, and leaves processor time for the other processes.
 PAUSE_S = 0.004
 PAUSE_AFTER_FAILURE_S = 0.02
 ANSWER_S_MAX = 20.0
 READ_BYTES = 1 << 16
-# Every so many questions one is a transaction over this group and one that lies elsewhere.
+# One request in so many is a transaction over this group and a group at another server.
 TRANSACTION_EVERY = 16
 
 Address = tuple[str, int]
 
 
 class Readers:
-    """Asks, on a thread of its own."""
+    """Runs the readers in its own thread."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
         self._addresses = list(addresses)
@@ -44,7 +44,7 @@ class Readers:
 
     @property
     def newest(self) -> int:
-        """The newest epoch that anybody saw."""
+        """The newest epoch that any reader saw."""
         return self._judge.newest
 
     def begin(self) -> Window:
@@ -58,12 +58,12 @@ class Readers:
             return self._judge.is_at(epoch)
 
     def record_uncommitted(self) -> None:
-        """Count an answer that nobody should have had."""
+        """Count a reply from an uncommitted epoch."""
         with self._lock:
             self._judge.record_uncommitted()
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop reading."""
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
 
@@ -130,19 +130,19 @@ class Readers:
 
 
 class Connection:
-    """A client that knows no more than the protocol: nothing is tried again behind the judge's back."""
+    """A minimal client, which never retries, so that the judge sees every error."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._replies = hiredis.Reader()
 
     async def call(self, words: Sequence[bytes]) -> object:
-        """Ask and return the reply, errors as values; OSError, EOFError or TimeoutError when none comes."""
+        """Send a request and return the reply, errors as values; OSError, EOFError or TimeoutError without a reply."""
         self._writer.write(hiredis.pack_command(tuple(words)))  # type: ignore[arg-type]  # hiredis' stub: one word
         return await self._reply()
 
     async def transaction(self, requests: Sequence[Sequence[bytes]]) -> object:
-        """Ask in MULTI and EXEC; return what EXEC answers."""
+        """Send requests in MULTI and EXEC; return the reply to EXEC."""
         words = [(b"MULTI",), *map(tuple, requests), (b"EXEC",)]
         self._writer.write(b"".join(map(hiredis.pack_command, words)))  # type: ignore[arg-type]
         replies = [await self._reply() for _ in words]

@@ -1,4 +1,4 @@
-"""A relay between a proxy and a server that cuts a connection inside of a reply."""
+"""A relay between a proxy and a server, which can cut a connection within a reply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ READ_BYTES = 1 << 16
 
 
 class Relay:
-    """Passes bytes on, on a thread of its own, until it is told to cut. Listens on a free port of this machine."""
+    """Forwards bytes in its own thread, until `cut`. Listens on a free port of this machine."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -22,15 +22,15 @@ class Relay:
         self._thread.start()
 
     def route_to(self, host: str, port: int) -> None:
-        """Say where connections go."""
+        """Set the target of connections."""
         self._target = (host, port)
 
     def cut(self, count: int) -> None:
-        """Cut the connections of the next replies, so many, in their middles."""
+        """Cut the connections within the next `count` replies."""
         self._loop.call_soon_threadsafe(self._add_cuts, count)
 
     def stop(self) -> None:
-        """Relay no more."""
+        """Stop the relay."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 

@@ -1,1 +1,1 @@
-"""What is compiled of the benchmarks: the inner loop of the load generator (`load.pyx`, Linux)."""
+"""The compiled inner loop of the load generator (`load.pyx`, Linux only)."""
