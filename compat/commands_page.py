@@ -1,4 +1,4 @@
-"""docs/commands.md, made of the command table: each Redis command, and how it is served here and by a proxy.
+"""Writes docs/commands.md from the command table: each Redis command, and how servers and proxies serve it.
 
 python -m compat.commands_page          write the page
 python -m compat.commands_page --check  fail if the page is out of date
@@ -20,7 +20,7 @@ from resp_server.proxy.request_policy import SPLIT, RequestPolicy, policy_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "commands.md"
 
-# Redis' groups in the order of the page. One that is missing here is an error.
+# The groups of Redis in the order of the page. A missing group is an error.
 GROUPS = {
     "string": "Strings",
     "bitmap": "Bitmaps",
@@ -53,7 +53,7 @@ WAYS = {
     RequestPolicy.ALL_JOBS: "all servers",
     RequestPolicy.ONE_JOB: "a server of the job",
 }
-# Why commands that reply with an error of Redis are not applicable.
+# The reasons why some commands reply an error of Redis.
 REASONS = {
     "cluster|*": "a node gets its topology from a file or a registry",
     "debug": "the reply of a Redis that does not allow it",

@@ -1,7 +1,7 @@
 """Polling: how tests, comparisons and benchmarks wait for a condition. No result depends on the time that it takes.
 
-The machine may run thirty other things, so the default timeout is far beyond what any wait needs: it ends a hang, and
-asserts no speed. A wait for something that a process does fails as soon as the process has ended.
+The machine may be busy, so the default timeout is much longer than any wait: it ends a hang, and asserts no speed. A
+wait for a process fails as soon as the process has ended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def eventually(
 ) -> Found:
     """Call `find` until its result is enough, and return it; `error`, with the last result, after `timeout_s`.
 
-    awaited: what the caller waits for, for the error; a function is called only then, and may return a server's log.
+    awaited: the condition, for the error's text; a function is called only for the error, e.g. for a server's log.
     processes: fail at once when one of them ends.
     """
     ends_s = monotonic() + timeout_s

@@ -19,7 +19,7 @@ from benchmarks.chaos.judge import GROUPS, Judge, ReaderPosition, Window, key
 from state_backend.model.slots import slot_of
 
 CONNECTIONS = 16
-# Gives about a thousand requests a second in all, and leaves processor time for the other processes.
+# Gives a few thousand requests a second in all, and leaves processor time for the other processes.
 PAUSE_S = 0.004
 PAUSE_AFTER_FAILURE_S = 0.02
 ANSWER_S_MAX = 20.0

@@ -1,4 +1,4 @@
-"""Real certificates for tests, issued by an authority of their own."""
+"""Real certificates for tests, issued by a test authority."""
 
 from __future__ import annotations
 

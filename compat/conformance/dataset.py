@@ -7,19 +7,19 @@ from dataclasses import dataclass, field, fields
 
 from state_backend.codec.geohash import LATITUDE_MAX, LONGITUDE_MAX, score_of
 
-# Some weeks on: no test run lasts until then. Redis keeps milliseconds.
+# Far in the future. Redis stores milliseconds.
 LATER_MS = 4_102_444_799_123
 
-# A Redis hash of more fields than this is a hash table, scanned in steps; so is ours.
+# A hash with more fields than this is scanned in steps, in Redis (a hash table) and here.
 SMALL_MAP_FIELDS_MAX = 128
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Keys as a client sees them. `expire_at_ms` names those that expire; the rest never do.
+    """Keys as a client sees them. `expire_at_ms` has the expiry of keys; other keys never expire.
 
-    Sorted sets are members and scores, as ZADD takes them. Of each kind one key is the largest: of several, a client
-    that looks for it names the one that a scan happens to come to first.
+    Sorted sets are members and scores, as in ZADD. Only one key of each kind is the largest, as otherwise a client that
+    searches for it (redis-cli --bigkeys) reports the first one of a scan.
     """
 
     strings: Mapping[bytes, bytes]
@@ -36,11 +36,11 @@ class Dataset:
 
     @property
     def items(self) -> dict[bytes, Mapping[bytes, bytes | None]]:
-        """The items of random choices by key: a hash's fields and values, a set's members, a sorted set's scores."""
+        """The possible results of random choices by key: hash fields with values, set members, members with scores."""
         return {**self.hashes, **{key: dict.fromkeys(each) for key, each in self.sets.items()}, **self.sorted_sets}
 
     def part(self, keys: Container[bytes]) -> Dataset:
-        """Return the data set of some keys alone."""
+        """Return a data set of only these keys."""
         kinds = {each.name: getattr(self, each.name) for each in fields(self)}
         return Dataset(**{name: {key: kind[key] for key in kind if key in keys} for name, kind in kinds.items()})
 
@@ -130,7 +130,7 @@ def standard() -> Dataset:
 
 
 def _places() -> dict[bytes, dict[bytes, bytes]]:
-    """Return sorted sets whose scores are geohashes, also at the map's edges, and scores that are none."""
+    """Return sorted sets whose scores are geohashes, also at the map's edges, and invalid geohashes."""
     cities = {
         b"Palermo": (13.361389, 38.115556),
         b"Catania": (15.087269, 37.502669),

@@ -19,20 +19,20 @@ from compat.conformance.servers import fill, redis_server, sparkis_server, wait_
 from compat.conformance.wire import Connection, Words, ask
 from compat.reference.capture import ROW_FIELDS, capture
 
-# Of one command, after which the next one is looked at.
+# After so many differences of one command, the next command is tested.
 DIFFERENCES_MAX = 3
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens."""
+    """The address of a server."""
 
     host: str
     port: int
 
     @classmethod
     def of(cls, text: str) -> Address:
-        """Read HOST:PORT; ValueError if it is none."""
+        """Parse HOST:PORT; ValueError if it is invalid."""
         host, _, port = text.rpartition(":")
         return cls(host.strip("[]") or "127.0.0.1", int(port))
 
@@ -69,7 +69,7 @@ def judge_of(left: Address, right: Address) -> Judge:
 
 
 def differences(left: Address, right: Address, examples: int) -> Iterator[tuple[str, int, list[str]]]:
-    """Ask for each command so many times; give its name, how many requests were sent, and what was not the same."""
+    """Test each command `examples` times; yield its name, the number of sent requests, and the differences."""
     judge = judge_of(left, right)
     for name in generators.SHORT_ANSWERS:
         yield name, *_differences_in(name, judge, (left, right), examples)

@@ -17,7 +17,7 @@ from compat.conformance.dataset import SMALL_MAP_FIELDS_MAX, standard
 
 DATASET = standard()
 
-# How many times as many examples are tried as usual, and then other ones each time: to look for differences.
+# A factor for the number of examples; with it, they are random in each run, to search for differences.
 EXAMPLES_VARIABLE = "SPARKIS_EXAMPLES"
 
 
@@ -77,7 +77,7 @@ numbers = st.one_of(
     st.sampled_from([b"", b" 1", b"1 ", b"1\n", b"\x00", b"1\x00", b"\xd9\xa3", b"- 1", b"+ 1"]),
     st.integers(-40, 40).map(lambda number: b"%d" % number),
 )
-# Where a count below zero is of items that may repeat, a real server goes on for ever with a large one.
+# A negative count allows repeated items; with a large one, a real server would be busy for ever.
 repeats = st.one_of(
     st.integers(-40, 1600).map(lambda number: b"%d" % number),
     st.sampled_from(
@@ -154,7 +154,7 @@ def words_of(*parts: Word | bytes) -> SearchStrategy[list[bytes]]:
 
 
 def several(word: Word, at_most: int = 5) -> SearchStrategy[list[bytes]]:
-    """Make a list of like words, which may be empty."""
+    """Make a list of words of one kind, which may be empty."""
     return st.lists(word, max_size=at_most)
 
 
@@ -338,11 +338,11 @@ hello_options = joined(
 
 client_types = cased(b"normal", b"master", b"replica", b"slave", b"pubsub", b"nope", b"")
 
-# Ids of connections are small numbers, and each server's own.
+# Connection ids are small numbers, and differ between servers.
 LIKELY_IDS = frozenset(b"%d" % number for number in range(100_000))
 
 UNKNOWN_ID = b"999999999"
-# Filters of CLIENT KILL; the last one, of an id that nobody has, keeps who is connected out of the answer.
+# Filters of CLIENT KILL; the last one has an unknown id, so that the reply does not depend on the connected clients.
 kill_filters = joined(
     st.lists(
         st.one_of(
@@ -358,7 +358,7 @@ kill_filters = joined(
     words_of(cased(b"id"), st.just(UNKNOWN_ID)),
 )
 
-# How the arguments of each command are made. A test holds the list complete.
+# The generators of each command's arguments. A test checks that the list is complete.
 ARGUMENTS: Mapping[str, SearchStrategy[list[bytes]]] = {
     "ping": several(names, 2),
     "echo": words_of(some_bytes),
@@ -514,7 +514,7 @@ ARGUMENTS: Mapping[str, SearchStrategy[list[bytes]]] = {
     "script|exists": several(names),
 }
 
-# COMMAND alone is 400 KB of answers: it is compared by itself, not in every other pipeline.
+# COMMAND's reply has 400 KB, so it is compared separately, not in every second pipeline.
 SHORT_ANSWERS = sorted(ARGUMENTS.keys() - {"command"})
 
 

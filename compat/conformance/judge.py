@@ -28,7 +28,7 @@ from compat.conformance.wire import Reply, Words
 
 DEVIATIONS = Path(__file__).resolve().parents[1] / "deviations.toml"
 
-# Two servers are asked one after another, on a machine that may be busy.
+# Two servers are asked one after the other, on a machine that may be busy.
 CLOCK_MS_MAX = 5_000
 
 # Fields of CLIENT LIST that are each connection's own, or the clock's.
@@ -38,17 +38,17 @@ SCORED = (
     *("zscore", "zmscore", "zrange", "zrevrange", "zrangebyscore", "zrevrangebyscore", "zrangebylex", "zrevrangebylex"),
     *("zlexcount", "zunion", "zinter", "zdiff"),
 )
-# A sorted set of more members is one that Redis searches by levels that chance made.
+# In a larger sorted set, Redis searches a skip list, whose levels are random.
 SMALL_SORTED_SET_MAX = 128
 UNORDERED = ("hgetall", "hkeys", "hvals", "keys", "smembers", "sinter", "sunion", "sdiff")
-# Of a number that is not whole, or has an exponent.
+# A number, which may have a fraction or an exponent.
 LONG_DIGITS = re.compile(rb"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
 CONTAINERS = ("client", "command", "config", "function", "memory", "object")
 
 
 @dataclass(frozen=True, repr=False)
 class Answer:
-    """One difference in an answer, with a request that shows it. `why` says whose behaviour is wanted."""
+    """One difference in a reply, with a request that causes it. why: whose behaviour is wanted, and the reason."""
 
     command: str
     request: Sequence[str]
@@ -60,7 +60,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class BytesAnswer:
-    """One difference in what bytes, which are no request of a client, are answered with."""
+    """One difference in the reply to bytes that are no valid request."""
 
     data: str
     redis: str
@@ -85,7 +85,7 @@ class Deviations:
 
     @classmethod
     def load(cls, path: Path = DEVIATIONS) -> Deviations:
-        """Read the file; a table or key that is not known here is an error."""
+        """Read the file; an unknown table or key is an error."""
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         answers = [Answer(**row) for row in tables.pop("answers")]
         bytes_answers = [BytesAnswer(**row) for row in tables.pop("bytes")]
@@ -100,7 +100,7 @@ class Deviations:
 
 
 def is_text(pattern: str, reply: Reply) -> bool:
-    """Tell whether a reply, as it was sent but for its last line end, is what a deviation's regular expression says."""
+    """Tell whether a reply's bytes, without the last line end, match a deviation's regular expression."""
     return re.fullmatch(pattern.encode(), reply.raw.removesuffix(b"\r\n"), re.DOTALL) is not None
 
 
@@ -130,7 +130,7 @@ class Judge:
     config_names: Collection[bytes] = ()
     commands_alike: Collection[bytes] = ()
     keys: Collection[bytes] = ()
-    # What the keys have that something is chosen from: names, with values or scores.
+    # The items of keys from which random commands choose: names, with values or scores.
     items: Mapping[bytes, Mapping[bytes, bytes | None]] = field(default_factory=dict)
     _rules: Mapping[str, Callable[[Words, Reply, Reply], bool]] = field(default_factory=dict)
 
@@ -201,7 +201,7 @@ class Judge:
 
     @staticmethod
     def _is_same_step(request: Words, theirs: Reply, ours: Reply) -> bool:
-        """A whole iteration in one step holds the same; of others the shape alone can be compared."""
+        """A complete iteration in one step has the same items; of other steps only the shape is compared."""
         (their_cursor, their_items), (our_cursor, our_items) = theirs.value, ours.value
         if [their_cursor.mark, their_items.mark] != [our_cursor.mark, our_items.mark] or not our_cursor.value.isdigit():
             return False
@@ -225,13 +225,13 @@ class Judge:
         return bool(_with_short_digits(theirs) == _with_short_digits(ours))
 
     def _is_same_sort(self, request: Words, theirs: Reply, ours: Reply) -> bool:
-        """What is sorted by the same text, and a set that is not sorted at all, comes in any order."""
+        """Items that are sorted by equal texts, and unsorted sets, have any order."""
         words = [word.upper() for word in request[2:]]
         is_open = b"BY" in words and (b"ALPHA" in words or not any(self.items.get(request[1], {b"": b""}).values()))
         return is_open and len(theirs.value) == len(ours.value)
 
     def _is_as_many(self, request: Words, theirs: Reply, ours: Reply) -> bool:
-        """As many as the other gives, of those that there are, and none twice unless the number is below zero."""
+        """The same number of existing items, and none twice unless the count is negative."""
         items = self.items[request[1]]
         if not isinstance(theirs.value, list):
             return theirs.value in items and ours.value in items
@@ -278,7 +278,7 @@ class Judge:
         )
 
     def is_same_client(self, theirs: Mapping[str, str], ours: Mapping[str, str]) -> bool:
-        """Tell whether two lines of CLIENT LIST say the same, but for what `deviations.toml` lists."""
+        """Tell whether two lines of CLIENT LIST are equal, except for the fields in `deviations.toml`."""
         open_names = {*CLIENT_IDENTITY, *self.deviations.client_values}
         return [name for name in ours if name in theirs] == list(theirs) and all(
             name in open_names or theirs.get(name) == value for name, value in ours.items()
@@ -293,7 +293,7 @@ class Judge:
         return row.value is None or row.value[0].value in self.commands_alike
 
     def _is_same_documentation(self, request: Words, theirs: Reply, ours: Reply) -> bool:
-        """Which commands are documented; what it says is compared by a table test."""
+        """The same commands are documented; a table test compares the texts."""
         names = [{name for name in reply.plain[::2] if name in self.commands_alike} for reply in (theirs, ours)]
         return names[0] == names[1]
 
@@ -315,7 +315,7 @@ class Judge:
 
     @staticmethod
     def _is_info(request: Words, theirs: Reply, ours: Reply) -> bool:
-        """Sections that both know come in the same order; their fields are compared by a test of their own."""
+        """Sections that both have are in the same order; another test compares their fields."""
         titles = [re.findall(rb"^# (\w+)\r?$", reply.value, re.MULTILINE) for reply in (theirs, ours)]
         return [each for each in titles[1] if each in titles[0]] == [each for each in titles[0] if each in titles[1]]
 
@@ -333,7 +333,7 @@ def info_fields(reply: Reply) -> dict[str, str]:
 
 
 def _pairs(reply: Reply) -> list[tuple[Any, Any]]:
-    """Return a map's pairs, be it a map or the flat array of RESP2."""
+    """Return the pairs of a map, or of RESP2's flat array."""
     flat = reply.plain
     return list(zip(flat[::2], flat[1::2], strict=True))
 
@@ -346,13 +346,13 @@ def _sorted_items(request: Words, reply: Reply) -> list[bytes]:
 
 
 def _items_of(reply: Reply, size: int) -> list[bytes]:
-    """Return an array's items, so many together, in an order that does not depend on its own."""
+    """Return an array's items in groups of `size`, sorted."""
     raw = [repr(_with_short_digits(item)).encode() for item in reply.value]
     return sorted(b"".join(raw[at : at + size]) for at in range(0, len(raw), size))
 
 
 def _with_short_digits(reply: Reply) -> Any:
-    """Return a reply as values, in which texts of one number are the same."""
+    """Return a reply as values, with equal texts for equal numbers."""
     if isinstance(reply.value, list):
         return reply.mark, [_with_short_digits(each) for each in reply.value]
     if reply.mark in "$," and reply.value is not None and LONG_DIGITS.fullmatch(reply.value):

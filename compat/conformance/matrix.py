@@ -23,14 +23,14 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent / "clients"
 MODULES = ROOT / "tests" / "clients"
 
-# One feature of one client, in all of its variants: longer than any takes on a busy machine.
+# The time limit of one feature of one client, in all variants; longer than any takes on a busy machine.
 FEATURE_S_MAX = 120.0
 
 # Of a cluster these are compared with what the client does at the real server alone: a master of a real cluster takes
 # writes, and the rest does not depend on there being a cluster.
 ALONE = ("write refused", "TLS", "--tls", "ACL user", "--user", "reconnect after a restart")
 
-# What a script answers for a feature that its client does not have with such a server.
+# A script's outcome for a feature that its client does not have at this kind of server.
 NONE = "has none"
 
 SHOWN_BYTES_MAX = 1500
@@ -38,7 +38,7 @@ SHOWN_BYTES_MAX = 1500
 
 @dataclass(frozen=True)
 class Client:
-    """A client's script, its packages (an environment's or npm's name), and one that it is not to find."""
+    """A client's script, its packages (the name of an environment or of npm), and one package to hide (`without`)."""
 
     name: str
     script: str
@@ -46,7 +46,7 @@ class Client:
     without: str = ""
 
     def command(self) -> list[str]:
-        """Return what to run."""
+        """Return the command line."""
         if self.script.endswith(".mjs"):
             return ["node", str(HERE / self.script), str(MODULES), self.packages]
         module = f"compat.conformance.clients.{self.script}"
@@ -58,7 +58,7 @@ class Client:
         return [sys.executable, "-c", lines]
 
     def environment(self) -> dict[str, str]:
-        """Return what it runs with; packages that are missing are installed."""
+        """Return the environment variables; missing packages are installed."""
         paths = [] if self.script.endswith(".mjs") or not self.packages else [str(prepared(self.packages))]
         return {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, str(ROOT)])}
 
@@ -78,7 +78,7 @@ CLIENTS = (
 
 @dataclass
 class Cell:
-    """One feature of one client at one of our servers. `is_right` is None where the client has no such thing."""
+    """One feature of one client at one of our servers. is_right: None if the client does not have the feature."""
 
     client: str
     feature: str
@@ -89,16 +89,16 @@ class Cell:
 
 @dataclass
 class Script:
-    """A client's process. It is started when it is needed, and again after it hung."""
+    """A client's process. It is started on first use, and restarted after it hung."""
 
     client: Client
     version: str = ""
     features: list[str] = field(default_factory=list)
-    # What comes out of features that no real server at hand can be asked for, and why.
+    # The outcomes of features that no installed real server has, with the reason.
     expected: dict[str, dict[str, Any]] = field(default_factory=dict)
     _process: subprocess.Popen[bytes] | None = None
     _held: bytes = b""
-    # What clients warn of; shown if the process ends.
+    # The clients' warnings; printed if the process ends.
     _errors: IO[bytes] = field(default_factory=TemporaryFile)
 
     def __enter__(self) -> Script:
@@ -129,7 +129,7 @@ class Script:
             self._process = None
 
     def run(self, feature: str, target: Target) -> Any:
-        """Return what came out of a feature; RuntimeError if it failed, was not done in time, or ended its process."""
+        """Return the outcome of a feature; RuntimeError if it failed, timed out, or ended its process."""
         if self._process is None:
             self._start()
         try:
@@ -180,7 +180,7 @@ class Script:
 
 
 def cells_of(script: Script, features: Sequence[str], targets: Targets) -> Iterator[Cell]:
-    """Run features of a client everywhere."""
+    """Run features of a client at all targets."""
     for feature in features:
         seen: dict[str, Any] = {}
         for ours in targets.ours:
@@ -221,7 +221,7 @@ def _outcome(script: Script, feature: str, target: Target) -> Any:
 
 
 def is_none(outcome: Any) -> bool:
-    """Tell whether a client has no such thing: in no variant, where it has some."""
+    """Tell whether a client does not have a feature, in any of its variants."""
     is_by_variant = isinstance(outcome, list) and bool(outcome) and all(_is_pair(each) for each in outcome)
     return outcome == NONE or (is_by_variant and all(each[1] == NONE for each in outcome))
 
@@ -231,7 +231,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def difference(wanted: Any, found: Any, path: str = "") -> str:
-    """Return where two outcomes first differ, and how."""
+    """Return the first difference between two outcomes, as text."""
     both = (wanted, found)
     if all(isinstance(each, dict) for each in both) and wanted.keys() == found.keys():
         places = [(name, wanted[name], found[name]) for name in wanted]

@@ -1,4 +1,4 @@
-"""The tables of docs/clients.md, made of a run's outcomes."""
+"""The tables of docs/clients.md, from the outcomes of a run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tables(cells: Sequence[Cell], versions: Mapping[str, str], replayed: Sequenc
 
 
 def put_into(path: Path, text: str) -> None:
-    """Write tables between the marks of a page; ValueError if it has none."""
+    """Write tables between the marks of a page; ValueError if the marks are missing."""
     before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

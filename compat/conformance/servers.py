@@ -1,6 +1,6 @@
 """Start the servers that are compared: real redis-servers and ours, as processes on free ports of the loopback.
 
-Each is started with what its user would give it, filled with a data set, and stopped by its own process handle.
+Each is started with a user's options, filled with a data set, and stopped through its own process handle.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from compat.conformance.dataset import Dataset
 from compat.conformance.wire import Connection, replies_in, requests
 from compat.waiting import WAIT_S_MAX, eventually
 
-# Below those that the system gives to whoever asks for any, or connects (Linux: from 32768 on). Processes that run at
-# the same time have numbers near each other, and so parts of their own.
+# Ports below the system's ephemeral ports (Linux: from 32768 on). Each process searches from its own part of the range,
+# by its process id.
 PORTS = range(12_000, 32_000)
 PORTS_OF_A_PROCESS = 200
 _ports_given = count()
@@ -30,7 +30,7 @@ _ports_given = count()
 STOP_S_MAX = 60.0
 
 REDIS_SERVER = "redis-server"
-# A registry for what is not about silence: where everybody shares a busy machine, nobody is taken for gone.
+# The options of a registry for tests that are not about failures: on a busy machine, no slow server counts as failed.
 PATIENT_REGISTRY = (
     "-c",
     f"""
@@ -41,13 +41,13 @@ service.SILENT_S = service.DRAIN_S_MAX = {WAIT_S_MAX}
 sys.exit(process.main())
 """,
 )
-# What the control listeners of our servers ask for.
+# The token of our servers' control listeners.
 CONTROL_TOKEN = "of-the-tests"
 
 
 @dataclass
 class Running:
-    """A server that runs."""
+    """A running server."""
 
     port: int
     process: subprocess.Popen[bytes]
@@ -56,7 +56,7 @@ class Running:
     tls_port: int = 0
 
     def connect(self) -> Connection:
-        """Open a connection, past the password if there is one."""
+        """Open a connection, authenticated if there is a password."""
         connection = Connection(self.port)
         if self.password:
             connection.call("AUTH", self.password)
@@ -74,7 +74,7 @@ class Running:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on, and that nobody is given until it is used: not by the system, nor here."""
+    """Return a port that nothing listens on; neither the system nor this function assigns it to others."""
     parts = len(PORTS) // PORTS_OF_A_PROCESS
     first = PORTS.start + os.getpid() % parts * PORTS_OF_A_PROCESS
     for _ in range(PORTS_OF_A_PROCESS):
@@ -86,13 +86,13 @@ def free_port() -> int:
 
 
 def has_redis() -> bool:
-    """Tell whether there is a real server to compare with."""
+    """Tell whether a real redis-server is installed."""
     return shutil.which(REDIS_SERVER) is not None
 
 
 @contextmanager
 def redis_server(folder: Path, *options: str, password: str | None = None, port: int = 0) -> Iterator[Running]:
-    """Run a real redis-server that keeps nothing, in a folder of its own; at a free port unless one is given."""
+    """Run a real redis-server without persistence, in its own folder; port: 0: a free one."""
     given = ["--bind", "127.0.0.1", "--save", "", "--dir", str(folder), "--loglevel", "warning", *options]
     if password:
         given += ["--requirepass", password]
@@ -121,7 +121,7 @@ def sparkis_program(
     upstream_password: str | None = None,
     is_pure: bool = False,
 ) -> Iterator[Running]:
-    """Run one of our programs as a child; it is ready when it has said where it listens. is_pure: in Python alone."""
+    """Run one of our programs as a child; it is ready once it prints its address. is_pure: without compiled code."""
     environment = child_environment()
     if is_pure:
         environment["SPARKIS_PURE"] = "1"
@@ -154,7 +154,7 @@ def sparkis_server(
     is_loaded: bool = True,
     is_pure: bool = False,
 ) -> Iterator[Running]:
-    """Run a sparkis server on a log, with its stores in a folder of its own; it has loaded the log unless told."""
+    """Run a sparkis server on a log, with its stores in its own folder. is_loaded: wait until it has loaded the log."""
     given = ("--port", str(port), "--log", str(log), "--store", str(folder), *options)
     with sparkis_program(
         program, *given, password=password, upstream_password=upstream_password, is_pure=is_pure
@@ -165,7 +165,7 @@ def sparkis_server(
 
 
 def _is_loading(server: Running) -> bool:
-    """Tell whether a server says so: to one that speaks TLS, or may not ask, it says nothing."""
+    """Tell whether INFO says that a server is loading; False if INFO is refused, or if the server speaks only TLS."""
     with suppress(OSError, EOFError), server.connect() as connection:
         info = connection.call("INFO", "persistence")
         return not info.is_error and b"loading:1" in info.value
@@ -204,7 +204,7 @@ def _stopped_at_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _is_answering(port: int, process: subprocess.Popen[bytes]) -> bool:
-    """Wait until a server takes connections; False if it ended, as when its port was taken meanwhile."""
+    """Wait until a server accepts connections; False if it ended, for example because its port was in use."""
 
     def answers() -> bool:
         with suppress(OSError, EOFError), Connection(port) as connection:
@@ -235,7 +235,7 @@ def fill(server: Running, dataset: Dataset) -> None:
 
 
 def wait_for_keys(server: Running, count: int) -> None:
-    """Wait until a server has so many keys, or more: an epoch becomes readable some time after its commit."""
+    """Wait until a server has at least `count` keys: an epoch becomes readable some time after its commit."""
     with server.connect() as connection:
         eventually(
             lambda: connection.call("DBSIZE"),

@@ -1,6 +1,6 @@
-"""What a client is pointed at: real servers, and sparkis as a server, as nodes of a cluster and through a proxy.
+"""The targets of clients: real servers, and sparkis as a server, as nodes of a cluster and through a proxy.
 
-All hold the data set. Each can change one live key while a client looks, and be restarted at its ports.
+All have the data set. Each can change one live key while a client reads, and can be restarted at its ports.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ HOST = "127.0.0.1"
 # The slots of the three nodes of each cluster.
 SLOTS = ((0, 5460), (5461, 10_922), (10_923, 16_383))
 
-# The key that scenarios have changed: as Django's cache names it, so that Django can look at it too.
+# The key that scenarios change. It has the form of Django's cache keys, so that Django can read it, too.
 LIVE = ":1:live"
 
-# Who may read the keys of users alone.
+# A user who may read only the keys of users.
 TENANT, TENANT_PASSWORD = "tenant", "of-the-tenant"
 TENANT_RULES = (
     "on",
@@ -55,25 +55,25 @@ TENANT_RULES = (
 
 
 class Target(Protocol):
-    """A server, or servers, that a client can be pointed at."""
+    """A server, or several, that a client connects to."""
 
     name: str
 
     def at(self) -> dict[str, Any]:
-        """Return what a client has to know: the fields of `scenario.At`."""
+        """Return the fields of `scenario.At` for a client."""
 
     def put(self, key: str, value: str) -> None:
-        """Have a key hold a text, and wait until clients read it."""
+        """Set a key to a text, and wait until clients can read it."""
 
     def delete(self, key: str) -> None:
-        """Have a key gone, and wait until clients find none."""
+        """Delete a key, and wait until clients no longer find it."""
 
     def restart(self) -> None:
-        """Stop and start what clients are connected to."""
+        """Restart the servers that clients are connected to."""
 
 
 class Process:
-    """A server that can be started again."""
+    """A server that can be restarted."""
 
     def __init__(self, stack: ExitStack, start: Callable[[], AbstractContextManager[Running]]) -> None:
         self._start, self._running = start, ExitStack()
@@ -89,7 +89,7 @@ class Process:
 
 
 def owner_of(key: bytes) -> int:
-    """Return which node of a cluster has a key."""
+    """Return the index of the cluster node that has a key."""
     slot = slot_of(key)
     return next(at for at, (first, last) in enumerate(SLOTS) if first <= slot <= last)
 
@@ -98,7 +98,7 @@ LIVE_OWNER = owner_of(LIVE.encode())
 
 
 def ask(server: Running, *words: bytes | str | int) -> Any:
-    """Ask a server once; RuntimeError for an error."""
+    """Send one request; RuntimeError for an error reply."""
     with server.connect() as connection:
         reply = connection.call(*words)
     if reply.is_error:
@@ -107,13 +107,13 @@ def ask(server: Running, *words: bytes | str | int) -> Any:
 
 
 def wait_for_value(server: Running, key: str, value: str | None) -> None:
-    """Wait until a server answers a key with a value, or with none."""
+    """Wait until a server replies this value for a key; None: until the key is missing."""
     wanted = None if value is None else value.encode()
     eventually(lambda: bool(ask(server, "GET", key) == wanted), awaited=f"{key} to be {value}")
 
 
 class RealServer:
-    """A read-only replica of a real redis-server: it refuses writes, and its primary changes what it holds."""
+    """A read-only replica of a real redis-server: it refuses writes, and the primary changes its keys."""
 
     name = "redis-server"
 
@@ -208,13 +208,13 @@ class RealCluster:
 
 
 class Log:
-    """The log that all of ours read, with the data set and the live key in it."""
+    """The log that all our targets read, with the data set and the live key."""
 
     def __init__(self, root: Path, stack: ExitStack, dataset: Dataset) -> None:
         self.root = root
         self.users = root.parent / "users.acl"
         self.users.write_text(f"user default on nopass ~* &* +@all\nuser {TENANT} {' '.join(TENANT_RULES)}\n")
-        # Who is told of each epoch, so that nobody waits until they look by themselves; and how they are spoken to.
+        # The servers to notify of each epoch, so that nothing waits for their next poll; with their TLS contexts.
         self.readers: list[tuple[Process, ssl.SSLContext | None]] = []
         self._writer: LogWriter = stack.enter_context(dataset_writer(root))
         publish(dataset, self._writer)
@@ -234,13 +234,13 @@ class Log:
 
 
 class Ours:
-    """What our targets share: they read one log."""
+    """The base of our targets, which all read one log."""
 
     def __init__(self, log: Log, authority: Authority) -> None:
         self._log, self._authority = log, authority
 
     def _asked(self) -> Running:
-        """Return the server that is asked for the live key."""
+        """Return the server that has the live key."""
         raise NotImplementedError
 
     def put(self, key: str, value: str) -> None:
@@ -253,7 +253,7 @@ class Ours:
 
 
 class OneProcess(Ours):
-    """What has all keys behind one port, and behind another one with TLS."""
+    """A target with all keys behind one port, and behind another port with TLS."""
 
     def __init__(self, log: Log, authority: Authority, process: Process, dataset: Dataset) -> None:
         super().__init__(log, authority)
@@ -273,7 +273,7 @@ class OneProcess(Ours):
         self.wait()
 
     def wait(self) -> None:
-        """Wait until all keys are answered."""
+        """Wait until all keys can be read."""
         wait_for_keys(self._process.server, self._keys)
 
 
@@ -291,7 +291,7 @@ class Server(OneProcess):
 
 
 class Nodes(Ours):
-    """Three nodes of a cluster with a third of the slots each; and, for TLS, one that speaks it and has all slots."""
+    """Three nodes of a cluster with a third of the slots each; and, for TLS, one node with all slots."""
 
     name, place = "cluster node", "node"
 
@@ -373,7 +373,7 @@ def _at(port: int, other_port: int, tls_port: int, authority: Authority, *, is_c
 
 
 class Targets:
-    """Everything that clients are pointed at. `plain` and `cluster` are real; `ours` are compared with them."""
+    """All targets. `plain` and `cluster` are real servers; `ours` are compared with them."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         dataset = standard()

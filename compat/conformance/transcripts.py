@@ -1,4 +1,4 @@
-"""Replays what clients that cannot be run here send (`transcripts/README.md` says how it is written down)."""
+"""Replays transcripts of clients that cannot run here (the format is in `transcripts/README.md`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOTS_ALL = 16_384
 
 @dataclass(frozen=True)
 class Line:
-    """A request, the connection that it is sent over, and what its reply has to be."""
+    """A request, its connection, and the checks of its reply."""
 
     connection: int
     words: Words
@@ -28,7 +28,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Transcript:
-    """What one client does. Each of `writes` is sent at once."""
+    """The requests of one client. Each of `writes` is sent in one write."""
 
     client: str
     what: str
@@ -38,7 +38,7 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of a transcript at one of our servers."""
+    """The result of a transcript at one of our servers."""
 
     client: str
     what: str
@@ -48,7 +48,7 @@ class Replay:
 
 
 def load(path: Path) -> Transcript:
-    """Read a transcript; ValueError with the line that is wrong."""
+    """Read a transcript; ValueError names an invalid line."""
     facts: dict[str, str] = {}
     writes: list[list[Line]] = [[]]
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -76,7 +76,7 @@ def _line(text: str, number: int, path: Path) -> Line:
 
 
 def problems(transcript: Transcript, host: str, port: int) -> list[str]:
-    """Return what a client would not be content with."""
+    """Replay a transcript; return the replies that fail their checks, as text."""
     found = []
     with ExitStack() as stack:
         connections: dict[int, Connection] = {}
@@ -97,7 +97,7 @@ def problems(transcript: Transcript, host: str, port: int) -> list[str]:
 
 
 def is_right(reply: Reply, check: Sequence[str]) -> bool:
-    """Tell whether a reply is what a client needs; ValueError for a check that does not exist."""
+    """Tell whether a reply passes a check; ValueError for an unknown check."""
     kind, *words = check
     text = " ".join(words).encode()
     match kind:
@@ -140,7 +140,7 @@ def _names(reply: Reply) -> set[Any]:
 
 
 def _covers_all(reply: Reply) -> bool:
-    """Tell whether ranges are all slots, and each has somebody with an address."""
+    """Tell whether the ranges cover all slots, and each has a server with an address."""
     if not isinstance(reply.value, list):
         return False
     rows = reply.plain
@@ -149,7 +149,7 @@ def _covers_all(reply: Reply) -> bool:
 
 
 def replays(targets: Targets) -> Iterator[Replay]:
-    """Replay all transcripts at our servers, and at the real ones, where they have to hold as well."""
+    """Replay all transcripts at our servers, and at the real ones, where they must pass as well."""
     for path in sorted(FOLDER.glob("*.txt")):
         transcript = load(path)
         real: Target = targets.cluster if transcript.places == ["node"] else targets.plain

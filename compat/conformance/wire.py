@@ -1,7 +1,7 @@
-"""Requests as bytes, replies as bytes, and replies read: what a test needs of a connection and no client library gives.
+"""A minimal client for tests: requests as bytes, replies as bytes, and parsed replies.
 
-A library hides what is compared here (a map from a flat array, an error's exact text, where a reply ends), so this
-speaks the protocol itself, in the simplest way that is right.
+A client library hides details that are compared here: a map or a flat array, an error's exact text, the end of a reply.
+So this module implements the protocol itself, as simply as possible.
 """
 
 from __future__ import annotations
@@ -128,14 +128,14 @@ class Connection:
         return self._socket.fileno()
 
     def send(self, data: bytes) -> None:
-        """Send bytes as they are; a server that has closed already is no error, as it may do so at any byte."""
+        """Send raw bytes; it is no error if the server has closed, as it may do so at any byte."""
         try:
             self._socket.sendall(data)
         except ConnectionError:
             pass
 
     def end(self) -> None:
-        """Tell the server that no more will come."""
+        """Close the sending direction."""
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
@@ -177,8 +177,8 @@ class Connection:
 def ask(port: int, pipeline: Sequence[Words], host: str = "127.0.0.1") -> list[Reply]:
     """Send a pipeline on a new connection and return its replies: fewer if the server closes.
 
-    The end is known by the answer to a command that no server has, which nobody needs a password for. Ending the
-    connection instead would not do: a server may drop what it has not sent yet when its client hangs up.
+    The end is found by the error reply to an unknown command, which needs no password. Closing the connection instead
+    would not work: a server may drop unsent replies when its client closes.
     """
     with Connection(port, host) as connection:
         connection.send(requests([*pipeline, (LAST_COMMAND,)]))
@@ -187,7 +187,7 @@ def ask(port: int, pipeline: Sequence[Words], host: str = "127.0.0.1") -> list[R
 
 
 def exchange(port: int, data: bytes, cuts: Iterable[int] = (), pause_s: float = 0.0) -> bytes:
-    """Send bytes on a new connection, then the end; return all that the server answers until it closes.
+    """Send bytes on a new connection and close the sending direction; return all bytes until the server closes.
 
     cuts: offsets at which the bytes are sent in parts, so much time apart. What follows a byte at which the server
     hung up is not answered: two servers that close at different bytes give different answers. For small answers only:

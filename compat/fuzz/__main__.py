@@ -20,17 +20,17 @@ from compat.fuzz.seeds import first_inputs, names
 from compat.fuzz.subject import FoundError, Subject
 
 INPUT_BYTES_MAX = 2048
-# An input is answered in a millisecond; ten seconds are a hang.
+# An input takes a millisecond; ten seconds are a hang.
 HANG_SECONDS = 10
 RSS_MIB_MAX = 1024
-# Of libFuzzer's output before it stopped: the exception, and the input.
+# The length of libFuzzer's last output that is printed: the exception, and the input.
 OUTPUT_CHARS_MAX = 6000
-# How much the process may grow once it has seen the corpus, whatever it is sent: caches fill, the allocator keeps some.
+# The process may grow by this much after it has run the corpus: caches fill, and the allocator keeps some memory.
 GROWTH_MIB_MAX = 96
-# libFuzzer's way to say how many inputs it ran, and how large the process was meanwhile.
+# libFuzzer's progress line: the number of inputs, and the size of the process.
 PROGRESS = re.compile(r"^#(\d+)\s+(\w+).*rss: (\d+)Mb", re.MULTILINE)
 DONE = re.compile(r"stat::number_of_executed_units:\s*(\d+)")
-# What clients' bytes are made of, beside the names of commands.
+# The dictionary of the fuzzer, in addition to the names of commands.
 PIECES = (b"\r\n", b"*1\r\n$", b"*2\r\n$3\r\n", b"$-1\r\n", b"*-1\r\n", b"\r\n$0\r\n\r\n")
 WORDS = b"""
 j:v:1 j:m:l j:l:s j:s:l j:z:l j: MATCH COUNT TYPE NOVALUES RANK MAXLEN AUTH SETNAME WITHVALUES WITHSCORES BYSCORE
@@ -42,7 +42,7 @@ BIT BYTE STORE GET ASC DESC ALPHA BY # nosort
 
 @dataclass
 class Run:
-    """What libFuzzer told of a run."""
+    """libFuzzer's report of a run."""
 
     inputs: int
     growth_mib: int
@@ -52,7 +52,7 @@ class Run:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fuzz; 1 if something was found."""
+    """Fuzz; return 1 if a bug was found."""
     parser = argparse.ArgumentParser("python -m compat.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=int, default=60, help="for how long (60)")
     parser.add_argument("--keep", action="store_true", help="keep the inputs that reach more than those that are kept")
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (seeds / f"{number:05d}").write_bytes(data)
         run = _run(folder, seeds, options.seconds)
         inputs = sorted((path.read_bytes() for path in seeds.iterdir()), key=lambda each: (len(each), each))
-        # What raised something was written down by the process itself; what it did not survive is here.
+        # The process itself stored inputs that raised an exception; inputs that killed it are here.
         for path in folder.iterdir():
             if path.name.startswith(("timeout-", "oom-")):
                 print(f"found: {corpus.write_down([path.read_bytes()])}")
@@ -100,7 +100,7 @@ def _run(folder: Path, seeds: Path, seconds: int) -> Run:
 
 
 def choose(inputs: Iterable[bytes]) -> tuple[list[bytes], set[Line]]:
-    """Return inputs that together reach all lines that any of them reaches, and these; the first ones are preferred."""
+    """Return the inputs needed to reach all lines that any input reaches, and these lines; earlier inputs first."""
     subject, tracer = Subject(), Tracer()
     chosen: list[bytes] = []
     reached: set[Line] = set()

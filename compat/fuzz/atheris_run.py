@@ -1,4 +1,4 @@
-"""The fuzzing process: libFuzzer's loop (atheris) around `Subject.run`. Arguments are libFuzzer's."""
+"""The fuzzing process: libFuzzer's loop (atheris) around `Subject.run`. Takes libFuzzer's arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ with atheris.instrument_imports(include=["resp_server", "state_backend.store.key
 
 
 def first_to_fail(history: Sequence[bytes]) -> Sequence[bytes]:
-    """Return the last input if it fails alone, else all that its server had seen."""
+    """Return the last input if it fails alone, else all inputs of its server."""
     try:
         Subject().run(history[-1])
     except FoundError:

@@ -35,7 +35,7 @@ FUZZED = (
     "state_backend/store/slot_view.py",
     "resp_server/cluster/replies.py",
 )
-# Of these folders: modules that read options, files or a registry, which inputs do not reach.
+# Modules in these folders that inputs do not reach, as they read options, files or a registry.
 NOT_FUZZED = {"resp_server/proxy/compiled.py", "resp_server/proxy/topology_sources.py"}
 
 Line = tuple[str, int]
@@ -43,7 +43,7 @@ LINES_PER_CALL_MAX = 2_000
 
 
 def files() -> list[Path]:
-    """Return the files that are fuzzed."""
+    """Return the files under test."""
     paths = [ROOT / name for name in FUZZED]
     modules = [path for each in paths for path in ([each] if each.suffix else sorted(each.glob("*.py")))]
     return [path for path in modules if path.relative_to(ROOT).as_posix() not in NOT_FUZZED]
@@ -72,7 +72,7 @@ class Tracer:
 
     def __init__(self) -> None:
         self._names = {str(path) for path in files()}
-        # What was not reached yet; of another file, nothing is left.
+        # The lines that were not reached yet; empty for files that are not under test.
         self._left: dict[CodeType, set[int]] = {}
         self.reached: set[Line] = set()
 
@@ -94,7 +94,7 @@ class Tracer:
         return self._followed(code, left) if left else None
 
     def _followed(self, code: CodeType, lines: set[int]) -> Any:
-        """Return what follows one call, for as long as anything new can be expected of it: some loop over all slots."""
+        """Return the trace function of a call; it ends when nothing new can follow, as some calls loop over slots."""
         left, add, name = LINES_PER_CALL_MAX, self.reached.add, code.co_filename
 
         def on_line(frame: FrameType, event: str, argument: Any) -> Any:

@@ -1,7 +1,7 @@
 """An event loop with a simulated clock and network, which runs thousands of inputs without waiting.
 
-When nothing is left to be done its clock goes on to the next timer, so a timeout of a minute takes no time, and an
-input takes the same turns however busy the machine is. A connection is a pair of sockets, both of which are here.
+When the loop is idle, its clock jumps to the next timer. So a timeout of a minute takes no time, and an input takes the
+same number of turns on a busy machine. A connection is a pair of sockets, and the loop has both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Loop(asyncio.SelectorEventLoop):
     """An event loop with a simulated clock and network."""
 
     def __init__(self) -> None:
-        # Who takes a connection to an address.
+        # The protocol factory for connections to an address.
         self.listening: dict[str, Callable[[], asyncio.Protocol]] = {}
         self._clock = _Selector()
         super().__init__(self._clock)

@@ -22,12 +22,12 @@ PACKAGES = ("state_backend", "resp_server", "compat", "sparkis")  # sparkis: set
 FILES = ("setup.py", "pyproject.toml", "README.md")
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1"
 PARTS = ("requests", "records", "pages", "sockets", "hop")
-# Of what a sanitizer says: the finding and its stack.
+# The length of a sanitizer's report that is printed: the finding and its stack.
 SAID_CHARS_MAX = 6000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build, attack; 1 if something was found."""
+    """Build and fuzz; return 1 if a bug was found."""
     parser = argparse.ArgumentParser("python -m compat.fuzz.native", description=__doc__)
     parser.add_argument("--seconds", type=int, default=120, help="for how long, all parts together (120)")
     parser.add_argument("--seed", type=int, default=1, help="of the dice (1)")
@@ -58,7 +58,7 @@ def build() -> None:
 
 
 def attack(part: str, seed: int, seconds: float) -> tuple[int, int]:
-    """Attack for some time; return how many inputs there were and how often a process ended by one."""
+    """Fuzz for some time; return the number of inputs, and how many of them ended a process."""
     ends_s, inputs, findings = monotonic() + seconds, 0, 0
     while (left_s := ends_s - monotonic()) > 0 and findings < 10:
         command = [sys.executable, "-m", "compat.fuzz.native_run", part, str(seed), str(left_s)]
@@ -82,7 +82,7 @@ def _environment() -> dict[str, str]:
         **os.environ,
         "LD_PRELOAD": " ".join(libraries),
         "PYTHONPATH": str(BUILT),
-        "PYTHONMALLOC": "malloc",  # so that each object of Python has an end that is watched
+        "PYTHONMALLOC": "malloc",  # so that the sanitizers check the bounds of each Python object
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }

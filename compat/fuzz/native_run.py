@@ -47,7 +47,7 @@ from state_backend.store.keyspace import Job, Keyspace
 MAP_BYTES = 1 << 30
 INPUTS_PER_SUBJECT = 300
 INPUTS_PER_LIE = 300
-# Of an input in chunks: each of these costs turns of the loop.
+# The maximum length of an input that is sent in chunks, as each chunk costs turns of the loop.
 CHUNKED_BYTES_MAX = 1_500
 KEYS = [
     b"j:v:0",
@@ -81,7 +81,7 @@ def request(dice: random.Random) -> list[bytes]:
 
 
 def mutated(data: bytes, dice: random.Random) -> bytes:
-    """Return bytes with some others in their place, cut anywhere, or as they are."""
+    """Return bytes with some replaced, or cut anywhere, or unchanged."""
     changed = bytearray(data)
     for _ in range(dice.choice((0, 0, 1, 1, 4, 30))):
         if changed:
@@ -91,7 +91,7 @@ def mutated(data: bytes, dice: random.Random) -> bytes:
 
 
 def store_at(folder: str) -> LmdbStore:
-    """Return a store of its own with the keys of the fuzzed servers; its sorted sets are trees of several levels."""
+    """Create a store with the keys of the fuzzed servers; its sorted sets are trees of several levels."""
     store = LmdbStore(Path(folder) / f"{monotonic()}", "g", map_bytes_max=MAP_BYTES)
     with patch("state_backend.lmdb.ranks.WIDTH_MAX", 8):
         fill(store)
@@ -106,7 +106,7 @@ def of_requests(dice: random.Random, folder: str) -> Iterator[None]:
         for _ in range(INPUTS_PER_SUBJECT):
             data = dice.choice(inputs)
             options, rest = data[:2], data[2:]
-            if dice.random() < 0.5:  # the core's own commands in its place
+            if dice.random() < 0.5:  # use the core's own commands instead
                 rest = requests([request(dice) for _ in range(dice.randrange(1, 20))])
                 options = bytes((dice.choice((0, 2, 8, 16, 24, 32, 48)), dice.randrange(256)))
             data = options + mutated(rest, dice)[: CHUNKED_BYTES_MAX if options[1:] > b"\0" else 200_000]
@@ -123,7 +123,7 @@ def _run(subject: Subject, data: bytes) -> None:
         raise SystemExit(f"{error!r} ({error.__cause__!r}) by {corpus.write_down([data])}") from error
 
 
-# What servers say to a proxy that asks for plain reads, or nearly so.
+# Replies of servers to a proxy's plain reads: valid or nearly valid ones.
 REPLIES = [
     b"$1\r\na\r\n",
     b"$-1\r\n",
@@ -137,7 +137,7 @@ REPLIES = [
 ]
 REPLIES += [b"*%d\r\n" % count + b"$1\r\nb\r\n" * count for count in (1, 2, 3, 4, 9)]
 REPLIES += [b"*2\r\n" * 12 + b":1\r\n" * 13, b"$70000\r\n" + b"x" * 70_000 + b"\r\n", b"*999999999\r\n", *SAYINGS]
-# Which of what clients ask is the hop's.
+# The indexes of ASKED that go through the hop.
 PLAIN = [at for at, asked in enumerate(ASKED) if any(words[0] in (b"GET", b"MGET") for words in asked)]
 
 
@@ -161,7 +161,7 @@ def of_hop(dice: random.Random, folder: str) -> Iterator[None]:
 
 
 def of_records(dice: random.Random, folder: str) -> Iterator[None]:
-    """Read records with the core that no store writes."""
+    """Read invalid records, which no store writes, with the core."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     while True:
@@ -213,7 +213,7 @@ def _lie(store: LmdbStore, dice: random.Random) -> None:
 
 
 def _scan(pages: lookup.Pages, dice: random.Random) -> None:
-    """Scan all keys, or those of some slots, until a step is LMDB's to take."""
+    """Scan all keys, or those of some slots, until a step needs LMDB."""
     count, forms, only_expiring = dice.choice((1, 3, 1000)), dice.choice((1023, 1, 32)), dice.random() < 0.5
     cuts = sorted(dice.randrange(POSITIONS) for _ in range(dice.choice((0, 2, 6))))
     ranges = list(zip(cuts[::2], cuts[1::2], strict=True)) or [(0, POSITIONS)]
@@ -225,7 +225,7 @@ def _scan(pages: lookup.Pages, dice: random.Random) -> None:
 
 
 def of_pages(dice: random.Random, folder: str) -> Iterator[None]:
-    """Look up names in pages with other bytes: in all but that one from which LMDB itself learns the tables."""
+    """Look up names in corrupted pages: all pages except the one from which LMDB itself reads the tables."""
     store = store_at(folder)
     names: dict[str, list[bytes]] = {}
     with store._env.begin() as txn:
@@ -319,7 +319,7 @@ LINES += [b"CLIENT PAUSE 1", b"CLIENT UNPAUSE", b"CLIENT REPLY SKIP", b"KEYS *",
 
 
 class EncryptedClient:
-    """A socket's methods on TLS: handshakes go on when something is sent; a record may be damaged, or sent in part."""
+    """A socket's methods over TLS. Sending continues the handshake; a record may be damaged, or sent in part."""
 
     def __init__(self, client: socket.socket, authority: Authority, dice: random.Random) -> None:
         self._socket, self._dice = client, dice
@@ -347,7 +347,7 @@ class EncryptedClient:
         self._socket.close()
 
     def _do(self, step: Callable[[], object]) -> bool:
-        """Return whether a step of TLS is done; what it wrote is sent, as much as the socket takes."""
+        """Run a step of TLS and return whether it is done; send its output as far as the socket takes it."""
         try:
             step()
             return True
@@ -361,7 +361,7 @@ class EncryptedClient:
 
 
 def _act(clients: list[socket.socket | EncryptedClient], dice: random.Random) -> None:
-    """Let a client do something."""
+    """Run a random action of a client."""
     client = dice.choice(clients)
     chance = dice.random()
     with suppress(OSError):
@@ -391,7 +391,7 @@ PARTS: dict[str, Callable[[random.Random, str], Iterator[None]]] = {
 
 
 def main() -> None:
-    """Attack for some seconds, and say how many inputs that were, now and then."""
+    """Fuzz for some seconds, and print the number of inputs now and then."""
     part, seed, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     if native.core is None or native.sockets is None or os.getcwd() not in str(native.core.__file__):
         raise SystemExit("not the core that was built with sanitizers")

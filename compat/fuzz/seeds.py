@@ -11,9 +11,9 @@ from compat.fuzz.subject import ASKED
 from compat.fuzz.targets import EPOCHS, NODE, PROXY, SCRIPTED, TWO, USER
 from resp_server.commands import command_table
 
-# One a line, their requests between bars: what an input has to have come to before the next change reaches anything.
+# One conversation a line, with bars between requests: sequences that random changes would hardly find.
 CONVERSATIONS = Path(__file__).with_name("conversations.txt")
-# Options and chunks, and how often each request is sent: to one of two connections each time.
+# Options, chunks, and how often each request is sent, alternating between two connections.
 WAYS = (
     (bytes([NODE, 0]), 1),
     (bytes([PROXY | EPOCHS | TWO, 200]), 2),
@@ -24,7 +24,7 @@ WAYS = (
     (bytes([EPOCHS | TWO, 200]), 2),
 )
 
-# What a proxy's servers may say to anything.
+# Replies of a proxy's servers to any request.
 SAYINGS = (
     b"$1\r\n1\r\n" * 9,
     b"*2\r\n$1\r\na\r\n$-1\r\n" * 9,
@@ -38,15 +38,15 @@ SAYINGS = (
 
 
 def conversations() -> list[list[list[bytes]]]:
-    """Return the words of their requests."""
+    """Return the conversations: for each one, the words of its requests."""
     return [[each.split() for each in line.split(b" | ")] for line in CONVERSATIONS.read_bytes().splitlines()]
 
 
 def first_inputs(kept: Sequence[bytes]) -> list[bytes]:
-    """Return the inputs to begin with beside those that are kept: few, so that there is time for new ones.
+    """Return the first inputs in addition to the corpus (`kept`): only a few, so that there is time for new ones.
 
-    Commands that no kept input asks for in line; each conversation in one of the ways, and each saying of a proxy's
-    servers to one or two of the things that they are asked. libFuzzer changes the bytes that say which.
+    They are the commands that no input of the corpus contains; each conversation with one of WAYS; and each of SAYINGS
+    for one or two of the requests to a proxy's servers. libFuzzer varies the bytes that choose among these.
     """
     asked = b"\n".join(kept).lower()
     found = []

@@ -1,6 +1,6 @@
-"""Runs an input: against a server or a proxy, over up to two connections, with epochs meanwhile; in one process.
+"""Runs a fuzz input in one process: against a server or a proxy, over one or two connections, while epochs arrive.
 
-An input is a byte of options, a byte that says how the rest is cut into chunks, and the rest: what clients send.
+An input has a byte of options, a byte for how the rest is cut into chunks, and the rest: the bytes that clients send.
 
     1  a password is asked for          2  the server is a cluster's node with half of the slots
     4  the server is still loading      8  the chunks come over two connections, one for each at a time
@@ -39,18 +39,18 @@ from compat.fuzz.targets import (
 from compat.waiting import eventually_async
 from resp_server.client.connection import Connection, Rest
 
-# A new server takes longer than most inputs; what inputs do to it (users, settings) lasts until then.
+# Starting a server takes longer than most inputs. Until the next start, changes by inputs (users, settings) remain.
 INPUTS_PER_SERVER = 8
 HEADER_BYTES = 2
-# Time for whatever is ready, and for what is told by the clock.
+# The simulated time after each chunk, for replies and timers.
 STEP_S = 0.03
 # By the loop's clock: longer than any timeout of a server or a proxy.
 TIMEOUT_S = 150.0
-# What a parser may hold beside the bytes that were sent: CPython's objects of the arguments.
+# The memory of a parser per byte that was sent: CPython's objects of the arguments.
 HELD_BYTES_PER_BYTE_MAX = 64
-# After so much nothing more is sent until a client has taken it.
+# A server sends no more than this until its client has read it.
 MUCH_BYTES = 4096
-# What clients ask while a proxy's servers say what an input has: all that is joined of several answers, or looked at.
+# Requests to a proxy whose servers reply an input's bytes: those whose replies are merged or parsed.
 ASKED = [
     [each.split() for each in line.split(b" | ")]
     for line in b"""
@@ -134,7 +134,7 @@ class Watch(logging.Handler):
         self.records: list[logging.LogRecord] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info or not record.name.startswith("sparkis"):  # a proxy's errors are its servers'
+        if record.exc_info or not record.name.startswith("sparkis"):  # a proxy logs the errors of its servers
             self.records.append(record)
 
 
@@ -162,7 +162,7 @@ class Subject:
         self._loop.close()
 
     def history(self, data: bytes) -> list[bytes]:
-        """Return the inputs that the server of one that was run has seen, with it."""
+        """Return all inputs that the server of this input has run, up to this one."""
         target = self._targets.get(_target_options_of(data))
         return [data] if target is None or data[0] & SCRIPTED else target.inputs
 
@@ -203,7 +203,7 @@ class Subject:
         target = ProxyTarget(options & (PASSWORD | NODE), self._loop, scripted)
         try:
             await asyncio.sleep(STEP_S)
-            with patch("resp_server.proxy.upstream_cluster.LONG_TIMEOUT_S", 2.0):  # a minute of tries takes seconds
+            with patch("resp_server.proxy.upstream_cluster.LONG_TIMEOUT_S", 2.0):  # else a minute of retries
                 (wire,) = await self._ask(target, [_packed(asked, options)], 1)
         finally:
             target.close()
@@ -245,7 +245,7 @@ class Subject:
         return wires
 
     async def _rest(self, connections: Sequence[Connection], wires: Sequence[Wire]) -> None:
-        """Run the loop until connections are idle; those that wait for a rate limit or a pause are skipped."""
+        """Run the loop until connections are idle, except those that wait for a rate limit or a pause."""
         await asyncio.sleep(STEP_S)
         await eventually_async(
             lambda: not any(map(_is_waiting, connections, wires)),
@@ -256,7 +256,7 @@ class Subject:
         )
 
     def _target(self, data: bytes) -> Target:
-        """Return the input's target, a new one after so many inputs: state of earlier inputs remains in it."""
+        """Return the input's target: the one of earlier inputs, or a new one after INPUTS_PER_SERVER inputs."""
         options = _target_options_of(data)
         target = self._targets.get(options)
         if target is None or len(target.inputs) >= self._inputs_per_server:
@@ -284,7 +284,7 @@ def _is_waiting(connection: Connection, wire: Wire) -> bool:
 
 
 def chunks_of(data: bytes, chunk_bytes: int) -> Iterator[bytes]:
-    """Cut data: 0 leaves it whole, up to 15 says how long each chunk is; more, a mixture of lengths."""
+    """Cut data into chunks. chunk_bytes: 0: one chunk; up to 15: the length of each chunk; more: mixed lengths."""
     if not chunk_bytes:
         yield from [data] if data else []
         return

@@ -33,16 +33,16 @@ from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.store import EpochChanges
 
 PASSWORD, NODE, LOADING, TWO, EPOCHS, USER, PROXY, SCRIPTED = 1, 2, 4, 8, 16, 32, 64, 128
-# What belongs to a server; two connections to one make it no other.
+# The options that need a server of their own; the number of connections does not.
 TARGET_OPTIONS = PASSWORD | NODE | LOADING | EPOCHS | USER | PROXY
 NOW_MS = 1_700_000_000_000
 PORT = 7379
 HERE = f"10.0.0.1:{PORT}"
-# What a user may do who may not do everything: something of each kind that there is.
+# The rules of the restricted user: one of each kind.
 RULES = (b"resetkeys", b"~j:v:*", b"%R~j:m:?", b"%W~j:l:*", b"-hgetall", b"-zrange", b"(+mget +lrange ~j:[lv]:*)")
-# Counted, and reached by an input of hundreds of requests alone.
+# Requests are counted, but only inputs of hundreds of requests reach the limit.
 LIMIT = RateLimit("default", 1000)
-# Far more than inputs make of it.
+# Much larger than inputs make the store.
 STORE_BYTES_MAX = 64 << 20
 
 STATES = [
@@ -55,14 +55,14 @@ STATES = [
 
 
 def topology(*hosts: str) -> Topology:
-    """Return one of some servers that share the slots."""
+    """Return a topology of servers that share the slots."""
     bounds = [SLOTS * at // len(hosts) for at in range(len(hosts) + 1)]
     slots = [f"{first}-{end - 1}" for first, end in pairwise(bounds)]
     nodes = [{"host": host, "port": PORT, "slots": some} for host, some in zip(hosts, slots, strict=True)]
     return Topology.of_json({"version": 1, "nodes": nodes})
 
 
-# Nothing in it belongs to a server, and it takes a hundred times as long as the rest of one.
+# Servers can share the table, and building it takes a hundred times as long as the rest of a server.
 _table = cache(command_table)
 
 
@@ -73,7 +73,7 @@ class Target:
         self.inputs: list[bytes] = []
         self._options = options
         self._loop, self._began_s = loop, loop.time()
-        # Without epochs nobody changes it.
+        # Without epochs the store never changes, so targets share it.
         self.store = _filled() if options & EPOCHS else _shared()
         password, limits = "secret" if options & PASSWORD else None, (LIMIT,) if options & USER else ()
         self._config = ServerConfig(password=password, limits=limits, tcp_keepalive_seconds=0)  # not for socket pairs
@@ -81,7 +81,7 @@ class Target:
         self.server.start_sweeping()
 
     def _begun(self) -> Server:
-        """Return what clients talk to."""
+        """Return a started server."""
         server = self._made(self._shown(), is_loading=bool(self._options & LOADING))
         self._restrict(server)
         if self._options & NODE:
@@ -107,7 +107,7 @@ class Target:
         return NOW_MS + int((self._loop.time() - self._began_s) * 1000)
 
     def connection(self) -> Connection:
-        """Return what a new client talks to."""
+        """Return the server's end of a new client's connection."""
         return self.server._connect(self.server)
 
     @property
@@ -146,7 +146,7 @@ class ProxyTarget(Target):
         super().__init__(options, loop)
 
     def _begun(self) -> Server:
-        number = next(self._numbers)  # of places, so that none asks the servers of another
+        number = next(self._numbers)  # of addresses, so that no target reaches another target's servers
         hosts = [f"10.{number >> 8 & 255}.{number & 255}.{each}" for each in (1, 2)]
         topologies = [topology(each) for each in hosts] if self._options & NODE else [topology(*hosts)] * 2
         for host, node_topology in zip(hosts, topologies, strict=True):
@@ -169,7 +169,7 @@ class ProxyTarget(Target):
         return proxy
 
     def _add(self, host: str, node_topology: Topology) -> None:
-        """Have a server answer at an address. The second of two applications has a job of another name."""
+        """Start a server at an address. The second of two applications has a job of another name."""
         keyspace = self._shown()
         if self._servers and self._options & NODE:
             keyspace = Keyspace()
@@ -186,7 +186,7 @@ class ProxyTarget(Target):
     @property
     def is_idle(self) -> bool:
         upstreams = [upstream for cluster in self._applications.each for upstream in cluster.upstreams.values()]
-        # Where servers say anything, proxies ask again and again for themselves.
+        # With scripted replies, the proxy's own background requests never end.
         return super().is_idle and (self._replies is not None or all(upstream.is_idle for upstream in upstreams))
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
 """A proxy before an S3 server, which records each request and injects network failures.
 
-    cut     the connection ends before the request is passed on
-    lose    the request is passed on and done, and its answer is lost
-    500     the server says that it failed, and did nothing
-    503     the server says that it is too busy
-    late    as `lose`, but told as a 500: done, and said not to be
+    cut     the connection ends before the request is forwarded
+    lose    the request is forwarded and executed, and its response is lost
+    500     the response is an internal error; the request is not executed
+    503     the response is "too busy"; the request is not executed
+    late    the request is executed, but the response is a 500
 
 One connection carries one request.
 """
@@ -48,7 +48,7 @@ class FaultyProxy:
     def __init__(self, server_port: int) -> None:
         self.server_port = server_port
         self.port = 0
-        self.drop_header = b""  # in small letters: a header that no request keeps, as if the store did not know it
+        self.drop_header = b""  # in lower case: removed from all requests, as if the store did not support it
         self._lock = threading.Lock()
         self._requests: list[Request] = []
         self._faults: list[Fault] = []
@@ -98,7 +98,7 @@ class _Connection(socketserver.StreamRequestHandler):
             if name.lower() not in (b"connection", self.server.proxy.drop_header):
                 head.append(header)
         body = self.rfile.read(length)
-        if len(body) < length:  # the client went away
+        if len(body) < length:  # the client has disconnected
             return
         kind = self.server.proxy.note(Request(method, path))
         if kind in ("500", "503"):
@@ -127,7 +127,7 @@ class _Connection(socketserver.StreamRequestHandler):
         self.wfile.write(b"HTTP/1.1 " + text + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 
     def _cut(self) -> None:
-        # A reset rather than an end: what a cable that is pulled looks like in the end.
+        # Reset the connection rather than close it, as after a network failure.
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
 

@@ -2,7 +2,7 @@
 
     python -m compat.object_store.s3_server BUCKET
 
-It listens on a free port of 127.0.0.1, prints the port, and ends with its standard input. What it holds is in memory.
+It listens on a free port of 127.0.0.1, prints the port, and ends with its standard input. Its data is in memory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
-# moto takes any; a client insists on some.
+# moto accepts any credentials; clients need some.
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 
 
 def environment(port: int) -> dict[str, str]:
-    """Return the environment variables of AWS by which a process finds the server."""
+    """Return AWS' environment variables for a process that uses the server."""
     return CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
 
 
@@ -45,7 +45,7 @@ def running(bucket: str) -> Iterator[int]:
 
 
 def _one_at_a_time(application: Application) -> Application:
-    """Make requests atomic: moto looks for a name and takes it in two steps, where S3 promises one."""
+    """Make requests atomic: moto checks for a name and creates it in two steps; in S3 this is one step."""
     lock = threading.Lock()
 
     def locked(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

@@ -1,8 +1,8 @@
 """Capture the command table of a running Redis server, and derive the table that is shipped.
 
-What lives here: reading COMMAND and COMMAND DOCS over RESP3, laying the hand-kept additions over an older
-server's table, and the two text forms of the result. What does not: knowledge of any one command; that is in
-`additions-7.4.json`, and README.md says where each line of it comes from.
+This module reads COMMAND and COMMAND DOCS over RESP3, merges the hand-written additions into an older server's table,
+and writes the result in two text forms. It knows no single command: these are in `additions-7.4.json`, and README.md
+has the source of each line there.
 
 A table maps a command name to an entry, and an entry maps a field name to its value, both as the server names
 them. Subcommands are entries under "subcommands", by their full name (`client|kill`).
@@ -33,10 +33,10 @@ SHIPPED = HERE.parents[1] / "resp_server" / "commands" / "reference.json"
 # The elements of one COMMAND reply row after the name and before the subcommands, in the server's order.
 ROW_FIELDS = ("arity", "flags", "first_key", "last_key", "step", "acl_categories", "tips", "key_specs")
 
-# A new command in the additions must say all of these: there is no older entry to inherit them from.
+# A new command in the additions needs all of these fields, as there is no older entry to inherit them from.
 REQUIRED_FIELDS = frozenset((*ROW_FIELDS, "summary", "since", "group"))
 
-# Arguments that only group others; since 7.2 the server gives every other one a display text.
+# Arguments that only group others; since 7.2 the server has a display text for all other arguments.
 GROUPING_TYPES = frozenset(("oneof", "block"))
 
 
@@ -47,18 +47,18 @@ class BadAdditionError(ValueError):
 def capture(host: str, port: int) -> Table:
     """Read the whole command table of the server at host:port."""
     with redis.Redis(host=host, port=port, protocol=3, decode_responses=True) as client:
-        client.response_callbacks.clear()  # the reply as it was sent, not redis-py's own shape of it
+        client.response_callbacks.clear()  # the reply as it was sent, not converted by redis-py
         rows = cast("list[list[Json]]", _plain(client.execute_command("COMMAND")))
         docs = cast("Table", _plain(client.execute_command("COMMAND", "DOCS")))
     return {cast("str", row[0]): _entry(row, docs) for row in rows}
 
 
 def merge(table: Table, additions: Table) -> Table:
-    """Lay additions over a table and return a new one.
+    """Merge additions into a table and return a new one.
 
-    An addition is keyed by full name and replaces whole fields; a field that is null is taken away. A name
-    that the table lacks is a new command or subcommand. Arguments get the display text that servers print
-    since 7.2: their own name, unless it is given.
+    An addition has the full name of a command and replaces complete fields; null removes a field. A name that is not in
+    the table is a new command or subcommand. Arguments get the display text that servers return since 7.2: their own
+    name, unless an addition has another text.
     """
     merged: Table = json.loads(json.dumps(table))
     for name, fields in additions.items():
@@ -74,7 +74,7 @@ def merge(table: Table, additions: Table) -> Table:
 
 
 def render_reference(table: Table) -> str:
-    """Render a table for reading and comparing: names and fields sorted, one field per line."""
+    """Render a table for people and diffs: names and fields sorted, one field per line."""
     return "\n".join(_entries_lines(table, "")) + "\n"
 
 
@@ -139,7 +139,7 @@ def _entry(row: list[Json], docs: Table) -> Entry:
 
 
 def _siblings(table: Table, name: str) -> Table:
-    """Return the mapping that holds, or is to hold, the entry of a full name."""
+    """Return the mapping in which the entry of a full name is, or belongs."""
     parent, separator, _ = name.partition("|")
     if not separator:
         return table
@@ -149,7 +149,7 @@ def _siblings(table: Table, name: str) -> Table:
 
 
 def _add_display_texts(entry: Entry) -> None:
-    """Give every argument that is not a group its display text, in subcommands too."""
+    """Add a display text to every argument that is not a group, also in subcommands."""
     pending = list(cast("list[Entry]", entry.get("arguments", [])))
     while pending:
         argument = pending.pop()

@@ -24,7 +24,7 @@ from redis.retry import Retry
 from compat.conformance.clients.scenario import At, Expected, ask, in_order, main, plain
 from compat.waiting import eventually
 
-# Longer than any answer takes on a busy machine.
+# Longer than any reply takes on a busy machine.
 MESSAGE_S_MAX = 20.0
 TRY_EVERY_S = 0.05
 

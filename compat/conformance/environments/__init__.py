@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# Outside of what the checks look at.
+# Outside the folders that the checks read.
 INSTALLED = HERE.parents[2] / ".clients"
 
 
 def prepared(name: str) -> Path:
-    """Return the folder with the packages of an environment; they are installed if they are not there."""
+    """Return the folder with the packages of an environment; missing packages are installed."""
     versions = (HERE / f"{name}.txt").read_text(encoding="utf-8")
     folder = INSTALLED / f"{name}-{sys.implementation.cache_tag}"
     ready = folder / ".ready"
