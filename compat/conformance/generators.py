@@ -41,14 +41,14 @@ hash_keys = st.one_of(st.sampled_from(list(DATASET.hashes)), st.sampled_from(lis
 list_keys = st.one_of(st.sampled_from(list(DATASET.lists)), st.sampled_from(list(DATASET.lists)), keys)
 set_keys = st.one_of(st.sampled_from(list(DATASET.sets)), st.sampled_from(list(DATASET.sets)), keys)
 sorted_keys = st.one_of(st.sampled_from(list(DATASET.sorted_sets)), st.sampled_from(list(DATASET.sorted_sets)), keys)
-# Few of the keys that are of another kind, and would make all of them an error.
+# Few keys of other kinds, as one such key makes the whole reply an error.
 any_set_keys = st.one_of(
     st.sampled_from([*DATASET.sets, *DATASET.sorted_sets]),
     st.sampled_from([b"{tag}set", b"{tag}set2", b"{tag}zset", b"{tag}zset2", b"missing"]),
     st.sampled_from([b"{tag}set", b"{tag}set2", b"set:small", b"zset:small", b"missing", b"plain"]),
 )
-# SORT leaves a small sorted set of redis-server as large ones lie there. A range by text, which is unspecified where
-# scores differ, finds other members then than before: what came first would decide.
+# SORT makes redis-server convert a small sorted set to the encoding of large ones. A range by text, unspecified
+# if scores differ, then finds other members than before, so replies would depend on the order of tests.
 _FOUND_BY_TEXT = {
     key
     for key, scores in DATASET.sorted_sets.items()

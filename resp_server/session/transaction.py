@@ -21,8 +21,8 @@ WORD_OVERHEAD_BYTES = 41
 class Transaction:
     """The commands that a client queued since MULTI.
 
-    is_void: a command was refused, so EXEC will be refused, too. needs_state: a command needs keys, so EXEC replies
-    LOADING while jobs are loading. slots: the slots of the queued commands' keys, in order.
+    is_void: a command was refused, so EXEC will be refused, too. needs_state: a command cannot run during
+    loading, so EXEC replies LOADING then. slots: the slots of the queued commands' keys, in order.
     """
 
     def __init__(self) -> None:
