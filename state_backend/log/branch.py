@@ -29,13 +29,14 @@ def reaches(log: JobLog, source: Current, end: int | None) -> bool:
 def copy(log: JobLog, source: Current, target: str, end: int | None) -> bool:
     """Copy a generation up to the epoch before `end`, or all if None, into the folder of one that has not begun.
 
-    False if the source no longer leads to that epoch, or is being removed. LogCorruptError if files are missing that
-    were not swept. Cost: two operations per file.
+    False if the source no longer leads to that epoch, or if source or target is being removed. LogCorruptError if files
+    of the source are missing that were not swept. Cost: two operations per file.
     """
     before: _Plan | None = None
     while (plan := _plan(log, source, end)) is not None:
         is_whole = _copied(log, source, target, plan)
-        if log.terms.is_swept(source.generation):  # read last: until now the source was complete
+        # Read last: until now the source was complete. A slow writer's copy is swept once a later writer is in charge.
+        if log.terms.is_swept(source.generation) or log.terms.is_swept(target):
             return False
         if is_whole:
             return True
