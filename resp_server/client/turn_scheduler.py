@@ -34,11 +34,13 @@ class ScheduledTurn:
 class TurnScheduler:
     """The turns that wait, in their order.
 
-    on_round: called before the first turn of a round of the loop, and again when that round has lasted.
+    on_round: called before the first turn of a round of the loop, and again when that round has lasted. With siblings
+    (see `Server`) it is called before each turn.
     """
 
-    def __init__(self, on_round: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, on_round: Callable[[], None] = lambda: None, *, has_siblings: bool = False) -> None:
         self._on_round = on_round
+        self._fresh_ns = 0 if has_siblings else ROUND_NS_MAX
         self.fresh_until_ns = 0  # a turn that begins later begins a round, or what stands for one
         self._waiting: deque[ScheduledTurn] = deque()
         self._is_due = False  # `_step` comes with the next round
@@ -57,7 +59,7 @@ class TurnScheduler:
         """Do what is done once for all turns of a round."""
         self._enter_round(now_ns)
         self._on_round()
-        self.fresh_until_ns = now_ns + ROUND_NS_MAX
+        self.fresh_until_ns = now_ns + self._fresh_ns
 
     def _enter_round(self, now_ns: int) -> bool:
         """Have the round's end noted; tell whether this is the first that was heard of it."""

@@ -12,7 +12,11 @@ class Transport(asyncio.Transport):
 
 class Poller:
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, server: ServerContext, fast_path: FastPath | None = None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        server: ServerContext,
+        fast_path: FastPath | None = None,
+        has_siblings: bool = False,
     ) -> None: ...
     def add(self, sock: socket.socket, protocol: asyncio.Protocol) -> Transport: ...
     def call_before_flush(self, callback: Callable[[], None]) -> None: ...

@@ -58,7 +58,8 @@ cdef enum:
 cdef class Poller:
     """The sockets of one event loop. fast_path: answers requests before the connections do; None: it is not built."""
 
-    def __cinit__(self, loop, server, FastPath fast_path=None):
+    def __cinit__(self, loop, server, FastPath fast_path=None, bint has_siblings=False):
+        self.has_siblings = has_siblings
         self.callbacks = []
         self.loop, self.server, self.stats, self.fast_path = loop, server, server.stats, fast_path
         self.transports, self.unsent_transports, self.closed = set(), [], []
@@ -200,6 +201,8 @@ cdef class Poller:
         if not unanswered:
             return 0
         self.unanswered, self.input_used = [], 0
+        if self.has_siblings:  # a request may follow a sibling's reply from an epoch that came since the round began
+            self.server.renew()
         while at < len(unanswered):
             # A buffer that ends the lookahead is answered after those before it; then a new lookahead begins.
             end = at + 1

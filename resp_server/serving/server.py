@@ -43,6 +43,8 @@ class Server:
     """Answers clients from a keyspace.
 
     Runs on the event loop that `start` is called on; whoever changes the keyspace does it on that loop's thread.
+    has_siblings: other processes answer at the same port. A request may then follow one of their replies, so the view
+    is renewed for each input buffer and not once per round.
     """
 
     def __init__(
@@ -52,11 +54,14 @@ class Server:
         clock: Clock = now_ms,
         dispatcher: Callable[[ServerContext], Dispatcher] = Dispatcher,
         connection: Callable[[Server], Connection] = Connection,
+        *,
+        has_siblings: bool = False,
     ) -> None:
         self.context = ServerContext(config, keyspace, command_table(), clock, clients=self)
         self.dispatcher = dispatcher(self.context)
         self._connect = connection
-        self.turn_scheduler = TurnScheduler(self.context.renew)
+        self.turn_scheduler = TurnScheduler(self.context.renew, has_siblings=has_siblings)
+        self._has_siblings = has_siblings
         self.write_queue = WriteQueue()
         self._connections: dict[int, Connection] = {}
         self._unauthenticated: dict[int, Connection] = {}  # when they connected; the oldest first
@@ -117,7 +122,9 @@ class Server:
     def begin_polling(self) -> None:
         """Have clients' sockets on the compiled core's own epoll, where there is one; on the loop that this runs on."""
         if native.sockets is not None:
-            self._poller = native.sockets.Poller(asyncio.get_running_loop(), self.context, self.dispatcher.compiled)
+            self._poller = native.sockets.Poller(
+                asyncio.get_running_loop(), self.context, self.dispatcher.compiled, self._has_siblings
+            )
             self.dispatcher.poll(self._poller)
 
     async def _take_encrypted(self, certificates: Certificates, client: socket.socket) -> bool:

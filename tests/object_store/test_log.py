@@ -16,7 +16,7 @@ import pytest
 
 from compat.object_store.faulty_proxy import FaultyProxy, Kind
 from state_backend.apply import applier as applier_module
-from state_backend.apply.applier import Applier, Pulse, follow_until_end
+from state_backend.apply.applier import Applier, HeartbeatWatch, follow_until_end
 from state_backend.apply.compact import compact_log
 from state_backend.apply.replay import read_snapshot
 from state_backend.log.change_log import ChangeLog
@@ -277,7 +277,7 @@ def test_signs_of_life_are_shown_rarely_and_the_end_at_once(proxy: FaultyProxy, 
 
 def test_a_writer_is_stale_when_it_misses_three_signs_of_its_own_rhythm(root: str) -> None:
     now_s = 0.0
-    pulse = Pulse(lambda: now_s)
+    pulse = HeartbeatWatch(lambda: now_s)
     writer = writer_of(root)
     writer.beat()
     sign = ChangeLog(root).job("job").alive()

@@ -148,4 +148,4 @@ def test_a_server_that_hangs_up_at_each_question_is_not_tried_without_end(subjec
 def test_who_is_sent_to_no_place_is_told_at_once(subject: Subject, place: bytes) -> None:
     for asked in (0, 3):
         sent = subject.run(bytes([SCRIPTED, 0, asked]) + b"-MOVED %b\r\n" % place * 9)
-        assert b"not where to" in sent and b"in time" not in sent
+        assert b"malformed MOVED" in sent and b"in time" not in sent

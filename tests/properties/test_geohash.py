@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isnan
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from state_backend.codec.geohash import (
@@ -47,6 +47,11 @@ def halved(place: Place) -> int:
     return bits
 
 
+def is_at_edge(place: Place) -> bool:
+    """Tell whether a place is at the last longitude or latitude, where a score lacks a bit for the number."""
+    return place[0] + LONGITUDE_MAX == 2 * LONGITUDE_MAX or place[1] + LATITUDE_MAX == 2 * LATITUDE_MAX
+
+
 @given(place=places)
 @example(place=(179.99999999999997, 0.0))
 def test_a_score_is_what_halving_finds(place: Place) -> None:
@@ -54,12 +59,12 @@ def test_a_score_is_what_halving_finds(place: Place) -> None:
     # A place at the very edge of a cell may be on either side of it: rounding decides. At the map's own edge the score
     # is beyond all cells, as in Redis.
     nudged = {halved((place[0] + east, place[1] + north)) for east in (-1e-9, 0, 1e-9) for north in (-1e-9, 0, 1e-9)}
-    is_at_edge = place[0] + LONGITUDE_MAX == 2 * LONGITUDE_MAX or place[1] + LATITUDE_MAX == 2 * LATITUDE_MAX
-    assert found in nudged or is_at_edge
+    assert found in nudged or is_at_edge(place)
 
 
 @given(place=places)
 def test_a_place_is_near_to_where_its_score_says_it_is(place: Place) -> None:
+    assume(not is_at_edge(place))
     longitude, latitude = place_of(score_of(*place))
     assert abs(longitude - place[0]) <= LONGITUDE_MAX / 2**STEP_MAX + 1e-9
     assert abs(latitude - place[1]) <= LATITUDE_MAX / 2**STEP_MAX + 1e-9

@@ -96,7 +96,7 @@ def test_a_query_without_a_checkpoint_of_its_own_is_warned_of(
         return warnings_in(caplog, f"job {job}: the query has no checkpointLocation")
 
     (said,) = begin("without")
-    assert "its next run reads all input anew" in said
+    assert "next run will read all input again" in said
     assert not begin("given", checkpointLocation=str(tmp_path / "checkpoint"))
     spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "checkpoints"))
     try:

@@ -270,7 +270,10 @@ def test_serving_a_log_from_executors_again_ends_what_served_it_before(spark: Sp
         ({"replicas": 1}, "replicas=1 has no effect with placement='driver'; leave it out"),
         ({"ports": "7400-7500"}, "ports='7400-7500' has no effect with placement='driver'"),
         ({"placement": "executors", "workers": 2}, "workers=2 has no effect with placement='executors'"),
-        ({"placement": "executors", "store": "/tmp/store"}, "store='/tmp/store' has no meaning"),
+        (
+            {"placement": "executors", "store": "/tmp/store"},
+            "store='/tmp/store' has no effect with placement='executors'; leave it out",
+        ),
         ({"placement": "executors", "ports": "7500-7400"}, "ports='7500-7400': give the first and the last port"),
         ({"placement": "executors", "ports": "7400"}, "ports='7400': give the first and the last port"),
         ({"placement": "executors", "ports": "7400-70000"}, "ports='7400-70000': give the first and the last port"),
