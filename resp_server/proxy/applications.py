@@ -72,14 +72,14 @@ class Applications:
                 raise LoadingError(f"the jobs of {cluster.name} are not known yet, ask again in a moment")
         return self.each[0]  # no job has such keys, so any application replies that it does not exist
 
-    def slot_ownership(self, job: str) -> list[UpstreamCluster]:
+    def with_job(self, job: str) -> list[UpstreamCluster]:
         """Return the applications that have a job of this name."""
         return [cluster for cluster in self.each if job in cluster.keys.names]
 
     def learn_keys(self, cluster: UpstreamCluster, address: str) -> None:
         """Request the key formats of a server's jobs."""
         for job in cluster.keys.names:
-            for other in self.slot_ownership(job):
+            for other in self.with_job(job):
                 self._say_once(cluster, other, job)
         sink = JobKeysReplySink(self, cluster, address)
         cluster.send(UpstreamRequest(JOBS, 0, 2, cluster.deadline_s(), sink, 0, address, is_long=True))

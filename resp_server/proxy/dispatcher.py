@@ -503,7 +503,7 @@ class ProxyDispatcher(Dispatcher):
         each = self._applications.each
         if self._applications.only is not None:
             return each
-        found = self._applications.slot_ownership(job.decode("utf-8", "surrogateescape"))
+        found = self._applications.with_job(job.decode("utf-8", "surrogateescape"))
         if len(found) > 1:
             name = job.decode("utf-8", "surrogateescape")
             raise PlainError(clash(found[0], name, found[1], name))
