@@ -108,6 +108,16 @@ class KeyWriter:
         if expire_at_ms:
             self._move_line(at[:POSITION_BYTES], expire_at_ms, 0)
 
+    def change(self, at: bytes, old: bytes | None, new: bytes | None) -> None:
+        """Write a key's record, or delete the old one if `new` is None; count the change if it makes a difference."""
+        if new == old:
+            return
+        if new is not None:
+            self.put(at, old, new)
+        elif old is not None:
+            self.delete(at, old)
+        self.changed += 1
+
     def drop(self, record: bytes) -> None:
         """Leave the rows that a record has in other tables to `lmdb.expiry`, which removes them in portions."""
         if record[FORM_AT] < LARGE:

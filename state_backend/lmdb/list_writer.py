@@ -49,9 +49,7 @@ class ListWriter:
         elements = [*packed_list.elements(payload_of(old)), *appended] if keeps_old and old is not None else appended
         elements = elements[-state.length_max :] if state.length_max else elements
         if not elements:
-            if old is not None:
-                self._keys.delete(at, old)
-                self._keys.changed += 1
+            self._keys.change(at, old, None)
             return
         packed = packed_list.pack(elements)
         if len(elements) > packed_list.ELEMENTS_MAX or len(packed) > packed_list.BYTES_MAX:
@@ -59,9 +57,7 @@ class ListWriter:
             self._put_long(at, old, last, long_list, state)
             return
         new = make_record(last.key, packed, last.expire_at_ms, state.number, SHORT)
-        if new != old:
-            self._keys.put(at, old, new)
-            self._keys.changed += 1
+        self._keys.change(at, old, new)
 
     def _put_long(self, at: bytes, old: bytes | None, last: Change, long_list: LongList, state: WrittenState) -> None:
         if state.length_max is not None:

@@ -93,17 +93,13 @@ class SetWriter:
         before = _scores_in(old) if old is not None and keeps_old else {}
         after = {member: score for member, score in (before | scores).items() if score is not None}
         if not after:
-            if old is not None:
-                self._keys.delete(at, old)
-                self._keys.changed += 1
+            self._keys.change(at, old, None)
             return
         if len(after) <= packed_sorted.MEMBERS_MAX:
             packed = packed_sorted.packed(after.items()) if is_sorted else packed_list.pack(sorted(after))
             if len(packed) <= packed_sorted.BYTES_MAX:
                 new = make_record(key, packed, expire_at_ms, state.number, RANKED if is_sorted else FEW)
-                if new != old:
-                    self._keys.put(at, old, new)
-                    self._keys.changed += 1
+                self._keys.change(at, old, new)
                 return
         self._change_large(at, old, key, after, expire_at_ms, state, LargeSet(self._keys.meta.new_id(), 0, 0))
 

@@ -42,14 +42,8 @@ class ValueWriter:
     ) -> None:
         """Apply the last change of a key: no other makes a difference."""
         *_, (_, op, key, _, value, expire_at_ms) = rows
-        if op == PUT:
-            new = self.record(key, value or b"", expire_at_ms, state.number, old)
-            if new != old:
-                self._keys.put(at, old, new)
-                self._keys.changed += 1
-        elif old is not None:
-            self._keys.delete(at, old)
-            self._keys.changed += 1
+        new = self.record(key, value or b"", expire_at_ms, state.number, old) if op == PUT else None
+        self._keys.change(at, old, new)
 
     def record(self, name: bytes, value: bytes, expire_at_ms: int | None, number: int, old: bytes | None) -> bytes:
         """Make the record of a value, or of a field; the pieces of a long value are written, unless `old` has them."""
