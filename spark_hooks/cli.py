@@ -55,31 +55,45 @@ def _of_program(program: Program, help: str) -> Command:
 
 def _add_attach_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", required=True, metavar="PATH", help="the query's checkpoint")
-    parser.add_argument("--list", action="store_true", help="show which state there is, and end")
-    parser.add_argument("--job", help="the name that keys begin with")
+    parser.add_argument("--list", action="store_true", help="list the states in the checkpoint, and end")
+    parser.add_argument("--job", help="the job's name, with which keys begin")
     parser.add_argument("--log", metavar="PATH", help="the change log's root")
-    parser.add_argument("--serve", action="store_true", help="serve the log as well")
-    parser.add_argument("--port", type=tcp_port, default=process.DEFAULT_PORT, help="for --serve (default %(default)s)")
-    state = parser.add_argument_group("one state (left out: all there are)")
+    parser.add_argument("--serve", action="store_true", help="also serve the log")
+    parser.add_argument(
+        "--port", type=tcp_port, default=process.DEFAULT_PORT, help="the port of --serve (default %(default)s)"
+    )
+    state = parser.add_argument_group("a single state (default: all states of the query)")
     state.add_argument("--state", metavar="NAME", help="the state's name in keys")
     state.add_argument("--operator", type=int, metavar="N", help="the operator's number")
-    state.add_argument("--variable", metavar="NAME", help="a variable of transformWithState, or left, right of a join")
+    state.add_argument(
+        "--variable", metavar="NAME", help="a variable of transformWithState, or `left` or `right` of a join"
+    )
     state.add_argument("--key", nargs="+", metavar="COLUMN", help="the columns that make the key")
-    state.add_argument("--key-format", metavar="TEXT", help="instead: any text with <column> placeholders")
-    state.add_argument("--field", metavar="COLUMN", help="a part of the key that is the field of a hash")
-    state.add_argument("--value", nargs="+", metavar="COLUMN", help="the columns that are the value")
-    state.add_argument("--kind", choices=("value", "map"), help="several columns as one JSON object, one as a hash")
-    state.add_argument("--column", action="append", default=[], metavar="NAME=SQL", help="a column of your own")
-    state.add_argument("--encoding", choices=("text", "json", "binary"), help="how a value becomes bytes")
-    state.add_argument("--length-max", type=int, metavar="N", help="keep this many last elements of a list")
+    state.add_argument("--key-format", metavar="TEXT", help="instead of --key: a text with <column> placeholders")
+    state.add_argument("--field", metavar="COLUMN", help="the part of the key that becomes the field of a hash")
+    state.add_argument("--value", nargs="+", metavar="COLUMN", help="the columns of the value")
+    state.add_argument(
+        "--kind",
+        choices=("value", "map"),
+        help="value: several columns become one JSON object; map: one column becomes a hash",
+    )
+    state.add_argument(
+        "--column", action="append", default=[], metavar="NAME=SQL", help="a further column, by an SQL expression"
+    )
+    state.add_argument("--encoding", choices=("text", "json", "binary"), help="the encoding of values")
+    state.add_argument("--length-max", type=int, metavar="N", help="the number of last elements to keep in a list")
     parser.add_argument(
         "--on-mismatch",
         choices=("refuse", "replace"),
         default="refuse",
-        help="what to do where the log was written from an operator that looked otherwise (default %(default)s)",
+        help="the reaction if the log was written from an operator with another name or schema (default %(default)s)",
     )
-    parser.add_argument("--master", default="local[2]", help="the Spark that reads (default %(default)s)")
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of that Spark")
+    parser.add_argument(
+        "--master", default="local[2]", help="the master of the Spark that reads the checkpoint (default %(default)s)"
+    )
+    parser.add_argument(
+        "--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of that Spark; may be repeated"
+    )
 
 
 def _lacks(command: str, modules: Sequence[str], *, extra: str) -> bool:
@@ -101,10 +115,10 @@ def _attach(options: argparse.Namespace) -> int:
 def _add_demo_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=tcp_port, default=process.DEFAULT_PORT, help="TCP port (default %(default)s)")
     parser.add_argument(
-        "--speed", type=float, default=10.0, metavar="DAYS", help="days replayed in a second (default 10; 0: unpaced)"
+        "--speed", type=float, default=10.0, metavar="DAYS", help="days of data per second (default 10; 0: all at once)"
     )
-    parser.add_argument("--once", action="store_true", help="end when the data is through, instead of serving on")
-    parser.add_argument("--log", metavar="PATH", help="keep the change log there (default: a temporary folder)")
+    parser.add_argument("--once", action="store_true", help="end after the last row, instead of serving until Ctrl-C")
+    parser.add_argument("--log", metavar="PATH", help="the change log's root (default: a temporary folder)")
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -118,7 +132,7 @@ def _demo(options: argparse.Namespace) -> int:
 COMMANDS = (
     Command(
         "demo",
-        "replay the flights of 2013 through Spark and serve the state of it",
+        "replay flights and weather of 2013 through Spark, and serve their state",
         "Replay real flights and weather of New York, 2013, as streams through Spark, and serve the state.",
         _add_demo_options,
         _demo,
@@ -126,17 +140,25 @@ COMMANDS = (
     _of_program(process.PROGRAM, "serve the jobs of a change log, without Spark"),
     _of_program(registry.PROGRAM, "assign slots to state servers"),
     _of_program(state_server.PROGRAM, "serve the slots that a registry assigns"),
-    _of_program(proxy.PROGRAM, "answer plain clients from several servers"),
+    _of_program(proxy.PROGRAM, "serve plain clients from several state servers"),
     Command(
         "attach",
-        "follow a query's checkpoint and write its state into a change log, with a Spark of its own",
-        "Make the state of any query readable, running or stopped, from its checkpoint alone.",
+        "make the state of an unchanged query readable, from its checkpoint",
+        "Follow the checkpoint of a query, running or stopped, with a separate Spark, and write its state into a log.",
         _add_attach_options,
         _attach,
     ),
-    Command("status", "show the jobs and states of a server", status.DESCRIPTION, status.add_options, status.run),
-    Command("compact", "shorten a change log", compact.DESCRIPTION, compact.add_options, compact.run),
-    Command("drop", "remove a job for good", drop.DESCRIPTION, drop.add_options, drop.run),
-    Command("promote", "show a state that is held back", promotion.DESCRIPTION, promotion.add_options, promotion.run),
-    Command("rename", "give a job another name", rename.DESCRIPTION, rename.add_options, rename.run),
+    Command("status", "list the jobs and states of a server", status.DESCRIPTION, status.add_options, status.run),
+    Command(
+        "compact",
+        "write snapshots into a change log, and remove superseded files",
+        compact.DESCRIPTION,
+        compact.add_options,
+        compact.run,
+    ),
+    Command("drop", "remove a job from a log for good", drop.DESCRIPTION, drop.add_options, drop.run),
+    Command(
+        "promote", "make a state visible that is held back", promotion.DESCRIPTION, promotion.add_options, promotion.run
+    ),
+    Command("rename", "rename a job of a log", rename.DESCRIPTION, rename.add_options, rename.run),
 )

@@ -99,15 +99,17 @@ def add_tls_options(parser: argparse.ArgumentParser, *, for_server: bool = True)
     """Add the options for TLS files to a command."""
     group = parser.add_argument_group("TLS")
     group.add_argument(
-        CERT_OPTION, metavar="FILE", help="the certificate to show" + (": the port speaks TLS" if for_server else "")
+        CERT_OPTION,
+        metavar="FILE",
+        help="the certificate to present" + ("; with it the port speaks TLS" if for_server else ""),
     )
     group.add_argument(KEY_OPTION, metavar="FILE", help="its private key")
-    group.add_argument(CA_OPTION, metavar="FILE", help="the CA that others' certificates have to be of")
+    group.add_argument(CA_OPTION, metavar="FILE", help="the CA that must have signed the certificates of peers")
     if for_server:
         group.add_argument(
             AUTH_CLIENTS_OPTION,
             choices=tuple(VERIFY_MODES),
-            help="whether clients have to show a certificate of that CA (default: yes if it is given)",
+            help="whether clients must present a certificate of that CA (default: yes if a CA is given)",
         )
 
 

@@ -78,4 +78,6 @@ def message_of(error: Exception) -> str:
 
 def add_level_option(parser: argparse.ArgumentParser) -> None:
     """Add the option that `run` needs."""
-    parser.add_argument("--loglevel", choices=LOG_LEVELS, default="info", help="what is logged (default %(default)s)")
+    parser.add_argument(
+        "--loglevel", choices=LOG_LEVELS, default="info", help="the lowest level that is logged (default %(default)s)"
+    )

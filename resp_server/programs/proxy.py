@@ -42,8 +42,9 @@ MS_PER_S = 1000
 TIMEOUT_MS_MAX = 60_000
 
 DESCRIPTION = """\
-Answer plain Redis clients from several state servers, each for its slots. Each --cluster, --registry and --log is an
-application of its own; with several of them a key's job says which one is asked.
+Serve plain Redis clients from several state servers: each request goes to the owner of its key's slot.
+Each --cluster, --registry and --log is a separate application; with several of them, a request goes to the application
+that has the key's job.
 """
 EXAMPLES = """\
 examples:
@@ -61,14 +62,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ROOT",
-        help="a log root under which a registry writes who answers what; may be repeated",
+        help="a log root; its registry writes the topology there; may be repeated",
     )
     parser.add_argument(
         "--registry",
         action="append",
         default=[],
         metavar="HOST:PORT",
-        help="a registry to be told by; may be repeated",
+        help="a registry, which announces each new topology; may be repeated",
     )
     add_token_option(parser)
     parser.add_argument(
@@ -76,14 +77,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="the servers' topology; read again when it changes; may be repeated",
+        help="a file with the topology of the servers; reloaded when it changes; may be repeated",
     )
     parser.add_argument(
         "--upstream-timeout",
         type=whole_number(1, TIMEOUT_MS_MAX, "a number of milliseconds"),
         default=int(TIMEOUT_S * MS_PER_S),
         metavar="MS",
-        help="how long a server may take to answer (default %(default)s)",
+        help="the time limit for a server's reply, in milliseconds (default %(default)s)",
     )
     add_listening_options(parser)
     add_tls_port_option(parser)

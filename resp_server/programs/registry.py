@@ -32,10 +32,11 @@ DEFAULT_PORT = 7377
 # The exit code of a registry that another one has replaced; a supervisor must not restart it.
 FENCED_CODE = 3
 
-DESCRIPTION = (
-    "Assign the slots of a change log's keys to state servers, and notice when these come and go. It writes where it "
-    "is to registry.json under the log's root. Servers answer on without it; one that is started again goes on."
-)
+DESCRIPTION = """\
+Assign slots to the state servers of a change log, and reassign them when servers join or leave. The registry writes its
+address and the topology into registry.json under the log's root. Servers go on serving while it is down; a restarted
+registry resumes from that file.
+"""
 EXAMPLES = """\
 examples:
   SPARKIS_CONTROL_TOKEN=secret sparkis registry --log /data/log
@@ -55,19 +56,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--bind", default="127.0.0.1", metavar="ADDRESS", help="the address to listen on (default %(default)s)"
     )
     parser.add_argument(
-        "--advertise", metavar="HOST", help="where state servers find this machine (default: the --bind address)"
+        "--advertise", metavar="HOST", help="this machine's address for state servers (default: the --bind address)"
     )
     parser.add_argument(
         "--replicas",
         type=whole_number(0, NODES_MAX - 1, "a number of replicas"),
         default=0,
         metavar="N",
-        help="further servers that hold each slot, where there are enough (default %(default)s)",
+        help="replicas of each slot, if there are enough servers (default %(default)s)",
     )
     parser.add_argument(
         "--standby",
         action="store_true",
-        help="take over when the log's registry has not answered for some seconds, such as when its driver has gone",
+        help="take over when the log's registry has not answered for two seconds (its driver may have ended)",
     )
     add_token_option(parser)
     add_tls_options(parser)

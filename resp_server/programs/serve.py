@@ -52,7 +52,7 @@ WORKERS_MAX = 64
 # The server listens when its jobs are loaded, or after this time; then it replies LOADING meanwhile (guess).
 LOADING_GRACE_S = 5.0
 
-DESCRIPTION = "Serve the jobs of a change log to Redis clients: no Spark, no JVM; the log may be read-only."
+DESCRIPTION = "Serve the jobs of a change log to Redis clients. Needs no Spark and no JVM."
 EXAMPLES = """\
 examples:
   sparkis serve --log ./sparkis-log
@@ -68,9 +68,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log", action="append", required=True, metavar="PATH", help="a log root; may be repeated")
     add_listening_options(parser)
     add_tls_port_option(parser)
-    parser.add_argument("--store", metavar="FOLDER", help="where to keep the stores (default: in the user's cache)")
+    parser.add_argument("--store", metavar="FOLDER", help="the folder of the stores (default: in the user's cache)")
     parser.add_argument(
-        "--role", choices=("master", "slave"), default="master", help="what clients are told to talk to"
+        "--role",
+        choices=("master", "slave"),
+        default="master",
+        help="the role in HELLO, ROLE and INFO (default master)",
     )
     parser.add_argument(
         "--workers",
@@ -80,15 +83,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="processes that serve the port (default %(default)s)",
     )
     parser.add_argument(
-        "--cluster", metavar="FILE", help="serve as a node of a Redis Cluster: its topology; read again when it changes"
+        "--cluster",
+        metavar="FILE",
+        help="serve as a node of a Redis Cluster with the topology in this file; reloaded when it changes",
     )
     parser.add_argument(
-        "--cluster-node", metavar="HOST:PORT", help="which node of the topology this server is: its address, or its id"
+        "--cluster-node",
+        metavar="HOST:PORT",
+        help="with --cluster: this server's node in the topology, by address or id",
     )
     parser.add_argument(
-        "--compact", action="store_true", help="write snapshots into the log and remove what they supersede"
+        "--compact", action="store_true", help="write snapshots into the log, and remove the files that they supersede"
     )
-    add_retention_option(parser, "with --compact: keep what is younger, for readers that are behind")
+    add_retention_option(parser, "with --compact: retain younger files, for readers that are behind")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -97,7 +104,7 @@ def add_listening_options(
     port: int | None = DEFAULT_PORT,
     port_help: str = "TCP port (default %(default)s; 0: a free one)",
 ) -> None:
-    """Add the options of whatever answers clients."""
+    """Add the options that all programs with Redis clients have."""
     parser.add_argument("--port", type=tcp_port, default=port, help=port_help)
     parser.add_argument(
         "--bind",
@@ -107,28 +114,33 @@ def add_listening_options(
         help="addresses to listen on (default: loopback)",
     )
     parser.add_argument(
-        "--requirepass", metavar="PASSWORD", help=f"ask clients for it; better: {PASSWORD_VARIABLE} in the environment"
+        "--requirepass",
+        metavar="PASSWORD",
+        help=f"the password for AUTH; safer: {PASSWORD_VARIABLE} in the environment",
     )
     parser.add_argument("--requirepass-file", metavar="FILE", help="read the password from a file")
-    parser.add_argument(
-        "--aclfile", metavar="FILE", help="read the users and what they may do from it (as in Redis; see ACL LOAD)"
-    )
+    parser.add_argument("--aclfile", metavar="FILE", help="the file of the users and their rules, as in Redis")
     parser.add_argument(
         "--rate-limit",
         action="append",
         type=_limit,
         default=[],
         metavar="USER=COMMANDS[,BYTES]",
-        help="how many commands, and bytes, a second a user is answered; may be repeated",
+        help="the limits of a user: commands, and bytes, per second; may be repeated",
     )
     parser.add_argument(
         "--notify-keyspace-events",
         type=_event_classes,
         default="",
         metavar="CLASSES",
-        help="what subscribers are notified of, as in Redis (default: nothing)",
+        help="the classes of keyspace notifications, as in Redis (default: none)",
     )
-    parser.add_argument("--protected-mode", choices=("yes", "no"), default="yes", help="as in Redis (default yes)")
+    parser.add_argument(
+        "--protected-mode",
+        choices=("yes", "no"),
+        default="yes",
+        help="yes: without a password, serve only clients on this machine (default yes)",
+    )
     parser.add_argument(
         "--maxclients",
         type=whole_number(1, CLIENTS_MAX, "a number of connections"),
@@ -141,16 +153,19 @@ def add_listening_options(
         type=whole_number(0, INT32_MAX, "a number of seconds"),
         default=0,
         metavar="SECONDS",
-        help="close idle clients (default: never)",
+        help="close clients that are idle for longer (default: never)",
     )
     add_level_option(parser)
     add_tls_options(parser)
 
 
 def add_tls_port_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option of whatever may answer with TLS and without it at once."""
+    """Add the option of programs that can have a plain port and a port with TLS."""
     parser.add_argument(
-        "--tls-port", type=tcp_port, metavar="PORT", help="speak TLS there, and none at --port (default: TLS at --port)"
+        "--tls-port",
+        type=tcp_port,
+        metavar="PORT",
+        help="a port with TLS; --port is then plain (default: TLS at --port)",
     )
 
 

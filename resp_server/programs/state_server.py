@@ -55,12 +55,12 @@ DEFAULT_PORTS = "7400-7500"
 MEMBER_FILE = "member.json"
 MS_PER_MINUTE = 60_000
 
-DESCRIPTION = (
-    "Serve some slots of the jobs of a change log, as the registry says which: one of several servers that answer as "
-    "the nodes of a Redis Cluster. No Spark, no JVM; the log may be read-only."
-)
+DESCRIPTION = """\
+Serve the slots that a registry assigns, as a node of a Redis Cluster. Several state servers share the slots of a change
+log. Needs no Spark and no JVM; without --compact it only reads the log.
+"""
 EXAMPLES = """\
-examples (all of them with the same SPARKIS_CONTROL_TOKEN, or --token-file):
+examples (all with the same SPARKIS_CONTROL_TOKEN, or --token-file):
   sparkis registry --log /data/log
   sparkis state-server --log /data/log --store ./store1
   sparkis state-server --log /data/log --store ./store2
@@ -75,36 +75,38 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--registry",
         type=_address,
         metavar="HOST:PORT",
-        help="where the registry is (default: registry.json under a log root says it)",
+        help="the registry's address (default: the one in registry.json under a log root)",
     )
-    add_listening_options(parser, port=None, port_help="TCP port, instead of --ports: that one only (0: a free one)")
+    add_listening_options(parser, port=None, port_help="instead of --ports: the only TCP port (0: a free one)")
     parser.add_argument(
         "--ports",
         type=_ports,
         metavar="FIRST-LAST",
-        help=f"listen on the first of these ports that is free (default {DEFAULT_PORTS})",
+        help=f"listen on the first free port of these (default {DEFAULT_PORTS})",
     )
     parser.add_argument(
         "--advertise",
         type=_advertised,
         metavar="HOST[:PORT]",
-        help="where clients and other servers find this one (default: the first --bind address, and the port)",
+        help="the address for clients and other servers (default: the first --bind address, and the port)",
     )
     parser.add_argument(
         "--zone",
         default="",
         metavar="NAME",
-        help="servers of one zone may be lost together: copies of a slot are kept in several (default: its host)",
+        help="servers of one zone may fail together: copies of a slot are placed in several zones (default: the host)",
     )
     parser.add_argument(
-        "--store", metavar="FOLDER", help="where to keep the stores, and who it is (default: in the user's cache)"
+        "--store",
+        metavar="FOLDER",
+        help="the folder of the stores and of the server's identity (default: in the user's cache)",
     )
     parser.add_argument(
         "--compact",
         action="store_true",
-        help="write snapshots into the log and remove what they supersede, each server its part; all need it",
+        help="write this server's part of snapshots into the log, and remove superseded files; all servers need it",
     )
-    add_retention_option(parser, "with --compact: keep what is younger, for readers that are behind")
+    add_retention_option(parser, "with --compact: retain younger files, for readers that are behind")
     add_token_option(parser)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--driver", default="", help=argparse.SUPPRESS)

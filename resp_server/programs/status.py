@@ -14,14 +14,14 @@ from resp_server.net.tls import add_tls_options, files_of
 from state_backend.model.errors import SparkisError
 
 DEFAULT_URL = "redis://127.0.0.1:7379"
-DESCRIPTION = "Show the jobs of a running server: states, keys, committed and applied epoch, lag."
+DESCRIPTION = "List the jobs of a running server: states, keys, committed and applied epoch, lag."
 COLUMNS = ("JOB", "STATE", "KIND", "KEYS", "COMMITTED", "APPLIED", "LAG", "AGE", "CONDITION")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--url", default=DEFAULT_URL, help="redis[s]://[:password@]host:port (default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     add_tls_options(parser, for_server=False)
 
 

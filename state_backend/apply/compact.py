@@ -12,14 +12,16 @@ from state_backend.log.sweep import RETENTION_MS
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import LogError, SparkisError
 
-DESCRIPTION = "Write a snapshot of every job of a log, and remove what it supersedes. Needs no server and no Spark."
+DESCRIPTION = (
+    "Write a snapshot of each job of a log, and remove the files that it supersedes. Needs no server and no Spark."
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--log", required=True, metavar="PATH", help="a log root")
     parser.add_argument("--job", action="append", metavar="NAME", help="only this job; may be repeated")
-    add_retention_option(parser, "keep what is younger, for readers that are behind")
+    add_retention_option(parser, "retain younger files, for readers that are behind")
 
 
 def add_retention_option(parser: argparse.ArgumentParser, text: str) -> None:

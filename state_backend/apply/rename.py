@@ -33,8 +33,8 @@ from state_backend.model.records import Change, runs_of
 from state_backend.store.store import Snapshot
 
 DESCRIPTION = """\
-Give a job of a log another name, after its query was renamed: keys OLD:... become NEW:..., and the job OLD is no more.
-Stop the query first; start it under its new name afterwards. Needs no server and no Spark."""
+Rename a job of a log after its query was renamed: keys OLD:... become NEW:..., and the job OLD is removed. Stop the
+query first, and start it under its new name afterwards. Needs no server and no Spark."""
 
 # A file of the new job's first epoch ends at the first key after so many bytes of keys and values (guess).
 FILE_BYTES_MAX = 256 << 20
@@ -43,8 +43,8 @@ FILE_BYTES_MAX = 256 << 20
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--log", required=True, metavar="PATH", help="a log root")
-    parser.add_argument("old", metavar="OLD", help="the job's name until now")
-    parser.add_argument("new", metavar="NEW", help="its name from now on")
+    parser.add_argument("old", metavar="OLD", help="the job's present name")
+    parser.add_argument("new", metavar="NEW", help="its new name")
 
 
 def run(options: argparse.Namespace) -> int:

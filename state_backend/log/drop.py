@@ -20,14 +20,16 @@ from state_backend.model.clock import now_ms
 from state_backend.model.errors import LogError, SparkisError
 
 DESCRIPTION = """\
-Remove a job and all of its state from a log, for good: servers show nothing of it any more. Stop its query first.
-Needs no server and no Spark."""
+Remove a job and all of its state from a log for good; servers stop serving it. Stop its query first. Needs no server
+and no Spark."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--log", required=True, metavar="PATH", help="a log root")
-    parser.add_argument("--force", action="store_true", help="also while a query writes the job, which then fails")
+    parser.add_argument(
+        "--force", action="store_true", help="remove the job even while a query writes it; that query fails"
+    )
     parser.add_argument("job", metavar="JOB", help="the job's name")
 
 

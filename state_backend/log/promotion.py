@@ -21,8 +21,8 @@ from state_backend.model.errors import LogError, SparkisError
 from state_backend.model.generations import first_term
 
 DESCRIPTION = """\
-Show the newest state of a job that is held back, because its query began anew and has not caught up. Needs no server
-and no Spark; servers of the log show it as soon as they have applied it."""
+Make the state of a query with a new checkpoint visible now. Otherwise it is held back until the query has caught up,
+and readers see the old state. Needs no server and no Spark; servers switch once they have applied the new state."""
 
 
 class Held(NamedTuple):
