@@ -489,7 +489,7 @@ def _sparkis(context: CommandContext, total: ProcessStats) -> Section:
             f"lag_ms={'unknown' if lag is None else lag},"
             f"committed_at={committed_at(applied) or 'unknown'},age_ms={'unknown' if age is None else age},"
             f"stale={int(job.is_stale)},incomplete={int(job.is_incomplete)},"
-            f"held_epoch={'none' if job.held_epoch is None else job.held_epoch},"
+            f"held_back_epoch={'none' if job.held_back_epoch is None else job.held_back_epoch},"
             f"keys={'unknown' if visible.keys is None else visible.keys},"
             f"store_bytes={sizes.get(job.name, (0, 0))[0]}"
         )

@@ -83,8 +83,8 @@ def _freshness(visible: VisibleJob, now_ms: int) -> dict[bytes, Reply]:
         b"age_ms": age_ms(applied, now_ms),
         b"stale": int(job.is_stale),
         b"incomplete": int(job.is_incomplete),
-        b"held_epoch": job.held_epoch,
-        b"held_since": None if job.held_since_ms is None else iso_text(job.held_since_ms).encode(),
+        b"held_back_epoch": job.held_back_epoch,
+        b"held_back_since": None if job.held_back_since_ms is None else iso_text(job.held_back_since_ms).encode(),
         b"error": visible.error.encode(),
     }
 

@@ -79,7 +79,7 @@ def _rows(job: dict[str, Any]) -> list[tuple[str, ...]]:
     facts = [
         "stale" if job["stale"] else "live",
         "incomplete" if job["incomplete"] else "",
-        "" if job["held_epoch"] is None else f"epoch {job['held_epoch']} of a new generation is held back",
+        "" if job["held_back_epoch"] is None else f"epoch {job['held_back_epoch']} of a new generation is held back",
         job["error"],
     ]
     condition = ", ".join(filter(None, facts))

@@ -84,11 +84,11 @@ def job_lines(jobs: Sequence[Row]) -> str:
     lines = [f"sparkis_jobs:{len(jobs)}\r\nsparkis_store_bytes:{stored}\r\n"]
     for row in jobs:
         known = {name: "unknown" if value is None else value for name, value in row.items()}
-        held = "none" if row["held_epoch"] is None else row["held_epoch"]
+        held = "none" if row["held_back_epoch"] is None else row["held_back_epoch"]
         lines.append(
             f"job_{known['name']}:epoch={known['applied']},committed_epoch={known['committed']},"
             f"lag_epochs={known['lag_epochs']},lag_ms={known['lag_ms']},committed_at={known['committed_at']},"
-            f"age_ms={known['age_ms']},stale={known['stale']},incomplete={known['incomplete']},held_epoch={held},"
+            f"age_ms={known['age_ms']},stale={known['stale']},incomplete={known['incomplete']},held_back_epoch={held},"
             f"keys={known['keys']},store_bytes={known.get('store_bytes', 0)}\r\n"
         )
     return "".join(lines)
@@ -114,8 +114,8 @@ def _progress(rows: Sequence[Row]) -> Row:
     oldest = min(rows, key=lambda row: row["committed_at"] or "")  # None if a server has no visible epoch yet
     age = {"committed_at": oldest["committed_at"], "age_ms": oldest["age_ms"]}
     flags = {name: max(row[name] for row in rows) for name in ("stale", "incomplete")}
-    held = max(rows, key=lambda row: -1 if row["held_epoch"] is None else row["held_epoch"])
-    age |= {"held_epoch": held["held_epoch"], "held_since": held["held_since"]}
+    held = max(rows, key=lambda row: -1 if row["held_back_epoch"] is None else row["held_back_epoch"])
+    age |= {"held_back_epoch": held["held_back_epoch"], "held_back_since": held["held_back_since"]}
     errors = dict.fromkeys(row["error"] for row in rows if row["error"])
     return known | age | flags | {"error": "; ".join(errors)}
 

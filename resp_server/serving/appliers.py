@@ -210,8 +210,8 @@ class ApplierProcess:
                 "committed_epoch": event.get("committed", -1),
                 "committed_clock_ms": event.get("committed_clock_ms", 0),
                 "is_incomplete": event["is_incomplete"],
-                "held_epoch": event["held_epoch"],
-                "held_since_ms": event["held_since_ms"],
+                "held_back_epoch": event["held_back_epoch"],
+                "held_back_since_ms": event["held_back_since_ms"],
                 "is_stale": event["is_stale"],
                 "error": event["error"],
             }

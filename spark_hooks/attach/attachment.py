@@ -127,7 +127,7 @@ class Attachment:
         self._notice()
         self._thread = threading.Thread(target=self._follow, name=f"sparkis-attach-{job}", daemon=True)
         self._thread.start()
-        threading.Thread(target=self._send_heartbeats, name=f"sparkis-attach-beat-{job}", daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, name=f"sparkis-attach-heartbeat-{job}", daemon=True).start()
 
     def __repr__(self) -> str:
         return f"Attachment(job={self.job!r}, checkpoint={self._checkpoint.location!r}, batch={self.batch})"
@@ -221,7 +221,7 @@ class Attachment:
                         f"or pass on_mismatch='replace' to start with a new snapshot"
                     )
 
-    def _open(self, *, is_anew: bool = False) -> LogWriter:
+    def _open(self, *, starts_empty: bool = False) -> LogWriter:
         """Open the query's generation of the log, or a new one if the states' sources have changed.
 
         If readers see another query's generation, a new one is held back until its query has caught up. A new
@@ -229,7 +229,7 @@ class Attachment:
         """
         query_id = self._checkpoint.query_id()
         log = ChangeLog(self.log).job(self.job)
-        shown = log.shown()
+        shown = log.visible()
         is_others = shown is not None and log.description(shown.generation).query_id != query_id
         writer = LogWriter(
             self.log,
@@ -237,10 +237,10 @@ class Attachment:
             self._descriptors,
             query_id,
             source=self._source,
-            is_anew=is_anew or not self._is_same_source(query_id),
+            starts_empty=starts_empty or not self._is_same_source(query_id),
             checkpoint=self._checkpoint.location,
-            is_beating=True,
-            takeover=self._takeover or is_anew,  # anew: takes over from its own former writer
+            sends_heartbeats=True,
+            takeover=self._takeover or starts_empty,  # anew: takes over from its own former writer
             holds_back=is_others and self._catch_up_timeout_s != 0,
         )
         self._catch_up = CatchUp(writer, self._catch_up_timeout_s, self._query, self._offsets)
@@ -264,7 +264,7 @@ class Attachment:
             is_running = not self._stopping.wait(HEARTBEAT_INTERVAL_S) and self.error is None
             writer = self._writer
             try:
-                writer.beat(is_running=is_running and self.failure is None and self._is_active())
+                writer.send_heartbeat(is_running=is_running and self.failure is None and self._is_active())
                 if not self._catch_up.is_done:
                     self._catch_up.check(is_behind=self.batch != self._checkpoint.newest())
             except Exception as error:  # of the log, or of a stopped Spark; the reading thread gets it as well
@@ -343,7 +343,7 @@ class Attachment:
         elif reason := self._gap_after(last, newest):
             logger.warning("job %s: %s; reading a new snapshot of the state", self.job, reason)
             self._writer.check_in_charge()
-            self._writer = self._open(is_anew=True)
+            self._writer = self._open(starts_empty=True)
         elif newest > last.epoch:
             self._read_changes(last.epoch + 1, min(newest, last.epoch + BATCHES_MAX))
         else:

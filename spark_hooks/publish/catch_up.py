@@ -56,14 +56,14 @@ class CatchUp:
         self._query = query
         self._offsets = offsets
         self._clock = clock
-        if (held := writer.held) is not None:
+        if (held_back := writer.held_back) is not None:
             logger.warning(
                 "job %s: query %s started with a new checkpoint; readers keep the state of epoch %d, of %s, until the "
                 "query has caught up%s. To make the new state visible now: sparkis promote --log %s %s",
                 writer.job,
                 writer.query_id,
-                held.shown.epoch,
-                iso_text(held.shown.clock_ms),
+                held_back.visible.epoch,
+                iso_text(held_back.visible.clock_ms),
                 "" if timeout_s is None else f", at most {timeout_s:g} s",
                 writer.log.filesystem.root,
                 writer.job,
@@ -72,31 +72,31 @@ class CatchUp:
     @property
     def is_done(self) -> bool:
         """Tell whether the query's epochs are visible to readers."""
-        return self._writer.held is None
+        return self._writer.held_back is None
 
     def on_commit(self, offsets: Sequence[str]) -> None:
         """Check the end offsets of an epoch that was committed."""
-        held = self._writer.held
-        if held is not None and have_passed(offsets, held.shown.offsets):
-            self._make_visible("its sources have passed the offsets of the old state")
+        held_back = self._writer.held_back
+        if held_back is not None and have_passed(offsets, held_back.visible.offsets):
+            self._promote("its sources have passed the offsets of the old state")
 
     def check(self, *, is_behind: bool = False) -> None:
         """Check for idle input, the timeout, and a promotion by another process.
 
         is_behind: the query has committed batches that are not in the log yet.
         """
-        held, last = self._writer.held, self._writer.last
-        if held is None or last is None:
+        held_back, last = self._writer.held_back, self._writer.last
+        if held_back is None or last is None:
             return
-        if self._writer.is_shown_by_others():
+        if self._writer.poll_promotion():
             logger.info("job %s: the new state is visible, by `sparkis promote`", self._writer.job)
         elif not is_behind and self._is_idle(last.epoch):
-            self._make_visible("no input is waiting")
-        elif self._timeout_s is not None and self._clock() - held.since_ms >= self._timeout_s * 1000:
-            self._make_visible(f"{self._timeout_s:g} s have passed")
+            self._promote("no input is waiting")
+        elif self._timeout_s is not None and self._clock() - held_back.since_ms >= self._timeout_s * 1000:
+            self._promote(f"{self._timeout_s:g} s have passed")
 
-    def _make_visible(self, reason: str) -> None:
-        if self._writer.show(reason):
+    def _promote(self, reason: str) -> None:
+        if self._writer.promote(reason):
             logger.info("job %s: the new state is visible from now on: %s", self._writer.job, reason)
 
     def _is_idle(self, epoch: int) -> bool:

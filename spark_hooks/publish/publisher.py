@@ -176,19 +176,19 @@ class Publisher:
                     run.query_id,
                     self._options.on_rewind,
                     siblings=siblings,
-                    is_whole=self._options.mode == "complete",
+                    rewrites_states=self._options.mode == "complete",
                     checkpoint=run.checkpoint,
-                    is_beating=True,
+                    sends_heartbeats=True,
                     takeover=self._options.takeover,
                     holds_back=self._options.catch_up_timeout_s != 0,
                 )
                 self._offsets = OffsetLog(run.checkpoint or None, session_at_hand() if run.query is not None else None)
                 self._catch_up = CatchUp(writer, self._options.catch_up_timeout_s, run.query, self._offsets)
                 arguments = (writer, run.query, self._catch_up)
-                beat = threading.Thread(
-                    target=_send_heartbeats, args=arguments, name=f"sparkis-beat-{job}", daemon=True
+                heartbeat = threading.Thread(
+                    target=_send_heartbeats, args=arguments, name=f"sparkis-heartbeat-{job}", daemon=True
                 )
-                beat.start()
+                heartbeat.start()
                 for endpoint in endpoints.of_log(self._options.log):
                     endpoint.notice(job, -1)  # its servers open the job while Spark prepares the first batch
                 self._writer, self._run = writer, run
@@ -314,7 +314,7 @@ def _send_heartbeats(writer: LogWriter, query: StreamingQuery | None, catch_up: 
     while is_active:
         is_active = _is_active(query)
         try:
-            if not writer.beat(is_running=is_active):
+            if not writer.send_heartbeat(is_running=is_active):
                 return  # fenced: the newer writer sends heartbeats
             catch_up.check()
         except SparkisError as error:  # the next commit will fail as well

@@ -132,7 +132,7 @@ def publish_table(
             )
         except FencedWriterError:
             raise _fenced(name, job) from None
-        writer.rest()
+        writer.mark_final()
     _notify_and_wait(root, job, epoch)
     return epoch
 
@@ -149,7 +149,7 @@ def _writer_of(root: str, job: str, state: StateDescriptor) -> LogWriter:
         except FencedWriterError:
             raise _fenced(state.name, job) from None
     others = [each for each in _tables_of(root, job) if each.name != state.name]
-    writer = _writers[root, job] = LogWriter(root, job, [*others, table], source=SOURCE, is_whole=True)
+    writer = _writers[root, job] = LogWriter(root, job, [*others, table], source=SOURCE, rewrites_states=True)
     return writer
 
 

@@ -53,7 +53,7 @@ from state_backend.apply.compactor import Compactor
 from state_backend.apply.slot_backfill import is_superseded, portions, snapshot_of
 from state_backend.lmdb.store import MAP_BYTES_MAX, LmdbStore
 from state_backend.log import promotion
-from state_backend.log.change_log import ChangeLog, Current
+from state_backend.log.change_log import ChangeLog, CurrentGeneration
 from state_backend.log.epochs import Epoch, EpochRef
 from state_backend.log.sweep import RETENTION_MS
 from state_backend.log.terms import Description
@@ -75,7 +75,7 @@ from state_backend.store.store import Applied, EpochChanges
 logger = logging.getLogger("sparkis.applier")
 
 # A writer's heartbeat says how often it comes; after so many missed ones the writer counts as stopped (guess).
-BEATS_MISSED = 3
+HEARTBEATS_MISSED_MAX = 3
 # How long it takes to find that out where heartbeats come once a second.
 STALE_AFTER_S = 3.0
 # Doubled while the log has nothing new, up to the limit of its filesystem.
@@ -110,7 +110,7 @@ COMPACT_IDLE_ABOVE_BYTES = 4 << 20
 REPORTS_MAX = 2
 
 
-NONE_HELD_BACK: dict[str, int | None] = {"held_epoch": None, "held_since_ms": None}
+NONE_HELD_BACK: dict[str, int | None] = {"held_back_epoch": None, "held_back_since_ms": None}
 
 
 class HeartbeatWatch:
@@ -123,15 +123,15 @@ class HeartbeatWatch:
 
     def is_stale(self, heartbeat: dict[str, Any]) -> bool:
         """Take the last heartbeat; tell whether the writer has stopped or sent none for too long."""
-        beat = (heartbeat.get("writer"), heartbeat.get("beat"))
-        if beat != self._last and heartbeat:
+        count = (heartbeat.get("writer"), heartbeat.get("count"))
+        if count != self._last and heartbeat:
             is_first = self._last == (None, None)
-            self._last = beat
+            self._last = count
             if not is_first:  # the first one may be as old as the log: wait for the next
                 self._changed_at_s = self._clock()
-        if heartbeat.get("is_at_rest"):
+        if heartbeat.get("is_final"):
             return False
-        silent_s_max = BEATS_MISSED * heartbeat.get("every_s", 1.0)
+        silent_s_max = HEARTBEATS_MISSED_MAX * heartbeat.get("interval_s", 1.0)
         return not heartbeat.get("is_running") or self._clock() - self._changed_at_s > silent_s_max
 
 
@@ -214,8 +214,8 @@ class Applier:
     def _last_heartbeat(self) -> dict[str, Any]:
         """Return the writer's last heartbeat, read again only when there may be a new one."""
         if time.monotonic() >= self._heartbeat_poll_at_s or self._heartbeat.get("writer") != self._writer:
-            self._heartbeat = self._log.alive()
-            self._heartbeat_poll_at_s = time.monotonic() + (self._heartbeat.get("every_s", 1.0) - 1.0) / 2
+            self._heartbeat = self._log.heartbeat()
+            self._heartbeat_poll_at_s = time.monotonic() + (self._heartbeat.get("interval_s", 1.0) - 1.0) / 2
         return self._heartbeat
 
     def set_desired_slots(self, slots: KeyGroups) -> None:
@@ -258,7 +258,7 @@ class Applier:
         """Load portions of the missing slots for LOADING_STEP_S; True if there may be more."""
         until_s = time.monotonic() + LOADING_STEP_S
         while self._store is not None and (loading := self._store.own(self._desired).loading) is not None:
-            current = self._log.shown()
+            current = self._log.visible()
             if current is None or current.generation != self._store.generation or self._store.applied.epoch < 0:
                 return False
             try:
@@ -282,18 +282,18 @@ class Applier:
                 return True
         return False
 
-    def _load_portion(self, current: Current, loading: Loading) -> None:
+    def _load_portion(self, current: CurrentGeneration, loading: Loading) -> None:
         assert self._store is not None
         if loading != self._loading:
             self._portions = portions(self._log, current, loading, self._store.applied.epoch)
         portion, self._loading = next(self._portions)
         if self._description is None:  # a description that was read is of the store's epoch, or later
             self._description = self._log.description(current.generation)
-        self._changed += self._store.load(portion, self._description.known, self._loading)
+        self._changed += self._store.load(portion, self._description.all_states, self._loading)
 
     def _apply_epochs(self) -> None:
         # The writer is looked up for each epoch: an epoch of a new writer does not match the old writer's term.
-        while (current := self._log.shown()) is not None:
+        while (current := self._log.visible()) is not None:
             if self._store is None or self._store.generation != current.generation:
                 self._open(current, is_anew=False)
             epoch = self._next(current)
@@ -317,15 +317,15 @@ class Applier:
         if self._held_back is NONE_HELD_BACK:
             logger.info("job %s: generation %s is held back until it has caught up", self._log.job, held_back)
         newest = max(self._log.numbers(held_back), default=-1)
-        self._held_back = {"held_epoch": newest, "held_since_ms": promotion.since_ms(self._log, held_back)}
+        self._held_back = {"held_back_epoch": newest, "held_back_since_ms": promotion.since_ms(self._log, held_back)}
 
-    def _next(self, current: Current) -> Epoch | None:
+    def _next(self, current: CurrentGeneration) -> Epoch | None:
         """Return the epoch to apply now. A store whose epoch the log no longer leads to is replaced by an empty one."""
         assert self._store is not None
         applied = self._store.applied
         at = EpochRef(applied.epoch, applied.term)
         if current.term < at.term:  # a newer writer has begun since
-            current = self._log.shown() or current
+            current = self._log.visible() or current
             if current.generation != self._store.generation:
                 return None
         if applied.epoch >= 0 and (
@@ -354,7 +354,7 @@ class Applier:
             )
         return epoch
 
-    def _first(self, current: Current) -> Epoch | None:
+    def _first(self, current: CurrentGeneration) -> Epoch | None:
         """Load an empty store from the newest snapshot, if there is one; return the next epoch to apply."""
         assert self._store is not None
         manifest = snapshots.newest(self._log, current)
@@ -371,13 +371,13 @@ class Applier:
         self._description = self._log.description(current.generation)
         changes = snapshots.changes(self._log, current.generation, manifest, self._slots())
         try:
-            self._changed += self._store.apply(changes, self._description.known)
+            self._changed += self._store.apply(changes, self._description.all_states)
         except LogCorruptError as damage:
             self._ignore_snapshot(current, manifest.epoch, damage)
             return self._first(current)
         return self._next(current)
 
-    def _ignore_snapshot(self, current: Current, number: int, damage: LogCorruptError) -> None:
+    def _ignore_snapshot(self, current: CurrentGeneration, number: int, damage: LogCorruptError) -> None:
         """Ignore a damaged snapshot, if epochs follow the snapshot before it; otherwise raise the error."""
         self._log.damaged_snapshots.add(number)
         before = next((each for each in self._log.snapshots(current) if each.epoch < number), None)
@@ -388,7 +388,7 @@ class Applier:
             raise damage
         logger.warning("job %s: the snapshot of epoch %d is ignored: %s", self._log.job, number, damage)
 
-    def _has(self, current: Current, applied: Applied) -> bool:
+    def _has(self, current: CurrentGeneration, applied: Applied) -> bool:
         """Tell whether the log still has the last applied epoch: the log may have been removed and written anew."""
         epoch = self._log.epoch(current, applied.epoch)
         if epoch is None:
@@ -396,12 +396,12 @@ class Applier:
             return self._is_swept(current, applied.epoch)
         return (epoch.term, epoch.clock_ms) == (applied.term, applied.clock_ms)
 
-    def _is_swept(self, current: Current, number: int) -> bool:
+    def _is_swept(self, current: CurrentGeneration, number: int) -> bool:
         """Tell whether a snapshot covers a missing epoch."""
         manifest = snapshots.newest(self._log, current)
         return manifest is not None and manifest.epoch >= number
 
-    def _after_a_quiet_poll(self, current: Current, number: int) -> Epoch | None:
+    def _after_a_quiet_poll(self, current: CurrentGeneration, number: int) -> Epoch | None:
         """Search epochs beyond a missing one: the next one at each poll, all of them by a listing now and then."""
         self._quiet_polls += 1
         if self._quiet_polls % LISTED_EVERY_POLLS == 1:
@@ -413,7 +413,7 @@ class Applier:
             self._log.newest(current)
         return epoch
 
-    def _apply(self, current: Current, epoch: Epoch) -> None:
+    def _apply(self, current: CurrentGeneration, epoch: Epoch) -> None:
         assert self._store is not None
         if self._description is None or self._description.version < epoch.description:
             self._description = self._log.description(current.generation)
@@ -429,7 +429,7 @@ class Applier:
         self._store.clear_stale_readers()
         # The content of a store that is not open to readers yet is no event.
         self._store.records_events = self._records_events and self._store.path == self._announced
-        self._changed += self._store.apply(changes, self._description.known)
+        self._changed += self._store.apply(changes, self._description.all_states)
         if self._compactor is not None:
             self._compactor.count(epoch)
             self._compactor.write_part_if_due(self._log, current, epoch, self._store)
@@ -440,7 +440,7 @@ class Applier:
         owned = self._store.slot_ownership.owned
         return None if owned == ALL else owned
 
-    def _open(self, current: Current, *, is_anew: bool) -> None:
+    def _open(self, current: CurrentGeneration, *, is_anew: bool) -> None:
         """Open the newest store of a generation, or a new one.
 
         A store with epochs and no other beside it is the one that readers saw last: it is announced at once, before
@@ -517,7 +517,7 @@ class Applier:
         names = [name.rpartition(".") for name in os.listdir(self._folder)]
         return [int(serial) for stem, _, serial in names if stem == generation and serial.isdigit()]
 
-    def _announce(self, current: Current) -> None:
+    def _announce(self, current: CurrentGeneration) -> None:
         """Report a store that has caught up to readers, and delete the others."""
         assert self._store is not None
         is_new = self._store.path != self._announced
@@ -573,7 +573,7 @@ class Applier:
         self._visible_slots = self._store.slot_ownership.owned
         if self._description is not None:
             # Unknown at first: a store may be announced before the log has an epoch.
-            self._is_incomplete = bool(self._description.late) or self._origin > 0
+            self._is_incomplete = bool(self._description.incomplete) or self._origin > 0
 
     def _report_progress(self) -> None:
         """Report what readers see now, if it changed, with the last status otherwise."""

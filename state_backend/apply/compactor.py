@@ -32,7 +32,7 @@ import sys
 
 from state_backend.apply import snapshots
 from state_backend.lmdb.store import LmdbStore
-from state_backend.log.change_log import ChangeLog, Current, JobLog
+from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.epochs import Epoch
 from state_backend.log.sweep import RETENTION_MS, sweep
 from state_backend.model.clock import now_ms
@@ -124,7 +124,7 @@ class Compactor:
         command = [sys.executable, "-m", "state_backend.apply.compactor", "--log", self._root, "--job", self._job]
         return [*command, "--retention-ms", str(self._retention_ms)]
 
-    def write_part_if_due(self, log: JobLog, current: Current, epoch: Epoch, store: LmdbStore) -> None:
+    def write_part_if_due(self, log: JobLog, current: CurrentGeneration, epoch: Epoch, store: LmdbStore) -> None:
         """Write a part of a snapshot, if the store owns some of the slots and the epoch just applied is the right one.
 
         Returns once the process has opened a snapshot of the store. Failures are logged: the next mark is another try.
@@ -142,7 +142,7 @@ class Compactor:
             self._part_at = None
             logger.warning("job %s: no part of a snapshot at epoch %d: %s", self._job, epoch.epoch, error)
 
-    def _is_mark(self, log: JobLog, current: Current, epoch: Epoch, store: LmdbStore) -> bool:
+    def _is_mark(self, log: JobLog, current: CurrentGeneration, epoch: Epoch, store: LmdbStore) -> bool:
         if not is_marked(epoch, CHANGES_BYTES_MIN, EPOCHS_MAX):  # larger steps mark no other epochs
             return False
         if store.slot_ownership.owned in (ALL, NONE) or self._is_running():
@@ -173,7 +173,7 @@ class Compactor:
 
 def compact(log: JobLog, shown: Snapshot, retention_ms: int, at_ms: int) -> str:
     """Write a store as a snapshot, or as a part of one; sweep if the snapshot is complete. Return one line about it."""
-    current = log.shown()
+    current = log.visible()
     if current is None or current.generation != shown.applied.generation:
         raise SparkisError(f"job {log.job!r}: the store is not of the generation that is written now")
     manifest = snapshots.write(log, current, shown)
@@ -198,7 +198,7 @@ def main(arguments: list[str] | None = None) -> int:
     log = ChangeLog(given.log).job(given.job)
     try:
         if given.store is not None:
-            current = log.shown()
+            current = log.visible()
             store = LmdbStore(given.store, current.generation if current else "", is_reader=True)
             shown = store.snapshot(now_ms())
         elif (told := _told()) is not None:

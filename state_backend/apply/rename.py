@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from state_backend.apply.applier import Applier
-from state_backend.log.change_log import ChangeLog, Current, JobLog
+from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.epochs import ChangeFile, Epoch
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.log_writer import ChangeFileWriter
@@ -60,13 +60,13 @@ def run(options: argparse.Namespace) -> int:
 def rename(root: str | Path | Filesystem, old: str, new: str) -> str:
     """Rename a job and return one line about it; SparkisError if it is impossible, and the old job is unchanged.
 
-    The command waits up to three beats for a sign of life of the old job's writer. The state is built in a temporary
+    The command waits up to three intervals for a heartbeat of the old job's writer. The state is built in a temporary
     store on this machine's disk.
     """
     check_name("job", new)
     log = ChangeLog(root)
     before = log.job(old)
-    current = before.shown()
+    current = before.visible()
     if current is None:
         dropped = before.dropped()
         if dropped is not None and dropped.renamed_to == new:
@@ -79,7 +79,7 @@ def rename(root: str | Path | Filesystem, old: str, new: str) -> str:
     # From here on no writer of the old job can commit.
     claimed = claim(before.terms, this_process(description.query_id, "sparkis rename"))
     seal(before.terms, claimed)
-    current = before.shown()
+    current = before.visible()
     last = before.end(current) if current is not None else None
     if current is None or last is None:
         raise LogError(f"job {old!r} was dropped, or begun anew, while it was to be renamed")
@@ -96,7 +96,7 @@ def rename(root: str | Path | Filesystem, old: str, new: str) -> str:
     return f"job {old} is now {new}, with {last.epoch} as its first epoch; start its query under the new name"
 
 
-def _check_may_rename(before: JobLog, current: Current, description: Description, new: str) -> None:
+def _check_may_rename(before: JobLog, current: CurrentGeneration, description: Description, new: str) -> None:
     if new == before.job:
         raise DescriptorError(f"the job is called {new!r} already")
     if description.source is not None:
@@ -109,7 +109,7 @@ def _check_may_rename(before: JobLog, current: Current, description: Description
     _check_not_held_back(before, current)
 
 
-def _check_not_held_back(before: JobLog, current: Current) -> None:
+def _check_not_held_back(before: JobLog, current: CurrentGeneration) -> None:
     """Refuse a job with two states: the one that is visible to readers, and the one that the query continues."""
     if current.held_back is not None:
         raise LogError(
@@ -132,18 +132,18 @@ def _is_there(log: ChangeLog, new: str, description: Description, old: str) -> E
     )
 
 
-def _copy(log: ChangeLog, before: JobLog, current: Current, last: Epoch, new: str) -> None:
+def _copy(log: ChangeLog, before: JobLog, current: CurrentGeneration, last: Epoch, new: str) -> None:
     """Write the new job: its first epoch with the full state, and at last the term that puts it in charge."""
     files, after, description = log.filesystem, log.job(new), before.description(current.generation)
     states = tuple(_renamed(state, before.job, new) for state in description.states)
     names = tuple(state.name for state in states)
-    late = names if last.origin > 0 else description.late
+    incomplete = names if last.origin > 0 else description.incomplete
     claimed = claim(after.terms, this_process(description.query_id, "sparkis rename"))
     seal(after.terms, claimed)
     generation = folder_name(description.query_id, claimed.term)
     for folder in ("changes", "epochs", "floor", "snapshots"):
         files.make_folder(f"{new}/{generation}/{folder}")
-    described = Description(new, description.query_id, states, late=late, renamed_from=before.job)
+    described = Description(new, description.query_id, states, incomplete=incomplete, renamed_from=before.job)
     with tempfile.TemporaryDirectory(prefix="sparkis-rename-") as folder:
         applier = _built(log, before.job, folder)
         try:

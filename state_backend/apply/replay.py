@@ -41,12 +41,12 @@ def read_snapshot(
         b'12.75'
     """
     log = ChangeLog(root).job(job)
-    current = log.shown()
+    current = log.visible()
     newest = None if current is None else log.end(current)
     if current is None or newest is None:
         raise LogError(f"the log {log.filesystem.root} holds no epoch of a job {job!r}")
     end = newest.epoch if epoch is None else epoch
-    states = log.description(current.generation).known
+    states = log.description(current.generation).all_states
     store = MemoryStore(current.generation)
     manifest = next((each for each in log.snapshots(current) if each.epoch <= end), None)
     if manifest is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from state_backend.log.change_log import Current, JobLog
+from state_backend.log.change_log import CurrentGeneration, JobLog
 from state_backend.log.epochs import Epoch, EpochRef
 from state_backend.model.errors import LogCorruptError
 from state_backend.model.records import RUN_ROWS_MAX
@@ -18,7 +18,7 @@ from state_backend.store.store import EpochChanges
 
 
 def portions(
-    log: JobLog, current: Current, loading: Loading, applied_epoch: int
+    log: JobLog, current: CurrentGeneration, loading: Loading, applied_epoch: int
 ) -> Iterator[tuple[EpochChanges, Loading]]:
     """Iterate over (changes to apply, progress after them), endlessly: the caller stops at the store's epoch.
 
@@ -50,13 +50,13 @@ def portions(
         yield _changes(epoch), loading
 
 
-def is_superseded(log: JobLog, current: Current, loading: Loading, applied_epoch: int) -> bool:
+def is_superseded(log: JobLog, current: CurrentGeneration, loading: Loading, applied_epoch: int) -> bool:
     """Tell whether the log has a newer snapshot, up to the store's epoch, than the one being read."""
     newest = _newest(log, current, applied_epoch)
     return newest is not None and newest.epoch > max(loading.epoch, loading.snapshot)
 
 
-def snapshot_of(log: JobLog, current: Current, loading: Loading, applied_epoch: int) -> int | None:
+def snapshot_of(log: JobLog, current: CurrentGeneration, loading: Loading, applied_epoch: int) -> int | None:
     """Return the epoch of the snapshot that is being read; None while an epoch is being read."""
     if loading.snapshot >= 0:
         return loading.snapshot
@@ -64,7 +64,7 @@ def snapshot_of(log: JobLog, current: Current, loading: Loading, applied_epoch: 
     return None if newest is None else newest.epoch
 
 
-def _newest(log: JobLog, current: Current, applied_epoch: int) -> Epoch | None:
+def _newest(log: JobLog, current: CurrentGeneration, applied_epoch: int) -> Epoch | None:
     return next((each for each in log.snapshots(current) if each.epoch <= applied_epoch), None)
 
 
@@ -81,7 +81,7 @@ def _behind(loading: Loading, epoch: Epoch) -> Loading:
     return Loading(loading.slots, epoch.epoch, epoch.term, epoch.clock_ms)
 
 
-def _next(log: JobLog, current: Current, loading: Loading) -> Epoch:
+def _next(log: JobLog, current: CurrentGeneration, loading: Loading) -> Epoch:
     """Return the epoch after the last one that is loaded in full."""
     at = EpochRef(loading.epoch, loading.term)
     epoch = log.first(current) if loading.epoch < 0 else log.epoch(current, loading.epoch + 1)

@@ -31,7 +31,7 @@ from hashlib import sha256
 
 import pyarrow as pa
 
-from state_backend.log.change_log import Current, JobLog
+from state_backend.log.change_log import CurrentGeneration, JobLog
 from state_backend.log.epochs import ChangeFile, Epoch, EpochRef, slots_of_run
 from state_backend.log.log_writer import ChangeFileWriter
 from state_backend.model.errors import LogCorruptError
@@ -42,7 +42,7 @@ from state_backend.store.store import EpochChanges, Snapshot
 FILE_BYTES_MAX = 256 << 20
 
 
-def newest(log: JobLog, current: Current) -> Epoch | None:
+def newest(log: JobLog, current: CurrentGeneration) -> Epoch | None:
     """Return the manifest of the newest complete snapshot that counts, or None."""
     return next(log.snapshots(current), None)
 
@@ -57,7 +57,7 @@ def changes(log: JobLog, generation: str, manifest: Epoch, slots: KeyGroups | No
     return EpochChanges(manifest.epoch, manifest.term, manifest.clock_ms, runs)
 
 
-def write(log: JobLog, current: Current, shown: Snapshot) -> Epoch | None:
+def write(log: JobLog, current: CurrentGeneration, shown: Snapshot) -> Epoch | None:
     """Write the slots that a store owns; return the manifest of the snapshot, if it is complete.
 
     The manifest may be that of another writer that finished first. None if other parts are still missing, or if another
@@ -73,7 +73,7 @@ def write(log: JobLog, current: Current, shown: Snapshot) -> Epoch | None:
     part = f"{folder}/part-{applied.term}-{sha256(str(slots).encode()).hexdigest()[:32]}"
     if slots != ALL and not log.filesystem.create(f"{part}.claim", b""):
         return None
-    names = [state.name for state in log.description(current.generation).known]
+    names = [state.name for state in log.description(current.generation).all_states]
     files = tuple(_write_files(log, folder, shown.runs(names)))
     manifest = Epoch(
         epoch=applied.epoch,
@@ -93,7 +93,7 @@ def write(log: JobLog, current: Current, shown: Snapshot) -> Epoch | None:
     return _join(log, current, folder, manifest)
 
 
-def _join(log: JobLog, current: Current, folder: str, part: Epoch) -> Epoch | None:
+def _join(log: JobLog, current: CurrentGeneration, folder: str, part: Epoch) -> Epoch | None:
     """Build a snapshot from the parts, if they have all slots; each slot is taken from one part."""
     names = [name for name in log.filesystem.names(folder) if name.startswith("part-") and name.endswith(".json")]
     read = [(name, log.filesystem.read(f"{folder}/{name}")) for name in sorted(names)]
@@ -118,7 +118,9 @@ def _join(log: JobLog, current: Current, folder: str, part: Epoch) -> Epoch | No
     return _finish(log, current, folder, replace(part, slots=ALL, rows=rows, files=tuple(files)), cut)
 
 
-def _finish(log: JobLog, current: Current, folder: str, manifest: Epoch, written: Iterable[ChangeFile]) -> Epoch | None:
+def _finish(
+    log: JobLog, current: CurrentGeneration, folder: str, manifest: Epoch, written: Iterable[ChangeFile]
+) -> Epoch | None:
     """Create a manifest. If another writer was first, remove the files of this one, and return the newest manifest."""
     if log.filesystem.create(f"{folder}/manifest.json", manifest.to_bytes()):
         return manifest

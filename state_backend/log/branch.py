@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from state_backend.log.change_log import Current, JobLog
+from state_backend.log.change_log import CurrentGeneration, JobLog
 from state_backend.log.epochs import Epoch
 from state_backend.model.errors import LogCorruptError
 
@@ -21,12 +21,12 @@ class _Plan(NamedTuple):
     numbers: tuple[int, ...]
 
 
-def reaches(log: JobLog, source: Current, end: int | None) -> bool:
+def reaches(log: JobLog, source: CurrentGeneration, end: int | None) -> bool:
     """Tell whether a generation can be copied completely up to the epoch before `end`, or to its last one if None."""
     return _plan(log, source, end) is not None
 
 
-def copy(log: JobLog, source: Current, target: str, end: int | None) -> bool:
+def copy(log: JobLog, source: CurrentGeneration, target: str, end: int | None) -> bool:
     """Copy a generation up to the epoch before `end`, or all if None, into the folder of one that has not begun.
 
     False if the source no longer leads to that epoch, or if source or target is being removed. LogCorruptError if files
@@ -49,7 +49,7 @@ def copy(log: JobLog, source: Current, target: str, end: int | None) -> bool:
     return False
 
 
-def _plan(log: JobLog, source: Current, end: int | None) -> _Plan | None:
+def _plan(log: JobLog, source: CurrentGeneration, end: int | None) -> _Plan | None:
     snapshot = next((each for each in log.snapshots(source) if end is None or each.epoch < end), None)
     numbers = [number for number in log.numbers(source.generation) if end is None or number < end]
     if snapshot is not None:
@@ -65,7 +65,7 @@ def _plan(log: JobLog, source: Current, end: int | None) -> _Plan | None:
     return _Plan(None, tuple(numbers))
 
 
-def _copied(log: JobLog, source: Current, target: str, plan: _Plan) -> bool:
+def _copied(log: JobLog, source: CurrentGeneration, target: str, plan: _Plan) -> bool:
     """Copy the files of a plan, those that an epoch lists before the epoch; True if no file was missing."""
     base = f"{log.job}/{target}"
     if plan.snapshot is not None:

@@ -1,10 +1,10 @@
 """The change log of a job: the ordered, durable record of every epoch, one writer, any number of readers.
 
     <job>/terms/<term>.json                         the generation and the writer in charge (see `terms`)
-    <job>/alive/<term>.json                         a counter that rises while the term's writer is alive; not durable
+    <job>/heartbeats/<term>.json                    the heartbeat of the term's writer, a counter; not durable
     <job>/<generation>/changes/<epoch>-<uuid>.arrow change files; each name is written once
     <job>/<generation>/epochs/<epoch>.json          the commit point of an epoch (see `epochs`)
-    <job>/<generation>/shown.json                   makes a held-back generation visible (see `promotion`)
+    <job>/<generation>/visible.json                 makes a held-back generation visible (see `promotion`)
     <job>/<generation>/floor/<epoch>                epochs below the highest of these are removed
     <job>/<generation>/snapshots/<epoch>/...        the full state as of an epoch (see `snapshots`)
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sparkis.log")
 
-# So many complete snapshots count: a reader may be reading the older one, or the newer one may be damaged.
-KEPT_SNAPSHOTS = 2
+# The newest complete snapshots are retained: a reader may be reading the second one, or the newest may be damaged.
+SNAPSHOTS_RETAINED = 2
 
 
 @dataclass(frozen=True)
-class Current:
+class CurrentGeneration:
     """The current generation of a job, and its writer."""
 
     generation: str
@@ -58,38 +58,37 @@ class JobLog:
         self.filesystem = filesystem
         self.job = job
         self.terms = Terms(filesystem, job)
-        # Epochs of damaged snapshots: readers use the snapshot before.
-        self.damaged_snapshots: set[int] = set()
+        self.damaged_snapshots: set[int] = set()  # their epochs; readers use the snapshot before
 
-    def current(self) -> Current | None:
-        """Return the generation in charge; None if the job was never written, or was dropped."""
+    def current(self) -> CurrentGeneration | None:
+        """Return the generation that is written; None if the job was never written, or was dropped."""
         term = self.terms.newest()
         return None if term is None or term.is_dropped else current_of(term)
 
-    def shown(self) -> Current | None:
-        """Return the visible generation: the one in charge or, while that is held back, the newest visible one before.
+    def visible(self) -> CurrentGeneration | None:
+        """Return the visible generation: the one that is written or, while it is held back, the newest visible before.
 
         A visible generation is never held back again, so readers never return to an older generation.
         """
         newest = self.terms.newest()
         if newest is None or newest.is_dropped:
             return None
-        if self.may_be_seen(newest):
+        if self.is_visible(newest):
             return current_of(newest)
         for term in self.terms.down_from(newest.term - 1):
             if term.is_dropped:
                 break
-            if term.generation and term.generation != newest.generation and self.may_be_seen(term):
+            if term.generation and term.generation != newest.generation and self.is_visible(term):
                 return replace(current_of(term), held_back=newest.generation)
         return current_of(newest)
 
-    def may_be_seen(self, term: Term) -> bool:
+    def is_visible(self, term: Term) -> bool:
         """Tell whether a term's generation is not held back, or no longer."""
         return not term.is_held_back or self.filesystem.size(self.promotion_path(term.generation)) is not None
 
     def promotion_path(self, generation: str) -> str:
         """Return the path of the file that makes a held-back generation visible, relative to the log's root."""
-        return f"{self.job}/{generation}/shown.json"
+        return f"{self.job}/{generation}/visible.json"
 
     def dropped(self) -> Term | None:
         """Return the term that dropped the job; None if the job was not dropped, or if its folder is missing."""
@@ -107,15 +106,15 @@ class JobLog:
             f"restore the job's folder `terms` from a copy"
         )
 
-    def alive(self) -> dict[str, Any]:
-        """Return the last sign of life of the writer in charge; empty if there is none."""
+    def heartbeat(self) -> dict[str, Any]:
+        """Return the last heartbeat of the writer in charge; empty if there is none."""
         term = self.terms.newest()
-        sign = self.terms.sign_of_life(term.term) if term is not None else {}
-        if not sign:
-            self.terms.forget_if_gone()  # the folder of the job may have been removed
-        return sign
+        heartbeat = self.terms.heartbeat(term.term) if term is not None else {}
+        if not heartbeat:
+            self.terms.drop_cache_if_removed()  # the folder of the job may have been removed
+        return heartbeat
 
-    def epoch(self, current: Current, number: int) -> Epoch | None:
+    def epoch(self, current: CurrentGeneration, number: int) -> Epoch | None:
         """Return one epoch, or None if it is not committed, or swept."""
         path = f"{self.job}/{current.generation}/epochs/{number}.json"
         stored = self.filesystem.read(path)
@@ -144,7 +143,7 @@ class JobLog:
         numbers = (int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal())
         return sorted(number for number in numbers if number >= floor)
 
-    def newest(self, current: Current) -> Epoch | None:
+    def newest(self, current: CurrentGeneration) -> Epoch | None:
         """Return the last committed epoch; EpochHoleError if an epoch before it is missing."""
         numbers = self.numbers(current.generation)
         if not numbers:
@@ -158,17 +157,17 @@ class JobLog:
         epoch = self.epoch(current, numbers[-1])
         return epoch if epoch is not None else self.newest(current)  # this one was swept meanwhile
 
-    def first(self, current: Current) -> Epoch | None:
+    def first(self, current: CurrentGeneration) -> Epoch | None:
         """Return the first epoch of a generation that was not swept, or None if there is none yet."""
         while numbers := self.numbers(current.generation):
             if (epoch := self.epoch(current, numbers[0])) is not None:
                 return epoch
         return None
 
-    def snapshots(self, current: Current) -> Iterator[Epoch]:
-        """Iterate over the manifests of the complete snapshots that count, the newest first (see `snapshots`).
+    def snapshots(self, current: CurrentGeneration) -> Iterator[Epoch]:
+        """Iterate over the manifests of the newest SNAPSHOTS_RETAINED complete snapshots, the newest first.
 
-        Snapshots that are known to be damaged are skipped.
+        Snapshots in `damaged_snapshots` are skipped. See `snapshots`.
         """
         names = self.filesystem.names(f"{self.job}/{current.generation}/snapshots")
         found = 0
@@ -184,10 +183,10 @@ class JobLog:
                     continue
                 yield manifest
                 found += 1
-            if found == KEPT_SNAPSHOTS:
+            if found == SNAPSHOTS_RETAINED:
                 return
 
-    def end(self, current: Current) -> Epoch | None:
+    def end(self, current: CurrentGeneration) -> Epoch | None:
         """Return the predecessor of the next epoch: the last epoch, or the newest snapshot if no epoch remains."""
         return self.newest(current) or next(self.snapshots(current), None)
 
@@ -226,12 +225,12 @@ class JobLog:
         end = 0
         for file in epoch.files:
             start, end = end, end + len(file.runs)
-            wanted = [
+            indices = [
                 index
                 for index, (first, last, _) in enumerate(file.runs)
                 if start + index >= done and slots.meets(first, last)
             ]
-            if not wanted:
+            if not indices:
                 continue
             reader = self._open(folder, epoch, file)
             if reader.num_record_batches != len(file.runs):
@@ -239,7 +238,7 @@ class JobLog:
                     f"{self.filesystem.root}/{folder}/{file.name} has {reader.num_record_batches} runs, and epoch "
                     f"{epoch.epoch} lists {len(file.runs)} of it; restore the log from a copy"
                 )
-            for index in wanted:
+            for index in indices:
                 rows = rows_of_slots(reader.get_batch(index), slots)
                 if rows.num_rows:
                     yield start + index + 1, rows
@@ -266,9 +265,9 @@ class JobLog:
         return pa.ipc.open_file(content)
 
 
-def current_of(term: Term) -> Current:
+def current_of(term: Term) -> CurrentGeneration:
     """Return the generation that a begun term puts in charge."""
-    return Current(term.generation, term.term, term.writer, term.description)
+    return CurrentGeneration(term.generation, term.term, term.writer, term.description)
 
 
 class ChangeLog:

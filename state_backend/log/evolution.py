@@ -34,7 +34,7 @@ def check_evolution(
     known: Sequence[StateDescriptor],
     now: Sequence[StateDescriptor],
     *,
-    is_whole: bool = False,
+    rewrites_states: bool = False,
 ) -> list[str]:
     """Return notes for the user about changed states; DescriptorError for a change that is refused.
 
@@ -46,20 +46,20 @@ def check_evolution(
     old = {state.name: state for state in known}
     for state in now:
         if state.name in old:
-            _check_same(job, old[state.name], state, is_whole=is_whole)
+            _check_same(job, old[state.name], state, rewrites_states=rewrites_states)
     given_up = [state for state in before if state.name not in names]
     for state in now:
-        if state.name not in old and not is_whole:
+        if state.name not in old and not rewrites_states:
             _check_no_rename(job, state, given_up)
     notes = [f"the state {state.name!r} is left out, and its keys are removed" for state in given_up]
     current = {state.name: state for state in before}
     for state in now:
-        if state.name in current and not is_whole:
+        if state.name in current and not rewrites_states:
             notes += (f"the state {state.name!r}: {note}" for note in _notes(current[state.name], state))
     return notes
 
 
-def _check_same(job: str, before: StateDescriptor, now: StateDescriptor, *, is_whole: bool) -> None:
+def _check_same(job: str, before: StateDescriptor, now: StateDescriptor, *, rewrites_states: bool) -> None:
     """Refuse changes that leave keys or fields that are never written again, or values of two meanings."""
     changes = [
         f"{what} was {_shown(old)} in this log and is now {_shown(new)}"
@@ -69,11 +69,13 @@ def _check_same(job: str, before: StateDescriptor, now: StateDescriptor, *, is_w
             ("its field", before.field, now.field),
             ("its member", before.member, now.member),
         )
-        if old != new and not (is_whole and what in ("its field", "its member"))
+        if old != new and not (rewrites_states and what in ("its field", "its member"))
     ]
     if not changes and _folding(before) != _folding(now):
         changes.append(f"what folds it was {_folding_text(before)} in this log and is now {_folding_text(now)}")
-    named = () if is_whole else (*PLACEHOLDER.findall(now.key_format or ""), *filter(None, [now.field, now.member]))
+    named = (
+        () if rewrites_states else (*PLACEHOLDER.findall(now.key_format or ""), *filter(None, [now.field, now.member]))
+    )
     for column in named:
         old, new = before.columns.get(column), now.columns.get(column)
         if old is None or new is None or old == new or (SAME_TEXT.fullmatch(old) and SAME_TEXT.fullmatch(new)):

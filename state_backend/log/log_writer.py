@@ -48,7 +48,7 @@ EPOCH_INLINE_BYTES_MAX = 1 << 20
 OnRewind = Literal["refuse", "truncate"]
 
 
-class _Summed:
+class _ChecksummedFile:
     """A file that computes the size and the checksum of its content."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -68,7 +68,7 @@ class _Summed:
 
 
 class ChangeFileWriter:
-    """Writes one task's runs: few become an inline stream of the epoch, more a change file.
+    """Writes one task's runs: a few as an inline stream of the epoch, more as a change file.
 
     Used on executors. No epoch lists the file of a task that failed.
     """
@@ -80,35 +80,35 @@ class ChangeFileWriter:
 
     def write(self, runs: Iterable[pa.RecordBatch]) -> tuple[ChangeFile | None, bytes | None]:
         """Write all runs; return the file, or the Arrow stream for the epoch, or neither if there is no row."""
-        held: list[pa.RecordBatch] = []
+        buffered: list[pa.RecordBatch] = []
         size = 0
         source = (run for run in runs if run.num_rows)
         for run in source:
-            held.append(run)
+            buffered.append(run)
             size += run.nbytes
             if size > INLINE_BYTES_MAX:
-                return self.write_file(chain(held, source)), None
-        return None, to_stream(held) if held else None
+                return self.write_file(chain(buffered, source)), None
+        return None, to_stream(buffered) if buffered else None
 
     def write_file(self, runs: Iterable[pa.RecordBatch]) -> ChangeFile:
         """Write runs as a file, even if they are few."""
         name = f"{self._epoch}-{uuid.uuid4().hex}.arrow"
         slots: list[tuple[int, int, int]] = []
         with self._filesystem.open_new(f"{self._folder}/{name}") as file:
-            summed = _Summed(file)
-            with pa.ipc.new_file(pa.PythonFile(summed, mode="w"), schema()) as writer:
+            checksummed = _ChecksummedFile(file)
+            with pa.ipc.new_file(pa.PythonFile(checksummed, mode="w"), schema()) as writer:
                 for run in runs:
                     writer.write_batch(run)
                     slots.append(slots_of_run(run))
         rows = sum(run_rows for _, _, run_rows in slots)
-        return ChangeFile(name, summed.size, summed.checksum, rows, tuple(slots))
+        return ChangeFile(name, checksummed.size, checksummed.checksum, rows, tuple(slots))
 
 
 class LogWriter:
     """The one writer of a job's change log. Any Python program can publish with it; no Spark is needed.
 
     A new writer fences the one before. A LogWriter is a context manager, which calls `close` at the end. Only one
-    thread may use it, except for `beat`, `show` and `is_shown_by_others`, which are thread-safe.
+    thread may use it, except for `send_heartbeat`, `promote` and `poll_promotion`, which are thread-safe.
 
     Args:
         root: The root of the change log.
@@ -119,12 +119,13 @@ class LogWriter:
         on_rewind: `truncate` lets `publish` go back to an earlier epoch; `refuse` raises RewoundCheckpointError.
         source: The source of the states, as JSON, stored in the log; `STATE DESCRIBE` shows it.
         siblings: The writers of other jobs that the same run of the query publishes.
-        is_whole: An epoch has the full content of each state that it changes; no old keys remain.
-        is_anew: Begin with an empty state, even if the log has state of the query.
-        checkpoint: The query's checkpoint, by which the next writer of the same query is recognized.
-        is_beating: `beat` is called once a second, so that other writers know that this one is alive.
+        rewrites_states: An epoch has the full content of each state that it changes; no old keys remain.
+        starts_empty: Begin with an empty state, even if the log has state of the query.
+        checkpoint: The location of the query's checkpoint, by which the next writer of the same query is recognized.
+        sends_heartbeats: The caller calls `send_heartbeat` once a second. Other writers wait for missed heartbeats
+            before they take the job over.
         takeover: Take the job over from a live writer of another query.
-        holds_back: If readers see another query's state, they continue to see it until `show` is called.
+        holds_back: If readers see another query's state, they continue to see it until `promote` is called.
 
     Raises:
         DescriptorError: The states are not compatible with those in the log.
@@ -150,10 +151,10 @@ class LogWriter:
         source: Mapping[str, object] | None = None,
         siblings: Collection[str] = (),
         *,
-        is_whole: bool = False,
-        is_anew: bool = False,
+        rewrites_states: bool = False,
+        starts_empty: bool = False,
         checkpoint: str = "",
-        is_beating: bool = False,
+        sends_heartbeats: bool = False,
         takeover: bool = False,
         holds_back: bool = False,
     ) -> None:
@@ -163,23 +164,23 @@ class LogWriter:
         self._filesystem = self.log.filesystem
         self._on_rewind = on_rewind
         self._source = source
-        self._is_whole = is_whole
+        self._rewrites_states = rewrites_states
         self._holds_back = holds_back
         self.states = tuple(state.for_job(job) for state in states)
         self._reductions = {state.name: (state, reduction_of(state)) for state in self.states}
         self.query_id = check_name("generation", query_id or self._query_in_charge() or uuid.uuid4().hex)
-        before = None if is_anew else self.log.terms.last_of(self.query_id)
+        before = None if starts_empty else self.log.terms.last_of(self.query_id)
         if query_id is not None and source is None:
             self._check_not_renamed(before, siblings)
         if before is not None:
             self._check_evolution(before)  # before another writer is fenced
-        self._beats = 0
-        self._shown: tuple[bool, bool] | None = None  # (is_running, is_at_rest) of the last sign of life
-        self._beat_due_s = 0.0
-        every_s = self._filesystem.beat_interval_s if is_beating else 0.0
-        who = this_process(self.query_id, checkpoint, every_s)
-        self._claim = claim(self.log.terms, who, is_forced=takeover)
-        self._begin(seal(self.log.terms, self._claim), is_anew=is_anew)
+        self._heartbeats = 0
+        self._last_status: tuple[bool, bool] | None = None  # (is_running, is_final) of the last heartbeat
+        self._heartbeat_due_s = 0.0
+        interval_s = self._filesystem.heartbeat_interval_s if sends_heartbeats else 0.0
+        candidate = this_process(self.query_id, checkpoint, interval_s)
+        self._claim = claim(self.log.terms, candidate, is_forced=takeover)
+        self._begin(seal(self.log.terms, self._claim), starts_empty=starts_empty)
         if self.last is not None and self.last.origin > 0:
             self._warn_of_missing_keys(self.last.origin)
 
@@ -187,36 +188,36 @@ class LogWriter:
         current = self.log.current()
         return current.description.query_id if current is not None and current.description is not None else None
 
-    def _begin(self, last: Term | None, *, is_anew: bool) -> None:
+    def _begin(self, last: Term | None, *, starts_empty: bool) -> None:
         """Begin the claimed term: continue the query's generation, or begin another one."""
         term = self._claim.term
-        base = None if is_anew else self.log.terms.last_of(self.query_id)
-        self._go_on_resting(last)
+        base = None if starts_empty else self.log.terms.last_of(self.query_id)
+        self._stay_final(last)
         is_held_back = self._is_to_be_held_back(base)
         if base is not None and last is not None and base.generation == last.generation:
-            generation, why, description = base.generation, "restart", self._describe(base)
+            generation, reason, description = base.generation, "restart", self._describe(base)
         else:
-            generation, why = self._new_folder(term), "start"
+            generation, reason = self._new_folder(term), "start"
             if base is not None and branch.copy(self.log, current_of(base), generation, None):
-                why = "return"
+                reason = "return"
             elif base is not None:  # swept meanwhile; some files may be copied
                 self._filesystem.remove(f"{self.job}/{generation}")
                 self._new_folder(term)
                 base = None
             description = self._describe(base)
-        self._put_in_charge(Term(term, why, self._claim.writer, generation, description, is_held_back=is_held_back))
+        self._put_in_charge(Term(term, reason, self._claim.writer, generation, description, is_held_back=is_held_back))
 
     def _is_to_be_held_back(self, base: Term | None) -> bool:
         """Tell whether the generation is held back. A query that continues is held back if it was before."""
         if base is not None:
-            return not self.log.may_be_seen(base)
-        shown = self.log.shown()
-        return self._holds_back and shown is not None and self.log.end(shown) is not None
+            return not self.log.is_visible(base)
+        visible = self.log.visible()
+        return self._holds_back and visible is not None and self.log.end(visible) is not None
 
-    def _go_on_resting(self, last: Term | None) -> None:
-        """Keep a job at rest if it was (see `rest`), so that it is not stale during the takeover."""
-        if last is not None and self.log.terms.sign_of_life(last.term).get("is_at_rest"):
-            self.rest()
+    def _stay_final(self, last: Term | None) -> None:
+        """Mark the state as final if the last writer did, so that it is not stale during the takeover."""
+        if last is not None and self.log.terms.heartbeat(last.term).get("is_final"):
+            self.mark_final()
 
     def _new_folder(self, term: int) -> str:
         generation = folder_name(self.query_id, term)
@@ -226,23 +227,23 @@ class LogWriter:
 
     def _put_in_charge(self, term: Term) -> None:
         begin(self.log.terms, term, self._claim)
-        self._shown = None  # the new term has had no sign of life
+        self._last_status = None  # the new term has had no heartbeat
         assert term.description is not None
         self._description = term.description
         self.current = current_of(term)
         self.last = self.log.end(self.current)
-        self.held = promotion.held(self.log)
+        self.held_back = promotion.held_back(self.log)
 
-    def show(self, why: str) -> bool:
+    def promote(self, reason: str) -> bool:
         """Make the held-back generation visible to readers; False if it was visible before. Thread-safe."""
-        is_new = promotion.show(self.log, self.current, why)
-        self.held = None
+        is_new = promotion.make_visible(self.log, self.current, reason)
+        self.held_back = None
         return is_new
 
-    def is_shown_by_others(self) -> bool:
-        """Tell, once, that another process has made the held-back generation visible. Thread-safe."""
-        if self.held is not None and promotion.held(self.log) is None:
-            self.held = None
+    def poll_promotion(self) -> bool:
+        """Return True, once, after another process has made the held-back generation visible. Thread-safe."""
+        if self.held_back is not None and promotion.held_back(self.log) is None:
+            self.held_back = None
             return True
         return False
 
@@ -256,7 +257,7 @@ class LogWriter:
 
     def close(self) -> None:
         """Mark the job as ended: readers learn that this writer publishes no more epochs."""
-        self.beat(is_running=False)
+        self.send_heartbeat(is_running=False)
 
     @property
     def job(self) -> str:
@@ -274,7 +275,7 @@ class LogWriter:
         return self.log.changes_folder(self.generation)
 
     def change_files(self, epoch: int) -> ChangeFileWriter:
-        """Return a writer of change files for an epoch; any machine with access to the log can use it."""
+        """Return a writer of change files for an epoch. It can be sent to any machine with access to the log."""
         return ChangeFileWriter(self._filesystem, self.folder, epoch)
 
     def publish(
@@ -287,7 +288,7 @@ class LogWriter:
     ) -> int:
         """Write changes, commit them as one epoch, and return its number.
 
-        Changes are written in portions: there may be any number of them. After an error there is no epoch.
+        There may be any number of changes: they are written in portions. After an error there is no epoch.
 
         Args:
             changes: The changes; those of one key take effect in this order.
@@ -301,15 +302,15 @@ class LogWriter:
             FencedWriterError: Another writer has taken the job over.
         """
         number = epoch if epoch is not None else self.last.epoch + 1 if self.last else 0
-        known = [state.name for state in self.states]
+        names = [state.name for state in self.states]
         replaces = tuple(replaces)
-        if unknown := set(replaces) - set(known):
-            raise DescriptorError(f"job {self.job!r} has no state {sorted(unknown)}; it has {known}")
+        if unknown := set(replaces) - set(names):
+            raise DescriptorError(f"job {self.job!r} has no state {sorted(unknown)}; it has {names}")
         rows = digest = 0
 
         def runs() -> Iterator[pa.RecordBatch]:
             nonlocal rows, digest
-            for run in runs_of(map(self._checked, changes), known):
+            for run in runs_of(map(self._checked, changes), names):
                 rows += run.num_rows
                 digest += _digest(run)
                 yield run
@@ -318,7 +319,7 @@ class LogWriter:
         try:
             file, inline = self.change_files(number).write(runs())
         except KeyError as error:
-            raise DescriptorError(f"job {self.job!r} has no state {error}; it has {known}") from None
+            raise DescriptorError(f"job {self.job!r} has no state {error}; it has {names}") from None
         self.commit(
             number,
             clock_ms=self.clock_ms() if clock_ms is None else clock_ms,
@@ -339,11 +340,11 @@ class LogWriter:
         return change
 
     def clock_ms(self) -> int:
-        """Read the clock for the next epoch: never below that of the last one, so that expired keys stay expired."""
+        """Return the clock reading of the next epoch, not below that of the last one: expired keys stay expired."""
         return max(now_ms(), self.last.clock_ms if self.last else 0)
 
     def start(self, number: int) -> None:
-        """Prepare for an epoch; to be called before its change files are written, because it may change `folder`.
+        """Prepare for an epoch. To be called before its change files are written, because it may change `folder`.
 
         A number below the last epoch's means that the query's checkpoint was set back. With `on_rewind="truncate"` a
         new generation begins with the epochs before it; RewoundCheckpointError otherwise.
@@ -368,7 +369,7 @@ class LogWriter:
 
         Called on the driver once per micro-batch, after all tasks succeeded. After a restart Spark calls it again for
         the same batch: the committed epoch stays unchanged, and a warning is logged if the replay differs.
-        FencedWriterError if a newer writer has the job; the epoch may be committed or not.
+        FencedWriterError if a newer writer has the job: the epoch may be committed or not.
         """
         self.check_in_charge()
         self.start(number)
@@ -379,8 +380,8 @@ class LogWriter:
         if previous is not None and number != previous.epoch + 1:
             raise EpochHoleError(
                 f"job {self.job!r}: epoch {number} does not follow {previous.epoch}, the last one in the log "
-                f"{self._filesystem.root}; every micro-batch must be published. To begin anew, remove the job's "
-                f"folder from the log or give the query another log"
+                f"{self._filesystem.root}; every micro-batch must be published. To start again from an empty state, "
+                f"remove the job's folder from the log or give the query another log"
             )
         epoch = Epoch(
             epoch=number,
@@ -389,7 +390,7 @@ class LogWriter:
             clock_ms=max(clock_ms, self.last.clock_ms) if self.last else clock_ms,
             rows=rows,
             digest=digest,
-            replaces=(*replaces, *self._to_empty()),
+            replaces=(*replaces, *self._states_to_empty()),
             description=self._description.version,
             origin=self._origin(number, replaces),
             files=tuple(files),
@@ -398,7 +399,7 @@ class LogWriter:
             offsets=offsets,
         )
         self._check_files(epoch)
-        epoch = self._fold(epoch)
+        epoch = self._move_inline(epoch)
         before_bytes = self.last.log_bytes if self.last else 0
         epoch = replace(epoch, log_bytes=before_bytes + epoch.change_bytes)
         self._create(epoch)
@@ -407,31 +408,36 @@ class LogWriter:
         self.last = replace(epoch, inline=())
         return True
 
-    def beat(self, *, is_running: bool = True, is_at_rest: bool = False) -> bool:
-        """Write a sign of life; if a newer writer has claimed the job, write none and return False. Thread-safe.
+    def send_heartbeat(self, *, is_running: bool = True, is_final: bool = False) -> bool:
+        """Write a heartbeat; if a newer writer has claimed the job, write none and return False. Thread-safe.
 
-        To be called once a second while the query runs. Readers poll the counter. Where each request costs money, the
+        To be called once a second while the query runs. Readers poll its counter. Where each request costs money, the
         counter changes less often, and most calls do nothing.
         """
-        shown, now_s = (is_running, is_at_rest), time.monotonic()
-        if shown == self._shown and now_s < self._beat_due_s:
+        status, now_s = (is_running, is_final), time.monotonic()
+        if status == self._last_status and now_s < self._heartbeat_due_s:
             return True
         try:
             check_in_charge(self.log.terms, self._claim)
         except FencedWriterError:
             return False
-        every_s = self._filesystem.beat_interval_s
-        self._beats += 1
-        sign = {"writer": self._claim.writer, "beat": self._beats, "every_s": every_s, "is_running": is_running}
-        sign |= {"is_at_rest": True} if is_at_rest else {}
-        path = self.log.terms.alive_path(self._claim.term)
-        self._filesystem.replace(path, json.dumps(sign).encode(), is_durable=False)
-        self._shown, self._beat_due_s = shown, now_s + every_s - 1.0
+        interval_s = self._filesystem.heartbeat_interval_s
+        self._heartbeats += 1
+        heartbeat = {
+            "writer": self._claim.writer,
+            "count": self._heartbeats,
+            "interval_s": interval_s,
+            "is_running": is_running,
+        }
+        heartbeat |= {"is_final": True} if is_final else {}
+        path = self.log.terms.heartbeat_path(self._claim.term)
+        self._filesystem.replace(path, json.dumps(heartbeat).encode(), is_durable=False)
+        self._last_status, self._heartbeat_due_s = status, now_s + interval_s - 1.0
         return True
 
-    def rest(self) -> None:
-        """Mark the state as complete: it is not stale, although no more epochs are written."""
-        self.beat(is_running=False, is_at_rest=True)
+    def mark_final(self) -> None:
+        """Mark the state as final: it is not stale, although no more epochs are written."""
+        self.send_heartbeat(is_running=False, is_final=True)
 
     def _describe(self, base: Term | None) -> Description:
         """Return the description for this term: the same as that of the query's last term, or a new version."""
@@ -439,7 +445,8 @@ class LogWriter:
         if base is None or base.description is None:
             return mine
         theirs = base.description
-        if (theirs.states, theirs.source) == (mine.states, mine.source) and not (self._is_whole and theirs.late):
+        is_completed = self._rewrites_states and theirs.incomplete
+        if (theirs.states, theirs.source) == (mine.states, mine.source) and not is_completed:
             return theirs
         for note in self._check_evolution(base):
             logger.warning("job %s: %s", self.job, note)
@@ -447,22 +454,22 @@ class LogWriter:
         return replace(
             mine,
             version=theirs.version + 1,
-            dropped=tuple(state for state in theirs.known if state.name not in names),
-            late=() if self._is_whole else self._late(base.generation, theirs),
+            dropped=tuple(state for state in theirs.all_states if state.name not in names),
+            incomplete=() if self._rewrites_states else self._incomplete_states(base.generation, theirs),
             renamed_from=theirs.renamed_from,
         )
 
     def _check_evolution(self, base: Term) -> list[str]:
         assert base.description is not None
-        before, known = base.description.states, base.description.known
-        return check_evolution(self.job, before, known, self.states, is_whole=self._is_whole)
+        before, ever = base.description.states, base.description.all_states
+        return check_evolution(self.job, before, ever, self.states, rewrites_states=self._rewrites_states)
 
-    def _late(self, generation: str, before: Description) -> tuple[str, ...]:
-        """Return the states that lack keys unchanged since they began; warn about new ones, except sparkis' own."""
+    def _incomplete_states(self, generation: str, before: Description) -> tuple[str, ...]:
+        """Return the states that began in the middle of the query; warn about new ones, except sparkis' own."""
         if not self.log.numbers(generation):
             return ()
-        there = {state.name for state in before.states}
-        new = [state.name for state in self.states if state.name not in there and not state.name.startswith("_")]
+        old = {state.name for state in before.states}
+        new = [state.name for state in self.states if state.name not in old and not state.name.startswith("_")]
         for name in new:
             logger.warning(
                 "job %s: the state %r begins in the middle of the query: keys that do not change from now on are "
@@ -470,12 +477,12 @@ class LogWriter:
                 self.job,
                 name,
             )
-        return tuple(state.name for state in self.states if state.name in new or state.name in before.late)
+        return tuple(state.name for state in self.states if state.name in new or state.name in before.incomplete)
 
     def _check_not_renamed(self, before: Term | None, siblings: Collection[str]) -> None:
-        """Refuse to begin in the middle of a query whose state the log has under another job's name.
+        """Raise DescriptorError if the log has the query's state under another job's name: the query was renamed.
 
-        If this job has no epoch of the query, every other job is read.
+        Reads the terms of every other job, if this job has no epoch of the query.
         """
         if before is not None and self.log.numbers(before.generation):
             return
@@ -486,22 +493,22 @@ class LogWriter:
                 current = other.current()
             except LogCorruptError:
                 continue  # another job's damage is no error of this job
-            described = current.description if current is not None else None
-            if name == self.job or described is None or described.query_id != self.query_id:
+            description = current.description if current is not None else None
+            if name == self.job or description is None or description.query_id != self.query_id:
                 continue
             assert current is not None
             if current.writer not in siblings and other.numbers(current.generation):
                 raise DescriptorError(
                     f"job {self.job!r} would begin in the middle of its query: the log {self._filesystem.root} has the "
                     f"query's state as job {name!r}. If the query was renamed, run: sparkis rename --log "
-                    f"{self._filesystem.root} {name} {self.job}. If it is to be another job, start it with a "
-                    f"checkpoint or a log of its own"
+                    f"{self._filesystem.root} {name} {self.job}. If it is another query, start it with another "
+                    f"checkpoint or another log"
                 )
 
     def _origin(self, number: int, replaces: tuple[str, ...]) -> int:
         """Return the first epoch of the query in this generation: 0 if it has the full content of all states."""
-        of_the_query = {state.name for state in self.states if not state.name.startswith("_")}
-        if of_the_query <= set(replaces):
+        user_states = {state.name for state in self.states if not state.name.startswith("_")}
+        if user_states <= set(replaces):
             return 0
         return number if self.last is None else self.last.origin
 
@@ -515,7 +522,7 @@ class LogWriter:
             origin,
         )
 
-    def _to_empty(self) -> tuple[str, ...]:
+    def _states_to_empty(self) -> tuple[str, ...]:
         """Return the dropped states, if this is the first epoch without them: other states may then make their keys."""
         if self.last is None or self.last.description < self._description.version:
             return tuple(state.name for state in self._description.dropped)
@@ -528,13 +535,13 @@ class LogWriter:
         if mine is None or mine.writer != self._claim.writer:
             raise LogUnavailableError(
                 f"job {self.job!r} is missing in the log {self._filesystem.root}: was it moved, or its storage "
-                f"removed? Put it back and start the query again; to begin anew, start with a new checkpoint"
+                f"removed? Put it back and start the query again; or start the query with a new checkpoint"
             )
 
     def _compare_replay(self, first: Epoch, rows: int, digest: int) -> None:
         if (first.rows, first.digest) != (rows, digest):
             logger.warning(
-                "job %s: the replay of epoch %d gave other changes (%d rows instead of %d); the first ones stand. "
+                "job %s: the replay of epoch %d made other changes (%d rows instead of %d); the first ones are kept. "
                 "The query is not deterministic: look for current_timestamp, rand, or unordered duplicates",
                 self.job,
                 first.epoch,
@@ -549,12 +556,12 @@ class LogWriter:
             raise RewoundCheckpointError(
                 f"job {self.job!r}: epoch {number} was published again, but the log {self._filesystem.root} already "
                 f"ends at epoch {last}: the query's checkpoint was set back. Restore the newer checkpoint, or pass "
-                f"on_rewind='truncate' to drop the epochs from {number} on and go on from there"
+                f"on_rewind='truncate' to drop the epochs from {number} on and continue from there"
             )
         first = self.log.first(self.current)
-        is_anew = first is not None and first.previous is None and number <= first.epoch
+        is_at_start = first is not None and first.previous is None and number <= first.epoch
         origin = self.last.origin if self.last else 0
-        has_before = number > origin and not is_anew
+        has_before = number > origin and not is_at_start
         if has_before and not branch.reaches(self.log, self.current, number):
             raise self._not_reached(number)
         logger.warning("job %s: the checkpoint was set back; epochs %d to %d are dropped", self.job, number, last)
@@ -565,13 +572,12 @@ class LogWriter:
             raise self._not_reached(number)
         seal(self.log.terms, self._claim)
         term = Term(self._claim.term, "rewind", self._claim.writer, generation, self._description)
-        self._put_in_charge(replace(term, is_held_back=self.held is not None))
+        self._put_in_charge(replace(term, is_held_back=self.held_back is not None))
 
     def _not_reached(self, number: int) -> RewoundCheckpointError:
         return RewoundCheckpointError(
-            f"job {self.job!r}: the checkpoint was set back to epoch {number}, and the log {self._filesystem.root} "
-            f"keeps nothing of the epoch before it any more; restore a newer checkpoint, or start the query with a "
-            f"new one"
+            f"job {self.job!r}: the checkpoint was set back to epoch {number}, and the log {self._filesystem.root} no "
+            f"longer has the epoch before it; restore a newer checkpoint, or start the query with a new one"
         )
 
     def _check_files(self, epoch: Epoch) -> None:
@@ -586,8 +592,8 @@ class LogWriter:
                     f"{file.size} were written; start the query again"
                 )
 
-    def _fold(self, epoch: Epoch) -> Epoch:
-        """Move the inline changes of many tasks to one change file, if they are too large for the epoch's file."""
+    def _move_inline(self, epoch: Epoch) -> Epoch:
+        """Move the inline changes of all tasks to one change file, if they are too large for the epoch's file."""
         if sum(map(len, epoch.inline)) <= EPOCH_INLINE_BYTES_MAX:
             return epoch
         runs = pa.Table.from_batches((run for stream in epoch.inline for run in runs_in(stream)), schema())
@@ -602,8 +608,8 @@ class LogWriter:
         self.check_in_charge()
         if not is_new:
             raise LogUnavailableError(
-                f"job {self.job!r}: epoch {epoch.epoch} appeared in the log {self._filesystem.root} while it was being "
-                f"committed; start the query again"
+                f"job {self.job!r}: the log {self._filesystem.root} got another epoch {epoch.epoch} during the commit; "
+                f"start the query again"
             )
 
 

@@ -1,8 +1,8 @@
-"""Makes a held-back generation visible to readers: the file `<job>/<generation>/shown.json`, created once.
+"""Makes a held-back generation visible to readers: the file `<job>/<generation>/visible.json`, created once.
 
 A query with a new checkpoint reads all of its input again. Until it has caught up, its state is incomplete. So its
-terms mark the generation as held back, and readers continue to see the generation before (`JobLog.shown`). The file is
-created by the generation's writer, or by a person with `sparkis promote`; all servers read the same file.
+terms mark the generation as held back, and readers continue to see the generation before (`JobLog.visible`). The
+generation's writer creates the file, or a person does with `sparkis promote`. All servers read the same file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from state_backend.log.change_log import ChangeLog, Current, JobLog
+from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.epochs import FORMAT, Epoch
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.clock import now_ms
@@ -25,20 +25,20 @@ Make the state of a query with a new checkpoint visible now. Otherwise it is hel
 and readers see the old state. Needs no server and no Spark; servers switch once they have applied the new state."""
 
 
-class Held(NamedTuple):
-    """A held-back generation. shown: the last epoch that is visible instead; since_ms: when the generation began."""
+class HeldBack(NamedTuple):
+    """A held-back generation. visible: the last epoch that readers see instead; since_ms: when the generation began."""
 
-    shown: Epoch
+    visible: Epoch
     since_ms: int
 
 
-def held(log: JobLog) -> Held | None:
+def held_back(log: JobLog) -> HeldBack | None:
     """Return the held-back generation of a job; None if readers see the generation that is being written."""
-    shown = log.shown()
-    if shown is None or shown.held_back is None:
+    visible = log.visible()
+    if visible is None or visible.held_back is None:
         return None
-    last = log.end(shown)
-    return None if last is None else Held(last, since_ms(log, shown.held_back))
+    last = log.end(visible)
+    return None if last is None else HeldBack(last, since_ms(log, visible.held_back))
 
 
 def since_ms(log: JobLog, generation: str) -> int:
@@ -48,9 +48,9 @@ def since_ms(log: JobLog, generation: str) -> int:
     return 0 if claim is None else claim.since_ms
 
 
-def show(log: JobLog, current: Current, why: str) -> bool:
+def make_visible(log: JobLog, current: CurrentGeneration, reason: str) -> bool:
     """Make a generation visible to readers; False if it was visible before."""
-    content = {"format": FORMAT, "why": why, "clock_ms": now_ms()}
+    content = {"format": FORMAT, "reason": reason, "clock_ms": now_ms()}
     return log.filesystem.create(log.promotion_path(current.generation), json.dumps(content).encode() + b"\n")
 
 
@@ -78,9 +78,9 @@ def promote(root: str | Path | Filesystem, job: str) -> str:
     if current is None:
         raise LogError(f"the log {log.filesystem.root} has no job {job!r}; jobs: {', '.join(log.jobs()) or 'none'}")
     last = promoted.newest(current)
-    if held(promoted) is None:
+    if held_back(promoted) is None:
         raise LogError(f"job {job!r}: nothing is held back; readers see generation {current.generation}")
     if last is None:
-        raise LogError(f"job {job!r}: generation {current.generation} has no epoch yet that could be shown")
-    show(promoted, current, "sparkis promote")
+        raise LogError(f"job {job!r}: generation {current.generation} has no epoch yet; wait for its first one")
+    make_visible(promoted, current, "sparkis promote")
     return f"job {job}: readers see generation {current.generation} from now on, at epoch {last.epoch}"

@@ -1,6 +1,6 @@
 """Removes files from a job's log that no reader needs any more.
 
-A sweep can be stopped anywhere, for an hour or for ever, and several sweeps can run at the same time. So a file is
+A sweep can be stopped at any point, for an hour or for ever, and several sweeps can run at the same time. So a file is
 removed only for a reason that stays true (the proof is in `docs/design/0004-sweeping.md`):
 
     an epoch                 it is below the floor, which only rises
@@ -12,7 +12,7 @@ removed only for a reason that stays true (the proof is in `docs/design/0004-swe
 
 from __future__ import annotations
 
-from state_backend.log.change_log import KEPT_SNAPSHOTS, Current, JobLog
+from state_backend.log.change_log import SNAPSHOTS_RETAINED, CurrentGeneration, JobLog
 from state_backend.log.epochs import Epoch
 from state_backend.model.generations import first_term
 
@@ -20,12 +20,12 @@ from state_backend.model.generations import first_term
 RETENTION_MS = 3_600_000
 
 
-def sweep(log: JobLog, current: Current, at_ms: int, retention_ms: int = RETENTION_MS) -> int:
+def sweep(log: JobLog, current: CurrentGeneration, at_ms: int, retention_ms: int = RETENTION_MS) -> int:
     """Remove files that readers do not need any more; return the number of files and folders removed.
 
-    In the generation: epochs that a snapshot covers and that are older than the retention time, but never the last one;
-    their files, older snapshots, and files that no epoch lists. In the job: replaced generations, once the visible
-    generation has an epoch older than the retention time.
+    In the generation, remove epochs that a snapshot covers and that are older than the retention time, but never the
+    last one; their files; older snapshots; and files that no epoch lists. In the job, remove replaced generations once
+    the visible generation has an epoch older than the retention time.
     """
     removed = 0
     last = log.newest(current)
@@ -34,12 +34,12 @@ def sweep(log: JobLog, current: Current, at_ms: int, retention_ms: int = RETENTI
         floor = _raised_floor(log, current, manifests, last, at_ms - retention_ms)
         removed += _sweep_changes(log, current, floor, last)
         removed += _sweep_epochs(log, current, floor, last)
-        if len(manifests) == KEPT_SNAPSHOTS:
+        if len(manifests) == SNAPSHOTS_RETAINED:
             removed += _sweep_snapshots(log, current, manifests[-1].epoch)
     return removed + sweep_job(log, at_ms - retention_ms)
 
 
-def _raised_floor(log: JobLog, current: Current, manifests: list[Epoch], last: Epoch, until_ms: int) -> int:
+def _raised_floor(log: JobLog, current: CurrentGeneration, manifests: list[Epoch], last: Epoch, until_ms: int) -> int:
     """Raise the floor to the first epoch that is still needed, and return it.
 
     The floor is written before an epoch is removed, so that a reader that misses an epoch can find the reason.
@@ -60,7 +60,7 @@ def _raised_floor(log: JobLog, current: Current, manifests: list[Epoch], last: E
     return floor
 
 
-def _sweep_changes(log: JobLog, current: Current, floor: int, last: Epoch) -> int:
+def _sweep_changes(log: JobLog, current: CurrentGeneration, floor: int, last: Epoch) -> int:
     folder = log.changes_folder(current.generation)
     names = log.filesystem.names(folder)
     listed: dict[int, set[str]] = {}
@@ -69,26 +69,26 @@ def _sweep_changes(log: JobLog, current: Current, floor: int, last: Epoch) -> in
         if epoch is not None:
             listed[number] = {file.name for file in epoch.files}
 
-    def is_of_no_use(name: str) -> bool:
+    def is_removable(name: str) -> bool:
         number = _number(name)
         return 0 <= number < floor or (number in listed and name not in listed[number])
 
-    return _remove(log, folder, list(filter(is_of_no_use, names)))
+    return _remove(log, folder, list(filter(is_removable, names)))
 
 
-def _sweep_epochs(log: JobLog, current: Current, floor: int, last: Epoch) -> int:
+def _sweep_epochs(log: JobLog, current: CurrentGeneration, floor: int, last: Epoch) -> int:
     folder = f"{log.job}/{current.generation}/epochs"
 
-    def is_of_no_use(name: str) -> bool:
+    def is_removable(name: str) -> bool:
         number = _number(name)
         return 0 <= number < floor or (name.startswith(".") and 0 <= number <= last.epoch)
 
-    return _remove(log, folder, list(filter(is_of_no_use, log.filesystem.names(folder))))
+    return _remove(log, folder, list(filter(is_removable, log.filesystem.names(folder))))
 
 
-def _sweep_snapshots(log: JobLog, current: Current, oldest: int) -> int:
+def _sweep_snapshots(log: JobLog, current: CurrentGeneration, oldest: int) -> int:
     folder = f"{log.job}/{current.generation}/snapshots"
-    # Also incomplete ones. Between the two retained snapshots another one may still be written.
+    # Incomplete ones, too. Between the two retained snapshots another one may still be written.
     old = [name for name in log.filesystem.names(folder) if name.isdecimal() and int(name) < oldest]
     for name in old:
         log.filesystem.remove(f"{folder}/{name}")
@@ -96,12 +96,12 @@ def _sweep_snapshots(log: JobLog, current: Current, oldest: int) -> int:
 
 
 def sweep_job(log: JobLog, until_ms: int) -> int:
-    """Remove replaced generations, and signs of life of older writers; return the number removed."""
+    """Remove replaced generations, and heartbeats of older writers; return the number removed."""
     term = log.terms.newest()
     if term is None:
         return 0
     removed = 0
-    current = log.shown()
+    current = log.visible()
     is_old = current is None or _has_epoch_until(log, current, until_ms)
     in_charge = term.term if current is None else first_term(current.generation)
     assert in_charge is not None
@@ -111,10 +111,10 @@ def sweep_job(log: JobLog, until_ms: int) -> int:
             log.filesystem.create(log.terms.swept_path(name), b"")  # before any of its files is missing
             log.filesystem.remove(f"{log.job}/{name}")
             removed += 1
-    for folder in ("alive", "terms"):
+    for folder in ("heartbeats", "terms"):
         for name in log.filesystem.names(f"{log.job}/{folder}"):
-            is_of_no_use = folder == "alive" or name.startswith(".")
-            if is_of_no_use and 0 <= _number(name) < term.term:
+            is_removable = folder == "heartbeats" or name.startswith(".")
+            if is_removable and 0 <= _number(name) < term.term:
                 log.filesystem.remove(f"{log.job}/{folder}/{name}")
                 removed += 1
     return removed
@@ -125,7 +125,7 @@ def _is_void(log: JobLog, number: int) -> bool:
     return term is not None and term.is_void
 
 
-def _has_epoch_until(log: JobLog, current: Current, until_ms: int) -> bool:
+def _has_epoch_until(log: JobLog, current: CurrentGeneration, until_ms: int) -> bool:
     """Tell whether a generation has an epoch or snapshot up to a time."""
     oldest = [log.first(current), *log.snapshots(current)]
     return any(epoch is not None and epoch.clock_ms <= until_ms for epoch in oldest)
@@ -139,5 +139,5 @@ def _remove(log: JobLog, folder: str, names: list[str]) -> int:
 
 def _number(name: str) -> int:
     """Return the number at the beginning of a file's name, also of a temporary file's; -1 if there is none."""
-    head = name.removeprefix(".").partition(".")[0].partition("-")[0]
-    return int(head) if head.isdecimal() else -1
+    digits = name.removeprefix(".").partition(".")[0].partition("-")[0]
+    return int(digits) if digits.isdecimal() else -1

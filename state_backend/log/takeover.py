@@ -21,28 +21,30 @@ from state_backend.log.terms import Claim, Term, Terms
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import FencedWriterError, JobInUseError
 
-# A writer that misses so many signs of life has stopped (guess).
-BEATS_MISSED = 3
+# A writer that misses so many heartbeats has stopped (guess).
+HEARTBEATS_MISSED_MAX = 3
 POLL_INTERVAL_S = 0.1
 
 
-def this_process(query_id: str, checkpoint: str = "", beats_every_s: float = 0.0) -> Claim:
-    """Return the claim of a new writer in this process, still without a term."""
-    return Claim(0, uuid.uuid4().hex, query_id, checkpoint, socket.gethostname(), os.getpid(), now_ms(), beats_every_s)
+def this_process(query_id: str, checkpoint: str = "", heartbeat_interval_s: float = 0.0) -> Claim:
+    """Return a claim of a new writer in this process, for term 0; `claim` sets the term."""
+    return Claim(
+        0, uuid.uuid4().hex, query_id, checkpoint, socket.gethostname(), os.getpid(), now_ms(), heartbeat_interval_s
+    )
 
 
-def claim(terms: Terms, who: Claim, *, is_forced: bool = False) -> Claim:
+def claim(terms: Terms, candidate: Claim, *, is_forced: bool = False) -> Claim:
     """Claim the next term; JobInUseError if another query's writer has the last one and is alive.
 
     The same query on the same checkpoint takes over at once; any query does if `is_forced`.
     """
-    for folder in ("terms", "alive"):
+    for folder in ("terms", "heartbeats"):
         terms.filesystem.make_folder(f"{terms.job}/{folder}")
     while True:
-        held = terms.last_claim()
-        if held is not None and not is_forced and not _is_same_query(held, who):
-            _check_not_alive(terms, held)
-        mine = replace(who, term=held.term + 1 if held else 1)
+        last = terms.last_claim()
+        if last is not None and not is_forced and not _is_same_query(last, candidate):
+            _check_not_alive(terms, last)
+        mine = replace(candidate, term=last.term + 1 if last else 1)
         if terms.filesystem.create(terms.claim_path(mine.term), mine.to_bytes()):
             return mine
 
@@ -79,42 +81,42 @@ def check_in_charge(terms: Terms, claimed: Claim) -> None:
     if newer is not None and newer.writer != claimed.writer:
         newest = terms.newest()
         if newest is not None and newest.is_dropped:
-            what = "dropped" if newest.renamed_to is None else f"renamed to {newest.renamed_to!r}"
+            change = "dropped" if newest.renamed_to is None else f"renamed to {newest.renamed_to!r}"
             raise FencedWriterError(
-                f"job {terms.job!r} in the log {terms.filesystem.root} was {what} while query {claimed.query_id} wrote "
-                f"it; start the query again, under the job's new name if it was renamed"
+                f"job {terms.job!r} in the log {terms.filesystem.root} was {change} while query {claimed.query_id} "
+                f"wrote it; start the query again, under the job's new name if it was renamed"
             )
         newer = terms.last_claim() or newer
         raise FencedWriterError(
             f"job {terms.job!r} in the log {terms.filesystem.root} is now written by query {newer.query_id}, term "
-            f"{newer.term} ({_place(newer)}); this writer (query {claimed.query_id}, term {claimed.term}) stops. "
-            f"Two queries with one name, or two drivers on one checkpoint, cannot share a log: stop one, rename one "
-            f"(queryName or job=), or give it another log"
+            f"{newer.term} ({_process_text(newer)}); this writer (query {claimed.query_id}, term {claimed.term}) "
+            f"stops. Two queries with one name, or two drivers on one checkpoint, cannot share a log: stop one, rename "
+            f"one (queryName or job=), or give it another log"
         )
 
 
-def _is_same_query(held: Claim, who: Claim) -> bool:
-    return (held.query_id, held.checkpoint) == (who.query_id, who.checkpoint)
+def _is_same_query(last: Claim, candidate: Claim) -> bool:
+    return (last.query_id, last.checkpoint) == (candidate.query_id, candidate.checkpoint)
 
 
-def _check_not_alive(terms: Terms, held: Claim) -> None:
-    """Poll a writer's sign of life, by this process's own clock; JobInUseError if it changes."""
-    if not held.beats_every_s:
+def _check_not_alive(terms: Terms, last: Claim) -> None:
+    """Poll a writer's heartbeat until enough are missing, by this process's clock; JobInUseError if it changes."""
+    if not last.heartbeat_interval_s:
         return
-    ends_s = time.monotonic() + BEATS_MISSED * held.beats_every_s
-    sign = terms.sign_of_life(held.term)
-    while sign.get("is_running", True) and time.monotonic() < ends_s:
+    ends_s = time.monotonic() + HEARTBEATS_MISSED_MAX * last.heartbeat_interval_s
+    heartbeat = terms.heartbeat(last.term)
+    while heartbeat.get("is_running", True) and time.monotonic() < ends_s:
         time.sleep(POLL_INTERVAL_S)
-        before, sign = sign, terms.sign_of_life(held.term)
-        if sign != before and sign.get("is_running", True):
+        before, heartbeat = heartbeat, terms.heartbeat(last.term)
+        if heartbeat != before and heartbeat.get("is_running", True):
             raise JobInUseError(
-                f"job {terms.job!r} in the log {terms.filesystem.root} is being written by query {held.query_id} "
-                f"({_place(held)}). Stop that query, or give this one another name (queryName or job=) or another "
-                f"log; to take the job over all the same, pass takeover=True (commands: --force)"
+                f"job {terms.job!r} in the log {terms.filesystem.root} is being written by query {last.query_id} "
+                f"({_process_text(last)}). Stop that query, or give this one another name (queryName or job=) or "
+                f"another log; to take the job over anyway, pass takeover=True (commands: --force)"
             )
 
 
-def _place(held: Claim) -> str:
-    since = datetime.fromtimestamp(held.since_ms / 1000, UTC).isoformat(timespec="seconds")
-    checkpoint = f", checkpoint {held.checkpoint}" if held.checkpoint else ""
-    return f"host {held.host}, pid {held.pid}, since {since}{checkpoint}"
+def _process_text(claimed: Claim) -> str:
+    since = datetime.fromtimestamp(claimed.since_ms / 1000, UTC).isoformat(timespec="seconds")
+    checkpoint = f", checkpoint {claimed.checkpoint}" if claimed.checkpoint else ""
+    return f"host {claimed.host}, pid {claimed.pid}, since {since}{checkpoint}"

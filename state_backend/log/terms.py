@@ -4,11 +4,11 @@
     <job>/terms/<term>.json    the outcome of the claim: the term has begun, with a generation and its states;
                                or it is void and never begins; or the job is dropped
     <job>/terms/<term>.swept   the generation that the term began was replaced, and is being removed
-    <job>/alive/<term>.json    the sign of life of the term's writer; the only file that is replaced, and not durable
+    <job>/heartbeats/<term>.json    the heartbeat of the term's writer; the only file that is replaced; not durable
 
 The newest term that has begun is in charge for readers. Writers read claims: a newer claim fences a writer. Terms are
-claimed one after another, and before a term begins all older terms have begun or are void. So a reader that knows the
-newest term finds the next one by reading one file (the proof is in `docs/design/0004-sweeping.md`).
+claimed one after another, and before a term begins all older terms have begun or are void. So a reader of the newest
+term finds the next one by reading one file (the proof is in `docs/design/0004-sweeping.md`).
 
 This module reads; `takeover` claims, voids and begins.
 """
@@ -34,7 +34,7 @@ class Description:
 
     dropped: states of earlier epochs that the query no longer has; the next epoch empties them.
     source: where an attachment reads the states (see `spark_hooks.attach`); None if the query itself publishes.
-    late: states that began in the middle of the query, and lack the keys that have not changed since.
+    incomplete: states that began in the middle of the query, and lack the keys that have not changed since.
     renamed_from: the job's name before `sparkis rename`.
     """
 
@@ -44,20 +44,20 @@ class Description:
     version: int = 1
     dropped: tuple[StateDescriptor, ...] = ()
     source: Mapping[str, Any] | None = None
-    late: tuple[str, ...] = ()
+    incomplete: tuple[str, ...] = ()
     renamed_from: str | None = None
 
     @property
-    def known(self) -> tuple[StateDescriptor, ...]:
+    def all_states(self) -> tuple[StateDescriptor, ...]:
         """All states that an epoch of this generation may name."""
         return self.states + self.dropped
 
     @property
     def format(self) -> int:
-        """The format of the log's files that a reader must know."""
-        if any(state.member is not None for state in self.known):
+        """The lowest format of epoch files that has all changes of these states (see `epochs`)."""
+        if any(state.member is not None for state in self.all_states):
             return FORMAT_WITH_SETS
-        return FORMAT if all(state.reduce in (None, Reduce.LAST) for state in self.known) else FORMAT_WITH_FOLDS
+        return FORMAT if all(state.reduce in (None, Reduce.LAST) for state in self.all_states) else FORMAT_WITH_FOLDS
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object for the term's file."""
@@ -70,8 +70,8 @@ class Description:
         }
         if self.source is not None:
             content["source"] = dict(self.source)
-        if self.late:
-            content["late"] = list(self.late)
+        if self.incomplete:
+            content["incomplete"] = list(self.incomplete)
         if self.renamed_from is not None:
             content["renamed_from"] = self.renamed_from
         return content
@@ -86,7 +86,7 @@ class Description:
             stored["version"],
             tuple(map(StateDescriptor.from_json, stored["dropped"])),
             stored.get("source"),
-            tuple(stored.get("late", ())),
+            tuple(stored.get("incomplete", ())),
             stored.get("renamed_from"),
         )
 
@@ -95,8 +95,8 @@ class Description:
 class Claim:
     """The claim of a writer to a job, from a term on.
 
-    checkpoint: the location of the query's checkpoint, if the writer knows it. beats_every_s: the interval of the
-    writer's signs of life; 0 if there are none.
+    checkpoint: the location of the query's checkpoint, if the writer has it. heartbeat_interval_s: the interval of the
+    writer's heartbeats; 0 if it sends none.
     """
 
     term: int
@@ -106,7 +106,7 @@ class Claim:
     host: str
     pid: int
     since_ms: int
-    beats_every_s: float = 0.0
+    heartbeat_interval_s: float = 0.0
 
     def to_bytes(self) -> bytes:
         """Return the file's content."""
@@ -117,13 +117,13 @@ class Claim:
 class Term:
     """The outcome of a claim.
 
-    why: start, restart, return, rewind, rename, drop, or void. generation: the folder in charge; empty if the term is
-    void or the job dropped. renamed_to: the new name of a dropped job. is_held_back: readers continue to see the
+    reason: start, restart, return, rewind, rename, drop, or void. generation: the name of its folder; empty if the term
+    is void or the job dropped. renamed_to: the new name of a dropped job. is_held_back: readers continue to see the
     generation before, until this one is made visible (see `promotion`).
     """
 
     term: int
-    why: str
+    reason: str
     writer: str
     generation: str = ""
     description: Description | None = None
@@ -133,16 +133,16 @@ class Term:
     @property
     def is_void(self) -> bool:
         """Tell whether the term never begins."""
-        return self.why == "void"
+        return self.reason == "void"
 
     @property
     def is_dropped(self) -> bool:
         """Tell whether the term drops the job."""
-        return self.why == "drop"
+        return self.reason == "drop"
 
     def to_bytes(self) -> bytes:
         """Return the file's content."""
-        content: dict[str, Any] = {"format": FORMAT, "term": self.term, "why": self.why, "writer": self.writer}
+        content: dict[str, Any] = {"format": FORMAT, "term": self.term, "reason": self.reason, "writer": self.writer}
         if self.description is not None:
             content |= {"format": self.description.format, "generation": self.generation}
             content |= self.description.to_json()
@@ -159,7 +159,7 @@ class Terms:
     def __init__(self, filesystem: Filesystem, job: str) -> None:
         self.filesystem = filesystem
         self.job = job
-        self._known: tuple[int, Term | None] = (0, None)  # the last term read, and the newest begun one
+        self._cached: tuple[int, Term | None] = (0, None)  # the last term read, and the newest begun one
 
     def claim_path(self, term: int) -> str:
         """Return the path of a claim, relative to the log's root."""
@@ -169,24 +169,24 @@ class Terms:
         """Return the path of the outcome of a claim, relative to the log's root."""
         return f"{self.job}/terms/{term}.json"
 
-    def alive_path(self, term: int) -> str:
-        """Return the path of the sign of life of a term's writer, relative to the log's root."""
-        return f"{self.job}/alive/{term}.json"
+    def heartbeat_path(self, term: int) -> str:
+        """Return the path of the heartbeat of a term's writer, relative to the log's root."""
+        return f"{self.job}/heartbeats/{term}.json"
 
     def newest(self) -> Term | None:
         """Return the newest term that has begun, or that dropped the job; None if there is none.
 
         Reads one file if there is no new term since the last call.
         """
-        last, begun = self._known
+        last, begun = self._cached
         if not last:
-            last, begun = self._found()
+            last, begun = self._search()
         while (term := self.read(last + 1)) is not None:
             last, begun = term.term, begun if term.is_void else term
-        self._known = last, begun
+        self._cached = last, begun
         return begun
 
-    def _found(self) -> tuple[int, Term | None]:
+    def _search(self) -> tuple[int, Term | None]:
         if self.filesystem.read(self.path(1)) is None:  # a name that is no job costs no listing
             return 0, None
         last = max(self.numbers(".json"), default=0)
@@ -219,17 +219,17 @@ class Terms:
                 return term
         return None
 
-    def forget_if_gone(self) -> None:
-        """Check that the newest term still exists; if not, forget it, so that `newest` reads all terms again."""
-        begun = self._known[1]
+    def drop_cache_if_removed(self) -> None:
+        """Check that the newest term still exists; if not, drop the cache, so that `newest` reads all terms again."""
+        begun = self._cached[1]
         if begun is not None and self.read(begun.term) != begun:
-            self._known = (0, None)
+            self._cached = (0, None)
 
     def numbers(self, suffix: str) -> list[int]:
         """Return the numbers of the terms that have a file with a suffix (`.claim` or `.json`), unordered."""
         names = self.filesystem.names(f"{self.job}/terms")
-        heads = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
-        return [int(head) for head in heads if head.isdecimal()]
+        stems = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+        return [int(stem) for stem in stems if stem.isdecimal()]
 
     def read(self, number: int) -> Term | None:
         """Return the outcome of a claim; None if there is none yet."""
@@ -238,11 +238,11 @@ class Terms:
         if stored is None:
             return None
         check_format(stored.get("format", FORMAT), f"{self.filesystem.root}/{path}")
-        with whole(self.filesystem, path):
+        with _damage_reported(self.filesystem, path):
             has_states = "generation" in stored
             return Term(
                 stored["term"],
-                stored["why"],
+                stored["reason"],
                 stored["writer"],
                 stored["generation"] if has_states else "",
                 Description.from_json(stored) if has_states else None,
@@ -256,7 +256,7 @@ class Terms:
         stored = read_json(self.filesystem, path)
         if stored is None:
             return None
-        with whole(self.filesystem, path):
+        with _damage_reported(self.filesystem, path):
             del stored["format"]
             return Claim(**(stored | {"term": number}))
 
@@ -273,10 +273,10 @@ class Terms:
         """Tell whether a generation's removal has begun."""
         return self.filesystem.size(self.swept_path(generation)) is not None
 
-    def sign_of_life(self, number: int) -> dict[str, Any]:
-        """Return the last sign of life of a term's writer (see `log_writer.LogWriter.beat`); empty if there is none."""
+    def heartbeat(self, number: int) -> dict[str, Any]:
+        """Return the last heartbeat of a term's writer (see `LogWriter.send_heartbeat`); empty if there is none."""
         try:
-            return read_json(self.filesystem, self.alive_path(number)) or {}
+            return read_json(self.filesystem, self.heartbeat_path(number)) or {}
         except LogCorruptError:  # not durable: a crash of the machine may truncate it
             return {}
 
@@ -286,12 +286,12 @@ def read_json(filesystem: Filesystem, path: str) -> dict[str, Any] | None:
     stored = filesystem.read(path)
     if stored is None:
         return None
-    with whole(filesystem, path):
+    with _damage_reported(filesystem, path):
         return dict(json.loads(stored))
 
 
 @contextmanager
-def whole(filesystem: Filesystem, path: str) -> Iterator[None]:
+def _damage_reported(filesystem: Filesystem, path: str) -> Iterator[None]:
     """Raise LogCorruptError, with the file's path, if the block fails because of damaged content."""
     try:
         yield

@@ -34,9 +34,9 @@ class Job:
     """One job of a server: its open store, and the last report of its applier.
 
     is_stale: no writer sends heartbeats: the job is stopped, restarting, or unreachable. error: why epochs are not
-    applied, or empty. is_incomplete: the log began after the query did, in update mode. held_epoch, held_since_ms: the
-    last epoch of a newer generation that is held back, and since when it is. renamed_from: the former name of the job,
-    under which it is served until this one is open.
+    applied, or empty. is_incomplete: the log began after the query did, in update mode. held_back_epoch,
+    held_back_since_ms: the last epoch of a newer generation that is held back, and when that generation began.
+    renamed_from: the former name of the job, under which it is served until this one is open.
     """
 
     name: str
@@ -47,8 +47,8 @@ class Job:
     committed_clock_ms: int = 0
     is_stale: bool = True
     is_incomplete: bool = False
-    held_epoch: int | None = None
-    held_since_ms: int | None = None
+    held_back_epoch: int | None = None
+    held_back_since_ms: int | None = None
     error: str = ""
     renamed_from: str | None = None
 

@@ -30,7 +30,7 @@ from state_backend.log.log_writer import LogWriter
 
 pytestmark = pytest.mark.spark
 
-BEAT = f"sparkis-beat-{JOB}"
+BEAT = f"sparkis-heartbeat-{JOB}"
 FIRST = f"{JOB}:n:{MARKERS[0]}"
 
 
@@ -344,13 +344,13 @@ def test_a_writer_that_was_fenced_shows_no_signs_of_life(job: Job, scene: Scene)
     scene.add_files(1)
     job.run()
     with LogWriter(scene.log, JOB, states(), takeover=True) as newer:
-        alive = scene.log / JOB / "alive" / f"{newer.current.term}.json"
+        path = scene.log / JOB / "heartbeats" / f"{newer.current.term}.json"
 
-        def beats() -> Any:
-            return json.loads(alive.read_text())
+        def heartbeat() -> Any:
+            return json.loads(path.read_text())
 
-        newer.beat()
+        newer.send_heartbeat()
         threads = eventually(lambda: [each.name for each in enumerate_threads()], lambda names: BEAT not in names)
         assert BEAT not in threads
     job.stop()
-    assert beats() == {"writer": newer.current.writer, "beat": 2, "every_s": 1.0, "is_running": False}
+    assert heartbeat() == {"writer": newer.current.writer, "count": 2, "interval_s": 1.0, "is_running": False}

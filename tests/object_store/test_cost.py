@@ -73,7 +73,7 @@ def test_a_month_costs_little(
                 os.close(writing)
                 return lines, [], []
             now_s += 1
-            writer.beat()
+            writer.send_heartbeat()
             if every_s is not None and now_s % every_s == 0:
                 epoch = writer.publish([Change("count", Op.PUT, b"job:count:a", None, b"%d" % now_s)])
                 if is_told:

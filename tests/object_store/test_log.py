@@ -236,7 +236,7 @@ def test_an_epoch_is_one_put_and_few_gets(proxy: FaultyProxy, root: str, followe
     assert written["PUT"] == 10
     assert written["GET"] <= 40
     assert written["LIST"] == 0
-    writer.beat()
+    writer.send_heartbeat()
     followed.applier.step()
     proxy.taken()
     for _ in range(10):
@@ -251,7 +251,7 @@ def test_an_epoch_is_one_put_and_few_gets(proxy: FaultyProxy, root: str, followe
 def test_a_look_that_finds_nothing_is_few_gets(proxy: FaultyProxy, root: str, followed: Followed) -> None:
     writer = writer_of(root)
     writer.publish([one(0)])
-    writer.beat()
+    writer.send_heartbeat()
     followed.applier.step()
     followed.applier.step()
     proxy.taken()
@@ -268,25 +268,25 @@ def test_signs_of_life_are_shown_rarely_and_the_end_at_once(proxy: FaultyProxy, 
     writer = writer_of(root)
     proxy.taken()
     for _ in range(15):
-        assert writer.beat()
+        assert writer.send_heartbeat()
     assert methods(proxy) == {"PUT": 1, "GET": 1}
     writer.close()
     assert methods(proxy) == {"PUT": 1, "GET": 1}
-    assert ChangeLog(root).job("job").alive()["is_running"] is False
+    assert ChangeLog(root).job("job").heartbeat()["is_running"] is False
 
 
 def test_a_writer_is_stale_when_it_misses_three_signs_of_its_own_rhythm(root: str) -> None:
     now_s = 0.0
     pulse = HeartbeatWatch(lambda: now_s)
     writer = writer_of(root)
-    writer.beat()
-    sign = ChangeLog(root).job("job").alive()
+    writer.send_heartbeat()
+    sign = ChangeLog(root).job("job").heartbeat()
     assert pulse.is_stale(sign)
-    assert not pulse.is_stale(sign | {"beat": 2})
-    now_s = 3 * sign["every_s"]
-    assert not pulse.is_stale(sign | {"beat": 2})
+    assert not pulse.is_stale(sign | {"count": 2})
+    now_s = 3 * sign["interval_s"]
+    assert not pulse.is_stale(sign | {"count": 2})
     now_s += 1
-    assert pulse.is_stale(sign | {"beat": 2})
+    assert pulse.is_stale(sign | {"count": 2})
 
 
 def test_a_server_looks_ever_more_rarely_and_often_again_after_what_it_found(

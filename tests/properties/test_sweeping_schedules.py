@@ -22,7 +22,7 @@ from state_backend.apply.applier import Applier
 from state_backend.apply.compactor import compact
 from state_backend.apply.replay import read_snapshot
 from state_backend.log import log_writer
-from state_backend.log.change_log import ChangeLog, Current, JobLog
+from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.epochs import EpochRef
 from state_backend.log.log_writer import LogWriter
 from state_backend.log.terms import Term
@@ -63,7 +63,7 @@ class Writer(LogWriter):
         super()._rewind(number)
 
     def _put_in_charge(self, term: Term) -> None:
-        if term.why == "rewind":
+        if term.reason == "rewind":
             Writer.rewinds[term.term] = self._number  # which counts once its file is there
         super()._put_in_charge(term)
 
@@ -172,14 +172,14 @@ class Scene:
                 assert list(shown.changes()) == list(expected.changes())
         applier.close()
 
-    def _begin(self, log: JobLog, current: Current) -> EpochRef | None:
+    def _begin(self, log: JobLog, current: CurrentGeneration) -> EpochRef | None:
         newest = next(log.snapshots(current), None)
         if newest is not None:
             return newest.ref
         first = log.first(current)
         return first.ref if first is not None and first.previous is None else None
 
-    def _note(self, log: JobLog, current: Current, number: int) -> None:
+    def _note(self, log: JobLog, current: CurrentGeneration, number: int) -> None:
         epoch = log.epoch(current, number)
         if epoch is None:
             return
@@ -192,7 +192,7 @@ class Scene:
         """Set the checkpoint back at the moment at which a rewind counts."""
         if path.startswith("job/terms/") and path.endswith(".json"):
             term = json.loads(content)
-            if term["why"] == "rewind":
+            if term["reason"] == "rewind":
                 self.checkpoints[term["query_id"]] = Writer.rewinds[term["term"]]
                 self.set_back.append((term["term"], Writer.rewinds[term["term"]]))
                 self.rewinds += 1
@@ -225,13 +225,13 @@ class Scene:
                 self._publish(writer, query, self.checkpoints.get(query, 0))
             self.check()
 
-    def required(self, log: JobLog, current: Current | None) -> Iterator[Acknowledged]:
+    def required(self, log: JobLog, current: CurrentGeneration | None) -> Iterator[Acknowledged]:
         """Iterate over what was acknowledged and not dropped by a rewind, or replaced by another query, since."""
         terms = list(log.terms.down_from(current.term)) if current is not None else []
         for each in self.acknowledged:
             later = [term for term in terms if term.term > each.term and not term.is_void]
             if all(
-                term.why == "restart" or (term.why == "rewind" and Writer.rewinds[term.term] > each.epoch)
+                term.reason == "restart" or (term.reason == "rewind" and Writer.rewinds[term.term] > each.epoch)
                 for term in later
             ) and any(term.term == each.term for term in terms):
                 yield each

@@ -15,7 +15,7 @@ from pyspark.sql import Row, SparkSession
 
 import sparkis
 from sparkis import Attachment
-from state_backend.log.change_log import ChangeLog, Current
+from state_backend.log.change_log import ChangeLog, CurrentGeneration
 
 Attach = Callable[..., Attachment]
 
@@ -72,7 +72,7 @@ def some_rows(random: Random, minute: int) -> list[dict[str, Any]]:
     ]
 
 
-def current_of(attachment: Attachment) -> Current:
+def current_of(attachment: Attachment) -> CurrentGeneration:
     """Return the current writer of an attachment's log."""
     current = ChangeLog(attachment.log).job(attachment.job).current()
     assert current is not None

@@ -174,7 +174,7 @@ def test_the_state_of_a_checkpoint_that_was_begun_anew_is_held_back_until_it_has
     attachment = attached(query)
     (held,) = eventually(
         lambda: [row for row in client.execute_command("STATE", "LAG") if row["job"] == "anew"],
-        lambda lags: lags[0]["held_epoch"] == 0,
+        lambda lags: lags[0]["held_back_epoch"] == 0,
     )
     assert (attachment.batch, held["applied"]) == (0, 2)
     assert client.get("anew:aggregation:a") == "3", "one of three batches is no answer"

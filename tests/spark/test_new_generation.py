@@ -93,7 +93,7 @@ def test_nobody_reads_half_a_replay(
     is_over.set()
     reading.join()
     assert seen == {("10", "7")}
-    assert lag(client, old_state)["held_epoch"] is None
+    assert lag(client, old_state)["held_back_epoch"] is None
     held, shown = said(caplog, old_state)
     assert "readers keep the state of epoch 3" in held
     assert f"sparkis promote --log {endpoint.log} {old_state}" in held
@@ -116,10 +116,10 @@ def test_what_is_held_back_is_told_and_a_person_may_have_it_shown(
     caplog.set_level(logging.INFO, "sparkis")
     writer = sum_of(numbers, wait_for_visibility=True).trigger(processingTime=ONE_BATCH)
     query = begin_anew(writer, old_state, tmp_path)
-    held = eventually(lambda: lag(client, old_state), lambda row: row["held_epoch"] == 0)
+    held = eventually(lambda: lag(client, old_state), lambda row: row["held_back_epoch"] == 0)
     assert (held["applied"], held["lag_epochs"]) == (ROUNDS - 1, 0)
-    assert held["held_since"].startswith("20")
-    assert client.info("sparkis")[f"job_{old_state}"]["held_epoch"] == 0
+    assert held["held_back_since"].startswith("20")
+    assert client.info("sparkis")[f"job_{old_state}"]["held_back_epoch"] == 0
     with Client.from_url(endpoint.url) as asking:
         assert "epoch 0 of a new generation is held back" in status.table(status.read(asking))
     assert client.mget(f"{old_state}:sum:a", f"{old_state}:sum:b") == ["10", "7"]
@@ -128,7 +128,7 @@ def test_what_is_held_back_is_told_and_a_person_may_have_it_shown(
 
     promote(endpoint.log, old_state)
     eventually(lambda: client.get(f"{old_state}:sum:a"), lambda value: value == "1")
-    assert lag(client, old_state)["held_epoch"] is None
+    assert lag(client, old_state)["held_back_epoch"] is None
 
 
 def test_it_is_shown_when_the_time_is_over(

@@ -75,7 +75,7 @@ def test_facts_are_no_part_of_what_a_replay_is_recognised_by(
     start(writer, "replayed", tmp_path / "checkpoint").stop()  # in a new run there are no facts yet
     assert client.get("replayed:sum:a") == "3"
     assert client.hgetall("replayed:_progress") == facts
-    assert "gave other changes" not in caplog.text
+    assert "made other changes" not in caplog.text
 
 
 def test_a_job_without_progress_has_no_such_key_and_its_name_is_no_user_s(

@@ -81,7 +81,7 @@ def test_serving_changes_nothing_in_the_log(batches: Make, tmp_path: Path):
     log = tmp_path / "log"
     query = begin(rows, "job", tmp_path / "checkpoint", log=log)
     query.stop()
-    alive = log / "job" / "alive" / "1.json"
+    alive = log / "job" / "heartbeats" / "1.json"
     eventually(lambda: json.loads(alive.read_text())["is_running"], lambda running: not running)
     for path in log.rglob("*"):
         path.chmod(stat.S_IREAD | (stat.S_IEXEC if path.is_dir() else 0))

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 class Filesystem(ABC):
     """File operations below one root.
 
-    beat_interval_s: the interval of a writer's signs of life. probe_interval_s_max, jobs_interval_s_max: the longest
+    heartbeat_interval_s: the interval of a writer's heartbeats. probe_interval_s_max, jobs_interval_s_max: the longest
     intervals at which readers poll for epochs, and for jobs. Polling is cheap in a folder, and costs money in an object
     store.
     """
 
     root: str
-    beat_interval_s: float = 1.0
+    heartbeat_interval_s: float = 1.0
     probe_interval_s_max: float = 1.0
     jobs_interval_s_max: float = 1.0
 

@@ -53,7 +53,7 @@ class ObjectStoreFilesystem(Filesystem):
     """Objects below a prefix of one bucket."""
 
     # Requests cost money (see docs/object-stores.md): a PUT as much as twelve GETs.
-    beat_interval_s = 20.0
+    heartbeat_interval_s = 20.0
     probe_interval_s_max = 15.0
     jobs_interval_s_max = 60.0
     _checked: ClassVar[set[str]] = set()  # roots whose store heeds conditions, checked in this process

@@ -263,7 +263,7 @@ def test_info_has_the_asked_sections(client: Any) -> None:
 def test_info_tells_of_each_job(client: Any) -> None:
     expected = (
         "job_job:epoch=4,committed_epoch=6,lag_epochs=2,lag_ms=1500,committed_at=2023-11-14T22:13:19.000Z,age_ms=1000,"
-        "stale=0,incomplete=0,held_epoch=none,keys=27,store_bytes=0\r\n"
+        "stale=0,incomplete=0,held_back_epoch=none,keys=27,store_bytes=0\r\n"
     )
     assert expected in client.ask("INFO sparkis").decode()
 
@@ -285,8 +285,8 @@ def test_state_tells_of_jobs_and_states(client: Any) -> None:
                 b"age_ms": 1000,
                 b"stale": 0,
                 b"incomplete": 0,
-                b"held_epoch": None,
-                b"held_since": None,
+                b"held_back_epoch": None,
+                b"held_back_since": None,
                 b"error": b"",
                 b"slots": b"0-16383",
                 b"store_bytes": 0,
@@ -329,8 +329,8 @@ def test_state_lag_counts_epochs_and_milliseconds(client: Any, keyspace: Keyspac
         b"age_ms": 1000,
         b"stale": 0,
         b"incomplete": 0,
-        b"held_epoch": None,
-        b"held_since": None,
+        b"held_back_epoch": None,
+        b"held_back_since": None,
         b"error": b"",
     }
     assert client.ask("STATE LAG") == encode([lag], 3)

@@ -10,7 +10,7 @@ from resp_server.proxy.job_merge import job_lines, keyspace_line, merged_jobs, m
 from resp_server.proxy.slot_map import SlotMap
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
 
-NOT_HELD = {"held_epoch": None, "held_since": None}
+NOT_HELD = {"held_back_epoch": None, "held_back_since": None}
 
 
 def row(**other: Any) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def test_what_is_shown_is_as_old_as_the_oldest_of_it_and_as_incomplete() -> None
         assert (found["committed_at"], found["age_ms"], found["incomplete"]) == (*older_age(older), 1)
         (found,) = merged([[older | {"job": "j"}], [unknown | {"job": "j"}]])
         assert (found["committed_at"], found["age_ms"]) == (None, None)
-    assert "committed_at=2026-01-01T00:00:02.500Z,age_ms=7500,stale=0,incomplete=1,held_epoch=none," in job_lines(
+    assert "committed_at=2026-01-01T00:00:02.500Z,age_ms=7500,stale=0,incomplete=1,held_back_epoch=none," in job_lines(
         [older]
     )
     assert "committed_at=unknown,age_ms=unknown," in job_lines([unknown])
@@ -55,11 +55,11 @@ def test_what_is_shown_is_as_old_as_the_oldest_of_it_and_as_incomplete() -> None
 
 def test_a_generation_that_any_server_holds_back_is_told() -> None:
     since = "2026-01-01T00:00:02.500Z"
-    held = [row(job="j", held_epoch=epoch, held_since=since) for epoch in (0, 2)]
+    held = [row(job="j", held_back_epoch=epoch, held_back_since=since) for epoch in (0, 2)]
     for merged in (merged_jobs, merged_lags):
         (found,) = merged([[row(job="j")], *([each] for each in held)])
-        assert (found["held_epoch"], found["held_since"]) == (2, since)
-        assert "incomplete=0,held_epoch=2,keys=" in job_lines([found])
+        assert (found["held_back_epoch"], found["held_back_since"]) == (2, since)
+        assert "incomplete=0,held_back_epoch=2,keys=" in job_lines([found])
 
 
 def older_age(facts: dict[str, Any]) -> tuple[str, int]:

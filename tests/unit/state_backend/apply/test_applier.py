@@ -128,7 +128,7 @@ def test_every_event_has_all_its_names_and_is_plain_json(followed: Followed) -> 
     followed.writer().publish([put(b"k")])
     followed.step()
     told = [event for event in followed.events if event["event"] == "status"]
-    seen = {"term", "applied", "is_incomplete", "held_epoch", "held_since_ms", "slots", "loading", "wants"}
+    seen = {"term", "applied", "is_incomplete", "held_back_epoch", "held_back_since_ms", "slots", "loading", "wants"}
     names = {"event", "version", "committed", "committed_clock_ms", "is_stale", "error", "is_full"} | seen
     assert [set(event) for event in told] == [names, names]
     assert all(seen <= set(event) for event in followed.events)
@@ -589,17 +589,17 @@ def test_a_map_in_complete_mode_loses_the_fields_that_are_not_named(followed: Fo
 def test_a_writer_is_alive_while_its_counter_moves() -> None:
     now_s = 100.0
     pulse = HeartbeatWatch(lambda: now_s)
-    sign = {"writer": "w", "beat": 5, "is_running": True}
+    sign = {"writer": "w", "count": 5, "is_running": True}
     assert pulse.is_stale({})
     assert pulse.is_stale(sign)  # it may be as old as the log
-    assert not pulse.is_stale(sign | {"beat": 6})
+    assert not pulse.is_stale(sign | {"count": 6})
     now_s += applier_module.STALE_AFTER_S
-    assert not pulse.is_stale(sign | {"beat": 6})
+    assert not pulse.is_stale(sign | {"count": 6})
     now_s += 0.1
-    assert pulse.is_stale(sign | {"beat": 6})
-    assert not pulse.is_stale(sign | {"beat": 7})
-    assert pulse.is_stale(sign | {"beat": 8, "is_running": False})
-    assert not pulse.is_stale({"writer": "next", "beat": 1, "is_running": True})
+    assert pulse.is_stale(sign | {"count": 6})
+    assert not pulse.is_stale(sign | {"count": 7})
+    assert pulse.is_stale(sign | {"count": 8, "is_running": False})
+    assert not pulse.is_stale({"writer": "next", "count": 1, "is_running": True})
     assert pulse.is_stale({})
 
 
@@ -608,7 +608,7 @@ def test_staleness_is_told_when_it_changes(followed: Followed) -> None:
     writer.publish([put(b"a")])
     told = []
     for _ in range(3):
-        writer.beat()
+        writer.send_heartbeat()
         told.append(followed.step()["is_stale"])
     writer.close()
     told.append(followed.step()["is_stale"])

@@ -82,7 +82,7 @@ def test_all_of_a_jobs_state_has_new_keys_and_the_old_name_is_gone(tmp_path: Pat
         assert snapshot.value(b"plane/old:1") == b"B737"  # a format of its own does not hold the job's name
         assert (snapshot.applied.epoch, snapshot.applied.clock_ms) == (2, CLOCK_MS + 2)
     assert ChangeLog(tmp_path).jobs() == ["new"]
-    assert sorted(file.name for file in (tmp_path / "old").iterdir()) == ["alive", "terms"]
+    assert sorted(file.name for file in (tmp_path / "old").iterdir()) == ["heartbeats", "terms"]
 
 
 def test_a_large_state_lies_in_files_of_bounded_size_and_no_key_in_two(
@@ -132,13 +132,13 @@ def test_a_total_is_carried_on(tmp_path: Path) -> None:
 def test_what_the_old_job_lacked_the_new_one_lacks(tmp_path: Path) -> None:
     LogWriter(tmp_path, "old", STATES[:1], "q").publish([], epoch=7)
     rename(tmp_path, "old", "new")
-    assert ChangeLog(tmp_path).job("new").description("q.1").late == ("temp",)
+    assert ChangeLog(tmp_path).job("new").description("q.1").incomplete == ("temp",)
     LogWriter(tmp_path, "late", STATES[:1], "p").publish([])
     LogWriter(tmp_path, "late", STATES[:2], "p").publish([])
     rename(tmp_path, "late", "later")
-    assert ChangeLog(tmp_path).job("later").description("p.1").late == ("facts",)
+    assert ChangeLog(tmp_path).job("later").description("p.1").incomplete == ("facts",)
     rename(tmp_path, "later", "late")
-    assert ChangeLog(tmp_path).job("late").description("p.4").late == ("facts",)
+    assert ChangeLog(tmp_path).job("late").description("p.4").incomplete == ("facts",)
 
 
 def test_a_state_that_was_left_out_and_not_yet_emptied_is_not_carried_on(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_crash_at_any_write_leaves_a_whole_job_and_the_command_goes_on(tmp_pat
         else:
             rename(root, "old", "new")
             assert (ChangeLog(root).jobs(), content(root, "new")) == (["new"], as_new(before))
-            assert sorted(file.name for file in (root / "old").iterdir()) == ["alive", "terms"]
+            assert sorted(file.name for file in (root / "old").iterdir()) == ["heartbeats", "terms"]
     assert 10 < allowed < 100
     assert content(root, "new") == as_new(before)
 
@@ -193,13 +193,13 @@ def test_the_writer_of_the_old_name_is_fenced(tmp_path: Path) -> None:
 
 
 def test_a_job_that_is_being_written_is_not_renamed(tmp_path: Path) -> None:
-    writer = old_job(tmp_path, checkpoint="/checkpoint", is_beating=True)
-    writer.beat()
+    writer = old_job(tmp_path, checkpoint="/checkpoint", sends_heartbeats=True)
+    writer.send_heartbeat()
 
     class Beating(LocalFilesystem):
         def read(self, path: str) -> bytes | None:
-            if path == "old/alive/1.json":
-                writer.beat()
+            if path == "old/heartbeats/1.json":
+                writer.send_heartbeat()
             return super().read(path)
 
     with pytest.raises(JobInUseError, match=r"job 'old' .* is being written by query q .*checkpoint /checkpoint"):

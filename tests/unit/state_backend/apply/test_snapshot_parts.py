@@ -14,7 +14,7 @@ from state_backend.apply import snapshots
 from state_backend.apply.applier import Applier
 from state_backend.apply.compact import compact_log
 from state_backend.apply.replay import read_snapshot
-from state_backend.log.change_log import ChangeLog, Current
+from state_backend.log.change_log import ChangeLog, CurrentGeneration
 from state_backend.log.epochs import Epoch
 from state_backend.log.log_writer import LogWriter
 from state_backend.log.sweep import sweep
@@ -43,7 +43,7 @@ class Scene:
         self.servers = self.published = 0
 
     @property
-    def current(self) -> Current:
+    def current(self) -> CurrentGeneration:
         current = self.log.current()
         assert current is not None
         return current

@@ -246,15 +246,15 @@ def test_of_two_writers_that_both_passed_the_look_one_commits(tmp_path: Path, mo
 def test_a_sign_of_life_moves_and_ends(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     log = ChangeLog(tmp_path).job("job")
-    assert log.alive() == {}
-    writer.beat()
-    first = log.alive()
-    writer.beat()
-    assert (first["is_running"], log.alive()["beat"] - first["beat"]) == (True, 1)
+    assert log.heartbeat() == {}
+    writer.send_heartbeat()
+    first = log.heartbeat()
+    writer.send_heartbeat()
+    assert (first["is_running"], log.heartbeat()["count"] - first["count"]) == (True, 1)
     writer.close()
-    assert log.alive()["is_running"] is False
-    (tmp_path / "job" / "alive" / "1.json").write_bytes(b'{"half')
-    assert log.alive() == {}
+    assert log.heartbeat()["is_running"] is False
+    (tmp_path / "job" / "heartbeats" / "1.json").write_bytes(b'{"half')
+    assert log.heartbeat() == {}
 
 
 # Replays, rewinds, holes --------------------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ def test_a_query_that_comes_back_goes_on_with_a_copy_of_what_it_had(tmp_path: Pa
 
 def test_a_query_that_may_begin_anew_does(tmp_path: Path) -> None:
     writer_of(tmp_path).publish([put(b"a")])
-    assert writer_of(tmp_path, is_anew=True).publish([put(b"b")]) == 0
+    assert writer_of(tmp_path, starts_empty=True).publish([put(b"b")]) == 0
     assert contents(tmp_path) == [[put(b"b")]]
     assert writer_of(tmp_path).publish([put(b"c")]) == 1
 
@@ -475,7 +475,7 @@ def test_a_dropped_state_is_emptied_by_the_next_epoch_and_stays_known(tmp_path: 
     writer.publish([])
     assert [epoch.replaces for epoch in chain(tmp_path)] == [(), ("temp",), ()]
     description = ChangeLog(tmp_path).job("job").description("q1.1")
-    assert [state.name for state in description.known] == ["city", "temp"]
+    assert [state.name for state in description.all_states] == ["city", "temp"]
     with pytest.raises(DescriptorError, match="'temp'"):
         writer_of(tmp_path, (CITY, StateDescriptor("temp", "k", "v", field="f")))
 

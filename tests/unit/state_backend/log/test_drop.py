@@ -42,7 +42,7 @@ def test_a_dropped_job_is_gone_and_so_are_its_files(tmp_path: Path) -> None:
     assert drop(tmp_path, "job") == "job job is dropped"
     assert ChangeLog(tmp_path).jobs() == []
     assert ChangeLog(tmp_path).job("job").current() is None
-    assert left(tmp_path) == ["alive", "terms"]
+    assert left(tmp_path) == ["heartbeats", "terms"]
     with pytest.raises(LogError, match="holds no epoch of a job 'job'"):
         read_snapshot(tmp_path, "job")
     assert drop(tmp_path, "job") == "job job was dropped already"
@@ -60,19 +60,19 @@ def test_a_query_that_starts_again_under_the_name_begins_with_nothing(tmp_path: 
 def test_a_job_that_is_being_written_is_dropped_by_force_alone(tmp_path: Path) -> None:
     class Beating(LocalFilesystem):
         def read(self, path: str) -> bytes | None:
-            if path == "job/alive/1.json":
+            if path == "job/heartbeats/1.json":
                 writer._beat_due_s = 0.0
-                writer.beat()
+                writer.send_heartbeat()
             return super().read(path)
 
-    writer = job(tmp_path, is_beating=True)
+    writer = job(tmp_path, sends_heartbeats=True)
     with pytest.raises(JobInUseError, match=r"is being written by query q .*--force"):
         drop(Beating(tmp_path), "job")
     writer.publish([put(b"2")])
     drop(tmp_path, "job", is_forced=True)
     with pytest.raises(FencedWriterError, match="was dropped while query q wrote it"):
         writer.publish([put(b"3")])
-    assert left(tmp_path) == ["alive", "terms"]
+    assert left(tmp_path) == ["heartbeats", "terms"]
 
 
 def test_a_crash_anywhere_leaves_the_job_as_it_was_or_dropped(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_crash_anywhere_leaves_the_job_as_it_was_or_dropped(tmp_path: Path) ->
                 assert shown.value(b"k") == b"1" * 100_000
             assert LogWriter(root, "job", [STATE], "q").publish([put(b"2")]) == 1, "its query goes on"
         drop(root, "job")
-        assert (ChangeLog(root).jobs(), left(root)) == ([], ["alive", "terms"])
+        assert (ChangeLog(root).jobs(), left(root)) == ([], ["heartbeats", "terms"])
     assert outcomes == {True, False}
     assert allowed < 20
 
@@ -116,7 +116,7 @@ def test_the_command_says_what_it_did_or_why_not(tmp_path: Path, capsys: pytest.
 def test_an_applier_makes_no_error_of_a_dropped_job_and_one_of_a_folder_that_is_gone(tmp_path: Path) -> None:
     log = tmp_path / "log"
     writer = job(log)
-    writer.beat()
+    writer.send_heartbeat()
     events: list[dict[str, Any]] = []
     applier = Applier(ChangeLog(log), "job", tmp_path / "store", events.append)
     applier.step()

@@ -32,7 +32,7 @@ RANKED: dict[str, Any] = MEMBERS | {"value": ()}
 
 
 def late(root: Path) -> tuple[str, ...]:
-    return ChangeLog(root).job("job").description("q.1").late
+    return ChangeLog(root).job("job").description("q.1").incomplete
 
 
 @pytest.mark.parametrize(
@@ -139,19 +139,19 @@ def test_where_states_are_written_as_a_whole_nothing_stays_of_what_was_before(
 ) -> None:
     hours = StateDescriptor("hours", **FIELDS, columns={"k": "date", "f": "int"})
     days = StateDescriptor("hours", **FIELDS | {"field": "g"}, columns={"k": "timestamp", "f": "int"}, where="g > 1")
-    begin(tmp_path, state(), hours, is_whole=True).publish([], replaces=["s", "hours"])
-    begin(tmp_path, state("t"), days, is_whole=True).publish([], replaces=["t", "hours"])
+    begin(tmp_path, state(), hours, rewrites_states=True).publish([], replaces=["s", "hours"])
+    begin(tmp_path, state("t"), days, rewrites_states=True).publish([], replaces=["t", "hours"])
     assert late(tmp_path) == ()
     assert caplog.messages == ["job job: the state 's' is left out, and its keys are removed"]
     with pytest.raises(DescriptorError, match="its kind was 'map' in this log and is now 'value'"):
-        begin(tmp_path, state("t"), state("hours"), is_whole=True)
+        begin(tmp_path, state("t"), state("hours"), rewrites_states=True)
 
 
 def test_a_state_that_lacked_something_lacks_nothing_once_it_is_written_as_a_whole(tmp_path: Path) -> None:
     begin(tmp_path, state()).publish([])
     begin(tmp_path, state(), state("t", value="w")).publish([])
     assert late(tmp_path) == ("t",)
-    begin(tmp_path, state(), state("t", value="w"), is_whole=True).publish([], replaces=["s", "t"])
+    begin(tmp_path, state(), state("t", value="w"), rewrites_states=True).publish([], replaces=["s", "t"])
     assert late(tmp_path) == ()
 
 

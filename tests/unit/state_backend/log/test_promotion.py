@@ -36,7 +36,7 @@ class Reader:
     def look(self) -> tuple[str, int, int | None]:
         """Return the query that is shown, its epoch, and the epoch that is held back."""
         self._applier.step()
-        return self.known["generation"].partition(".")[0], self.known["applied"], self.known["held_epoch"]
+        return self.known["generation"].partition(".")[0], self.known["applied"], self.known["held_back_epoch"]
 
     def close(self) -> None:
         self._applier.close()
@@ -70,50 +70,50 @@ def test_a_new_generation_is_seen_when_the_log_says_so_by_those_that_were_there_
     there = Reader(root, tmp_path / "there")
     assert there.look() == ("old", 1, None)
     writer = begin(root)
-    assert writer.held is not None
-    assert (writer.held.shown.epoch, writer.held.since_ms > 0) == (1, True)
+    assert writer.held_back is not None
+    assert (writer.held_back.visible.epoch, writer.held_back.since_ms > 0) == (1, True)
     writer.publish(put(b"half"))
     comes = Reader(root, tmp_path / "comes")
     for reader in (there, comes):
         assert reader.look() == ("old", 1, 0)
-        assert reader.known["held_since_ms"] == writer.held.since_ms
+        assert reader.known["held_back_since_ms"] == writer.held_back.since_ms
         assert reader.known["is_stale"] is True
     assert value(root) == b"2"
     writer.publish(put(b"whole"))
     assert there.look() == ("old", 1, 1)
-    assert writer.show("it is whole")
-    assert writer.held is None
+    assert writer.promote("it is whole")
+    assert writer.held_back is None
     for reader in (there, comes, Reader(root, tmp_path / "late")):
         assert reader.look() == ("new", 1, None)
-        assert reader.known["held_since_ms"] is None
+        assert reader.known["held_back_since_ms"] is None
         reader.close()
     assert value(root) == b"whole"
 
 
 def test_a_generation_with_nothing_before_it_is_not_held_back(tmp_path: Path) -> None:
     with begin(tmp_path / "log") as writer:
-        assert writer.held is None
+        assert writer.held_back is None
     with begin(tmp_path / "log", "another") as writer:  # before that one there was no epoch
-        assert writer.held is None
+        assert writer.held_back is None
         writer.publish(put(b"1"))
         assert value(tmp_path / "log") == b"1"
     with begin(tmp_path / "log", "third", holds_back=False) as writer:
-        assert writer.held is None
+        assert writer.held_back is None
 
 
 def test_what_was_held_back_is_so_after_a_restart_of_its_writer_until_it_is_shown(root: Path) -> None:
     with begin(root) as writer:
         writer.publish(put(b"half"))
-        since_ms = writer.held.since_ms if writer.held else 0
+        since_ms = writer.held_back.since_ms if writer.held_back else 0
     for holds_back in (True, False):
         with begin(root, holds_back=holds_back) as writer:
-            assert writer.held is not None
-            assert writer.held.since_ms == since_ms
+            assert writer.held_back is not None
+            assert writer.held_back.since_ms == since_ms
             writer.publish(put(b"more"))
     assert value(root) == b"2"
-    writer.show("it is whole")
+    writer.promote("it is whole")
     with begin(root) as writer:
-        assert writer.held is None
+        assert writer.held_back is None
     assert value(root) == b"more"
 
 
@@ -122,9 +122,9 @@ def test_a_checkpoint_that_is_set_back_stays_held_back(root: Path) -> None:
         for text in (b"a", b"b", b"c"):
             writer.publish(put(text))
         writer.publish(put(b"again"), 1)
-        assert writer.held is not None
+        assert writer.held_back is not None
         assert value(root) == b"2"
-        writer.show("it is whole")
+        writer.promote("it is whole")
         assert value(root) == b"again"
 
 
@@ -135,7 +135,7 @@ def test_what_readers_see_is_not_swept_and_what_they_saw_before_is(root: Path) -
     assert current is not None
     sweep(job(root), current, FAR_MS, 0)
     assert value(root) == b"2"
-    writer.show("it is whole")
+    writer.promote("it is whole")
     sweep(job(root), current, FAR_MS, 0)
     assert value(root) == b"half"
     assert not list((root / "job").glob("old.*"))
@@ -147,9 +147,9 @@ def test_of_two_generations_that_are_held_back_either_may_be_shown_and_none_goes
     second = begin(root, "second")
     second.publish(put(b"second"))
     assert value(root) == b"2"
-    promotion.show(job(root), first.current, "by a writer that was away")
+    promotion.make_visible(job(root), first.current, "by a writer that was away")
     assert value(root) == b"first"
-    second.show("it is whole")
+    second.promote("it is whole")
     assert value(root) == b"second"
 
 
@@ -161,10 +161,10 @@ def test_a_person_has_a_generation_shown_and_is_told_when_there_is_none(root: Pa
     writer = begin(root)
     with pytest.raises(LogError, match=r"generation new.* has no epoch yet"):
         promote(root, "job")
-    assert not writer.is_shown_by_others()
+    assert not writer.poll_promotion()
     writer.publish(put(b"half"))
     assert promote(root, "job").endswith("from now on, at epoch 0")
-    assert writer.held is not None
-    assert writer.is_shown_by_others()
-    assert not writer.is_shown_by_others()
+    assert writer.held_back is not None
+    assert writer.poll_promotion()
+    assert not writer.poll_promotion()
     assert value(root) == b"half"

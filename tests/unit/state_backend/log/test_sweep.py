@@ -16,7 +16,7 @@ from state_backend.apply import snapshots
 from state_backend.apply.applier import Applier
 from state_backend.apply.compact import compact_log
 from state_backend.apply.replay import read_snapshot
-from state_backend.log.change_log import ChangeLog, Current, JobLog
+from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.filesystems import LocalFilesystem
 from state_backend.log.filesystems.local import _temporary_of
 from state_backend.log.log_writer import LogWriter
@@ -46,7 +46,7 @@ def keys(root: Path) -> list[int]:
         return sorted(map(int, shown.scan(0, 1 << 20)[1]))
 
 
-def job_of(root: Path) -> tuple[JobLog, Current]:
+def job_of(root: Path) -> tuple[JobLog, CurrentGeneration]:
     log = ChangeLog(root).job("job")
     current = log.current()
     assert current is not None
@@ -108,7 +108,7 @@ def test_a_sweep_leaves_the_change_files_of_a_batch_that_is_about_to_rewind(tmp_
     assert file is not None
     log, current = job_of(tmp_path)
     for generation in ("q.1", current.generation):
-        sweep(log, Current(generation, 1), FAR_MS, retention_ms=0)
+        sweep(log, CurrentGeneration(generation, 1), FAR_MS, retention_ms=0)
     assert writer.commit(2, clock_ms=2_000, files=[file], rows=1)
     assert keys(tmp_path) == [0, 1, 12]
 
@@ -176,10 +176,10 @@ def test_files_of_killed_tasks_are_swept_once_a_later_epoch_is_committed(tmp_pat
 def test_signs_of_life_of_older_terms_are_removed(tmp_path: Path) -> None:
     for _ in range(3):
         writer = publish(tmp_path, range(0))
-        writer.beat()
+        writer.send_heartbeat()
     writer.publish([put(0)])
     compact_log(str(tmp_path), "job", retention_ms=FAR_MS)
-    assert [file.name for file in (tmp_path / "job" / "alive").iterdir()] == ["3.json"]
+    assert [file.name for file in (tmp_path / "job" / "heartbeats").iterdir()] == ["3.json"]
 
 
 def test_a_generation_that_never_began_is_removed(tmp_path: Path) -> None:

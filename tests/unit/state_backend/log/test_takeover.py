@@ -27,18 +27,18 @@ STATE = StateDescriptor("s", key="k", value="v")
 class Beating(LocalFilesystem):
     """A log whose writers show signs of life often; while somebody looks at one, it may move."""
 
-    beat_interval_s = 0.05
+    heartbeat_interval_s = 0.05
     writer: LogWriter | None = None
 
     def read(self, path: str) -> bytes | None:
-        if path.startswith("job/alive/") and self.writer is not None:
+        if path.startswith("job/heartbeats/") and self.writer is not None:
             self.writer._beat_due_s = 0.0
-            self.writer.beat()
+            self.writer.send_heartbeat()
         return super().read(path)
 
 
 def writer_of(root: Path | LocalFilesystem, query_id: str | None = "q", **more: Any) -> LogWriter:
-    options: dict[str, Any] = {"is_beating": True, "checkpoint": "/c"} | more
+    options: dict[str, Any] = {"sends_heartbeats": True, "checkpoint": "/c"} | more
     return LogWriter(root, "job", [STATE], query_id, **options)
 
 
@@ -74,7 +74,11 @@ def nobody_waits(clock: Clock) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "other",
-    [{"query_id": "other"}, {"checkpoint": "/copy/of/c"}, {"query_id": None, "is_beating": False, "checkpoint": ""}],
+    [
+        {"query_id": "other"},
+        {"checkpoint": "/copy/of/c"},
+        {"query_id": None, "sends_heartbeats": False, "checkpoint": ""},
+    ],
 )
 def test_another_query_does_not_take_a_living_writers_job(tmp_path: Path, other: dict[str, Any]) -> None:
     log = Beating(tmp_path)
@@ -111,7 +115,7 @@ def test_whoever_is_told_to_takes_a_living_writers_job(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("nobody_waits")
 def test_a_job_whose_query_ended_is_free_at_once(tmp_path: Path) -> None:
     writer = writer_of(Beating(tmp_path))
-    writer.beat()
+    writer.send_heartbeat()
     writer.close()
     writer_of(tmp_path, "other").publish([put(b"2")])
 
@@ -120,7 +124,7 @@ def test_a_job_whose_query_ended_is_free_at_once(tmp_path: Path) -> None:
 def test_a_job_whose_writer_is_silent_is_free_after_three_beats(tmp_path: Path, clock: Clock, has_beaten: bool) -> None:
     silent = writer_of(Beating(tmp_path))
     if has_beaten:
-        silent.beat()
+        silent.send_heartbeat()
     writer_of(Beating(tmp_path), "other").publish([put(b"2")])
     assert 0.15 <= clock.now_s < 0.4
     with pytest.raises(FencedWriterError):
@@ -135,23 +139,23 @@ def test_a_writer_that_shows_no_signs_of_life_is_followed_at_once(tmp_path: Path
 
 def test_a_fenced_writers_sign_of_life_is_nobodys(tmp_path: Path) -> None:
     before = writer_of(tmp_path)
-    before.beat()
+    before.send_heartbeat()
     after = writer_of(tmp_path)
     log = ChangeLog(tmp_path).job("job")
-    assert log.alive() == {}
+    assert log.heartbeat() == {}
     before.close()
-    before.beat()
-    assert log.alive() == {}
-    after.beat()
-    assert log.alive()["writer"] == after.current.writer
-    assert (before.beat(), after.beat()) == (False, True)
+    before.send_heartbeat()
+    assert log.heartbeat() == {}
+    after.send_heartbeat()
+    assert log.heartbeat()["writer"] == after.current.writer
+    assert (before.send_heartbeat(), after.send_heartbeat()) == (False, True)
 
 
 def test_what_rests_goes_on_resting_while_it_is_taken_over(tmp_path: Path) -> None:
-    before = writer_of(tmp_path, is_beating=False)
-    before.rest()
-    writer_of(tmp_path, is_beating=False)
-    assert ChangeLog(tmp_path).job("job").alive()["is_at_rest"] is True
+    before = writer_of(tmp_path, sends_heartbeats=False)
+    before.mark_final()
+    writer_of(tmp_path, sends_heartbeats=False)
+    assert ChangeLog(tmp_path).job("job").heartbeat()["is_final"] is True
 
 
 def test_a_refused_start_fences_nobody(tmp_path: Path) -> None:
@@ -170,7 +174,7 @@ def test_a_claim_whose_writer_died_is_void_and_its_term_never_begins(tmp_path: P
     assert writer_of(tmp_path).publish([put(b"2")]) == 1
     with pytest.raises(FencedWriterError, match="now written by query q, term 3"):
         begin(terms, Term(died.term, "start", died.writer, "other.2"), died)
-    assert [terms.read(number).why for number in (1, 2, 3)] == ["start", "void", "restart"]  # type: ignore[union-attr]
+    assert [terms.read(number).reason for number in (1, 2, 3)] == ["start", "void", "restart"]  # type: ignore[union-attr]
 
 
 def test_of_those_that_claim_at_once_each_has_a_term_of_its_own(tmp_path: Path) -> None:
