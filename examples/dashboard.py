@@ -1,10 +1,10 @@
-"""A dashboard: five sensors, read in one request and shown again every second.
+"""A dashboard that reads five sensors in one request, and prints them once a second.
 
-    python examples/dashboard.py                       a job with five sensors, and the dashboard beside it
-    python examples/dashboard.py --url redis://HOST:7379   only the dashboard, for a job that runs elsewhere
-    sh examples/dashboard.sh 7379                      the same with nothing but redis-cli
+    python examples/dashboard.py                           starts a job with five sensors, and the dashboard
+    python examples/dashboard.py --url redis://HOST:7379   starts only the dashboard, for a job that runs elsewhere
+    sh examples/dashboard.sh 7379                          the same dashboard with redis-cli alone
 
-It asks for what it shows with one MGET, so that all five values are of one micro-batch.
+One MGET reads all five values, so they are of one micro-batch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import redis
-from local import folder, spark
+from local import spark, temporary_folder
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -58,17 +58,17 @@ def start_job(session: SparkSession, checkpoint: Path) -> StreamingQuery:
     )
 
 
-def show(client: redis.Redis, rounds: int) -> None:
-    """Print the sensors once a second; a terminal shows them on one line. rounds: how often; 0: without end."""
+def print_sensors(client: redis.Redis, rounds: int) -> None:
+    """Print the sensors once a second, on a terminal always on the same line. rounds: number of prints; 0: no end."""
     keys = [f"sensors:temperature:{sensor}" for sensor in SENSORS]
     is_terminal = sys.stdout.isatty()
-    shown = 0
-    while not rounds or shown < rounds:
-        if shown:
+    printed = 0
+    while not rounds or printed < rounds:
+        if printed:
             time.sleep(1)
         line = "   ".join(map(_cell, SENSORS, client.mget(keys)))
         print(f"\r{line}" if is_terminal else line, end="" if is_terminal else "\n", flush=True)
-        shown += 1
+        printed += 1
     if is_terminal:
         print()
 
@@ -93,24 +93,31 @@ def _wait_for_readings(client: redis.Redis) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the job and the dashboard, or only the dashboard."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", help="a server where the job's state is read; without it the job is started here")
-    parser.add_argument("--port", type=int, default=0, help="where the job's state is served (default: any free port)")
-    parser.add_argument("--rounds", type=int, default=10, metavar="N", help="seconds to show, 0 for ever (default 10)")
+    parser.add_argument("--url", help="the server of a job that runs elsewhere (default: start the job here)")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        help="without --url: the port to serve the job's state on (default: any free port)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=10, metavar="N", help="seconds to run; 0: until Ctrl-C (default 10)"
+    )
     options = parser.parse_args(arguments)
     try:
         if options.url:
-            show(redis.Redis.from_url(options.url, decode_responses=True), options.rounds)
+            print_sensors(redis.Redis.from_url(options.url, decode_responses=True), options.rounds)
             return
         with (
-            folder() as place,
+            temporary_folder() as folder,
             spark("sensors") as session,
-            sparkis.serve(session, log=place / "log", port=options.port) as endpoint,
+            sparkis.serve(session, log=folder / "log", port=options.port) as endpoint,
         ):
-            start_job(session, place / "checkpoint")
+            start_job(session, folder / "checkpoint")
             client = redis.Redis.from_url(endpoint.url, decode_responses=True)
             _wait_for_readings(client)
             print(f"in another terminal: sh examples/dashboard.sh {endpoint.port}", file=sys.stderr)
-            show(client, options.rounds)
+            print_sensors(client, options.rounds)
     except redis.ConnectionError as error:
         raise SystemExit(f"dashboard: {error}; is the job running, and is this its port?") from None
     except KeyboardInterrupt:

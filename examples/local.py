@@ -1,4 +1,4 @@
-"""Shared by the examples: a local Spark with little output, and a temporary folder."""
+"""Helpers of all examples: a local Spark with little output, and a temporary folder."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def spark(name: str, settings: dict[str, str] | None = None) -> Iterator[SparkSe
 
 
 @contextmanager
-def folder() -> Iterator[Path]:
+def temporary_folder() -> Iterator[Path]:
     """Create a temporary folder for data, checkpoints and the change log; delete it at the end of the `with` block."""
-    with tempfile.TemporaryDirectory(prefix="sparkis-example-", ignore_cleanup_errors=True) as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory(prefix="sparkis-example-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)

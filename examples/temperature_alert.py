@@ -1,13 +1,13 @@
-"""A stateful processor that declares its state: alerts for sensors that stay too hot, readable while the job runs.
+"""A stateful processor with declared state: alerts for sensors that stay too hot, readable while the job runs.
 
     python examples/temperature_alert.py
     python examples/temperature_alert.py --limit 60 --minutes 20
 
-The processor of Spark's transformWithState keeps three variables for each sensor: the last temperature (a value), since
-when it is too hot (a struct), and the alerts that were raised (a list). A timer clears all of them when a sensor has
-been silent for half an hour. `sparkis.queryable_processor` declares the variables, and that is all it takes to read
-them with any Redis client once the query is started. The readings are made up: some hours of three sensors; the boiler
-gets too hot, and the cellar's sensor dies.
+The processor, for Spark's transformWithState, stores three variables for each sensor: the last temperature (a value),
+the time since which the sensor is too hot (a struct), and the sensor's alerts (a list). A timer clears them when the
+sensor has been silent for half an hour. `sparkis.queryable_processor` declares the variables. Once the query has
+started, any Redis client can read them. The readings are invented: three sensors over some hours. The boiler gets too
+hot, and the cellar's sensor stops sending.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from local import ROCKSDB, folder, spark
+from local import ROCKSDB, spark, temporary_folder
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.query import StreamingQuery
@@ -112,35 +112,45 @@ def _print_alerts(batch: DataFrame, batch_id: int) -> None:
 def main() -> None:
     """Write the files of readings one by one, and read the state after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=float, default=50.0, metavar="C", help="what is too hot (default %(default)g)")
     parser.add_argument(
-        "--minutes", type=int, default=10, metavar="N", help="how long, for an alert (default %(default)d)"
+        "--limit",
+        type=float,
+        default=50.0,
+        metavar="C",
+        help="a sensor above this temperature is too hot (default %(default)g)",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=int,
+        default=10,
+        metavar="N",
+        help="minutes above the limit before an alert (default %(default)d)",
     )
     options = parser.parse_args()
     processor = TemperatureAlert(options.limit, options.minutes)
 
     with (
-        folder() as place,
+        temporary_folder() as folder,
         spark("temperature alert", ROCKSDB) as session,
-        sparkis.serve(session, log=place / "log") as endpoint,
+        sparkis.serve(session, log=folder / "log") as endpoint,
     ):
-        readings = place / "readings"
+        readings = folder / "readings"
         readings.mkdir()
-        query = start_job(session, readings, place / "checkpoint", processor)
+        query = start_job(session, readings, folder / "checkpoint", processor)
         client = redis.Redis.from_url(endpoint.url, decode_responses=True)
         print(f"the state is at {endpoint.url}; for example:")
         print(f"  redis-cli -p {endpoint.port} GET temperatures:lastTemperature:boiler")
         print(f"  redis-cli -p {endpoint.port} HGETALL temperatures:hot:boiler")
         print(f"  redis-cli -p {endpoint.port} LRANGE temperatures:alerts:boiler 0 -1")
         for minute in range(0, MINUTES, MINUTES_PER_FILE):
-            _arrive(readings, minute)
+            _add_file(readings, minute)
             query.processAllAvailable()
             # Only for this output: wait until the state of the last micro-batch is readable.
             sparkis.attach(query).wait()
             print(f"{BEGIN + timedelta(minutes=minute + MINUTES_PER_FILE):%H:%M}  {_state(client)}", flush=True)
 
 
-def _arrive(readings: Path, minute: int) -> None:
+def _add_file(readings: Path, minute: int) -> None:
     """Write a file with some minutes of readings, and rename it once it is complete."""
     rows = [
         {"sensor": sensor, "time": (BEGIN + timedelta(minutes=each)).isoformat(), "temperature": temperature}

@@ -1,11 +1,11 @@
-"""The broadcast pattern: readings are joined with a small table of thresholds, and both sides can be read.
+"""The broadcast pattern: a stream of readings is joined with a small table of limits; clients can read both.
 
     python examples/thresholds.py
     python examples/thresholds.py --sensors 20 --readings 5000
 
-The thresholds are one hash, replaced as a whole with every call of `publish_table`. What breaks a limit is counted by
-reducing states: per sensor and hour, the worst of each sensor, and all. The query keeps no state of its own: the
-counts are in sparkis, and go on over restarts, each micro-batch counted once.
+The table is one hash, which each call of `publish_table` replaces. Three reducing states describe the readings above
+their limits: their count per sensor and hour, the highest reading of each sensor, and the total count. The query
+stores no state in Spark. sparkis folds each micro-batch into the stored values exactly once, also over restarts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import random
 from pathlib import Path
 
 import redis
-from local import folder, spark
+from local import spark, temporary_folder
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -31,26 +31,26 @@ def breaches(session: SparkSession, readings: Path, limits: DataFrame) -> DataFr
     return stream.join(F.broadcast(limits), "sensor").where("value > limit")
 
 
-def run(session: SparkSession, place: Path, limits: DataFrame) -> None:
-    """Publish the table, and run the query on all readings that have been written."""
+def run(session: SparkSession, folder: Path, limits: DataFrame) -> None:
+    """Publish the table, and run the query on all readings in the folder."""
     sparkis.publish_table(limits, "limits", field="sensor", value="limit", job="rules")
     query = (
         sparkis.queryable(
-            breaches(session, place / "readings", limits),
+            breaches(session, folder / "readings", limits),
             sparkis.StateDescriptor("breaches", key="sensor", field="hour", reduce="count"),
             sparkis.StateDescriptor("worst", key="sensor", value="value", reduce="max"),
             sparkis.StateDescriptor("total", key_format="alarms:total", reduce="count"),
             mode="append",
         )
         .queryName("alarms")
-        .option("checkpointLocation", str(place / "checkpoint"))
+        .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
 
 
-def show(client: redis.Redis, port: int, sensors: int) -> None:
+def print_state(client: redis.Redis, port: int, sensors: int) -> None:
     """Print the limits and the counts."""
     limits = client.hgetall("rules:limits")
     print(f"redis-cli -p {port} HGETALL rules:limits")
@@ -66,28 +66,38 @@ def show(client: redis.Redis, port: int, sensors: int) -> None:
 def main() -> None:
     """Count the readings above the limits; then lower the limits and count new readings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sensors", type=int, default=3, metavar="N", help="sensors (default %(default)d)")
-    parser.add_argument("--readings", type=int, default=400, metavar="N", help="readings a round (default %(default)d)")
+    parser.add_argument("--sensors", type=int, default=3, metavar="N", help="number of sensors (default %(default)d)")
+    parser.add_argument(
+        "--readings",
+        type=int,
+        default=400,
+        metavar="N",
+        help="number of readings in each of two rounds (default %(default)d)",
+    )
     options = parser.parse_args()
 
-    with folder() as place, spark("thresholds") as session, sparkis.serve(session, log=place / "log") as endpoint:
+    with (
+        temporary_folder() as folder,
+        spark("thresholds") as session,
+        sparkis.serve(session, log=folder / "log") as endpoint,
+    ):
         client = redis.Redis.from_url(endpoint.url, decode_responses=True)
-        (place / "readings").mkdir()
+        (folder / "readings").mkdir()
         for number, limit in enumerate((95, 90)):
-            _write_readings(place / "readings" / f"{number}.json", options.sensors, options.readings)
+            _write_readings(folder / "readings" / f"{number}.json", options.sensors, options.readings)
             limits = session.createDataFrame(
                 [(f"s{each + 1}", limit) for each in range(options.sensors)], "sensor string, limit int"
             )
-            run(session, place, limits)
-            show(client, endpoint.port, options.sensors)
+            run(session, folder, limits)
+            print_state(client, endpoint.port, options.sensors)
 
 
 def _write_readings(file: Path, sensors: int, count: int) -> None:
     """Write random readings; they are the same in every run."""
-    chance = random.Random(file.name)
+    generator = random.Random(file.name)
     rows = (
-        f'{{"sensor": "s{chance.randint(1, sensors)}", "hour": "1{chance.randrange(HOURS)}", '
-        f'"value": {chance.uniform(0, HIGHEST):.1f}}}\n'
+        f'{{"sensor": "s{generator.randint(1, sensors)}", "hour": "1{generator.randrange(HOURS)}", '
+        f'"value": {generator.uniform(0, HIGHEST):.1f}}}\n'
         for _ in range(count)
     )
     unfinished = file.with_name(f".{file.name}")

