@@ -18,7 +18,7 @@ def _malloc_trim() -> Callable[[int], Any]:
     return trim
 
 
-def give_back() -> None:
+def release_free_memory() -> None:
     """Make glibc return its unused pages to the system; other C libraries: do nothing.
 
     LMDB allocates every page that a transaction writes with malloc, and glibc retains freed pages: after an epoch of

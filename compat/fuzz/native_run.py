@@ -38,7 +38,7 @@ from resp_server.client.connection import Connection
 from resp_server.config import ServerConfig
 from resp_server.net.tls import TlsFiles
 from resp_server.serving.server import Server
-from state_backend.codec.checksums import CHECK_BYTES, sealed
+from state_backend.codec.checksums import CHECK_BYTES, with_checksum
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.slots import POSITIONS
 from state_backend.native import lookup
@@ -209,7 +209,7 @@ def _lie(store: LmdbStore, dice: random.Random) -> None:
                     body[at] = dice.choice((0, 1, 255, 128, dice.randrange(256)))
                 if dice.random() < 0.2:
                     body = body[: dice.randrange(len(body) + 1)]
-                txn.put(name, sealed(bytes(body)), db=table)
+                txn.put(name, with_checksum(bytes(body)), db=table)
 
 
 def _scan(pages: lookup.Pages, dice: random.Random) -> None:
@@ -241,8 +241,8 @@ def of_pages(dice: random.Random, folder: str) -> Iterator[None]:
         for _ in range(dice.choice((1, 8, 64, 300))):
             at = dice.choice(pages) + dice.choice((dice.randrange(64), dice.randrange(4096)))
             content[at] = dice.choice((0, 255, 16, dice.randrange(256)))
-        with file.open("r+b") as opened:
-            opened.write(content)
+        with file.open("r+b") as damaged:
+            damaged.write(content)
         environment = lmdb.open(str(path), readonly=True, max_dbs=8, lock=False, map_size=MAP_BYTES)
         for table in names:
             environment.open_db(table.encode(), create=False)
@@ -356,8 +356,8 @@ class EncryptedClient:
                 self._incoming.write(self._socket.recv(1 << 16))
             return False
         finally:
-            sealed = self._outgoing.read()
-            self._socket.send(mutated(sealed, self._dice) if self._dice.random() < 0.01 else sealed)
+            encrypted = self._outgoing.read()
+            self._socket.send(mutated(encrypted, self._dice) if self._dice.random() < 0.01 else encrypted)
 
 
 def _act(clients: list[socket.socket | EncryptedClient], dice: random.Random) -> None:

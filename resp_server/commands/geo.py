@@ -23,7 +23,7 @@ from resp_server.protocol.replies import NULL_ARRAY, DoubleText, Reply
 from state_backend.codec.geohash import (
     Box,
     Circle,
-    Place,
+    Point,
     Shape,
     as_signed,
     cells_of,
@@ -31,8 +31,8 @@ from state_backend.codec.geohash import (
     distance,
     distance_text,
     geohash_text,
-    is_place,
-    place_of,
+    is_point,
+    point_of,
 )
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import Snapshot
@@ -60,21 +60,21 @@ def _unit(word: bytes) -> float:
     return unit
 
 
-def _place(words: Sequence[bytes]) -> Place:
+def _point(words: Sequence[bytes]) -> Point:
     longitude, latitude = _float(words[0]), _float(words[1])
-    if not is_place(longitude, latitude):
+    if not is_point(longitude, latitude):
         raise PlainError(f"invalid longitude,latitude pair {longitude:f},{latitude:f}")
     return longitude, latitude
 
 
-def _degrees(place: Place) -> Reply:
-    return [DoubleText(degrees_text(each)) for each in place]
+def _degrees(point: Point) -> Reply:
+    return [DoubleText(degrees_text(each)) for each in point]
 
 
 @command("geopos")
 def geopos(context: CommandContext, key: bytes, *members: bytes) -> Reply:
     """Returns the longitude and latitude of members from a geospatial index."""
-    return _per_member(context, key, members, lambda score: NULL_ARRAY if score is None else _degrees(place_of(score)))
+    return _per_member(context, key, members, lambda score: NULL_ARRAY if score is None else _degrees(point_of(score)))
 
 
 @command("geohash")
@@ -107,7 +107,7 @@ def geodist(context: CommandContext, key: bytes, one: bytes, other: bytes, *unit
     first, second = snapshot.scores(key, (one, other))
     if first is None or second is None:
         return None
-    return distance_text(distance(place_of(first), place_of(second)), meters)
+    return distance_text(distance(point_of(first), point_of(second)), meters)
 
 
 class DistanceOrder(Enum):
@@ -127,12 +127,12 @@ class GeoMatch(NamedTuple):
 
 @dataclass
 class GeoSearch:
-    """The options of a search. The center is a place or a member; the shape is a radius or a box; count: 0 for all.
+    """The options of a search. The center is a point or a member; the shape is a radius or a box; count: 0 for all.
 
     radius, box (width, height): in units of `unit` meters.
     """
 
-    place: Place | None = None
+    point: Point | None = None
     member: bytes | None = None
     radius: float | None = None
     box: tuple[float, float] | None = None
@@ -195,12 +195,12 @@ class GeoSearch:
 
     def read_center_or_shape(self, option: bytes, rest: Sequence[bytes], check_member: Callable[[bytes], None]) -> int:
         """Parse an option that only GEOSEARCH has; return how many words after it were used."""
-        if option == b"FROMMEMBER" and rest and self.place is None:
+        if option == b"FROMMEMBER" and rest and self.point is None:
             check_member(rest[0])
             self.member = rest[0]
             return 1
         if option == b"FROMLONLAT" and len(rest) >= 2 and self.member is None:
-            self.place = _place(rest)
+            self.point = _point(rest)
             return 2
         if option == b"BYRADIUS" and len(rest) >= 2 and self.box is None:
             self.read_radius(rest)
@@ -212,12 +212,12 @@ class GeoSearch:
 
     def shape(self, snapshot: Snapshot, key: bytes) -> Shape:
         """Return the searched shape; PlainError if the member in its center does not exist."""
-        place = self.place if self.member is None else _place_of_member(snapshot, key, self.member)
-        assert place is not None  # a search has a place or a member
+        point = self.point if self.member is None else _point_of_member(snapshot, key, self.member)
+        assert point is not None  # a search has a point or a member
         if self.box is not None:
-            return Box(place, *self.box, self.unit)
+            return Box(point, *self.box, self.unit)
         assert self.radius is not None
-        return Circle(place, self.radius * self.unit)
+        return Circle(point, self.radius * self.unit)
 
     def row(self, found: GeoMatch) -> Reply:
         """Return a member's item of the reply."""
@@ -227,15 +227,15 @@ class GeoSearch:
         if self.has_hash:
             row.append(as_signed(found.score))
         if self.has_coordinates:
-            row.append(_degrees(place_of(found.score)))
+            row.append(_degrees(point_of(found.score)))
         return row if len(row) > 1 else found.member
 
 
-def _place_of_member(snapshot: Snapshot, key: bytes, member: bytes) -> Place:
+def _point_of_member(snapshot: Snapshot, key: bytes, member: bytes) -> Point:
     score = snapshot.scores(key, (member,))[0]
     if score is None:
         raise PlainError("could not decode requested zset member")
-    return place_of(score)
+    return point_of(score)
 
 
 def _refuse(option: bytes, rest: Sequence[bytes]) -> int:
@@ -262,10 +262,10 @@ def geosearch(
 
     def check_member(member: bytes) -> None:
         if exists:
-            _place_of_member(context.at(key), key, member)
+            _point_of_member(context.at(key), key, member)
 
     search.read_options(words, lambda option, rest: search.read_center_or_shape(option, rest, check_member))
-    if search.place is None and search.member is None:
+    if search.point is None and search.member is None:
         raise PlainError(f"exactly one of FROMMEMBER or FROMLONLAT can be specified for {typed(name)}")
     if search.radius is None and search.box is None:
         raise PlainError(f"exactly one of BYRADIUS and BYBOX can be specified for {typed(name)}")
@@ -279,7 +279,7 @@ def georadius_ro(
 ) -> Reply:
     """Returns members from a geospatial index that are within a distance from a coordinate."""
     exists = _exists(context, key)
-    search = GeoSearch(place=_place((longitude, latitude)))
+    search = GeoSearch(point=_point((longitude, latitude)))
     search.read_radius((radius, unit))
     search.read_options(words, _refuse)
     search.check()
@@ -293,7 +293,7 @@ def georadiusbymember_ro(
     """Returns members from a geospatial index that are within a distance from a member."""
     exists, search = _exists(context, key), GeoSearch(member=member)
     if exists:
-        _place_of_member(context.at(key), key, member)
+        _point_of_member(context.at(key), key, member)
         search.read_radius((radius, unit))
     search.read_options(words, _refuse)
     search.check()
@@ -369,7 +369,7 @@ def _matches(snapshot: Snapshot, key: bytes, search: GeoSearch, ranks: SearchedR
         for batch in batched(snapshot.sorted_members(key, start, stop), CHUNK_MEMBERS):
             chunk = []
             for member, score in batch:
-                meters = ranks.shape.distance(place_of(score))
+                meters = ranks.shape.distance(point_of(score))
                 if meters is not None:
                     chunk.append(GeoMatch(meters, member, score))
             if limit and count + len(chunk) >= limit:

@@ -13,7 +13,7 @@ from resp_server.commands.info import process_stats
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.protocol.replies import OK, Reply, Verbatim
-from state_backend.process_memory import give_back
+from state_backend.process_memory import release_free_memory
 
 # MEMORY DOCTOR does not report below this size, as in Redis.
 SMALL_BYTES = 5 << 20
@@ -139,7 +139,7 @@ def memory_purge(context: CommandContext) -> Reply:
 @question("purge")
 def purge(server: ServerContext, nothing: None) -> None:
     """Let the C library return its unused memory to the system."""
-    give_back()
+    release_free_memory()
 
 
 @command("memory|help")

@@ -69,7 +69,7 @@ class Applications:
             raise PlainError(clash(one, job, other, its_job))
         for cluster in self.each:
             if not cluster.keys.is_known:
-                raise LoadingError(f"the jobs of {cluster.name} are not known yet, ask again in a moment")
+                raise LoadingError(f"the jobs of {cluster.name} are not known yet, retry in a moment")
         return self.each[0]  # no job has such keys, so any application replies that it does not exist
 
     def with_job(self, job: str) -> list[UpstreamCluster]:

@@ -68,7 +68,7 @@ from state_backend.model.errors import (
     StoreFullError,
 )
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
-from state_backend.process_memory import give_back
+from state_backend.process_memory import release_free_memory
 from state_backend.store.slot_ownership import Loading
 from state_backend.store.store import Applied, EpochChanges
 
@@ -180,7 +180,7 @@ class Applier:
         self._last_report: dict[str, Any] = {}
         self._compact_above_bytes = COMPACT_ABOVE_BYTES
         self._compact_after_s = 0.0
-        self._changed = 0  # since memory was given back
+        self._changed = 0  # since free memory was released
         self._idle_from_s = 0.0
 
     def step(self) -> bool:
@@ -636,7 +636,7 @@ class Applier:
         generation = self._store.generation
         self.close()
         self._store = self._open_store(generation, is_anew=False)
-        give_back()
+        release_free_memory()
         self._changed = 0
 
     def _compact(self, is_idle: bool) -> None:

@@ -18,12 +18,12 @@ SOUND = 0x2144DF1C
 checksum: Callable[[bytes], int] = crc32
 
 
-def sealed(value: bytes) -> bytes:
+def with_checksum(value: bytes) -> bytes:
     """Return a value with its checksum appended."""
     return value + checksum(value).to_bytes(CHECK_BYTES, "little")
 
 
-def opened(stored: bytes) -> bytes:
+def checked(stored: bytes) -> bytes:
     """Return a value without its checksum; StoreDamagedError if the checksum is wrong."""
     if checksum(stored) != SOUND:
         raise damaged()
@@ -39,5 +39,5 @@ def check(stored: bytes) -> None:
 def damaged() -> StoreDamagedError:
     """Return the error for a value with a wrong checksum."""
     return StoreDamagedError(
-        "a checksum in the store does not fit; it is built anew from the log, ask again in a moment"
+        "a checksum in the store does not match; the store is rebuilt from the log, retry in a moment"
     )

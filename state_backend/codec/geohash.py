@@ -1,8 +1,8 @@
-"""Places as scores of a sorted set, like those of GEOADD: 52 bits, longitude and latitude interleaved.
+"""Points as scores of a sorted set, like those of GEOADD: 52 bits, longitude and latitude interleaved.
 
 Pure arithmetic of doubles, in the order of operations of Redis (`geohash.c` and `geohash_helper.c` of 7.0 to 7.4), so
 that rounding errors are the same. A score that GEOADD never makes (negative, infinite or of more bits) is converted to
-an integer as on x86, and then read as a place.
+an integer as on x86, and then read as a point.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WORDS = 0xFFFFFFFF << LONG_BITS | 0xFFFFFFFF
 LONG = 0xFFFFFFFFFFFFFFFF
 EVEN, ODD = 0x5555555555555555, 0xAAAAAAAAAAAAAAAA
 
-Place = tuple[float, float]
+Point = tuple[float, float]
 
 
 class Cell(NamedTuple):
@@ -47,7 +47,7 @@ class Cell(NamedTuple):
 
     @property
     def scores(self) -> tuple[float, float]:
-        """The range of scores of places in the cell: first, and end (exclusive)."""
+        """The range of scores of points in the cell: first, and end (exclusive)."""
         shift = 2 * (STEP_MAX - self.step)
         return float(self.bits << shift), float(self.bits + 1 << shift)
 
@@ -91,21 +91,21 @@ def _deinterleave(bits: int) -> tuple[int, int]:
 
 
 def cell_of(longitude: float, latitude: float, step: int, latitude_max: float = LATITUDE_MAX) -> Cell:
-    """Return the cell of a place."""
+    """Return the cell of a point."""
     north = (latitude + latitude_max) / (latitude_max + latitude_max) * (1 << step)
     east = (longitude + LONGITUDE_MAX) / (LONGITUDE_MAX + LONGITUDE_MAX) * (1 << step)
     return Cell(_interleave(int(north), int(east)), step)
 
 
-def is_place(longitude: float, latitude: float) -> bool:
-    """Tell whether a place has a score: the map ends before the poles."""
+def is_point(longitude: float, latitude: float) -> bool:
+    """Tell whether a point has a score: the map ends before the poles."""
     return -LONGITUDE_MAX <= longitude <= LONGITUDE_MAX and -LATITUDE_MAX <= latitude <= LATITUDE_MAX
 
 
 def score_of(longitude: float, latitude: float) -> float:
-    """Return the score that GEOADD gives a member at a place; ValueError for one that is not on the map."""
-    if not is_place(longitude, latitude):
-        raise ValueError(f"longitude {longitude}, latitude {latitude} is no place on the map of Redis")
+    """Return the score that GEOADD gives a member at a point; ValueError for one that is not on the map."""
+    if not is_point(longitude, latitude):
+        raise ValueError(f"longitude {longitude}, latitude {latitude} is no point on the map of Redis")
     return cell_of(longitude, latitude, STEP_MAX).scores[0]
 
 
@@ -120,8 +120,8 @@ def _area(cell: Cell) -> Area:
     )
 
 
-def place_of(score: float) -> Place:
-    """Return the longitude and latitude of a score: the middle of its cell."""
+def point_of(score: float) -> Point:
+    """Return the longitude and latitude of a score: the center of its cell."""
     west, south, east, north = _area(Cell(as_unsigned(score), STEP_MAX))
     longitude, latitude = (west + east) / 2, (south + north) / 2
     return (
@@ -132,13 +132,13 @@ def place_of(score: float) -> Place:
 
 def geohash_text(score: float) -> bytes:
     """Return the standard geohash of 11 characters, whose map extends to the poles."""
-    bits = cell_of(*place_of(score), STEP_MAX, latitude_max=90.0).bits
+    bits = cell_of(*point_of(score), STEP_MAX, latitude_max=90.0).bits
     digits = [bits >> 2 * STEP_MAX - 5 * (at + 1) & 31 for at in range(TEXT_LENGTH - 1)]
     return bytes(ALPHABET[digit] for digit in (*digits, 0))
 
 
-def distance(one: Place, other: Place) -> float:
-    """Return the distance of two places on a sphere, in meters; NaN if rounding exceeds the domain of asin."""
+def distance(one: Point, other: Point) -> float:
+    """Return the distance of two points on a sphere, in meters; NaN if rounding exceeds the domain of asin."""
     apart = sin((other[0] * RADIANS - one[0] * RADIANS) / 2)
     if apart == 0.0:
         return EARTH_RADIUS * abs(other[1] * RADIANS - one[1] * RADIANS)
@@ -150,54 +150,54 @@ def distance(one: Place, other: Place) -> float:
 
 @dataclass(frozen=True)
 class Circle:
-    """All places within a radius of the middle; in meters."""
+    """All points within a radius of the center; in meters."""
 
-    middle: Place
+    center: Point
     radius: float
 
     @property
     def size(self) -> tuple[float, float]:
-        """The extent from the middle to the east and to the north, in meters."""
+        """The extent from the center to the east and to the north, in meters."""
         return self.radius, self.radius
 
     @property
     def reach(self) -> float:
-        """The largest distance of a place in the shape from the middle, in meters."""
+        """The largest distance of a point in the shape from the center, in meters."""
         return self.radius
 
-    def distance(self, place: Place) -> float | None:
-        """Return the distance of a place from the middle; None for a place outside of the shape."""
-        found = distance(self.middle, place)
+    def distance(self, point: Point) -> float | None:
+        """Return the distance of a point from the center; None for a point outside of the shape."""
+        found = distance(self.center, point)
         return None if found > self.radius else found
 
 
 @dataclass(frozen=True)
 class Box:
-    """A box around its middle. width, height: in units; unit: meters per unit."""
+    """A box around its center. width, height: in units; unit: meters per unit."""
 
-    middle: Place
+    center: Point
     width: float
     height: float
     unit: float
 
     @property
     def size(self) -> tuple[float, float]:
-        """The extent from the middle to the east and to the north, in meters."""
+        """The extent from the center to the east and to the north, in meters."""
         return self.unit * (self.width / 2), self.unit * (self.height / 2)
 
     @property
     def reach(self) -> float:
-        """The largest distance of a place in the shape from the middle, in meters."""
+        """The largest distance of a point in the shape from the center, in meters."""
         return sqrt((self.width / 2) * (self.width / 2) + (self.height / 2) * (self.height / 2)) * self.unit
 
-    def distance(self, place: Place) -> float | None:
-        """Return the distance of a place from the middle; None for a place outside of the shape."""
-        longitude, latitude = self.middle
-        if EARTH_RADIUS * abs(latitude * RADIANS - place[1] * RADIANS) > self.height * self.unit / 2:
+    def distance(self, point: Point) -> float | None:
+        """Return the distance of a point from the center; None for a point outside of the shape."""
+        longitude, latitude = self.center
+        if EARTH_RADIUS * abs(latitude * RADIANS - point[1] * RADIANS) > self.height * self.unit / 2:
             return None
-        if distance(place, (longitude, place[1])) > self.width * self.unit / 2:
+        if distance(point, (longitude, point[1])) > self.width * self.unit / 2:
             return None
-        return distance(self.middle, place)
+        return distance(self.center, point)
 
 
 Shape = Circle | Box
@@ -219,7 +219,7 @@ def _step_of(reach: float, latitude: float) -> int:
 
 def _bounds(shape: Shape) -> Area:
     """Return the bounding area of a shape. The side farther from the equator decides on east and west, as in Redis."""
-    (longitude, latitude), (width, height) = shape.middle, shape.size
+    (longitude, latitude), (width, height) = shape.center, shape.size
     up = height / EARTH_RADIUS / RADIANS
     side = latitude - up if latitude < 0 else latitude + up
     aside = width / EARTH_RADIUS / (nan if isinf(side) else cos(side * RADIANS)) / RADIANS
@@ -250,21 +250,21 @@ def cells_of(shape: Shape) -> Iterator[Cell]:
     found = list(_covering(shape))
     last = 0
     for at, cell in enumerate(found):
-        # Large neighbours may be the same cell. Redis skips a cell that equals the last one scanned, except the middle.
+        # Large neighbours may be the same cell. Redis skips a cell that equals the last one scanned, except the center.
         if cell is not None and (not last or cell != found[last]):
             yield cell
             last = at
 
 
 def _covering(shape: Shape) -> Iterator[Cell | None]:
-    """Iterate over the middle cell and the cells around it; None for a cell outside of the shape."""
+    """Iterate over the center cell and the cells around it; None for a cell outside of the shape."""
     bounds = _bounds(shape)
-    middle = cell_of(*shape.middle, _step_of(shape.reach, shape.middle[1]))
-    if middle.step > 1 and not _is_covered(bounds, middle):
-        middle = cell_of(*shape.middle, middle.step - 1)
-    yield middle
-    area = _area(middle)
-    is_fine = middle.step >= 2
+    center = cell_of(*shape.center, _step_of(shape.reach, shape.center[1]))
+    if center.step > 1 and not _is_covered(bounds, center):
+        center = cell_of(*shape.center, center.step - 1)
+    yield center
+    area = _area(center)
+    is_fine = center.step >= 2
     for east, north in AROUND:
         is_beyond = (
             (north < 0 and area.south < bounds.south)
@@ -272,16 +272,16 @@ def _covering(shape: Shape) -> Iterator[Cell | None]:
             or (east < 0 and area.west < bounds.west)
             or (east > 0 and area.east > bounds.east)
         )
-        yield None if is_fine and is_beyond else _moved(middle, east, north)
+        yield None if is_fine and is_beyond else _moved(center, east, north)
 
 
-def _is_covered(bounds: Area, middle: Cell) -> bool:
-    """Tell whether the cells north, south, east and west of the middle one extend to the bounds."""
+def _is_covered(bounds: Area, center: Cell) -> bool:
+    """Tell whether the cells north, south, east and west of the center one extend to the bounds."""
     return not (
-        _area(_moved(middle, 0, 1)).north < bounds.north
-        or _area(_moved(middle, 0, -1)).south > bounds.south
-        or _area(_moved(middle, 1, 0)).east < bounds.east
-        or _area(_moved(middle, -1, 0)).west > bounds.west
+        _area(_moved(center, 0, 1)).north < bounds.north
+        or _area(_moved(center, 0, -1)).south > bounds.south
+        or _area(_moved(center, 1, 0)).east < bounds.east
+        or _area(_moved(center, -1, 0)).west > bounds.west
     )
 
 

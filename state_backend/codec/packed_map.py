@@ -4,7 +4,8 @@
     offsets   count x u32: the start of each field, relative to the body
     body      count x (field, value), each `$<length>\\r\\n<bytes>\\r\\n`: RESP bulk strings
 
-A field is found by a search in the body; the offsets tell a field from an equal value. The body is sent in one slice.
+A field is found by a search in the body; the offsets distinguish a field from an equal value. The body is sent in one
+slice.
 The Spark sink packs a column of maps at a time (`spark_hooks.publish.encoding`), `pack` one map.
 """
 
@@ -42,8 +43,8 @@ def pack(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
         parts.append(pair)
     if len(offsets) > COUNT_MAX or offset >= 1 << 32:
         raise ChangeError(
-            f"a packed map of {len(offsets)} fields and {offset} bytes cannot be; the limit is {COUNT_MAX} fields: "
-            f"make the map by a CLEAR of its key and a PUT per field instead, in one epoch"
+            f"a map of {len(offsets)} fields and {offset} bytes cannot be packed; the limit is {COUNT_MAX} fields: "
+            f"write the map as a CLEAR of its key and a PUT per field instead, in one epoch"
         )
     return struct.pack(f"<H{len(offsets)}I", len(offsets), *offsets) + b"".join(parts)
 
@@ -85,7 +86,7 @@ def pairs(packed: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _text(packed: bytes, at: int) -> tuple[bytes, int]:
-    """Return the text whose `$` stands at an offset, and the offset behind it."""
+    """Return the text whose `$` is at an offset, and the offset behind the text."""
     line_end = packed.index(b"\r\n", at)
     start = line_end + 2
     end = start + int(packed[at + 1 : line_end])

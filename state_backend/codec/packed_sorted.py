@@ -62,10 +62,10 @@ score_text = float_text
 
 
 def check_change(change: Change, kind: Kind) -> None:
-    """Raise ChangeError for a change of a set, or of a sorted one, that is none."""
+    """Raise ChangeError for an invalid change of a set or sorted set."""
     try:
         if change.op not in (Op.PUT, Op.DELETE, Op.CLEAR) or (change.op == Op.CLEAR and change.field is not None):
-            raise ChangeError(f"{change.op.name} is for other kinds of state; a member is put or deleted")
+            raise ChangeError(f"{change.op.name} is for other kinds of state; put or delete a member instead")
         if change.op == Op.PUT and kind is Kind.SORTED_SET:
             if change.field is None:
                 scores_of(change.value or b"")
@@ -83,7 +83,7 @@ def check_change(change: Change, kind: Kind) -> None:
 
 
 def pack(pairs: Sequence[Pair]) -> bytes:
-    """Lay out (score, member) in their order; members of 4 GiB or more do not fit and raise struct.error."""
+    """Pack (score, member) in their order; struct.error for members of 4 GiB or more."""
     n = len(pairs)
     texts = [member for _, member in pairs]
     scores = [score for score, _ in pairs]
@@ -150,7 +150,7 @@ def _members(run: bytes, n: int, start: int, stop: int) -> list[bytes]:
 
 
 def before(run: bytes, pair: Pair) -> int:
-    """Return how many members are before a place in the order."""
+    """Return how many members are before a pair, which need not be in the run."""
     n = count(run)
     score, member = pair
     scores = _score_array(run, n)
@@ -162,7 +162,7 @@ def before(run: bytes, pair: Pair) -> int:
 
 
 def rank(run: bytes, score: float, member: bytes) -> int:
-    """Return the index of a member of the run, given its score. For others most often IndexError."""
+    """Return the index of a member of the run, given its score; for other members, most often IndexError."""
     n = int.from_bytes(run[:4], "little")
     lengths_at, texts_at = 4 + 8 * n, 4 + 12 * n
     scores = _little(array("d", run[4:lengths_at]))

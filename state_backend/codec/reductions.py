@@ -118,15 +118,15 @@ def reduction_of(state: StateDescriptor) -> Reduction | None:
     if kind is None or (state.reduce is Reduce.SUM and kind.add is None):
         raise DescriptorError(
             f"state {state.name!r}: reduce={state.reduce.value!r} cannot take the column {column!r}, whose type is "
-            f"{name}; {_choice(state.reduce)}"
+            f"{name}; {_remedy(state.reduce)}"
         )
     return _reduction(state.reduce, kind)
 
 
-def _choice(reduce: Reduce) -> str:
+def _remedy(reduce: Reduce) -> str:
     if reduce is Reduce.SUM:
-        return "a sum is of numbers: cast the column, or use reduce='count'"
-    return "what has an order is numbers, texts, bytes, booleans, dates and times: cast the column"
+        return "only numbers have a sum: cast the column, or use reduce='count'"
+    return "only numbers, texts, bytes, booleans, dates and times have an order: cast the column"
 
 
 @lru_cache
@@ -150,8 +150,8 @@ def folded(reduction: Reduction | None, change: Change, old: bytes | None) -> by
     """Return the result of a FOLD into the old value of its key, or field. `old` is None if there is none."""
     if reduction is None or change.value is None:
         raise StoreError(
-            f"a change folds a value into the key {change.key[:100]!r} of the state {change.state!r}, which is no "
-            f"reducing state; the log was written by another version: upgrade sparkis"
+            f"a change folds a value into the key {change.key[:100]!r} of the state {change.state!r}, which does not "
+            f"reduce; the log was written by another version: upgrade sparkis"
         )
     if old is None:
         return change.value
@@ -159,8 +159,8 @@ def folded(reduction: Reduction | None, change: Change, old: bytes | None) -> by
         return reduction.fold(old, change.value)
     except (ValueError, InvalidOperation):
         raise StoreError(
-            f"state {change.state!r}: at the key {change.key[:100]!r} stand {old[:100]!r}, and {change.value[:100]!r} "
-            f"cannot be folded into it; only values of one type belong into a reducing state"
+            f"state {change.state!r}: the key {change.key[:100]!r} has the value {old[:100]!r}, into which "
+            f"{change.value[:100]!r} cannot be folded; write values of one type into a reducing state"
         ) from None
 
 
@@ -170,15 +170,15 @@ def check_change(change: Change, state: StateDescriptor, reduction: Reduction | 
         reduction is None or change.value is None or (change.field is None) != (state.kind is Kind.VALUE)
     ):
         raise ChangeError(
-            f"state {state.name!r}: a change folds into the key {change.key[:100]!r}; that needs a state with reduce=, "
-            f"a value, and with field= a field"
+            f"state {state.name!r}: a FOLD at the key {change.key[:100]!r} needs a state with reduce=, a value and, "
+            f"if the state has field=, a field"
         )
     if reduction is not None and change.op in (Op.PUT, Op.FOLD):
         for value in _values(change, state):
             if not reduction.text.fullmatch(value):
                 raise ChangeError(
-                    f"state {state.name!r}: the value {value[:100]!r} of the key {change.key[:100]!r} is none that "
-                    f"reduce={str(state.reduce)!r} can take; write it as sparkis does (docs/states.md)"
+                    f"state {state.name!r}: reduce={str(state.reduce)!r} cannot take the value {value[:100]!r} of the "
+                    f"key {change.key[:100]!r}; write it as sparkis does (docs/states.md)"
                 )
 
 

@@ -47,7 +47,7 @@ def of_damage(error: Exception) -> StoreDamagedError | None:
     """Return the StoreDamagedError for an error about a damaged file; None for any other error."""
     if isinstance(error, StoreDamagedError) or not isinstance(error, DAMAGED):
         return error if isinstance(error, StoreDamagedError) else None
-    return StoreDamagedError(f"{error}; the store is rebuilt from the log, ask again in a moment")
+    return StoreDamagedError(f"{error}; the store is rebuilt from the log, retry in a moment")
 
 
 def check_length(path: Path) -> None:

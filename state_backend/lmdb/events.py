@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import lmdb
 
 from state_backend.codec import packed_list, packed_map, packed_sorted
-from state_backend.codec.checksums import opened, sealed
+from state_backend.codec.checksums import checked, with_checksum
 from state_backend.lmdb.layout import (
     FEW,
     FORM_AT,
@@ -46,7 +46,7 @@ PORTIONS = struct.Struct("<8sQQQ")
 
 def stored_portions_of(stored: bytes | None) -> StoredPortions | None:
     """Read which portions are stored; None if events are not recorded."""
-    return None if stored is None else StoredPortions(*PORTIONS.unpack(opened(stored)))
+    return None if stored is None else StoredPortions(*PORTIONS.unpack(checked(stored)))
 
 
 def portion_name(serial: int) -> bytes:
@@ -80,10 +80,10 @@ class EventWriter:
         """Write the rest, and delete the oldest portions if they are too large together."""
         if self._keys:
             self._write()
-        self._txn.put(EVENTS, sealed(PORTIONS.pack(*self._portions)), db=self._table)
+        self._txn.put(EVENTS, with_checksum(PORTIONS.pack(*self._portions)), db=self._table)
 
     def _write(self) -> None:
-        packed = sealed(pack(self._epoch, self._term, self._keys, self._events))
+        packed = with_checksum(pack(self._epoch, self._term, self._keys, self._events))
         self._keys, self._events, self._bytes = [], [], 0
         id_, first, after, size = self._portions
         self._txn.put(portion_name(after), packed, db=self._table)
@@ -107,7 +107,7 @@ def delete_portions(txn: lmdb.Transaction[bytes], table: Any, portions_max: int)
     if first == stored.next:
         txn.delete(EVENTS, db=table)
         return True
-    txn.put(EVENTS, sealed(PORTIONS.pack(*stored._replace(first=first))), db=table)
+    txn.put(EVENTS, with_checksum(PORTIONS.pack(*stored._replace(first=first))), db=table)
     return False
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import lmdb
 
-from state_backend.codec.checksums import check, opened
+from state_backend.codec.checksums import check, checked
 from state_backend.lmdb.layout import (
     DROPPED_LINE,
     DUE_POSITION_AT,
@@ -105,7 +105,7 @@ class ExpiryTransaction(LmdbTransaction):
         key = self._txn.get(prefix, db=self._tables.maps)
         if key is None:
             return b"", None
-        key = opened(key)
+        key = checked(key)
         at, record = self._keys.find(key)
         is_same = record is not None and record[FORM_AT] == LARGE and id_of(record) == prefix
         return at, record if is_same else None
@@ -175,7 +175,7 @@ class ExpiryTransaction(LmdbTransaction):
         at, record = self._map_of(prefix)
         if record is None:
             raise StoreDamagedError(
-                "the store has an expiring field of a map without a key; it is built anew from the log"
+                "the store has an expiring field of a map without a key; the store is rebuilt from the log"
             )
         map_id, size, expiring, _ = LargeMap.of(payload_of(record))
         removed = 0
@@ -186,7 +186,9 @@ class ExpiryTransaction(LmdbTransaction):
                 break
             removed_here = self._remove_fields_at(prefix + name[DUE_POSITION_AT], expire_at_ms)
             if not removed_here:
-                raise StoreDamagedError("a field that expires is missing in the store; it is built anew from the log")
+                raise StoreDamagedError(
+                    "a field that expires is missing in the store; the store is rebuilt from the log"
+                )
             removed += removed_here
         self._expired_fields += removed
         large = LargeMap(map_id, size - removed, expiring - removed, expire_at_ms if expiring > removed else 0)

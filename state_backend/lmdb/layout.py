@@ -59,7 +59,7 @@ from zlib import crc32
 
 import lmdb
 
-from state_backend.codec.checksums import CHECK_BYTES, SOUND, checksum, damaged, opened, sealed
+from state_backend.codec.checksums import CHECK_BYTES, SOUND, checked, checksum, damaged, with_checksum
 from state_backend.model.descriptor import Kind
 from state_backend.model.key_groups import KeyGroups
 from state_backend.model.slots import HASH_BITS, POSITION_BYTES
@@ -149,7 +149,7 @@ class Meta:
         }
         if self.slot_ownership is not None:
             content["slots"] = self.slot_ownership.to_json()
-        return sealed(json.dumps(content).encode())
+        return with_checksum(json.dumps(content).encode())
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> Meta:
@@ -179,7 +179,7 @@ class Meta:
 def read_meta(txn: lmdb.Transaction[bytes], tables: Tables, generation: str) -> Meta:
     """Return the `applied` record in a transaction."""
     stored = txn.get(b"applied", db=tables.meta)
-    return Meta(Applied(generation)) if stored is None else Meta.from_bytes(opened(stored))
+    return Meta(Applied(generation)) if stored is None else Meta.from_bytes(checked(stored))
 
 
 # A record is found by a position and a name. The first record of a position has the position as its place, further ones
@@ -270,7 +270,7 @@ class Table:
 def make_record(name: bytes, payload: bytes, expire_at_ms: int | None, state: int, form: int) -> bytes:
     # 0 means never, so a time at or before 1970 becomes the first millisecond after it.
     at_ms = 0 if expire_at_ms is None else max(expire_at_ms, 1)
-    return sealed(HEADER.pack(len(name), at_ms, state, form) + name + payload)
+    return with_checksum(HEADER.pack(len(name), at_ms, state, form) + name + payload)
 
 
 def expiry_of(record: bytes) -> int:

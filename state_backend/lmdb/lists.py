@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import lmdb
 
 from state_backend.codec import packed_list
-from state_backend.codec.checksums import opened, sealed
+from state_backend.codec.checksums import checked, with_checksum
 
 ID_BYTES = 8
 
@@ -44,7 +44,7 @@ class ListBlocks:
         at, end = long_list.start + start, long_list.start + stop
         found = at < end and self._seek(long_list.list_id, at)
         while found and at < end:
-            first, packed = self._index(), opened(self._cursor.value())
+            first, packed = self._index(), checked(self._cursor.value())
             last = min(end, first + packed_list.count(packed))
             yield packed, at - first, last - first
             at = last
@@ -67,17 +67,17 @@ class ListBlocks:
         block: list[bytes] = []
         first = end
         if long_list.size and self._seek(list_id, end - 1):
-            packed = opened(self._cursor.value())
+            packed = checked(self._cursor.value())
             if packed_list.count(packed) < packed_list.ELEMENTS_MAX and len(packed) < packed_list.BYTES_MAX:
                 first, block = self._index(), packed_list.elements(packed)
         size = sum(map(len, block))
         for element in elements:
             if len(block) >= packed_list.ELEMENTS_MAX or size >= packed_list.BYTES_MAX:
-                self._cursor.put(_name(list_id, first), sealed(packed_list.pack(block)))
+                self._cursor.put(_name(list_id, first), with_checksum(packed_list.pack(block)))
                 first, block, size = first + len(block), [], 0
             block.append(element)
             size += len(element)
-        self._cursor.put(_name(list_id, first), sealed(packed_list.pack(block)))
+        self._cursor.put(_name(list_id, first), with_checksum(packed_list.pack(block)))
         return LongList(list_id, start, end + len(elements))
 
     def trim(self, long_list: LongList, length_max: int) -> LongList:
@@ -88,7 +88,7 @@ class ListBlocks:
         prefix = _name(long_list.list_id, 0)[:ID_BYTES]
         found = self._cursor.set_range(prefix)
         while found and self._cursor.key().startswith(prefix):
-            if self._index() + packed_list.count(opened(self._cursor.value())) > start:
+            if self._index() + packed_list.count(checked(self._cursor.value())) > start:
                 break
             found = self._cursor.delete() and bool(self._cursor.key())
         return long_list._replace(start=start)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from state_backend.codec import packed_map
-from state_backend.codec.checksums import sealed
+from state_backend.codec.checksums import with_checksum
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
 from state_backend.lmdb.layout import (
     DUE_TIME_AT,
@@ -165,7 +165,7 @@ class MapWriter:
     ) -> None:
         """Write a map as a record per field, and its key's record over `old`."""
         map_id = self._keys.meta.new_id()
-        self._keys.txn.put(map_id.to_bytes(ID_BYTES, "big"), sealed(key), db=self._keys.tables.maps)
+        self._keys.txn.put(map_id.to_bytes(ID_BYTES, "big"), with_checksum(key), db=self._keys.tables.maps)
         large, _ = self._with_fields(LargeMap(map_id, 0, 0, 0), puts)
         self.put_large(at, old, key, expire_at_ms, number, large)
 

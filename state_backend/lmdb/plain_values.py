@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from state_backend.codec.checksums import CHECK_BYTES, checksum, opened
+from state_backend.codec.checksums import CHECK_BYTES, checked, checksum
 from state_backend.codec.reductions import folded
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
 from state_backend.lmdb.layout import HEADER, NAME_AT, PIECE_BYTES, VALUE, name_of
@@ -155,7 +155,7 @@ class PlainValues:
             header = headers.get(length) or headers.setdefault(length, HEADER.pack(length, 0, state.number, VALUE))
             old = get(at)
             if old is not None and old.startswith(header + key):
-                old = opened(old)[NAME_AT + length :]
+                old = checked(old)[NAME_AT + length :]
                 try:
                     value = fold(old, value)
                 except (ValueError, ArithmeticError):

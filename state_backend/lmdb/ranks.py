@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import lmdb
 
 from state_backend.codec import packed_sorted
-from state_backend.codec.checksums import opened, sealed
+from state_backend.codec.checksums import checked, with_checksum
 from state_backend.codec.packed_sorted import Pair
 from state_backend.model.errors import StoreDamagedError
 
@@ -48,7 +48,7 @@ ROOT = 0
 Step = tuple[Pair, bool]
 
 
-def place_of_score(score: float, is_after: bool) -> Pair | None:
+def bound_of_score(score: float, is_after: bool) -> Pair | None:
     """Return the place before, or behind, all members with a score; None if no member can be behind it."""
     if not is_after:
         return score, b""
@@ -103,7 +103,7 @@ class Ranks:
         node: bytes | None = self._txn.get(node_name(self._set_id, number), db=self._table)
         if node is None:
             raise _broken()
-        return opened(node)
+        return checked(node)
 
     def before(self, place: Pair) -> int:
         """Return how many members are before a place in the order."""
@@ -210,7 +210,7 @@ class RankTree(Ranks):
         return self.next_node - 1
 
     def _put(self, number: int, node: bytes) -> None:
-        self._txn.put(node_name(self._set_id, number), sealed(node), db=self._table)
+        self._txn.put(node_name(self._set_id, number), with_checksum(node), db=self._table)
 
     def _delete(self, number: int) -> None:
         self._txn.delete(node_name(self._set_id, number), db=self._table)
@@ -356,6 +356,4 @@ def _cut(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
 
 
 def _broken() -> StoreDamagedError:
-    return StoreDamagedError(
-        "the order of a sorted set does not fit its members in the store; it is made anew from the log"
-    )
+    return StoreDamagedError("the order of a sorted set does not match its members; the store is rebuilt from the log")

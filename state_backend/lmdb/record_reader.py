@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import lmdb
 
-from state_backend.codec.checksums import opened
+from state_backend.codec.checksums import checked
 from state_backend.lmdb.layout import (
     FORM_AT,
     KINDS,
@@ -157,7 +157,9 @@ class RecordReader(Snapshot):
         for at in range(start - start % PIECE_BYTES if start < stop else stop, stop, PIECE_BYTES):
             piece = get(piece_name(text_id, at // PIECE_BYTES), db=blocks)
             if piece is None:
-                raise StoreDamagedError("a piece of a long value is missing in the store; it is made anew from the log")
-            piece = opened(piece)
+                raise StoreDamagedError(
+                    "a piece of a long value is missing in the store; the store is rebuilt from the log"
+                )
+            piece = checked(piece)
             whole_piece = start <= at and at + len(piece) <= stop
             yield piece if whole_piece else piece[max(0, start - at) : stop - at]

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import lmdb
 
-from state_backend.codec.checksums import opened, sealed
+from state_backend.codec.checksums import checked, with_checksum
 from state_backend.lmdb.expiry import ExpiryTransaction
 from state_backend.lmdb.key_counts import KeyCounts
 from state_backend.lmdb.layout import (
@@ -99,14 +99,14 @@ class SlotCounts(KeyCounts):
 
     def _stored(self, slot: int) -> Counter[int]:
         stored = self._txn.get(slot_counts_name(slot.to_bytes(SLOT_BYTES, "big")), db=self._tables.meta)
-        return Counter(dict(SLOT_COUNT.iter_unpack(opened(stored)) if stored else ()))
+        return Counter(dict(SLOT_COUNT.iter_unpack(checked(stored)) if stored else ()))
 
     def _write(self, slot: bytes, added: Counter[int]) -> None:
         counts = self._stored(int.from_bytes(slot, "big"))
         counts.update(added)
         packed = b"".join(SLOT_COUNT.pack(*each) for each in counts.items() if each[1])
         if packed:
-            self._txn.put(slot_counts_name(slot), sealed(packed), db=self._tables.meta)
+            self._txn.put(slot_counts_name(slot), with_checksum(packed), db=self._tables.meta)
         else:
             self._txn.delete(slot_counts_name(slot), db=self._tables.meta)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import lmdb
 
 from state_backend.codec import packed_map, packed_sorted
-from state_backend.codec.checksums import CHECK_BYTES, opened
+from state_backend.codec.checksums import CHECK_BYTES, checked
 from state_backend.lmdb.events import EVENTS, portion_name, stored_portions_of
 from state_backend.lmdb.layout import (
     FORM_AT,
@@ -78,7 +78,7 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
 
     def events(self, serial: int) -> Portion | None:
         packed = self._txn.get(portion_name(serial), db=self._tables.meta)
-        return None if packed is None else unpack(opened(packed))
+        return None if packed is None else unpack(checked(packed))
 
     def changed_since(self, epoch: int) -> Sequence[bytes] | None:
         slot_ownership = self._read_meta().slot_ownership
@@ -88,14 +88,14 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
         if epoch > self.applied.epoch or len(epochs) > CHANGED_EPOCHS_MAX:
             return None
         get, meta = self._txn.get, self._tables.meta
-        return changed_keys.unpack_all(_opened(get(changed_name(each), db=meta)) for each in epochs)
+        return changed_keys.unpack_all(_checked(get(changed_name(each), db=meta)) for each in epochs)
 
     def expired_since(self, expiry_batches: int) -> Sequence[bytes] | None:
         removed = range(expiry_batches + 1, self.applied.expiry_batches + 1)
         if expiry_batches > self.applied.expiry_batches or len(removed) > EXPIRY_BATCHES_MAX:
             return None
         get, meta = self._txn.get, self._tables.meta
-        return changed_keys.unpack_all(_opened(get(expired_name(each), db=meta)) for each in removed)
+        return changed_keys.unpack_all(_checked(get(expired_name(each), db=meta)) for each in removed)
 
     def scan(
         self, cursor: int, count: int, kinds: Collection[Kind] | None = None, *, only_expiring: bool = False
@@ -193,6 +193,6 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
         return random_key_steps(self.scan, self.key_groups)
 
 
-def _opened(stored: bytes | None) -> bytes | None:
+def _checked(stored: bytes | None) -> bytes | None:
     """Return a value without its checksum; a missing or empty one as it is."""
-    return opened(stored) if stored else stored
+    return checked(stored) if stored else stored

@@ -13,7 +13,7 @@ from state_backend.lmdb.layout import (
     name_of,
     payload_of,
 )
-from state_backend.lmdb.ranks import Inner, Ranks, place_of_score
+from state_backend.lmdb.ranks import Inner, Ranks, bound_of_score
 from state_backend.lmdb.set_reader import SetReader
 from state_backend.model.descriptor import Kind
 
@@ -74,7 +74,7 @@ class SortedSetReader(SetReader):
 
     def rank_of_score(self, key: bytes, score: float, is_after: bool) -> int:
         packed, large, inner = self._sorted(key)
-        place = place_of_score(score, is_after)
+        place = bound_of_score(score, is_after)
         if large is not None:
             return large.size if place is None else self._ranks(large, inner).before(place)
         if not packed:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import lmdb
 
-from state_backend.codec.checksums import sealed
+from state_backend.codec.checksums import with_checksum
 from state_backend.codec.reductions import reduction_of
 from state_backend.lmdb.events import EventWriter, KeyBefore, describe_key, events_between, stale_events
 from state_backend.lmdb.folds import Folds
@@ -102,14 +102,14 @@ class LmdbTransaction:
         last = self.meta.applied.epoch
         for old in range(max(0, last + 1 - CHANGED_EPOCHS_MAX), min(last, epoch - CHANGED_EPOCHS_MAX) + 1):
             delete(changed_name(old), db=meta)
-        put(changed_name(epoch), _sealed(self._keys.changed_keys.pack()), db=meta)
+        put(changed_name(epoch), _with_checksum(self._keys.changed_keys.pack()), db=meta)
 
     def store_expired_keys(self) -> None:
         """Store which keys a removal announced, if any; delete those of the oldest one."""
         if self._keys.changed_keys:
             put, delete, meta = self._txn.put, self._txn.delete, self._tables.meta
             expiry_batches = self.meta.applied.expiry_batches + 1
-            put(expired_name(expiry_batches), _sealed(self._keys.changed_keys.pack()), db=meta)
+            put(expired_name(expiry_batches), _with_checksum(self._keys.changed_keys.pack()), db=meta)
             delete(expired_name(max(0, expiry_batches - EXPIRY_BATCHES_MAX)), db=meta)
             self.meta.applied = replace(self.meta.applied, expiry_batches=expiry_batches)
 
@@ -257,6 +257,6 @@ def _batches(runs: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
         yield batch
 
 
-def _sealed(packed: bytes) -> bytes:
+def _with_checksum(packed: bytes) -> bytes:
     """Return changed keys with their checksum; UNKNOWN, which is empty, stays empty."""
-    return sealed(packed) if packed else packed
+    return with_checksum(packed) if packed else packed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from state_backend.codec.checksums import opened, sealed
+from state_backend.codec.checksums import checked, with_checksum
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
 from state_backend.lmdb.layout import (
     FORM_AT,
@@ -55,7 +55,7 @@ class ValueWriter:
             payload = LONG_TEXT.pack(text_id, len(value))
             prefix = text_id.to_bytes(ID_BYTES, "big")
             for piece, start in enumerate(range(0, len(value), PIECE_BYTES)):
-                stored = sealed(value[start : start + PIECE_BYTES])
+                stored = with_checksum(value[start : start + PIECE_BYTES])
                 self._keys.txn.put(piece_name(prefix, piece), stored, db=self._keys.tables.blocks)
         return make_record(name, payload, expire_at_ms, number, TEXT)
 
@@ -70,8 +70,10 @@ class ValueWriter:
     def _piece(self, text_id: bytes, number: int) -> bytes:
         stored = self._keys.txn.get(piece_name(text_id, number), db=self._keys.tables.blocks)
         if stored is None:
-            raise StoreDamagedError("a piece of a long value is missing in the store; it is made anew from the log")
-        return opened(stored)
+            raise StoreDamagedError(
+                "a piece of a long value is missing in the store; the store is rebuilt from the log"
+            )
+        return checked(stored)
 
     def value_in(self, record: bytes) -> bytes:
         """Return the full value that the record of a key or of a field stands for."""

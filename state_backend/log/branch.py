@@ -1,7 +1,7 @@
-"""Begins a generation with the epochs of another one: after a rewind, or when an earlier query of the job returns.
+"""Begins a generation with a copy of the epochs of another one: after a rewind, or when an earlier query returns.
 
 The copied files (change files, epochs, snapshots) are never written again, so a copy is a hard link where the
-filesystem has links. The source may be swept or removed meanwhile: a copy counts only if it is complete, and if the
+filesystem has links. The source may be swept or removed meanwhile: a copy is valid only if it is complete, and if the
 removal of the source had not begun by then.
 """
 
@@ -27,25 +27,25 @@ def reaches(log: JobLog, source: CurrentGeneration, end: int | None) -> bool:
 
 
 def copy(log: JobLog, source: CurrentGeneration, target: str, end: int | None) -> bool:
-    """Copy a generation up to the epoch before `end`, or all if None, into the folder of one that has not begun.
+    """Copy a generation up to the epoch before `end`, or all of it if None, into the folder of a new generation.
 
     False if the source no longer leads to that epoch, or if source or target is being removed. LogCorruptError if files
     of the source are missing that were not swept. Cost: two operations per file.
     """
-    before: _Plan | None = None
+    failed: _Plan | None = None
     while (plan := _plan(log, source, end)) is not None:
-        is_whole = _copied(log, source, target, plan)
+        is_complete = _copy_plan(log, source, target, plan)
         # Read last: until now the source was complete. A slow writer's copy is swept once a later writer is in charge.
         if log.terms.is_swept(source.generation) or log.terms.is_swept(target):
             return False
-        if is_whole:
+        if is_complete:
             return True
-        if plan == before:
+        if plan == failed:
             raise LogCorruptError(
                 f"job {log.job!r}: files of generation {source.generation} are missing in the log "
                 f"{log.filesystem.root}; restore them from a copy"
             )
-        before = plan  # swept during the copy: the remaining files may suffice
+        failed = plan  # files were swept during the copy: another plan may do
     return False
 
 
@@ -65,14 +65,14 @@ def _plan(log: JobLog, source: CurrentGeneration, end: int | None) -> _Plan | No
     return _Plan(None, tuple(numbers))
 
 
-def _copied(log: JobLog, source: CurrentGeneration, target: str, plan: _Plan) -> bool:
+def _copy_plan(log: JobLog, source: CurrentGeneration, target: str, plan: _Plan) -> bool:
     """Copy the files of a plan, those that an epoch lists before the epoch; True if no file was missing."""
     base = f"{log.job}/{target}"
     if plan.snapshot is not None:
         manifest = next((each for each in log.snapshots(source) if each.epoch == plan.snapshot), None)
         folder = log.snapshot_folder(target, plan.snapshot)
         log.filesystem.make_folder(folder)
-        if manifest is None or not _copied_files(
+        if manifest is None or not _copy_files(
             log, manifest, log.snapshot_folder(source.generation, plan.snapshot), folder
         ):
             return False
@@ -82,7 +82,7 @@ def _copied(log: JobLog, source: CurrentGeneration, target: str, plan: _Plan) ->
         log.filesystem.create(f"{base}/floor/{first}", b"")
     for number in plan.numbers:
         epoch = log.epoch(source, number)
-        if epoch is None or not _copied_files(
+        if epoch is None or not _copy_files(
             log, epoch, log.changes_folder(source.generation), log.changes_folder(target)
         ):
             return False
@@ -90,7 +90,7 @@ def _copied(log: JobLog, source: CurrentGeneration, target: str, plan: _Plan) ->
     return True
 
 
-def _copied_files(log: JobLog, listed: Epoch, source: str, target: str) -> bool:
+def _copy_files(log: JobLog, listed: Epoch, source: str, target: str) -> bool:
     """Copy the files that an epoch or a manifest lists; True if no file was missing and the sizes agree."""
     return all(
         log.filesystem.copy(f"{source}/{file.name}", f"{target}/{file.name}")

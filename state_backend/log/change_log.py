@@ -228,7 +228,7 @@ class JobLog:
             indices = [
                 index
                 for index, (first, last, _) in enumerate(file.runs)
-                if start + index >= done and slots.meets(first, last)
+                if start + index >= done and slots.intersects(first, last)
             ]
             if not indices:
                 continue

@@ -49,14 +49,14 @@ def drop(root: str | Path | Filesystem, job: str, *, is_forced: bool = False) ->
     An interrupted drop leaves the job either unchanged or dropped; a second run removes the remaining files.
     """
     log = ChangeLog(root)
-    dropped = log.job(job)
-    if dropped.current() is None:
-        if dropped.dropped() is None:
+    job_log = log.job(job)
+    if job_log.current() is None:
+        if job_log.dropped() is None:
             raise LogError(f"the log {log.filesystem.root} has no job {job!r}; jobs: {', '.join(log.jobs()) or 'none'}")
-        sweep_job(dropped, now_ms())
+        sweep_job(job_log, now_ms())
         return f"job {job} was dropped already"
-    claimed = claim(dropped.terms, this_process("", "sparkis drop"), is_forced=is_forced)
-    seal(dropped.terms, claimed)
-    begin(dropped.terms, Term(claimed.term, "drop", claimed.writer), claimed)
-    sweep_job(dropped, now_ms())
+    claimed = claim(job_log.terms, this_process("", "sparkis drop"), is_forced=is_forced)
+    seal(job_log.terms, claimed)
+    begin(job_log.terms, Term(claimed.term, "drop", claimed.writer), claimed)
+    sweep_job(job_log, now_ms())
     return f"job {job} is dropped"

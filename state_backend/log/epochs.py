@@ -9,7 +9,7 @@
     rows, digest        number of changes, and a sum over them in any order, by which a replay is recognized
     replaces            states whose full content this epoch replaces (complete mode, or a dropped state)
     description         version of the description that has its states (see `terms`)
-    origin              number of the first epoch of this log: above 0 if the log began later than the query
+    origin              number of the generation's first epoch: above 0 if the log began later than the query
     offsets             end offsets of the query's sources, as in its checkpoint; [] if unknown
     log_bytes           bytes of changes of all epochs from the first to this one; not written by older versions
     files               list of {name, size, checksum, rows, runs}: change files, in the order to apply
@@ -77,7 +77,7 @@ def slots_of_run(run: pa.RecordBatch) -> tuple[int, int, int]:
 
 
 def rows_of_slots(run: pa.RecordBatch, slots: KeyGroups) -> pa.RecordBatch:
-    """Return the rows of a run whose keys are in some slots, in their order; the run itself if those are all."""
+    """Return the rows of a run whose keys are in some slots, in their order; the run itself if those are all rows."""
     import numpy as np
     import pyarrow as pa
 
@@ -147,7 +147,7 @@ class Epoch:
             content = json.loads(stored)
             checksum = content.pop("checksum")
         except (ValueError, KeyError, AttributeError, TypeError):
-            raise LogCorruptError(f"{path} is not a whole epoch file; restore it from a copy of the log") from None
+            raise LogCorruptError(f"{path} is not a complete epoch file; restore it from a copy of the log") from None
         if checksum != _checksum(content):
             raise LogCorruptError(f"{path} does not match its checksum; restore it from a copy of the log")
         check_format(content["format"], path)
@@ -172,7 +172,7 @@ class Epoch:
 
 
 def check_format(number: int, path: str) -> None:
-    """Raise LogCorruptError for a file of a format that only newer versions know."""
+    """Raise LogCorruptError for a file of a format that only newer versions read."""
     if number not in (FORMAT, FORMAT_WITH_FOLDS, FORMAT_WITH_SETS):
         raise LogCorruptError(
             f"{path} has format {number}; this version reads up to {FORMAT_WITH_SETS}: upgrade sparkis"

@@ -2,9 +2,9 @@
 
     added      the state begins with the keys that change from then on
     left out   the next epoch removes the state's keys
-    changed    allowed if no wrong keys or mixtures of values remain. Old values stay until their key changes; a note
-               says so if clients can see the difference
-    refused    DescriptorError: another kind, other keys or fields, another folding; or a probable rename
+    changed    allowed if no key keeps a wrong name, and no value mixes two meanings. Old values stay until their key
+               changes; a note says so if clients can see the difference
+    refused    DescriptorError: another kind, other keys or fields, another reduction; or a probable rename
 
 Pure functions: no files are read or written.
 """
@@ -22,36 +22,36 @@ from state_backend.model.errors import DescriptorError
 # A key column may change between these types: equal values have equal texts, so the keys stay the same.
 SAME_TEXT = re.compile(r"tinyint|smallint|int|bigint|string.*|char\(.*|varchar\(.*")
 
-WHAT_TO_DO = (
-    "give the state another name (then the old keys are removed, and it begins with what changes from now on), or "
-    "start the query with a new checkpoint"
+REMEDY = (
+    "give the state another name (then the old keys are removed, and the new state has the keys that change from now "
+    "on), or start the query with a new checkpoint"
 )
 
 
 def check_evolution(
     job: str,
     before: Sequence[StateDescriptor],
-    known: Sequence[StateDescriptor],
+    ever: Sequence[StateDescriptor],
     now: Sequence[StateDescriptor],
     *,
     rewrites_states: bool = False,
 ) -> list[str]:
     """Return notes for the user about changed states; DescriptorError for a change that is refused.
 
-    before: the states in the log; known: `before` and the states that were left out earlier; now: the new states. All
-    are in the form of a log (`StateDescriptor.for_job`). is_whole: each state is written again in full, so that no old
-    keys remain.
+    before: the states in the log; ever: `before` and the states that were left out earlier; now: the new states. All
+    are in the form of a log (`StateDescriptor.for_job`). rewrites_states: each state is written again in full, so that
+    no old keys remain.
     """
     names = {state.name for state in now}
-    old = {state.name: state for state in known}
+    old = {state.name: state for state in ever}
     for state in now:
         if state.name in old:
             _check_same(job, old[state.name], state, rewrites_states=rewrites_states)
-    given_up = [state for state in before if state.name not in names]
+    removed = [state for state in before if state.name not in names]
     for state in now:
         if state.name not in old and not rewrites_states:
-            _check_no_rename(job, state, given_up)
-    notes = [f"the state {state.name!r} is left out, and its keys are removed" for state in given_up]
+            _check_no_rename(job, state, removed)
+    notes = [f"the state {state.name!r} is left out, and its keys are removed" for state in removed]
     current = {state.name: state for state in before}
     for state in now:
         if state.name in current and not rewrites_states:
@@ -60,19 +60,19 @@ def check_evolution(
 
 
 def _check_same(job: str, before: StateDescriptor, now: StateDescriptor, *, rewrites_states: bool) -> None:
-    """Refuse changes that leave keys or fields that are never written again, or values of two meanings."""
+    """Refuse changes after which old keys or fields would never be written again, or values would mix two meanings."""
     changes = [
-        f"{what} was {_shown(old)} in this log and is now {_shown(new)}"
-        for what, old, new in (
+        f"{part} was {_quoted(old)} in this log and is now {_quoted(new)}"
+        for part, old, new in (
             ("its kind", before.kind, now.kind),
             ("its key", before.key_format, now.key_format),
             ("its field", before.field, now.field),
             ("its member", before.member, now.member),
         )
-        if old != new and not (rewrites_states and what in ("its field", "its member"))
+        if old != new and not (rewrites_states and part in ("its field", "its member"))
     ]
-    if not changes and _folding(before) != _folding(now):
-        changes.append(f"what folds it was {_folding_text(before)} in this log and is now {_folding_text(now)}")
+    if not changes and _reduction(before) != _reduction(now):
+        changes.append(f"its reduction was {_reduction_text(before)} in this log and is now {_reduction_text(now)}")
     named = (
         () if rewrites_states else (*PLACEHOLDER.findall(now.key_format or ""), *filter(None, [now.field, now.member]))
     )
@@ -82,22 +82,22 @@ def _check_same(job: str, before: StateDescriptor, now: StateDescriptor, *, rewr
             continue
         changes.append(f"the type of its column {column!r} was {old} in this log and is now {new}, with other keys")
     if changes:
-        raise DescriptorError(f"job {job!r}: the state {now.name!r} has changed: {'; '.join(changes)}; {WHAT_TO_DO}")
+        raise DescriptorError(f"job {job!r}: the state {now.name!r} has changed: {'; '.join(changes)}; {REMEDY}")
 
 
-def _check_no_rename(job: str, state: StateDescriptor, given_up: Sequence[StateDescriptor]) -> None:
+def _check_no_rename(job: str, state: StateDescriptor, removed: Sequence[StateDescriptor]) -> None:
     """Refuse a new state that looks like a renamed one: the keys of the old name would be lost unnoticed."""
-    for other in given_up:
-        if _anonymous(other, job) == _anonymous(state, job):
+    for other in removed:
+        if _without_name(other, job) == _without_name(state, job):
             raise DescriptorError(
-                f"job {job!r}: the state {other.name!r} is now called {state.name!r}, and its keys hold its name: they "
-                f"would all be removed, and those that do not change would be missing under the new name. Keep the "
-                f"name {other.name!r}; or start the query with a new checkpoint; or, to begin {state.name!r} with what "
-                f"changes from now on, start the query once with neither state for a micro-batch"
+                f"job {job!r}: the state {other.name!r} is now called {state.name!r}, and its keys contain its name: "
+                f"they would all be removed, and keys that do not change would be missing under the new name. Keep the "
+                f"name {other.name!r}; or start the query with a new checkpoint; or, to begin {state.name!r} with the "
+                f"keys that change from now on, run one micro-batch with neither state first"
             )
 
 
-def _anonymous(state: StateDescriptor, job: str) -> StateDescriptor:
+def _without_name(state: StateDescriptor, job: str) -> StateDescriptor:
     """Return a state without its name, to compare it with another."""
     prefix = f"{job}:{state.name}:"
     form = state.key_format or ""
@@ -108,40 +108,40 @@ def _notes(before: StateDescriptor, now: StateDescriptor) -> Iterator[str]:
     """Iterate over the differences between values written before and values written now."""
     if before.value != now.value:
         yield (
-            f"its value was {_shown(before.value)} and is now {_shown(now.value)}; a key has the new one when it "
-            f"changes next"
+            f"its value was {_quoted(before.value)} and is now {_quoted(now.value)}; a key has the new value from its "
+            f"next change on"
         )
     if before.score != now.score:
         yield (
-            f"its score was {_shown(before.score)} and is now {_shown(now.score)}; a member has the new one when it "
-            f"changes next"
+            f"its score was {_quoted(before.score)} and is now {_quoted(now.score)}; a member has the new score from "
+            f"its next change on"
         )
     if before.encoding != now.encoding:
-        yield f"a value is {now.encoding} when it changes next, and {before.encoding} until then"
+        yield f"its encoding was {before.encoding} and is now {now.encoding}, for each value from its next change on"
     for column in now.value:
         old, new = before.columns.get(column), now.columns.get(column)
         if old is not None and new is not None and old != new:
-            yield f"the column {column!r} was {old} and is now {new}; a value is written anew when it changes next"
+            yield f"the column {column!r} was {old} and is now {new}, for each value from its next change on"
     if before.where != now.where:
         yield (
-            f"where= was {before.where!r} and is now {now.where!r}; keys that only the earlier one let in stay as "
-            f"they are"
+            f"where= was {before.where!r} and is now {now.where!r}; keys that only the earlier condition selected stay "
+            f"as they are"
         )
 
 
-def _folding(state: StateDescriptor) -> tuple[Reduce, Reduction] | None:
+def _reduction(state: StateDescriptor) -> tuple[Reduce, Reduction] | None:
     reduction = reduction_of(state)
     return None if state.reduce is None or reduction is None else (state.reduce, reduction)
 
 
-def _folding_text(state: StateDescriptor) -> str:
-    if _folding(state) is None:
+def _reduction_text(state: StateDescriptor) -> str:
+    if _reduction(state) is None:
         return "nothing"
-    of = f" of {state.columns.get(state.value[0])}" if state.value else ""
-    return f"reduce={str(state.reduce)!r}{of}"
+    column_type = f" of {state.columns.get(state.value[0])}" if state.value else ""
+    return f"reduce={str(state.reduce)!r}{column_type}"
 
 
-def _shown(value: object) -> str:
+def _quoted(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(repr, value))
     return "nothing" if value is None else repr(str(value))

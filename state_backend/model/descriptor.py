@@ -53,23 +53,23 @@ class Reduce(StrEnum):
     LAST = "last"
 
 
-def check_name(what: str, name: object) -> str:
-    """Return a job or state name, if it can be in a key and name a folder; DescriptorError otherwise."""
+def check_name(noun: str, name: object) -> str:
+    """Return a name that can be part of a key and of a path; DescriptorError for any other. noun: `job` or `state`."""
     if not isinstance(name, str) or not name:
-        raise DescriptorError(f"the {what} name must be a non-empty text, not {name!r}")
+        raise DescriptorError(f"the {noun} name must be a non-empty string, not {name!r}")
     size = len(name.encode("utf-8", "replace"))
     if size > NAME_BYTES_MAX:
-        raise DescriptorError(f"the {what} name {name[:20]!r}... has {size} bytes in UTF-8; at most {NAME_BYTES_MAX}")
+        raise DescriptorError(f"the {noun} name {name[:20]!r}... has {size} bytes in UTF-8; at most {NAME_BYTES_MAX}")
     if not NAME_PATTERN.fullmatch(name) or name.startswith("."):
         raise DescriptorError(
-            f"the {what} name {name!r} may not hold white space or any of : {{ }} / \\ < >, nor start with a dot, "
-            f"because it stands in Redis keys and folder names; choose another name"
+            f"the {noun} name {name!r} may not contain white space or any of : {{ }} / \\ < >, nor start with a dot, "
+            f"because it is part of Redis keys and folder names; choose another name"
         )
     return name
 
 
 def check_user_name(name: object) -> str:
-    """Return a state name, if a user may declare it; names with `_` in front are sparkis' own. DescriptorError."""
+    """Return a state name that a user may declare; DescriptorError for one of sparkis' own, which begin with `_`."""
     if isinstance(name, str) and name.startswith("_"):
         raise DescriptorError(f"the state name {name!r} begins with _, as sparkis' own states do; choose another name")
     return check_name("state", name)
@@ -79,8 +79,8 @@ def check_user_name(name: object) -> str:
 class KeyFormat:
     """A Redis key as literal texts around column placeholders: `literals[0] <columns[0]> literals[1] ...`.
 
-    There is one more literal than columns. Only the first and the last may be empty, or two rows could make the same
-    key. A format without columns is one key, of a state that has only one.
+    There is one literal more than there are columns. Only the first and the last may be empty: otherwise different rows
+    could make the same key. A format without columns is for a state with a single key.
     """
 
     literals: tuple[str, ...]
@@ -88,7 +88,7 @@ class KeyFormat:
 
     @classmethod
     def parse(cls, text: str) -> KeyFormat:
-        """Read `plane/<tailnum>`; DescriptorError if there is nothing between two placeholders."""
+        """Parse a text such as `plane/<tailnum>`; DescriptorError if there is nothing between two placeholders."""
         parts = PLACEHOLDER.split(text)
         parsed = cls(tuple(parts[::2]), tuple(parts[1::2]))
         parsed._check(text)
@@ -98,45 +98,45 @@ class KeyFormat:
     def default(cls, job: str, state: str, columns: Sequence[str], separator: str) -> KeyFormat:
         """Return `job:state:<a><separator><b>...`."""
         literals = (f"{job}:{state}:", *([separator] * (len(columns) - 1)), "")
-        made = cls(literals, tuple(columns))
-        made._check(made.text)
-        if cls.parse(made.text) != made:
+        default = cls(literals, tuple(columns))
+        default._check(default.text)
+        if cls.parse(default.text) != default:
             raise DescriptorError(
-                f"the key {made.text!r} cannot be told apart into columns; a column or separator with < or > in it "
-                f"cannot make keys: rename the column, or take another separator"
+                f"the key format {default.text!r} cannot be parsed; a column or separator with < or > in it cannot "
+                f"make keys: rename the column, or use another separator"
             )
-        return made
+        return default
 
     def _check(self, text: str) -> None:
         if any(not literal for literal in self.literals[1:-1]):
             raise DescriptorError(
-                f"the key format {text!r} has nothing between two columns, so that two rows could make one key; "
+                f"the key format {text!r} has nothing between two columns, so that different rows could make one key; "
                 f"put a separator between them"
             )
 
     @property
     def text(self) -> str:
-        """The format as a text, the inverse of `parse`."""
+        """The format as text, the inverse of `parse`."""
         columns = [f"<{column}>" for column in self.columns] + [""]
         return "".join(literal + column for literal, column in zip(self.literals, columns, strict=True))
 
     def overlaps(self, other: KeyFormat) -> bool:
-        """Tell whether both formats could make the same key: if their ends agree, a middle that fits both exists."""
+        """Tell whether both formats could make the same key: if prefixes and suffixes agree, some key matches both."""
         mine, theirs = self.literals, other.literals
         if not self.columns:
             return bool(re.match(other.pattern(), mine[0].encode(), re.DOTALL))
         if not other.columns:
             return other.overlaps(self)
-        heads = mine[0].startswith(theirs[0]) or theirs[0].startswith(mine[0])
-        tails = mine[-1].endswith(theirs[-1]) or theirs[-1].endswith(mine[-1])
-        return heads and tails
+        prefixes_agree = mine[0].startswith(theirs[0]) or theirs[0].startswith(mine[0])
+        suffixes_agree = mine[-1].endswith(theirs[-1]) or theirs[-1].endswith(mine[-1])
+        return prefixes_agree and suffixes_agree
 
     def pattern(self) -> bytes:
         """Return a regular expression (bytes, DOTALL, from the key's start) that every key of this format matches."""
-        head, tail = self.literals[0].encode(), self.literals[-1].encode()
+        prefix, suffix = self.literals[0].encode(), self.literals[-1].encode()
         if not self.columns:
-            return re.escape(head) + rb"\Z"
-        return re.escape(head) + (b".*" + re.escape(tail) + rb"\Z" if tail else b"")
+            return re.escape(prefix) + rb"\Z"
+        return re.escape(prefix) + (b".*" + re.escape(suffix) + rb"\Z" if suffix else b"")
 
 
 class StateArguments(TypedDict, total=False):
@@ -162,8 +162,8 @@ class StateArguments(TypedDict, total=False):
     reduce: Reduce | str | None
 
 
-def _is_count(given: object) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool) and given >= 1
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 @dataclass(frozen=True, init=False)
@@ -279,8 +279,8 @@ class StateDescriptor:
     ) -> None:
         put = partial(object.__setattr__, self)  # the class is frozen: fields are set only here
         put("name", check_name("state", name))
-        put("key", self._texts("key", key))
-        put("value", self._texts("value", value))
+        put("key", self._names("key", key))
+        put("value", self._names("value", value))
         put("key_format", key_format)
         put("separator", separator)
         put("field", field)
@@ -292,7 +292,7 @@ class StateDescriptor:
         put("encoding", self._choice("encoding", encoding, Encoding))
         put("deletion", deletion)
         put("resets", resets)
-        put("order_by", self._texts("order_by", order_by))
+        put("order_by", self._names("order_by", order_by))
         put("duplicates", duplicates)
         put("where", where)
         put("length_max", length_max)
@@ -309,11 +309,11 @@ class StateDescriptor:
         if bool(self.key) == (self.key_format is not None):
             raise DescriptorError(f"state {self.name!r}: give either key= or key_format=, and not both")
         if not isinstance(self.separator, str):
-            raise DescriptorError(f"state {self.name!r}: separator= must be a text, not {self.separator!r}")
-        for what in ("key_format", "field", "member", "score", "deletion", "expire_at", "resets", "where"):
-            given = getattr(self, what)
-            if given is not None and not (isinstance(given, str) and given):
-                raise DescriptorError(f"state {self.name!r}: {what}= must be a non-empty text, not {given!r}")
+            raise DescriptorError(f"state {self.name!r}: separator= must be a string, not {self.separator!r}")
+        for option in ("key_format", "field", "member", "score", "deletion", "expire_at", "resets", "where"):
+            value = getattr(self, option)
+            if value is not None and not (isinstance(value, str) and value):
+                raise DescriptorError(f"state {self.name!r}: {option}= must be a non-empty string, not {value!r}")
         form = self.format_for("job")
         if not form.columns and self.field is None and self.member is None and self.reduce is None:
             raise DescriptorError(
@@ -356,17 +356,21 @@ class StateDescriptor:
         if self.member is None:
             given = "score=" if self.score is not None else f"kind={self.kind.value!r}"
             raise DescriptorError(f"{at}: {given} needs member= with the column that is the member")
-        for what in ("value", "field", "reduce"):
-            if getattr(self, what):
-                raise DescriptorError(f"{at}: member= makes a set, which has no {what}; leave out {what}=, or member=")
+        for option in ("value", "field", "reduce"):
+            if getattr(self, option):
+                raise DescriptorError(
+                    f"{at}: member= makes a set, which has no {option}; leave out {option}=, or member="
+                )
         if self.kind is not self._implied_kind():
             given = "member= and score=" if self.score is not None else "member= without score="
-            made = self._implied_kind().value
-            raise DescriptorError(f"{at}: {given} makes a state of kind {made!r}; leave out kind={self.kind.value!r}")
+            implied = self._implied_kind().value
+            raise DescriptorError(
+                f"{at}: {given} makes a state of kind {implied!r}; leave out kind={self.kind.value!r}"
+            )
         if self.score == self.member:
             raise DescriptorError(f"{at}: member= and score= name the same column {self.member!r}")
         if self.encoding is not Encoding.TEXT:
-            raise DescriptorError(f"{at}: members are written as texts, binary ones as they are; leave out encoding=")
+            raise DescriptorError(f"{at}: members are written as text, binary ones as they are; leave out encoding=")
 
     def _check_reduce(self, reduce: Reduce) -> None:
         at = f"state {self.name!r}: reduce={reduce.value!r}"
@@ -379,13 +383,13 @@ class StateDescriptor:
             )
         if self.kind is Kind.MAP and self.field is None:
             raise DescriptorError(f"{at} makes a map only with field=; leave out kind='map'")
-        for what in ("deletion", "expire_at"):
-            if getattr(self, what) is not None:
-                raise DescriptorError(f"{at} and {what}= do not go together: rows are folded, whatever their order")
+        for option in ("deletion", "expire_at"):
+            if getattr(self, option) is not None:
+                raise DescriptorError(f"{at} and {option}= do not go together: rows are folded, whatever their order")
         if reduce is Reduce.LAST:
             if not self.order_by and self.duplicates == "error":
                 raise DescriptorError(
-                    f"{at} needs order_by= with the column that tells which row is the last, or duplicates='any'"
+                    f"{at} needs order_by= with the column that determines the last row, or duplicates='any'"
                 )
             return
         if self.order_by or self.duplicates != "error":
@@ -393,21 +397,21 @@ class StateDescriptor:
         if self.encoding is not Encoding.TEXT:
             raise DescriptorError(f"{at} takes encoding='text', not {self.encoding.value!r}")
 
-    def _texts(self, what: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    def _names(self, option: str, given: str | Sequence[str]) -> tuple[str, ...]:
         try:
-            texts = (given,) if isinstance(given, str) else tuple(given)
+            names = (given,) if isinstance(given, str) else tuple(given)
         except TypeError:
-            texts = ("",)
-        if not all(isinstance(text, str) and text for text in texts):
-            raise DescriptorError(f"state {self.name!r}: {what}= takes column names, not {given!r}")
-        return texts
+            names = ("",)
+        if not all(isinstance(name, str) and name for name in names):
+            raise DescriptorError(f"state {self.name!r}: {option}= takes column names, not {given!r}")
+        return names
 
-    def _choice(self, what: str, given: object, choices: type[Choice]) -> Choice:
+    def _choice(self, option: str, given: object, choices: type[Choice]) -> Choice:
         try:
             return choices(given)  # type: ignore[arg-type]  # any wrong value is the ValueError below
         except ValueError:
             names = ", ".join(repr(choice.value) for choice in choices)
-            raise DescriptorError(f"state {self.name!r}: {what}= is one of {names}, not {given!r}") from None
+            raise DescriptorError(f"state {self.name!r}: {option}= is one of {names}, not {given!r}") from None
 
     def _lifetime(self, given: object) -> timedelta | None:
         if given is None:
@@ -464,9 +468,9 @@ class StateDescriptor:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> StateDescriptor:
         """Read a JSON object of `to_json`. Unknown names are ignored, so that older servers read newer logs."""
-        known = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
+        fields = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
         ttl_ms = stored.get("ttl_ms")
-        return cls(**known, ttl=None if ttl_ms is None else timedelta(milliseconds=ttl_ms))
+        return cls(**fields, ttl=None if ttl_ms is None else timedelta(milliseconds=ttl_ms))
 
 
 def check_states(job: str, states: Sequence[StateDescriptor]) -> None:

@@ -1,6 +1,6 @@
 """Sets of slots, as a state server owns them: sorted ranges that neither touch nor overlap.
 
-As a text, like in the configuration of Redis: `0-5460,9000,9100-9110`, both ends included; empty for no slot.
+The text of a set is like in the configuration of Redis: `0-5460,9000,9100-9110`, both ends included; empty for no slot.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class KeyGroups:
         for first, last in sorted(ranges):
             if not 0 <= first <= last < SLOTS:
                 raise KeyGroupsError(
-                    f"the slots {first}-{last} cannot be: a range begins at 0 or above, ends where it begins or "
+                    f"{first}-{last} is no range of slots: a range begins at 0 or above, ends where it begins or "
                     f"later, and at {SLOTS - 1} at most"
                 )
             if merged and first <= merged[-1][1] + 1:
@@ -73,22 +73,22 @@ class KeyGroups:
         return self - (ALL - other)
 
     def __sub__(self, other: KeyGroups) -> KeyGroups:
-        left: list[tuple[int, int]] = []
-        gone, at = other.ranges, 0
+        remaining: list[tuple[int, int]] = []
+        removed, at = other.ranges, 0
         for first, last in self.ranges:
-            while at < len(gone) and gone[at][0] <= last:
-                gone_first, gone_last = gone[at]
-                if first < gone_first:
-                    left.append((first, gone_first - 1))
-                first = max(first, gone_last + 1)
-                if gone_last > last:
+            while at < len(removed) and removed[at][0] <= last:
+                removed_first, removed_last = removed[at]
+                if first < removed_first:
+                    remaining.append((first, removed_first - 1))
+                first = max(first, removed_last + 1)
+                if removed_last > last:
                     break  # it may overlap the next range, too
                 at += 1
             if first <= last:
-                left.append((first, last))
-        return KeyGroups(tuple(left))
+                remaining.append((first, last))
+        return KeyGroups(tuple(remaining))
 
-    def meets(self, first: int, last: int) -> bool:
+    def intersects(self, first: int, last: int) -> bool:
         """Tell whether any slot from `first` to `last` is in the set."""
         index = bisect_right(self.ranges, (last, SLOTS)) - 1
         return index >= 0 and first <= self.ranges[index][1]

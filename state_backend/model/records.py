@@ -137,23 +137,23 @@ def runs_of(changes: Iterable[Change], states: Iterable[str]) -> Iterator[pa.Rec
 
 def runs_of_rows(rows: Iterable[Row], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Turn rows into sorted runs of bounded size; rows of one position keep their order."""
-    held: list[Row] = []
+    buffered: list[Row] = []
     size = 0
     for row in rows:
-        held.append(row)
+        buffered.append(row)
         _, _, _, key, field, value, _ = row
         size += len(key) + len(field or b"") + len(value or b"")
-        if len(held) == RUN_ROWS_MAX or size >= RUN_BYTES_MAX:
-            yield _run(held, names)
-            held, size = [], 0
-    if held:
-        yield _run(held, names)
+        if len(buffered) == RUN_ROWS_MAX or size >= RUN_BYTES_MAX:
+            yield _run(buffered, names)
+            buffered, size = [], 0
+    if buffered:
+        yield _run(buffered, names)
 
 
 def _too_long(change: Change) -> ChangeError:
-    what, text, bytes_max = next(
-        (what, text, bytes_max)
-        for what, text, bytes_max in (
+    part, text, bytes_max = next(
+        (part, text, bytes_max)
+        for part, text, bytes_max in (
             ("key", change.key, KEY_BYTES_MAX),
             ("field", change.field or b"", KEY_BYTES_MAX),
             ("value", change.value or b"", VALUE_BYTES_MAX),
@@ -161,8 +161,8 @@ def _too_long(change: Change) -> ChangeError:
         if len(text) > bytes_max
     )
     return ChangeError(
-        f"state {change.state!r}: a {what} of the key {change.key[:100]!r} has {len(text)} bytes; the limit is "
-        f"{bytes_max}; keep the rest elsewhere, or spread it over several keys or fields"
+        f"state {change.state!r}: a {part} of the key {change.key[:100]!r} has {len(text)} bytes; the limit is "
+        f"{bytes_max}; store the rest elsewhere, or spread it over several keys or fields"
     )
 
 

@@ -3,9 +3,9 @@
     slot      CRC16(hash tag or full key) mod 16384, as in the Redis Cluster specification
     position  slot (14 bits) and CRC32 of the full key (32 bits), as one number below 2**46
 
-A position is also a `SCAN` cursor: clients and proxies may keep cursors as floats, which are exact up to 2**53. The six
-big-endian bytes of a position are a key in a store, so that byte order is slot order. Two keys may have the same
-position; stores have the full key, too.
+A position is also a `SCAN` cursor: clients and proxies may store cursors as floats, which are exact up to 2**53. A
+position as six big-endian bytes is a key's *place* in a store: the byte order of places is slot order. Two keys may
+have the same position; stores have the full key, too.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def position_of(key: bytes) -> int:
 
 
 def place_of(key: bytes) -> bytes:
-    """Return a key's position as six bytes."""
+    """Return a key's place: its position as six bytes."""
     slot = slot_of(key) if b"{" in key else crc_hqx(key, 0) & 16383
     return PLACE.pack(slot, crc32(key))
 
 
 def places_of(keys: Sequence[bytes]) -> Iterable[bytes]:
-    """Return `place_of` of several keys; without a call for each, if no key has a hash tag."""
+    """Return the places of several keys; without a call for each, if no key has a hash tag."""
     if len(keys) < 4 or b"{" in b"".join(keys):
         return map(place_of, keys)
     return [_packed(crc_hqx(key, 0) & 16383, crc32(key)) for key in keys]

@@ -254,7 +254,7 @@ class KeyspaceView:
         if name in self._unreadable:
             reason = self._unreadable[name]
             if reason is None:
-                raise JobLoadingError(f"job '{name}' is being opened, ask again in a moment")
+                raise JobLoadingError(f"job '{name}' is being opened, retry in a moment")
             raise StoreError(f"job '{name}' cannot be read: {reason}")
         match = self._formats.match(key) if self._formats is not None else None
         return self._format_jobs[match.lastindex - 1] if match and match.lastindex else None
@@ -295,7 +295,7 @@ class KeyspaceView:
         for name, slots in self._missing.items():
             if self._listed is not None and name not in self._listed:
                 continue
-            raise SlotLoadingError(f"{len(slots)} slots of job '{name}' are not loaded here yet, ask again in a moment")
+            raise SlotLoadingError(f"{len(slots)} slots of job '{name}' are not loaded here yet, retry in a moment")
 
     def _report(self, on_change: OnChange, name: str, snapshot: Snapshot) -> None:
         """Report the keys that changed up to the epoch of a snapshot; none if it was just opened."""
@@ -314,7 +314,7 @@ class KeyspaceView:
             return self._nothing
         snapshot = self.of_job(name)
         if self._missing and (slot := slot_of(key)) in self._missing.get(name, NONE):
-            raise SlotLoadingError(f"slot {slot} of job '{name}' is not loaded here yet, ask again in a moment")
+            raise SlotLoadingError(f"slot {slot} of job '{name}' is not loaded here yet, retry in a moment")
         return snapshot
 
     def texts(self, keys: Sequence[bytes]) -> list[Text | None]:

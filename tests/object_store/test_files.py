@@ -198,7 +198,7 @@ def test_a_store_that_does_not_answer_is_an_error_that_names_it(
     proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_TIMEOUT_S", 0.0)
-    monkeypatch.setattr("state_backend.log.filesystems.object_store.ANSWER_PAUSES_S", ())
+    monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_PAUSES_S", ())
     filesystem = open_filesystem(root)
     for method in ("GET", "PUT", "HEAD", "POST"):
         proxy.fail("500", method, times=1000)
@@ -235,7 +235,7 @@ def test_a_log_that_can_be_written_is_left_as_it_was(proxy: FaultyProxy, root: s
 def test_a_store_that_ignores_the_condition_of_a_put_is_found_out(proxy: FaultyProxy, is_sink: bool) -> None:
     proxy.drop_header = b"if-none-match"
     root = f"s3://sparkis-tests/{uuid.uuid4().hex}"
-    with pytest.raises(LogUnavailableError, match="overwrites a file that is there"):
+    with pytest.raises(LogUnavailableError, match="ignores the condition of a PUT"):
         if is_sink:
             check_writable(root)
         else:

@@ -160,7 +160,7 @@ def test_nothing_is_lost_or_doubled_on_a_bad_network(
 ) -> None:
     """What Spark does is done here: a batch that failed is run again, by a new writer, with the same number."""
     monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("state_backend.log.filesystems.object_store.ANSWER_PAUSES_S", (0.01, 0.02))
+    monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_PAUSES_S", (0.01, 0.02))
     rng = random.Random(seed)
     kinds: tuple[Kind, ...] = ("cut", "lose", "500", "503", "late")
     followed.applier = Applier(ChangeLog(root), "job", followed.applier._folder.parent, followed.events.append)
@@ -199,7 +199,7 @@ def test_a_server_goes_on_with_what_it_has_while_the_store_is_away(
     proxy: FaultyProxy, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_TIMEOUT_S", 0.0)
-    monkeypatch.setattr("state_backend.log.filesystems.object_store.ANSWER_PAUSES_S", ())
+    monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_PAUSES_S", ())
     followed = Followed(root, tmp_path)
     writer = writer_of(root)
     writer.publish([one(0)])

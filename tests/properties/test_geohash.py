@@ -15,7 +15,7 @@ from state_backend.codec.geohash import (
     STEP_MAX,
     Box,
     Circle,
-    Place,
+    Point,
     as_signed,
     as_unsigned,
     cells_of,
@@ -23,7 +23,7 @@ from state_backend.codec.geohash import (
     distance,
     distance_text,
     geohash_text,
-    place_of,
+    point_of,
     score_of,
 )
 
@@ -35,26 +35,26 @@ middles = st.tuples(st.floats(-150, 150), st.floats(-55, 55))
 METERS_OF_DEGREE = EARTH_RADIUS * 0.0175
 
 
-def halved(place: Place) -> int:
+def halved(place: Point) -> int:
     """Return the bits of a place by halving what it may be in, longitude first."""
     bits, ends = 0, [[-LONGITUDE_MAX, LONGITUDE_MAX], [-LATITUDE_MAX, LATITUDE_MAX]]
     for at in range(2 * STEP_MAX):
         low, high = ends[at % 2]
-        middle = (low + high) / 2
-        is_above = place[at % 2] >= middle
-        ends[at % 2] = [middle, high] if is_above else [low, middle]
+        center = (low + high) / 2
+        is_above = place[at % 2] >= center
+        ends[at % 2] = [center, high] if is_above else [low, center]
         bits = bits << 1 | is_above
     return bits
 
 
-def is_at_edge(place: Place) -> bool:
+def is_at_edge(place: Point) -> bool:
     """Tell whether a place is at the last longitude or latitude, where a score lacks a bit for the number."""
     return place[0] + LONGITUDE_MAX == 2 * LONGITUDE_MAX or place[1] + LATITUDE_MAX == 2 * LATITUDE_MAX
 
 
 @given(place=places)
 @example(place=(179.99999999999997, 0.0))
-def test_a_score_is_what_halving_finds(place: Place) -> None:
+def test_a_score_is_what_halving_finds(place: Point) -> None:
     found = int(score_of(*place))
     # A place at the very edge of a cell may be on either side of it: rounding decides. At the map's own edge the score
     # is beyond all cells, as in Redis.
@@ -63,34 +63,34 @@ def test_a_score_is_what_halving_finds(place: Place) -> None:
 
 
 @given(place=places)
-def test_a_place_is_near_to_where_its_score_says_it_is(place: Place) -> None:
+def test_a_place_is_near_to_where_its_score_says_it_is(place: Point) -> None:
     assume(not is_at_edge(place))
-    longitude, latitude = place_of(score_of(*place))
+    longitude, latitude = point_of(score_of(*place))
     assert abs(longitude - place[0]) <= LONGITUDE_MAX / 2**STEP_MAX + 1e-9
     assert abs(latitude - place[1]) <= LATITUDE_MAX / 2**STEP_MAX + 1e-9
 
 
 @given(bits=st.integers(0, 2**52 - 1))
 def test_the_place_of_a_score_has_that_score(bits: int) -> None:
-    assert score_of(*place_of(float(bits))) == bits
+    assert score_of(*point_of(float(bits))) == bits
     assert len(geohash_text(float(bits))) == 11
 
 
 @given(score=st.one_of(st.floats(allow_nan=False), st.integers(-(2**70), 2**70).map(float)))
 def test_any_score_is_read_as_some_place(score: float) -> None:
-    longitude, latitude = place_of(score)
+    longitude, latitude = point_of(score)
     assert -LONGITUDE_MAX <= longitude <= LONGITUDE_MAX and -LATITUDE_MAX <= latitude <= LATITUDE_MAX
     assert 0 <= as_unsigned(score) < 2**64 and -(2**63) <= as_signed(score) < 2**63
 
 
 @pytest.mark.parametrize("place", [(180.1, 0.0), (0.0, 85.06), (float("nan"), 0.0), (0.0, float("-inf"))])
-def test_what_is_not_on_the_map_has_no_score(place: Place) -> None:
+def test_what_is_not_on_the_map_has_no_score(place: Point) -> None:
     with pytest.raises(ValueError, match="no place on the map"):
         score_of(*place)
 
 
 @given(one=places, other=places)
-def test_distances_are_those_of_a_sphere(one: Place, other: Place) -> None:
+def test_distances_are_those_of_a_sphere(one: Point, other: Point) -> None:
     there, back = distance(one, other), distance(other, one)
     if not isnan(there):
         assert 0 <= there <= 3.1416 * EARTH_RADIUS
@@ -100,7 +100,7 @@ def test_distances_are_those_of_a_sphere(one: Place, other: Place) -> None:
 
 
 @given(
-    middle=middles,
+    center=middles,
     width=st.floats(0.01, 2_000_000),
     height=st.floats(0.01, 2_000_000),
     aside=st.floats(-1, 1),
@@ -109,20 +109,20 @@ def test_distances_are_those_of_a_sphere(one: Place, other: Place) -> None:
 )
 @settings(max_examples=500)
 def test_what_lies_in_a_shape_lies_in_one_of_its_cells(
-    middle: Place, width: float, height: float, aside: float, up: float, is_circle: bool
+    center: Point, width: float, height: float, aside: float, up: float, is_circle: bool
 ) -> None:
-    shape = Circle(middle, width / 2) if is_circle else Box(middle, width, height, 1.0)
-    near = place_of(
-        score_of(middle[0] + aside * width / METERS_OF_DEGREE, middle[1] + up * height / METERS_OF_DEGREE / 2)
+    shape = Circle(center, width / 2) if is_circle else Box(center, width, height, 1.0)
+    near = point_of(
+        score_of(center[0] + aside * width / METERS_OF_DEGREE, center[1] + up * height / METERS_OF_DEGREE / 2)
     )
     if shape.distance(near) is not None:
         score = score_of(*near)
         assert any(low <= score < high for low, high in (cell.scores for cell in cells_of(shape)))
 
 
-@given(middle=middles, radius=st.floats(1, 500_000))
-def test_a_search_looks_at_little_more_than_it_asks_for(middle: Place, radius: float) -> None:
-    cells = list(cells_of(Circle(middle, radius)))
+@given(center=middles, radius=st.floats(1, 500_000))
+def test_a_search_looks_at_little_more_than_it_asks_for(center: Point, radius: float) -> None:
+    cells = list(cells_of(Circle(center, radius)))
     assert len(cells) <= 9
     # A square is at most so much larger than the radius, which a search has nine of.
     degrees = max(360 / (1 << cell.step) for cell in cells)

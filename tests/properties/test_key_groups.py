@@ -42,7 +42,7 @@ def test_a_slot_is_among_them_if_one_of_the_ranges_has_it(groups: KeyGroups, slo
     numbers = set(groups)
     first, last = min(slots), max(slots)
     assert [slot in groups for slot in slots] == [slot in numbers for slot in slots]
-    assert groups.meets(first, last) == bool(numbers & set(range(first, last + 1)))
+    assert groups.intersects(first, last) == bool(numbers & set(range(first, last + 1)))
     assert groups.covers(first, last) == (numbers >= set(range(first, last + 1)))
 
 

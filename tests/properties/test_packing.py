@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state_backend import native
-from state_backend.codec.checksums import opened
+from state_backend.codec.checksums import checked
 from state_backend.lmdb.events import EVENTS
 from state_backend.lmdb.layout import SLOT_COUNT, TABLES
 from state_backend.lmdb.store import LmdbStore
@@ -76,7 +76,7 @@ def content_of(store: LmdbStore) -> dict[bytes, object]:
         for name, table in zip(TABLES[:-1], store.tables[:-1], strict=True):
             found[name] = list(txn.cursor(db=table))
         for name, stored in txn.cursor(db=store.tables.meta):
-            value = opened(stored) if stored else stored
+            value = checked(stored) if stored else stored
             if name.startswith(b"changed"):
                 found[name] = value and sorted(changed_keys.unpack(value))
             elif name.startswith(b"slot"):
@@ -172,5 +172,5 @@ def test_the_last_row_of_a_key_counts_unless_each_is_told(keeps_each: bool, take
     )
     items = made.take(10)
     assert items is not None and len(items) == 1
-    assert opened(items[0][1]).endswith(b"k" + taken)
+    assert checked(items[0][1]).endswith(b"k" + taken)
     assert [row for rows in made.left for row in rows] == left

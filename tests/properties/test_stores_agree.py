@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from state_backend import lmdb as lmdb_modules
 from state_backend.codec import packed_list, packed_map, packed_sorted
-from state_backend.codec.checksums import opened, sealed
+from state_backend.codec.checksums import checked, with_checksum
 from state_backend.lmdb import ranks as lmdb_ranks
 from state_backend.lmdb.layout import (
     EXPIRING,
@@ -522,7 +522,9 @@ def assert_tables_fit(store: LmdbStore) -> None:
     for name in ("fields", "dues", "blocks"):
         assert {at[:8] for at, _ in tables[name]} <= owned | dropped
     larges = [(record, LargeMap.of(payload_of(record))) for _, record in keys if record[FORM_AT] == LARGE]
-    assert {large.prefix: sealed(name_of(record)) for record, large in larges}.items() <= dict(tables["maps"]).items()
+    assert {large.prefix: with_checksum(name_of(record)) for record, large in larges}.items() <= dict(
+        tables["maps"]
+    ).items()
     lines_of_keys = {expiry_line(expiry_of(record), b"k", at) for at, record in keys if expiry_of(record)}
     lines_of_maps = {expiry_line(large.due_ms, b"m", large.prefix) for _, large in larges if large.due_ms}
     assert {line for line in lines if line[8:9] in b"km"} == lines_of_keys | lines_of_maps
@@ -553,7 +555,7 @@ def assert_trees_fit(
         large = LargeSet.of(payload_of(record))
         members = {name_of(each): payload_of(each) for at, each in fields if at[:8] == large.prefix}
         assert len(members) == large.size > 0
-        nodes = {name: opened(node) for name, node in blocks if name[:8] == large.prefix}
+        nodes = {name: checked(node) for name, node in blocks if name[:8] == large.prefix}
         if record[FORM_AT] == MANY:
             assert not nodes
             assert set(members.values()) == {b""}
@@ -765,7 +767,7 @@ class StoresAgreeOnSomeSlots(StoresAgree):
         with self.lmdb.begin() as txn:
             places = [at for at, _ in txn.cursor(db=self.lmdb.tables.keys)]
             counted = [
-                (name[4:], sum(count for number, count in SLOT_COUNT.iter_unpack(opened(stored)) if number < EXPIRING))
+                (name[4:], sum(count for number, count in SLOT_COUNT.iter_unpack(checked(stored)) if number < EXPIRING))
                 for name, stored in txn.cursor(db=self.lmdb.tables.meta)
                 if name.startswith(b"slot")
             ]

@@ -83,7 +83,10 @@ def test_columns_and_types_may_change_and_a_key_has_the_new_ones_when_it_changes
     run(rows.df.withColumn("x", F.lit("new")), ["v", "w", "x"])
     assert client.hgetall("columns:s:a") == {"v": "3", "w": "4", "x": "new"}
     assert client.hgetall("columns:s:b") == {"v": "1", "w": "2"}
-    assert "its value was 'v', 'w' and is now 'v', 'w', 'x'; a key has the new one when it changes next" in caplog.text
+    assert (
+        "its value was 'v', 'w' and is now 'v', 'w', 'x'; a key has the new value from its next change on"
+        in caplog.text
+    )
     rows.add({"k": "a", "v": 5, "w": 6})
     with pytest.raises(DescriptorError, match="its kind was 'map' in this log and is now 'value'"):
         sparkis.queryable(rows.df, "s", key="k", value="v").queryName("columns").start(

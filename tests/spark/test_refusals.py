@@ -61,7 +61,7 @@ GOOD: dict[str, Any] = {"key": "k", "value": "v"}
         (GOOD | {"duplicates": "last"}, r"duplicates= is 'error' or 'any', not 'last'"),
         (GOOD | {"ttl": 0}, r"ttl= is a timedelta or seconds"),
         (GOOD | {"ttl": "1h"}, r"ttl= is a timedelta or seconds"),
-        (GOOD | {"separator": 5}, r"separator= must be a text"),
+        (GOOD | {"separator": 5}, r"separator= must be a string"),
         ({"key": ["k", "f"], "value": "v", "separator": ""}, r"nothing between two columns"),
         ({"value": "v"}, r"give either key= or key_format="),
         ({"key": "k", "key_format": "<k>", "value": "v"}, r"give either key= or key_format="),
@@ -73,8 +73,8 @@ GOOD: dict[str, Any] = {"key": "k", "value": "v"}
         (GOOD | {"on_rewind": "ignore"}, r"on_rewind= is one of 'refuse', 'truncate', not 'ignore'"),
         (GOOD | {"wait_for_visibility": "yes"}, r"wait_for_visibility= is True, False or seconds, not 'yes'"),
         (GOOD | {"wait_for_visibility": -1}, r"wait_for_visibility="),
-        (GOOD | {"job": "a b"}, r"the job name 'a b' may not hold white space"),
-        (GOOD | {"job": ""}, r"the job name must be a non-empty text"),
+        (GOOD | {"job": "a b"}, r"the job name 'a b' may not contain white space"),
+        (GOOD | {"job": ""}, r"the job name must be a non-empty string"),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(rows: Batches, log: Path, arguments: dict[str, Any], complaint: str):

@@ -1,6 +1,6 @@
 """The storage of a change log: atomic and durable file operations, one class for each kind of filesystem.
 
-`create` never overwrites: of several writers of a name one wins, and readers never see an incomplete file. `open_new`
+`create` never overwrites: one of several writers of a name wins, and readers never see an incomplete file. `open_new`
 is for names with a single writer. `replace` overwrites the full file. All are durable when they return.
 
     LocalFilesystem         a folder of this machine, or one mounted on all of them
@@ -37,10 +37,10 @@ OBJECT_STORES = {
     "az": "az",
 }
 HDFS = ("hdfs", "viewfs")
-KNOWN = "a path, file:, s3://, gs://, abfss://, az:// or hdfs://"
-INSTEAD = {
-    "dbfs": "write /dbfs/… for the folder that Databricks mounts, or better the store's own address or a volume "
-    "(/Volumes/…)",
+SUPPORTED = "a path, file:, s3://, gs://, abfss://, az:// or hdfs://"
+# What to write in place of an address that users try, by its scheme.
+REPLACEMENTS = {
+    "dbfs": "write the store's own address, a volume (/Volumes/…), or /dbfs/… for the folder that Databricks mounts",
     "wasb": "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH: it is the same storage account",
     "wasbs": "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH: it is the same storage account",
     "gcs": "write gs://BUCKET/PATH",
@@ -55,16 +55,16 @@ def open_filesystem(root: str | Path) -> Filesystem:
         return LocalFilesystem(text)
     if scheme == "file":  # file:/path, as Hadoop writes it, or file:///path
         return LocalFilesystem(unquote(urlsplit(text).path))
-    if scheme in INSTEAD:
-        raise LogUnavailableError(f"cannot open the log {text}: {scheme}: is not known; {INSTEAD[scheme]}")
+    if scheme in REPLACEMENTS:
+        raise LogUnavailableError(f"cannot open the log {text}: {scheme}: is not supported; {REPLACEMENTS[scheme]}")
     if scheme not in (*OBJECT_STORES, *HDFS):
         raise LogUnavailableError(
-            f"cannot open the log {text}: {scheme}: is not known; a log is {KNOWN}. A folder that has this name is "
-            f"written ./{text}"
+            f"cannot open the log {text}: {scheme}: is not supported; give {SUPPORTED}. For a folder of this name, "
+            f"write ./{text}"
         )
     if not re.match(r"//[^/]", rest) and not (scheme in HDFS and rest.startswith("///")):
         raise LogUnavailableError(
-            f"cannot open the log {text}: no bucket or host is named; write {scheme}://{rest.lstrip('/')}"
+            f"cannot open the log {text}: it names no bucket or host; write {scheme}://{rest.lstrip('/')}"
         )
     return _object_store(text, scheme, rest) if scheme in OBJECT_STORES else _hdfs(text)
 
@@ -79,14 +79,14 @@ def _split(text: str) -> tuple[str, str]:
     if match is None:
         return "", text
     scheme, rest = match[1].lower(), match[2]
-    is_uri = rest.startswith("/") or scheme in ("file", *OBJECT_STORES, *HDFS, *INSTEAD)
+    is_uri = rest.startswith("/") or scheme in ("file", *OBJECT_STORES, *HDFS, *REPLACEMENTS)
     return (scheme, rest) if is_uri else ("", text)
 
 
 def _object_store(text: str, scheme: str, rest: str) -> Filesystem:
     if "?" in rest or "#" in rest:
         raise LogUnavailableError(
-            f"cannot open the log {text}: options do not belong into the address, but into the environment "
+            f"cannot open the log {text}: an address has no options; set them as environment variables "
             f"(AWS_ENDPOINT_URL and the like, see docs/object-stores.md)"
         )
     if importlib.util.find_spec("obstore") is None:

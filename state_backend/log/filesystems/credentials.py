@@ -14,8 +14,8 @@ from typing import Any
 
 from state_backend.model.errors import LogUnavailableError
 
-# Each of these variables gives credentials, so that the profile files are not read (the order of AWS's own tools).
-_SAID_OTHERWISE = (
+# Each of these variables takes precedence over the profile files, as in AWS's own tools.
+_OTHER_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
@@ -26,12 +26,12 @@ _SAID_OTHERWISE = (
 
 def client_options() -> dict[str, Any]:
     """Return the options of obstore's HTTP client: plain HTTP is allowed if an endpoint begins with http://."""
-    named = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
-    return {"allow_http": True} if any(os.environ.get(name, "").startswith("http://") for name in named) else {}
+    names = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+    return {"allow_http": True} if any(os.environ.get(name, "").startswith("http://") for name in names) else {}
 
 
 def options(location: str) -> dict[str, Any]:
-    """Return the options of a store that obstore does not find in the environment."""
+    """Return the options of a store that obstore does not find in the environment itself."""
     return {"credential_provider": _profile()} if location.startswith("s3://") and _uses_profile() else {}
 
 
@@ -39,7 +39,7 @@ def _uses_profile() -> bool:
     if "AWS_PROFILE" in os.environ:
         return True
     files = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or Path.home() / ".aws" / "credentials"
-    return not any(name in os.environ for name in _SAID_OTHERWISE) and Path(files).exists()
+    return not any(name in os.environ for name in _OTHER_CREDENTIALS) and Path(files).exists()
 
 
 def _profile() -> Any:
@@ -49,8 +49,8 @@ def _profile() -> Any:
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError:
         raise LogUnavailableError(
-            "AWS_PROFILE or a file of AWS credentials is there, which boto3 reads: pip install boto3, or set "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            "AWS_PROFILE, or a file of AWS credentials, needs boto3: pip install boto3, or set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY"
         ) from None
     try:
         return Boto3CredentialProvider(boto3.Session())

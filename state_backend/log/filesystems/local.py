@@ -17,12 +17,12 @@ from state_backend.log.filesystems.filesystem import Filesystem
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# The errors of filesystems without hard links.
+# The errors of `link` on filesystems without hard links.
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-NEITHER = (
-    "its filesystem has neither hard links nor a rename that does not overwrite, so that of two writers none would "
-    "notice the other. If an object store is mounted there, give its own address (s3://, gs://, abfss://) instead; "
-    "otherwise put the log on a local disk or on NFS"
+NO_EXCLUSIVE_CREATE = (
+    "its filesystem has neither hard links nor a rename that does not overwrite, so two writers could not detect each "
+    "other. If an object store is mounted there, give its own address (s3://, gs://, abfss://) instead; otherwise put "
+    "the log on a local disk or on NFS"
 )
 # From linux/fcntl.h and linux/fs.h.
 AT_FDCWD = -100
@@ -30,7 +30,7 @@ RENAME_NOREPLACE = 1
 
 
 class LocalFilesystem(Filesystem):
-    """A folder. A new file is a temporary file, fsync, its name if that is free (see `_name`), fsync of the folder."""
+    """A folder. A new file is written as a temporary file; after fsync it gets its name, and the folder gets fsync."""
 
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root).expanduser().absolute()
@@ -56,7 +56,7 @@ class LocalFilesystem(Filesystem):
     def create(self, path: str, content: bytes) -> bool:
         with self._explained("create", path), self._temporary(path, content, is_durable=True) as temporary:
             try:
-                _name(temporary, self._root / path)
+                _name_file(temporary, self._root / path)
             except FileExistsError:
                 return False
             self._sync_folder(path)
@@ -72,7 +72,7 @@ class LocalFilesystem(Filesystem):
                     yield file
                     file.flush()
                     os.fsync(file.fileno())
-                _name(temporary, target)
+                _name_file(temporary, target)
                 self._sync_folder(path)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -106,7 +106,7 @@ class LocalFilesystem(Filesystem):
                     if error.errno not in NO_LINKS:
                         raise
                     with self._temporary(target, (self._root / source).read_bytes(), is_durable=True) as temporary:
-                        _name(temporary, self._root / target)
+                        _name_file(temporary, self._root / target)
             except FileExistsError:
                 pass
             except FileNotFoundError:
@@ -167,8 +167,8 @@ def _temporary_of(target: Path) -> Path:
     return target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
 
 
-def _name(temporary: Path, target: Path) -> None:
-    """Give a file its name; FileExistsError if the name is taken. The temporary name may remain.
+def _name_file(temporary: Path, target: Path) -> None:
+    """Give a temporary file its name; FileExistsError if the name is taken. The temporary name may remain.
 
     Every POSIX filesystem refuses a hard link if the name is taken. Filesystems without hard links (FAT, some CIFS and
     FUSE mounts) may have a rename that does not replace. Those with neither cannot exclude a second writer: they copy a
@@ -186,10 +186,10 @@ def _rename_new(source: Path, target: Path) -> None:
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:  # not Linux
-        raise OSError(errno.ENOTSUP, NEITHER) from None
+        raise OSError(errno.ENOTSUP, NO_EXCLUSIVE_CREATE) from None
     if rename(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), RENAME_NOREPLACE) == 0:
         return
     number = ctypes.get_errno()
     if number in NO_LINKS or number == errno.EINVAL:
-        raise OSError(errno.ENOTSUP, NEITHER)
+        raise OSError(errno.ENOTSUP, NO_EXCLUSIVE_CREATE)
     raise OSError(number, os.strerror(number))

@@ -1,12 +1,11 @@
 """A bucket of S3, Google Cloud Storage or Azure, or of a store with the protocol of one of them.
 
 All requests use `obstore`, because its PUT can be conditional (`If-None-Match: *` on S3 and Azure, generation 0 on
-Google's): the store lets one of several writers of a name win. In all three stores a write is visible to listings and
-reads as soon as it has returned.
+Google's): one of several writers of a name wins. In all three stores a write is visible to listings and reads as soon
+as it has returned.
 
 A response can be lost: the store has executed a conditional PUT, and the retry finds the name taken. So each `create`
-writes a unique id as metadata of the object. If the name is taken it reads the id back, and so recognizes its own
-object.
+writes a unique id as metadata of the object. If the name is taken, it reads the id back to recognize its own object.
 
 There are no folders: a folder is a prefix, and need not be made.
 """
@@ -31,32 +30,31 @@ if TYPE_CHECKING:
     from obstore import WritableFile
     from obstore.store import ObjectStore
 
-# A file up to this size is one request; a larger file has parts of this size. S3 takes at most 10,000 parts of 5 MiB
-# or more.
+# A file up to this size is one request; a larger one has parts of this size. S3 allows 10,000 parts of at least 5 MiB.
 PART_BYTES = 16 << 20
-# Parts that are sent at the same time; each takes its size of memory.
+# The number of parts that are sent at the same time; each takes PART_BYTES of memory.
 PARTS_AT_A_TIME = 4
-# obstore retries a request for so long (server errors, lost connections), then the caller gets an error. Meanwhile a
-# server serves the state that it has; a batch fails, and Spark runs it again.
+# obstore retries a request for so long after server errors and lost connections. Then the caller gets an error: a
+# server continues to serve the state that it has; a batch fails, and Spark runs it again.
 RETRY_TIMEOUT_S = 20.0
 # Pauses before retries of a request whose response was lost (guess).
-ANSWER_PAUSES_S = (0.1, 0.5, 2.0)
+RETRY_PAUSES_S = (0.1, 0.5, 2.0)
 # Time for one request, its body included: a part at 300 KB/s.
 REQUEST_TIMEOUT_S = 60.0
-# The metadata that identifies a `create`. One plain word: Azure takes no hyphen, proxies drop underscores.
+# The name of the metadata that identifies a `create`. Azure refuses hyphens in it, and proxies drop underscores.
 ATTEMPT = "attempt"
 
-Answer = TypeVar("Answer")
+Response = TypeVar("Response")
 
 
 class ObjectStoreFilesystem(Filesystem):
     """Objects below a prefix of one bucket."""
 
-    # Requests cost money (see docs/object-stores.md): a PUT as much as twelve GETs.
+    # Requests cost money (see docs/object-stores.md); a PUT costs as much as twelve GETs.
     heartbeat_interval_s = 20.0
     probe_interval_s_max = 15.0
     jobs_interval_s_max = 60.0
-    _checked: ClassVar[set[str]] = set()  # roots whose store heeds conditions, checked in this process
+    _checked: ClassVar[set[str]] = set()  # roots whose store honors conditions, checked in this process
 
     def __init__(self, uri: str, location: str, **options: Any) -> None:
         """Open a bucket.
@@ -107,15 +105,14 @@ class ObjectStoreFilesystem(Filesystem):
         """Raise LogUnavailableError if the store ignores the condition of a PUT, as old versions of some stores do."""
         probe = f".{uuid.uuid4().hex}.probe"
         try:
-            is_heeded = self._create(probe, b"first") and not self._create(probe, b"second")
+            is_honored = self._create(probe, b"first") and not self._create(probe, b"second")
         finally:
             with suppress(LogUnavailableError):
                 self.remove_files([probe])
-        if not is_heeded:
+        if not is_honored:
             raise LogUnavailableError(
-                f"the log {self.root} cannot be written: its store overwrites a file that is there although the "
-                f"condition of the PUT forbids it, so that of two writers none would notice the other; use another "
-                f"store, or a newer version"
+                f"the log {self.root} cannot be written: its store ignores the condition of a PUT and overwrites an "
+                f"existing file, so two writers could not detect each other; use another store, or a newer version"
             )
         self._checked.add(self.root)
 
@@ -130,7 +127,7 @@ class ObjectStoreFilesystem(Filesystem):
             return True
 
         with self._explained("create", path):
-            return self._until_answered(put)
+            return self._with_retries(put)
 
     def _attempt(self, path: str) -> str | None:
         """Return the id of the `create` that wrote an object."""
@@ -139,9 +136,9 @@ class ObjectStoreFilesystem(Filesystem):
         except FileNotFoundError:  # removed meanwhile
             return None
 
-    def _until_answered(self, request: Callable[[], Answer]) -> Answer:
+    def _with_retries(self, request: Callable[[], Response]) -> Response:
         """Retry a request whose response was lost: obstore does not retry a write that may have been executed."""
-        for pause_s in ANSWER_PAUSES_S:
+        for pause_s in RETRY_PAUSES_S:
             try:
                 return request()
             except self._obstore.exceptions.GenericError:
@@ -150,9 +147,9 @@ class ObjectStoreFilesystem(Filesystem):
 
     @contextmanager
     def open_new(self, path: str) -> Iterator[BinaryIO]:
-        """Open a new file: one PUT when the block ends, or parts before, which are aborted if the block fails.
+        """Open a new file. It is one PUT when the block ends, or several parts, which are aborted if the block fails.
 
-        Not conditional: the name has a UUID, so no other writer uses it.
+        The PUT is not conditional: the name has a UUID, so no other writer uses it.
         """
         with (
             self._explained("write", path),
@@ -160,7 +157,7 @@ class ObjectStoreFilesystem(Filesystem):
                 self._store, path, buffer_size=PART_BYTES, max_concurrency=PARTS_AT_A_TIME
             ) as writer,
         ):
-            yield cast(BinaryIO, _Bytes(writer))
+            yield cast(BinaryIO, _ByteFile(writer))
 
     def replace(self, path: str, content: bytes, *, is_durable: bool = True) -> None:
         with self._explained("replace", path):
@@ -206,11 +203,11 @@ class ObjectStoreFilesystem(Filesystem):
     def _remove_all(self, paths: list[str]) -> None:
         try:
             if paths:
-                self._until_answered(partial(self._obstore.delete, self._store, paths))
+                self._with_retries(partial(self._obstore.delete, self._store, paths))
         except FileNotFoundError:  # Google and Azure report a missing file, and may leave the others
             for path in paths:
                 with suppress(FileNotFoundError):
-                    self._until_answered(partial(self._obstore.delete, self._store, path))
+                    self._with_retries(partial(self._obstore.delete, self._store, path))
 
     @contextmanager
     def _explained(self, doing: str, path: str) -> Iterator[None]:
@@ -222,8 +219,8 @@ class ObjectStoreFilesystem(Filesystem):
             raise LogUnavailableError(f"cannot {doing} {where}: {_reason(error)}") from None
 
 
-class _Bytes:
-    """The file object of `open_new`: obstore takes only buffers of unsigned bytes, and Arrow's have another format."""
+class _ByteFile:
+    """The file object of `open_new`. It casts Arrow's buffers to unsigned bytes, the only format that obstore takes."""
 
     closed = False
 
@@ -240,8 +237,8 @@ class _Bytes:
 def _reason(error: Exception) -> str:
     """Return the text of an obstore error in one line: the store's own message, if there is one."""
     first = str(error).partition("\n\nDebug source:")[0].strip()
-    told = re.search(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", first, re.DOTALL)
+    message = re.search(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", first, re.DOTALL)
     status = re.search(r"status code: (\d+[^:\n]*)", first)
-    if told:
-        return f"{status[1].strip() + ': ' if status else ''}{told[1]}: {' '.join(told[2].split())}"
+    if message:
+        return f"{status[1].strip() + ': ' if status else ''}{message[1]}: {' '.join(message[2].split())}"
     return " ".join(first.split()) or type(error).__name__

@@ -11,7 +11,7 @@ from compat.conformance.wire import Reply, reply_at
 from resp_server.commands import chunked_reply, command_table, geo
 from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
-from state_backend.codec.geohash import Circle, distance, place_of, score_of
+from state_backend.codec.geohash import Circle, distance, point_of, score_of
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.keyspace import Job, Keyspace
@@ -54,9 +54,9 @@ def ask(client: SteppingClient, line: str) -> Reply:
     return reply
 
 
-def by_distance(middle: tuple[float, float]) -> list[bytes]:
+def by_distance(center: tuple[float, float]) -> list[bytes]:
     """Return all members, the nearest first."""
-    return sorted(SCORES, key=lambda member: distance(middle, place_of(SCORES[member])))
+    return sorted(SCORES, key=lambda member: distance(center, point_of(SCORES[member])))
 
 
 @pytest.mark.parametrize("count", [1, 100, geo.NEAREST_MAX, geo.NEAREST_MAX + 1, MANY + 1])
@@ -87,7 +87,7 @@ def test_a_small_search_of_a_large_set_looks_at_few_members(
     monkeypatch.setattr(MemorySnapshot, "sorted_members", counted)
     found = ask(client, "GEOSEARCH at:many FROMLONLAT 20 10 BYRADIUS 500 km ASC").plain
     shape = Circle((20, 10), 500_000)
-    within = [member for member in by_distance((20, 10)) if shape.distance(place_of(SCORES[member])) is not None]
+    within = [member for member in by_distance((20, 10)) if shape.distance(point_of(SCORES[member])) is not None]
     assert found == within != []
     assert looked_at < MANY / 50
 

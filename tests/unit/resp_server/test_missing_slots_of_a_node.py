@@ -103,7 +103,7 @@ def node(client: Any, store: LmdbStore) -> Callable[[KeyGroups], Node]:
 
 
 def refusal(key: bytes) -> bytes:
-    return REFUSED + b"slot %d of job 'job' is not loaded here yet, ask again in a moment\r\n" % slot_of(key)
+    return REFUSED + b"slot %d of job 'job' is not loaded here yet, retry in a moment\r\n" % slot_of(key)
 
 
 # What keys are asked for, and what asks for all keys.

@@ -127,7 +127,7 @@ def test_a_type_is_needed_and_what_folds_cannot_change_in_a_log(tmp_path: Path) 
     LogWriter(tmp_path, "job", [state("sum", "int")], "query").close()
     LogWriter(tmp_path, "job", [state("sum", "bigint")], "query").close()
     for other in (state("max", "bigint"), state("sum", "double"), StateDescriptor("s", "k", "v")):
-        with pytest.raises(DescriptorError, match="what folds it was reduce='sum' of bigint in this log and is now"):
+        with pytest.raises(DescriptorError, match="its reduction was reduce='sum' of bigint in this log and is now"):
             LogWriter(tmp_path, "job", [other], "query")
 
 

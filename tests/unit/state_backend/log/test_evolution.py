@@ -54,7 +54,7 @@ def late(root: Path) -> tuple[str, ...]:
             MEMBERS | {"columns": {"m": "timestamp"}},
             "the type of its column 'm' was date in this log and is now timestamp",
         ),
-        (VALUE, VALUE | {"reduce": "max"}, "what folds it was nothing in this log and is now reduce='max'"),
+        (VALUE, VALUE | {"reduce": "max"}, "its reduction was nothing in this log and is now reduce='max'"),
         (
             VALUE | {"columns": {"k": "date"}},
             VALUE | {"columns": {"k": "timestamp"}},
@@ -92,9 +92,13 @@ def test_what_would_leave_wrong_keys_or_mixtures_behind_is_refused_with_what_to_
         ({"columns": {"k": "int"}}, {"columns": {"k": "string"}}, None),
         ({"kind": "list", "length_max": 5}, {"kind": "list", "length_max": 9}, None),
         ({"columns": {"v": "int"}}, {"columns": {"v": "double"}}, "the column 'v' was int and is now double"),
-        ({}, {"encoding": "json"}, "a value is json when it changes next, and text until then"),
-        ({}, {"where": "v > 5"}, "where= was None and is now 'v > 5'; keys that only the earlier one let in stay"),
-        ({}, {"value": "w"}, "its value was 'v' and is now 'w'; a key has the new one when it changes next"),
+        ({}, {"encoding": "json"}, "its encoding was text and is now json, for each value from its next change on"),
+        (
+            {},
+            {"where": "v > 5"},
+            "where= was None and is now 'v > 5'; keys that only the earlier condition selected stay",
+        ),
+        ({}, {"value": "w"}, "its value was 'v' and is now 'w'; a key has the new value from its next change on"),
         ({"value": ["v", "w"]}, {"value": ["v", "w", "x"]}, "its value was 'v', 'w' and is now 'v', 'w', 'x'"),
         ({"value": ["v", "w", "x"]}, {"value": ["v", "w"]}, "its value was 'v', 'w', 'x' and is now 'v', 'w'"),
         (

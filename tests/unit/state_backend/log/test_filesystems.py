@@ -172,8 +172,8 @@ def test_a_file_uri_is_decoded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("root", "told"),
     [
-        ("nothing://there", "nothing: is not known; a log is a path, file:, s3://"),
-        ("http://host/x", "http: is not known"),
+        ("nothing://there", "nothing: is not supported; give a path, file:, s3://"),
+        ("http://host/x", "http: is not supported"),
         ("folder:/x", r"written \./folder:/x"),
         ("dbfs:/x", "write /dbfs/"),
         ("dbfs:///x", "write /dbfs/"),
@@ -182,7 +182,7 @@ def test_a_file_uri_is_decoded(tmp_path: Path) -> None:
         ("s3:///b/x", "write s3://b/x"),
         ("s3a:/b/x", "write s3a://b/x"),
         ("S3:/b/x", "write s3://b/x"),
-        ("s3://", "no bucket or host is named"),
+        ("s3://", "it names no bucket or host"),
         ("gs:/b", "write gs://b"),
         ("gcs://b/x", "write gs://"),
         ("hdfs:/x", "write hdfs://x"),

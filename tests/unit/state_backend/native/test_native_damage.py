@@ -9,7 +9,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from state_backend.codec.checksums import sealed
+from state_backend.codec.checksums import with_checksum
 
 lookup = pytest.importorskip("state_backend.native.lookup", reason="the compiled core is not built")
 
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
         tables = [environment.open_db(name) for name in (b"keys", b"fields", b"blocks")]
         with environment.begin(write=True) as txn:
             for number in range(20):
-                txn.put(b"name%02d" % number, sealed(b"value"), db=tables[0])
+                txn.put(b"name%02d" % number, with_checksum(b"value"), db=tables[0])
     return tmp_path
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state_backend.codec.checksums import sealed
+from state_backend.codec.checksums import with_checksum
 from state_backend.lmdb.layout import HEADER
 from state_backend.model.slots import slot_of
 
@@ -44,7 +44,7 @@ def fill(environment: lmdb.Environment, dice: random.Random, count: int) -> dict
                 size = dice.choice((0, 1, 20, 90, 2_000, 4_081, 9_000, 70_000)) if dice.random() < 0.1 else 40
                 key = dice.randbytes(dice.choice(NAME_BYTES[name]))
                 rows[key] = (HEADER.pack(4, 0, 0, 0) + b"name" if name == "keys" else b"") + dice.randbytes(size)
-                txn.put(key, sealed(rows[key]), db=table)
+                txn.put(key, with_checksum(rows[key]), db=table)
     return held
 
 
@@ -99,7 +99,7 @@ def test_names_behind_a_few_ids_are_found_wherever_they_lie(environment: lmdb.En
         rows = {name(): b"%d" % number for number in range(count)}
         with environment.begin(write=True) as txn:
             for each, value in rows.items():
-                txn.put(each, sealed(value), db=environment.open_db(b"blocks", txn))
+                txn.put(each, with_checksum(value), db=environment.open_db(b"blocks", txn))
         with environment.begin(db=environment.open_db(b"blocks")) as txn:
             assert pages.learn(txn)
             for _ in range(40):
@@ -126,7 +126,7 @@ def test_leaves_are_found_in_each_version_however_unevenly_positions_lie(
     for count in (50, 5_000, 60_000, 0):
         names = [name() for _ in range(count)]
         with environment.begin(db=table, write=True) as txn:
-            txn.cursor().putmulti([(each, sealed(each)) for each in names])
+            txn.cursor().putmulti([(each, with_checksum(each)) for each in names])
             for each in dice.sample(names, count // 3):
                 txn.delete(each)
         with environment.begin(db=table) as txn:
@@ -151,7 +151,7 @@ def test_a_block_that_was_found_before_is_found_again_and_anew_in_a_newer_versio
         with environment.begin(write=True) as txn:
             txn.drop(table, delete=False)
             for name, value in rows.items():
-                txn.put(name, sealed(value), db=table)
+                txn.put(name, with_checksum(value), db=table)
         with environment.begin() as txn:
             assert pages.learn(txn)
             for moment in range(10):
@@ -166,7 +166,7 @@ def test_what_happens_to_a_block_after_it_was_found_is_noticed_a_millisecond_lat
     name, value = bytes(15) + b"1", dice.randbytes(3_000)
     fill(environment, dice, 0)
     with environment.begin(write=True, db=environment.open_db(b"blocks")) as txn:
-        txn.put(name, sealed(value))
+        txn.put(name, with_checksum(value))
     pages = pages_of(environment)
     with environment.begin() as txn:
         assert pages.learn(txn)
