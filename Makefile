@@ -1,4 +1,4 @@
-# Everything a contributor or a CI machine runs. Options for the program behind a target: make test ARGS="-k expiry"
+# All commands of contributors and of CI. ARGS passes options to the program of a target: make test ARGS="-k expiry"
 
 VENV   := .venv
 PYTHON := $(VENV)/bin/python
@@ -11,90 +11,90 @@ ARGS   ?=
 # More rounds for the tests that kill processes (make test runs a few).
 SPARKIS_KILL_ROUNDS ?= 200
 
-# How many files of tests run at a time; each may start a Spark of its own (1 GB).
+# The number of test files that run at a time; each may start a separate Spark (1 GB).
 TEST_FILES ?= 4
 
-# How things run in this checkout: its own Python (Spark starts workers with it), its own JDK, no name look-up for this host,
-# and not another Spark or another source tree that the caller's environment points to.
+# The environment of programs in this checkout: its own Python (also for Spark's workers), its own JDK, no look-up of this host's
+# name, and no other Spark or source tree from the caller's environment.
 RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JAVA_HOME="$(CURDIR)/$(VENV)/jdk" \
        PYSPARK_PYTHON="$(CURDIR)/$(PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test jdk fmt check test test-pure test-slow test-large test-cluster bench soak chaos conformance fuzz fuzz-native demo example commands docs lock clean
 
-help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY) $(NATIVE) jdk ## .venv with everything that Python and Spark need (other targets do it by themselves)
+setup: $(READY) $(NATIVE) jdk ## make .venv with all that Python and Spark need (other targets run this themselves)
 
-setup-test: setup ## and redis-server and the JavaScript clients, for the tests
+setup-test: setup ## setup, and redis-server and the JavaScript clients for the tests
 	@sh scripts/redis.sh
 	@sh scripts/node.sh $(VENV)
 
-fmt: $(READY) ## format the code and mend what ruff can mend
+fmt: $(READY) ## format the code, and fix what ruff can fix
 	$(PYTHON) -m ruff format .
 	$(PYTHON) -m ruff check --fix .
 
-check: $(READY) ## format, lint, types, import arrow
+check: $(READY) ## check format, lint, types and import rules
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy $(CODE)
 	$(VENV)/bin/lint-imports --no-logo
 
-test: setup-test ## the tests; ARGS go to pytest
+test: setup-test ## run the tests; ARGS go to pytest
 	@$(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-pure: setup-test ## the tests without the compiled core; ARGS go to pytest
+test-pure: setup-test ## run the tests without the compiled core; ARGS go to pytest
 	@SPARKIS_PURE=1 $(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-slow: setup-test ## what make test leaves out for time, and the kill tests with many rounds (SPARKIS_KILL_ROUNDS)
+test-slow: setup-test ## run the slow tests, which make test leaves out, and the kill tests with many rounds (SPARKIS_KILL_ROUNDS)
 	@$(RUN) SPARKIS_KILL_ROUNDS=$(SPARKIS_KILL_ROUNDS) python -m pytest -m "kill or slow" $(ARGS)
 
-test-large: setup-test ## the tests of the real sizes: minutes and gigabytes; what they measure is printed
+test-large: setup-test ## run the tests of real sizes, and print their measurements: minutes and gigabytes
 	@$(RUN) python -m pytest -m large -s $(ARGS) tests/large
 
-test-cluster: setup-test ## the tests on a standalone cluster and on three executors: minutes; left out of make test
+test-cluster: setup-test ## run the tests on a standalone cluster and on three executors: minutes; make test leaves them out
 	@$(RUN) python -m pytest -m cluster $(ARGS) tests/spark
 
-bench: setup-test ## the benchmarks, about 25 minutes; ARGS go to python -m benchmarks (--help tells which)
+bench: setup-test ## run the benchmarks, about 25 minutes; ARGS="--help" lists the options
 	@$(RUN) python -m benchmarks $(ARGS)
 
-soak: setup-test ## half an hour of random epochs and dying readers, all of it checked; ARGS="--minutes 5"
+soak: setup-test ## run random epochs and kill readers for half an hour, and check all replies; ARGS="--minutes 5"
 	@$(RUN) python -m benchmarks.soak $(ARGS)
 
-chaos: setup-test ## kill, pause, move and cut the parts of a cluster on Spark under readers that judge, about ten minutes
+chaos: setup-test ## kill, pause, move and disconnect processes of a cluster on Spark while readers check replies, about ten minutes
 	@$(RUN) python -m benchmarks.chaos $(ARGS)
 
-conformance: setup-test ## real clients and random commands at a real redis-server and at sparkis; writes the tables of docs/clients.md
+conformance: setup-test ## compare sparkis with a real redis-server, by real clients and random commands; writes the tables of docs/clients.md
 	@$(RUN) python -m compat.conformance --page docs/clients.md $(ARGS)
 
-fuzz: setup ## any bytes in any chunks, guided by coverage; ARGS="--seconds 600"
+fuzz: setup ## send random bytes in random chunks, guided by coverage; ARGS="--seconds 600"
 	@$(RUN) python -m compat.fuzz $(ARGS)
 
-fuzz-native: setup ## the compiled core under AddressSanitizer and UBSan (needs gcc); ARGS="--seconds 600"
+fuzz-native: setup ## fuzz the compiled core under AddressSanitizer and UBSan (needs gcc); ARGS="--seconds 600"
 	@$(RUN) python -m compat.fuzz.native $(ARGS)
 
-demo: setup ## a streaming job over flights and its state on a Redis port; ARGS go to sparkis demo
+demo: setup ## replay flights and weather through Spark, and serve their state; ARGS go to sparkis demo
 	@$(RUN) sparkis demo $(ARGS)
 
-example: setup ## an example of examples/README.md: make example NAME=word_count; ARGS go to it
+example: setup ## run an example of examples/README.md: make example NAME=word_count; ARGS go to it
 	@$(RUN) python examples/$(or $(NAME),word_count).py $(ARGS)
 
-commands: $(READY) ## docs/commands.md, made of the command table
+commands: $(READY) ## write docs/commands.md from the command table
 	$(PYTHON) -m compat.commands_page
 
-docs: $(DOCS)/.ready ## the site of the docs and the API in build/site; a link that leads nowhere is an error
+docs: $(DOCS)/.ready ## build the site of the docs and the API in build/site; a broken link is an error
 	@$(DOCS)/bin/python scripts/pages.py build/pages
 	@$(DOCS)/bin/zensical build --clean --strict
 	@$(DOCS)/bin/python scripts/site_links.py build/site
 
-lock: $(PYTHON) ## write requirements.lock and requirements-docs.lock anew from pyproject.toml
+lock: $(PYTHON) ## write new versions into requirements.lock and requirements-docs.lock, from pyproject.toml
 	$(PYTHON) scripts/lock.py > requirements.lock.new
 	mv requirements.lock.new requirements.lock
 	$(PYTHON) scripts/lock.py docs > requirements-docs.lock.new
 	mv requirements-docs.lock.new requirements-docs.lock
 
-clean: ## remove what the other targets made here
+clean: ## remove all files that the other targets made
 	rm -rf $(VENV) .clients tests/clients/node_modules build dist */native/*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache \
 	       .hypothesis .import_linter_cache requirements*.lock.new
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

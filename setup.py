@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the compiled core, and the links of the readme.
+"""The parts of the build that pyproject.toml cannot describe: the compiled core, and the links of the readme.
 
 The core is optional: without it the same program runs in Python. In a checkout the load generator of the benchmarks is
 compiled with it; it is not shipped.
@@ -15,7 +15,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# Little-endian machines alone (see `state_backend/native/lookup.pyx`); epoll is Linux'.
+# Only for little-endian machines (see `state_backend/native/lookup.pyx`). Only Linux has epoll.
 MODULES = [
     "state_backend.native.lookup",
     "state_backend.native.packing",
@@ -27,15 +27,15 @@ if sys.platform == "linux":
     if "--inplace" in sys.argv and os.path.exists("benchmarks/native/load.pyx"):
         MODULES.append("benchmarks.native.load")
 
-# Without symbols for a debugger compiling takes a quarter less, and a module has a fifth of the size. They stand behind
-# CFLAGS, so whoever gives some (`make fuzz-native`) has those alone.
+# Without debug symbols, compiling takes a quarter less time, and a module has a fifth of the size. These flags come
+# after CFLAGS on the command line, so with CFLAGS in the environment (`make fuzz-native`) the first two are left out.
 FLAGS = ["-Wno-unused"] if "CFLAGS" in os.environ else ["-O2", "-g0", "-Wno-unused"]
-# Nobody pickles these classes, and what one of their methods is called is nobody's concern.
+# No code pickles these classes, or needs the names and signatures of their methods.
 DIRECTIVES = {"language_level": 3, "auto_pickle": False, "binding": False}
 
 
 def extensions() -> list[Extension]:
-    """Return the compiled modules; none where there is no Cython, or SPARKIS_PURE is set."""
+    """Return the compiled modules; none without Cython, on big-endian machines, and if SPARKIS_PURE is set."""
     if os.environ.get("SPARKIS_PURE") or sys.byteorder != "little":
         return []
     try:
@@ -59,12 +59,12 @@ def readme() -> str:
 
 
 class BuildModules(build_ext):
-    """Builds the modules that can be built. No compiler, and no headers of Python, are no reasons not to install."""
+    """Builds the modules that can be built. A missing compiler, or missing headers, do not prevent the installation."""
 
     def build_extension(self, ext: Extension) -> None:
         try:
             super().build_extension(ext)
-        # `optional` alone does not do it: setuptools 84 raises a class that it does not know itself.
+        # `optional` is not enough: setuptools 84 raises an exception that it does not handle itself.
         except Exception as error:
             self.warn(f"{ext.name} is left out: {error}")
 

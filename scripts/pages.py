@@ -39,13 +39,13 @@ def main(target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     pages = dict(all_pages())
     for source, text in pages.items():
-        place = target / page_of(source)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(for_site(source, text, pages))
+        path = target / page_of(source)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(for_site(source, text, pages))
     for picture in ROOT.glob(PICTURES):
-        place = target / picture.relative_to(ROOT)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(picture, place)
+        path = target / picture.relative_to(ROOT)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(picture, path)
 
 
 def all_pages() -> Iterator[tuple[str, str]]:
@@ -110,8 +110,8 @@ def _linked(source: str, found: re.Match[str], pages: dict[str, str]) -> str:
     if anchor and anchor not in anchors_of(pages.get(target, "")):
         raise LinkError(f"{target} has no heading #{anchor}")
     if target in pages:
-        place = relpath(page_of(target), Path(page_of(source)).parent) if path else ""
-        link = place + (f"#{anchor}" if anchor else "")
+        relative = relpath(page_of(target), Path(page_of(source)).parent) if path else ""
+        link = relative + (f"#{anchor}" if anchor else "")
     elif not there.match("*.svg"):
         link = f"{repository()}/{'tree' if there.is_dir() else 'blob'}/main/{target}"
     return found[1] + link + found[3]

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Have a redis-server program, the judge of many tests, which start their own. Installs it where apt-get and root are at hand;
-# the system's service is neither started nor enabled.
+# Install the program redis-server with apt-get, as root or with sudo, if it is missing. Many tests start a redis-server and compare
+# sparkis with it. The system's service is neither started nor enabled.
 set -eu
 
 if command -v redis-server >/dev/null; then exit 0; fi
@@ -16,7 +16,7 @@ if ! command -v apt-get >/dev/null || ! $as_root true 2>/dev/null; then give_up;
 echo "setup: installing redis-server with apt-get"
 $as_root sh -eu <<'EOF' || give_up
 export DEBIAN_FRONTEND=noninteractive
-# This file is how Debian is told not to start services that it installs.
+# With this file Debian does not start the services that it installs.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e $policy ]; then
     trap 'rm -f $policy' EXIT

@@ -23,7 +23,7 @@ class Page(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.links: set[str] = set()
-        self.places: set[str] = set()
+        self.anchors: set[str] = set()
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
@@ -31,7 +31,7 @@ class Page(HTMLParser):
             if value is not None and name in ("href", "src"):
                 self.links.add(value)
             elif value is not None and name in ("id", "name"):
-                self.places.add(value)
+                self.anchors.add(value)
 
 
 def broken(site: Path, base: str) -> list[str]:
@@ -51,9 +51,9 @@ def broken(site: Path, base: str) -> list[str]:
             if target.is_dir():
                 target = target / "index.html"
             if not target.exists():
-                found.append(f"{path.relative_to(site)}: {link} leads to no file")
-            elif target in pages and parts.fragment and unquote(parts.fragment) not in pages[target].places:
-                found.append(f"{path.relative_to(site)}: {link} leads to no place on that page")
+                found.append(f"{path.relative_to(site)}: {link}: the file does not exist")
+            elif target in pages and parts.fragment and unquote(parts.fragment) not in pages[target].anchors:
+                found.append(f"{path.relative_to(site)}: {link}: the page has no such anchor")
     return found
 
 

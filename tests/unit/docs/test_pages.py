@@ -89,6 +89,6 @@ def test_links_of_a_built_site_are_followed(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text('<a href="a/#here">x</a> <a href="a/#gone">x</a> <a href="/s/a/">x</a>')
     (tmp_path / "a" / "index.html").write_text('<p id="here"></p><img src="../no.png"> <a href="https://b/c">x</a>')
     assert site_links.broken(tmp_path, "/s/") == [
-        "a/index.html: ../no.png leads to no file",
-        "index.html: a/#gone leads to no place on that page",
+        "a/index.html: ../no.png: the file does not exist",
+        "index.html: a/#gone: the page has no such anchor",
     ]
