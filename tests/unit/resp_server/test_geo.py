@@ -93,7 +93,7 @@ def test_a_small_search_of_a_large_set_looks_at_few_members(
 
 
 def test_a_step_of_a_search_looks_at_so_many_members(keyspace: Keyspace) -> None:
-    search = geo.GeoSearch(place=(20, 10), radius=30_000, unit=1000.0)
+    search = geo.GeoSearch(point=(20, 10), radius=30_000, unit=1000.0)
     snapshot = keyspace.view(NOW_MS).at(b"at:many")
     area = geo.SearchedRanks.of(snapshot, b"at:many", search)
     parts = list(geo._matches(snapshot, b"at:many", search, area))
@@ -102,7 +102,7 @@ def test_a_step_of_a_search_looks_at_so_many_members(keyspace: Keyspace) -> None
 
 
 def test_any_ends_as_soon_as_there_are_enough(keyspace: Keyspace) -> None:
-    search = geo.GeoSearch(place=(20, 10), radius=30_000, unit=1000.0, count=300, is_any=True)
+    search = geo.GeoSearch(point=(20, 10), radius=30_000, unit=1000.0, count=300, is_any=True)
     snapshot = keyspace.view(NOW_MS).at(b"at:many")
     parts = list(geo._matches(snapshot, b"at:many", search, geo.SearchedRanks.of(snapshot, b"at:many", search)))
     assert [len(part) for part in parts] == [128, 128, 44]

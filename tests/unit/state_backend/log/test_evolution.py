@@ -104,7 +104,7 @@ def test_what_would_leave_wrong_keys_or_mixtures_behind_is_refused_with_what_to_
         (
             RANKED | {"score": "n"},
             RANKED | {"score": "o"},
-            "its score was 'n' and is now 'o'; a member has the new one",
+            "its score was 'n' and is now 'o'; a member has the new score",
         ),
     ],
 )

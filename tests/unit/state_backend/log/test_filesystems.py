@@ -174,9 +174,9 @@ def test_a_file_uri_is_decoded(tmp_path: Path) -> None:
     [
         ("nothing://there", "nothing: is not supported; give a path, file:, s3://"),
         ("http://host/x", "http: is not supported"),
-        ("folder:/x", r"written \./folder:/x"),
-        ("dbfs:/x", "write /dbfs/"),
-        ("dbfs:///x", "write /dbfs/"),
+        ("folder:/x", r"write \./folder:/x"),
+        ("dbfs:/x", "or /dbfs/"),
+        ("dbfs:///x", "or /dbfs/"),
         ("s3:/b/x", "write s3://b/x"),
         ("s3:b/x", "write s3://b/x"),
         ("s3:///b/x", "write s3://b/x"),
