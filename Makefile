@@ -15,8 +15,10 @@ SPARKIS_KILL_ROUNDS ?= 200
 TEST_FILES ?= 4
 
 # The environment of programs in this checkout: its own Python (also for Spark's workers), its own JDK, no look-up of this host's
-# name, and no other Spark or source tree from the caller's environment.
-RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JAVA_HOME="$(CURDIR)/$(VENV)/jdk" \
+# name, and no other Spark or source tree from the caller's environment. Python writes bytecode: the tests start a thousand
+# processes, and each would otherwise compile all sources, which takes longer than importing them.
+RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE \
+       PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JAVA_HOME="$(CURDIR)/$(VENV)/jdk" \
        PYSPARK_PYTHON="$(CURDIR)/$(PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help

@@ -1,67 +1,78 @@
-"""The command `sparkis` and the list of its subcommands."""
+"""The command `sparkis` and the list of its subcommands.
+
+Only the modules of the subcommand that is run are imported: `sparkis status` does not load a server's.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from resp_server.programs import proxy, registry, state_server, status
-from resp_server.programs import serve as process
-from resp_server.programs.command_line import Program, tcp_port
 from sparkis import __version__
-from state_backend.apply import compact, rename
-from state_backend.log import drop, promotion
 
 DESCRIPTION = "Read the live keyed state of Spark streaming jobs with any Redis client."
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a `sparkis` command line; return its exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    asked = next((word for word in given if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(prog="sparkis", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"sparkis {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for each in COMMANDS:
-        command = commands.add_parser(
-            each.name,
-            help=each.help,
-            description=each.description,
-            epilog=each.examples,
-            formatter_class=argparse.RawDescriptionHelpFormatter if each.examples else argparse.HelpFormatter,
-        )
-        each.add_options(command)
-        command.set_defaults(run=each.run)
-    options = parser.parse_args(arguments)
+        command = commands.add_parser(each.name, help=each.help)
+        if each.name == asked:
+            subcommand = each.load()
+            command.description, command.epilog = subcommand.description, subcommand.examples
+            if subcommand.examples:
+                command.formatter_class = argparse.RawDescriptionHelpFormatter
+            subcommand.add_options(command)
+            command.set_defaults(run=subcommand.run)
+    options = parser.parse_args(given)
     code: int = options.run(options)
     return code
 
 
-class Command(NamedTuple):
-    """A subcommand of `sparkis`."""
+class Subcommand(NamedTuple):
+    """What runs a subcommand, and its help."""
 
-    name: str
-    help: str
     description: str
     add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     examples: str | None = None
 
 
-def _of_program(program: Program, help: str) -> Command:
-    return Command(program.name, help, program.description, program.add_options, program.run, program.examples)
+class Command(NamedTuple):
+    """A subcommand in the list of all; `load` imports its modules."""
+
+    name: str
+    help: str
+    load: Callable[[], Subcommand]
+
+
+def _of(module: str) -> Callable[[], Subcommand]:
+    def load() -> Subcommand:
+        found = import_module(module)
+        return Subcommand(found.DESCRIPTION, found.add_options, found.run, getattr(found, "EXAMPLES", None))
+
+    return load
 
 
 def _add_attach_options(parser: argparse.ArgumentParser) -> None:
+    from resp_server.programs.command_line import tcp_port
+    from resp_server.programs.serve import DEFAULT_PORT
+
     parser.add_argument("--checkpoint", required=True, metavar="PATH", help="the query's checkpoint")
     parser.add_argument("--list", action="store_true", help="list the states in the checkpoint, and end")
     parser.add_argument("--job", help="the job's name, with which keys begin")
     parser.add_argument("--log", metavar="PATH", help="the change log's root")
     parser.add_argument("--serve", action="store_true", help="also serve the log")
-    parser.add_argument(
-        "--port", type=tcp_port, default=process.DEFAULT_PORT, help="the port of --serve (default %(default)s)"
-    )
+    parser.add_argument("--port", type=tcp_port, default=DEFAULT_PORT, help="the port of --serve (default %(default)s)")
     state = parser.add_argument_group("a single state (default: all states of the query)")
     state.add_argument("--state", metavar="NAME", help="the state's name in keys")
     state.add_argument("--operator", type=int, metavar="N", help="the operator's number")
@@ -113,7 +124,10 @@ def _attach(options: argparse.Namespace) -> int:
 
 
 def _add_demo_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=tcp_port, default=process.DEFAULT_PORT, help="TCP port (default %(default)s)")
+    from resp_server.programs.command_line import tcp_port
+    from resp_server.programs.serve import DEFAULT_PORT
+
+    parser.add_argument("--port", type=tcp_port, default=DEFAULT_PORT, help="TCP port (default %(default)s)")
     parser.add_argument(
         "--speed", type=float, default=10.0, metavar="DAYS", help="days of data per second (default 10; 0: all at once)"
     )
@@ -133,32 +147,31 @@ COMMANDS = (
     Command(
         "demo",
         "replay flights and weather of 2013 through Spark, and serve their state",
-        "Replay real flights and weather of New York, 2013, as streams through Spark, and serve the state.",
-        _add_demo_options,
-        _demo,
+        lambda: Subcommand(
+            "Replay real flights and weather of New York, 2013, as streams through Spark, and serve the state.",
+            _add_demo_options,
+            _demo,
+        ),
     ),
-    _of_program(process.PROGRAM, "serve the jobs of a change log, without Spark"),
-    _of_program(registry.PROGRAM, "assign slots to state servers"),
-    _of_program(state_server.PROGRAM, "serve the slots that a registry assigns"),
-    _of_program(proxy.PROGRAM, "serve plain clients from several state servers"),
+    Command("serve", "serve the jobs of a change log, without Spark", _of("resp_server.programs.serve")),
+    Command("registry", "assign slots to state servers", _of("resp_server.programs.registry")),
+    Command("state-server", "serve the slots that a registry assigns", _of("resp_server.programs.state_server")),
+    Command("proxy", "serve plain clients from several state servers", _of("resp_server.programs.proxy")),
     Command(
         "attach",
         "make the state of an unchanged query readable, from its checkpoint",
-        "Follow the checkpoint of a query, running or stopped, with a separate Spark, and write its state into a log.",
-        _add_attach_options,
-        _attach,
+        lambda: Subcommand(
+            "Follow the checkpoint of a query, running or stopped, with a separate Spark, "
+            "and write its state into a log.",
+            _add_attach_options,
+            _attach,
+        ),
     ),
-    Command("status", "list the jobs and states of a server", status.DESCRIPTION, status.add_options, status.run),
+    Command("status", "list the jobs and states of a server", _of("resp_server.programs.status")),
     Command(
-        "compact",
-        "write snapshots into a change log, and remove superseded files",
-        compact.DESCRIPTION,
-        compact.add_options,
-        compact.run,
+        "compact", "write snapshots into a change log, and remove superseded files", _of("state_backend.apply.compact")
     ),
-    Command("drop", "remove a job from a log for good", drop.DESCRIPTION, drop.add_options, drop.run),
-    Command(
-        "promote", "make a state visible that is held back", promotion.DESCRIPTION, promotion.add_options, promotion.run
-    ),
-    Command("rename", "rename a job of a log", rename.DESCRIPTION, rename.add_options, rename.run),
+    Command("drop", "remove a job from a log for good", _of("state_backend.log.drop")),
+    Command("promote", "make a state visible that is held back", _of("state_backend.log.promotion")),
+    Command("rename", "rename a job of a log", _of("state_backend.apply.rename")),
 )

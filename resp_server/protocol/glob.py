@@ -251,7 +251,7 @@ def _signed(code: int) -> int:
 
 
 _ONE = [frozenset((code,)) for code in range(256)]
-_BOTH_CASES = [frozenset(each for each in range(256) if _lowered(each) == _lowered(code)) for code in range(256)]
+_BOTH_CASES = [frozenset(each.lower() + each.upper()) for each in (bytes((code,)) for code in range(256))]
 
 
 def _any_of(members: frozenset[int]) -> bytes:
