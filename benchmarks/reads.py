@@ -150,6 +150,7 @@ def measured(
         unit="requests/s",
         better="more",
         budget=case.budgets.get(pipeline),
+        peer_name=servers[1].name,
         ours_cpu_us=median(ours.cpu_us for ours, _ in rounds),
         peer_cpu_us=median(peer.cpu_us for _, peer in rounds),
         note=note,

@@ -377,21 +377,21 @@ class Sparkis(ServerUnderTest):
         return next(filter(processes.is_applier, processes.below(self.process.pid)))
 
 
-def start_redis(folder: Path, *options: str) -> ServerProcess:
-    """Start a redis-server without persistence, unless options say otherwise; return it and its port."""
+def start_redis(folder: Path, *options: str, program: str = "redis-server") -> ServerProcess:
+    """Start a redis-server, or a relative of it, without persistence unless options say otherwise."""
     port = free_port()
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
     process = subprocess.Popen([*command, "--daemonize", "no", *options], stdout=subprocess.DEVNULL)
 
     def is_listening() -> bool:
         if process.poll() is not None:
-            raise BenchmarkError("redis-server did not start")
+            raise BenchmarkError(f"{program} did not start")
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
     eventually(
         is_listening,
-        awaited="the start of redis-server",
+        awaited=f"the start of {program}",
         timeout_s=START_TIMEOUT_S,
         interval_s=0.01,
         error=BenchmarkError,
@@ -404,6 +404,11 @@ class RedisServer(ServerUnderTest):
 
     name = "redis-server"
 
+    @classmethod
+    def program(cls) -> str:
+        """Return the program to start: a name in the PATH, or a path."""
+        return cls.name
+
     def __init__(
         self,
         keys: int,
@@ -414,7 +419,7 @@ class RedisServer(ServerUnderTest):
         options: Iterable[str] = (),
     ) -> None:
         super().__init__(keys)
-        self.process, self.port, _ = start_redis(folder, *options)
+        self.process, self.port, _ = start_redis(folder, *options, program=self.program())
         for start in range(0, keys, LOAD_KEYS):
             self.put(np.arange(start, min(keys, start + LOAD_KEYS), dtype=np.int64), 0)
         with Client("127.0.0.1", self.port) as client:
@@ -457,6 +462,7 @@ def both(
     peers: Iterable[str] = (),
     tls: ssl.SSLContext | None = None,
     is_pure: bool = False,
+    peer: type[RedisServer] = RedisServer,
 ) -> Iterator[tuple[Sparkis, RedisServer]]:
     """Run both servers with the same data; they are stopped and their files removed after the block.
 
@@ -477,7 +483,7 @@ def both(
                 is_pure=is_pure,
             )
             started.append(sparkis)
-            redis = RedisServer(keys, folder, has_maps_and_lists=has_maps_and_lists, members=members, options=peers)
+            redis = peer(keys, folder, has_maps_and_lists=has_maps_and_lists, members=members, options=peers)
             started.append(redis)
             for server in started:
                 server.start_changes()
