@@ -18,8 +18,11 @@ reply to each request.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from threading import get_ident
 from typing import Any
 from unittest.mock import patch
 
@@ -127,13 +130,16 @@ class Wire:
 
 
 class Watch(logging.Handler):
-    """Records errors in a server's log, which are bugs."""
+    """Records errors in a server's log, which are bugs. Other threads of the process are no part of the server."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.records: list[logging.LogRecord] = []
+        self._thread = get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.thread != self._thread:
+            return
         if record.exc_info or not record.name.startswith("sparkis"):  # a proxy logs the errors of its servers
             self.records.append(record)
 
@@ -147,6 +153,7 @@ class Subject:
         self._loop = Loop()
         self._loop.set_exception_handler(self._on_exception)
         self._raised: list[BaseException] = []
+        gc.collect()  # a server that ran here before may log an error when it is finalized
         self._watch = Watch()
         for logger in LOGGERS:
             logger.addHandler(self._watch)
@@ -156,6 +163,7 @@ class Subject:
         """Close the servers, the loop and the log."""
         for target in self._targets.values():
             target.close()
+        self._end(asyncio.all_tasks(self._loop))
         for logger in LOGGERS:
             logger.removeHandler(self._watch)
             logger.propagate = True
@@ -170,9 +178,11 @@ class Subject:
         """Run an input and return the clients' replies; FoundError for a violated invariant."""
         self._raised.clear()
         self._watch.records.clear()
+        talk = self._loop.create_task(self._talk(data))
         try:
-            sent = self._loop.run_until_complete(self._talk(data))
+            sent = self._loop.run_until_complete(talk)
         except RestlessError as error:
+            self._end([talk])
             raise FoundError(str(error)) from None
         if self._raised:
             raise FoundError("an exception in the event loop") from self._raised[0]
@@ -180,6 +190,14 @@ class Subject:
             cause = record.exc_info[1] if record.exc_info else None
             raise FoundError(f"logged as an error: {record.getMessage()}") from cause
         return sent
+
+    def _end(self, tasks: Collection[asyncio.Task[Any]]) -> None:
+        """Cancel tasks and let them end. One that is only forgotten ends when it is finalized, within a later input."""
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            with suppress(RestlessError):
+                self._loop.run_until_complete(asyncio.wait(tasks))
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self._raised.append(context.get("exception") or RuntimeError(context["message"]))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Iterator
+from threading import Thread
 
 import pytest
 
@@ -86,11 +89,34 @@ def test_half_a_reply_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch
         subject.run(b"\0\0nope\r\n")
 
 
-def test_a_connection_that_always_has_more_to_do_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "TURN_NS_MAX", 0)
-    monkeypatch.setattr(Connection, "_progress", lambda *ignored: True)
-    with pytest.raises(FoundError, match="come to rest"):
-        Subject().run(b"\0\0PING\r\n")
+def test_a_connection_that_always_has_more_to_do_is_found_and_leaves_nothing_behind(subject: Subject) -> None:
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(FoundError, match="come to rest"):
+        patched.setattr(connection, "TURN_NS_MAX", 0)
+        patched.setattr(Connection, "_progress", lambda *ignored: True)
+        subject.run(b"\0\0PING\r\n")
+    assert subject.run(b"\0\0PING\r\n") == b"+PONG\r\n"
+
+
+def test_an_error_that_another_thread_logs_is_none_of_the_server(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def execute(*ignored: object) -> str:
+        thread = Thread(target=logging.getLogger("resp_server").error, args=["of another test"])
+        thread.start()
+        thread.join()
+        return "answered"
+
+    monkeypatch.setattr(Command, "execute", execute)
+    assert subject.run(b"\0\0PING\r\n")
+
+
+def test_tasks_of_a_closed_subject_have_ended() -> None:
+    subject = Subject()
+    task = subject._loop.create_task(asyncio.sleep(1e9))
+    subject.run(b"\0\0PING\r\n")
+    assert not task.done()
+    subject.close()
+    assert task.cancelled()
 
 
 def test_a_request_that_waits_for_ever_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
