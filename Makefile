@@ -22,7 +22,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
        PYSPARK_PYTHON="$(CURDIR)/$(PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-pure test-slow test-large test-cluster bench soak chaos conformance fuzz fuzz-native demo example commands docs lock clean
+.PHONY: help setup setup-test jdk fmt check test test-pure test-slow test-large test-cluster bench soak chaos conformance fuzz fuzz-native mutation demo example commands docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,11 @@ fuzz: setup ## send random bytes in random chunks, guided by coverage; ARGS="--s
 fuzz-native: setup ## fuzz the compiled core under AddressSanitizer and UBSan (needs gcc); ARGS="--seconds 600"
 	@$(RUN) python -m compat.fuzz.native $(ARGS)
 
+mutation: setup-test ## list changes of a folder's code that no unit test notices (FOLDER=state_backend/log): hours
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-input mutmut==3.8.1
+	@$(RUN) mutmut run "$(subst /,.,$(or $(FOLDER),state_backend/log)).*" $(ARGS)
+	@$(RUN) mutmut results
+
 demo: setup ## replay flights and weather through Spark, and serve their state; ARGS go to sparkis demo
 	@$(RUN) sparkis demo $(ARGS)
 
@@ -97,7 +102,7 @@ lock: $(PYTHON) ## write new versions into requirements.lock and requirements-do
 	mv requirements-docs.lock.new requirements-docs.lock
 
 clean: ## remove all files that the other targets made
-	rm -rf $(VENV) .clients tests/clients/node_modules build dist */native/*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) .clients tests/clients/node_modules build dist */native/*.so *.egg-info mutants .mypy_cache .ruff_cache .pytest_cache \
 	       .hypothesis .import_linter_cache requirements*.lock.new
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

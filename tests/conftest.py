@@ -75,6 +75,10 @@ LONGEST_FOLDERS = (
 # No example has to be found, or run, within a time.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tests")
+# `make mutation`: thousands of runs, of which each must find what the one before it found.
+hypothesis.settings.register_profile(
+    "mutation", hypothesis.settings.get_profile("tests"), max_examples=20, derandomize=True, database=None
+)
 
 _unexpected_skips: list[str] = []
 
