@@ -29,7 +29,7 @@ LOOK_UPS = 200_000
 CHANGES = 100_000
 STATE = StateDescriptor("v", key="k", value="v").for_job("job")
 # In a reader: the test and its exception. In a writer: the checksum behind a value, here a constant of the same size.
-LOOK = re.compile(r"\n +if [^\n]*checksum\([^\n]*\) != SOUND:\n +raise damaged\(\)")
+LOOK = re.compile(r"\n +if [^\n]*checksum\([^\n]*\) != CRC_RESIDUE:\n +raise damaged\(\)")
 MADE = re.compile(r"checksum\(new\)\.to_bytes\(CHECK_BYTES, \"little\"\)")
 
 

@@ -16,7 +16,7 @@ from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import FirstOf, LongItems, LongPair, Pairs, Reply
 from state_backend.store.keyspace import KeyspaceView
-from state_backend.store.store import LongText, whole
+from state_backend.store.store import LongText, as_bytes
 
 Chunks = Callable[[KeyspaceView], Iterator[Sequence[Any]]]
 
@@ -74,7 +74,7 @@ def _shaped(items: list[Any], shape: type) -> Reply:
 def _whole(item: Any) -> Any:
     """Return an item with its long texts read."""
     if type(item) is LongText:
-        return whole(item)
+        return as_bytes(item)
     return tuple(map(_whole, item)) if type(item) is tuple else item
 
 

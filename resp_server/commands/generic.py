@@ -17,7 +17,7 @@ from resp_server.protocol.glob import Matches, matcher
 from resp_server.protocol.replies import FirstOf, LongBulk, LongItems, Reply, Sliced
 from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView
-from state_backend.store.store import LongText, Text, whole
+from state_backend.store.store import LongText, Text, as_bytes
 
 Item = TypeVar("Item")
 
@@ -167,7 +167,7 @@ def text_reply(context: CommandContext, text: Text | None, read: Callable[[Keysp
     if not isinstance(text, LongText):
         return text
     if text.length <= BYTES_AT_ONCE_MAX:
-        return whole(text)
+        return as_bytes(text)
     return sliced(context, lambda view: iter([LongItems([reply_item(read(view))])]), FirstOf)
 
 
@@ -187,7 +187,7 @@ def items_reply(
         size += size_of(item)
         if len(items) >= SLICE_ENTRIES or size > BYTES_AT_ONCE_MAX:
             return sliced(context, lambda view: reply_chunks(read(view)), shape, count)
-        items.append(item if item is None else whole(item))
+        items.append(item if item is None else as_bytes(item))
     if shape is dict:
         return dict(zip(items[::2], items[1::2], strict=True))
     return items if shape is list else shape(items)

@@ -29,7 +29,7 @@ from resp_server.protocol.replies import LongItems, PackedPairs, Pairs, Reply
 from state_backend.codec import packed_map
 from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView
-from state_backend.store.store import LongText, Snapshot, Text, whole
+from state_backend.store.store import LongText, Snapshot, Text, as_bytes
 
 Pair = tuple[bytes, Text]
 
@@ -175,7 +175,7 @@ def _all_pairs(
         return sliced(
             context, lambda view: _chunks(view, key, project), shape, lambda view: view.at(key).map_sizes(key)
         )
-    texts = list(map(whole, items))
+    texts = list(map(as_bytes, items))
     return dict(zip(texts[::2], texts[1::2], strict=True)) if shape is dict else texts
 
 
@@ -227,7 +227,7 @@ def hscan(context: CommandContext, key: bytes, cursor: Cursor, *words: bytes) ->
     options = ScanOptions.parse(words, "hscan")
     found = next(_scan_result(context.view, key, cursor, options))
     if found and sum(map(size_of, found)) <= BYTES_AT_ONCE_MAX:
-        return [found[0], list(map(whole, found[1:]))]
+        return [found[0], list(map(as_bytes, found[1:]))]
     return sliced(context, lambda view: _scan_chunks(_scan_result(view, key, cursor, options)), count=lambda view: 2)
 
 

@@ -18,7 +18,7 @@ from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.replies import FirstOf, LongItems, Reply, Sliced
 from state_backend.model.errors import WrongKindError
-from state_backend.store.store import Text, whole
+from state_backend.store.store import Text, as_bytes
 
 # Redis' limit for its table, at four bytes a cell: the maximum size of a string.
 TABLE_BYTES_MAX = 512 << 20
@@ -75,7 +75,7 @@ def lcs(context: CommandContext, key: bytes, other: bytes, *words: bytes) -> Rep
         raise PlainError("String too long for LCS")
     if 4 * (sizes[0] + 1) * (sizes[1] + 1) > TABLE_BYTES_MAX:
         raise PlainError("Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len")
-    first, second = (b"" if text is None else whole(text) for text in texts)
+    first, second = (b"" if text is None else as_bytes(text) for text in texts)
     steps = _reply_after_steps(first, second, options)
     if sizes[0] <= STEP_ROWS and sizes[0] * sizes[1] <= STEP_CELLS:
         return next(reply for reply in steps if reply is not None)

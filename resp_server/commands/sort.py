@@ -18,7 +18,7 @@ from state_backend.model.descriptor import Kind
 from state_backend.model.errors import WrongKindError
 from state_backend.model.slots import slot_of
 from state_backend.store.keyspace import KeyspaceView
-from state_backend.store.store import LongText, Snapshot, Text, whole
+from state_backend.store.store import LongText, Snapshot, Text, as_bytes
 
 # A pattern with one of these may match keys of several slots, unless it begins with a hash tag.
 WILD = frozenset(b"*?[\\")
@@ -210,7 +210,7 @@ def _with_sort_keys(
         if options.by_pattern is not None:
             sort_keys = [_look_up(view, options.by_pattern, item) for item in batch]
         if options.is_alpha:
-            texts = [(False, b"") if each is None else (True, _c_text(whole(each))) for each in sort_keys]
+            texts = [(False, b"") if each is None else (True, _c_text(as_bytes(each))) for each in sort_keys]
             memory.add(text for _, text in texts)
             yield list(zip(texts, batch, strict=True))
         else:

@@ -44,7 +44,7 @@ from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import TrackingState
 from resp_server.session.transaction import Transaction
-from state_backend.lmdb.damage import of_damage
+from state_backend.lmdb.damage import as_damage
 from state_backend.model.errors import StoreError
 from state_backend.model.slots import slot_of
 
@@ -486,7 +486,7 @@ class Dispatcher:
 
     def _expected(self, error: Exception) -> ReplyError:
         """Return the error reply for an exception."""
-        if (damage := of_damage(error)) is not None:
+        if (damage := as_damage(error)) is not None:
             error = damage
             self._server.keyspace.suspect_stores()
         if isinstance(error, StoreError):

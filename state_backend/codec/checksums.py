@@ -1,6 +1,6 @@
 """The checksum of a stored value: its last four bytes, the CRC-32 of the bytes before, little endian.
 
-The CRC-32 of a value with its checksum is the same number for every sound value. So a check takes one call and no copy
+The CRC-32 of a value together with its checksum is a constant, the residue. So a check takes one call and no copy
 (measured: 0.1 us for 60 bytes, 4 GB/s for long values).
 """
 
@@ -12,8 +12,8 @@ from zlib import crc32
 from state_backend.model.errors import StoreDamagedError
 
 CHECK_BYTES = 4
-# The CRC-32 of every sound value with its checksum.
-SOUND = 0x2144DF1C
+# The CRC-32 of every undamaged value with its checksum.
+CRC_RESIDUE = 0x2144DF1C
 # A name of its own: positions use `crc32`, too, and tests replace that function to make positions collide.
 checksum: Callable[[bytes], int] = crc32
 
@@ -25,14 +25,14 @@ def with_checksum(value: bytes) -> bytes:
 
 def checked(stored: bytes) -> bytes:
     """Return a value without its checksum; StoreDamagedError if the checksum is wrong."""
-    if checksum(stored) != SOUND:
+    if checksum(stored) != CRC_RESIDUE:
         raise damaged()
     return stored[:-CHECK_BYTES]
 
 
 def check(stored: bytes) -> None:
     """Raise StoreDamagedError for a value with a wrong checksum."""
-    if checksum(stored) != SOUND:
+    if checksum(stored) != CRC_RESIDUE:
         raise damaged()
 
 

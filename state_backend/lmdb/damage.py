@@ -1,7 +1,7 @@
 """Checks a store's file for damage: its length, and the order, the place and the checksum of each row.
 
-LMDB itself checks very little: it maps the file and follows its pointers. A truncated file ends a process by a signal
-(SIGBUS), and so may a pointer out of the file.
+LMDB itself checks very little: it maps the file and follows its pointers. A read behind the end of a truncated file,
+or through a damaged pointer, ends the process by a signal (SIGBUS).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 import lmdb
 
-from state_backend.codec.checksums import SOUND, checksum
+from state_backend.codec.checksums import CRC_RESIDUE, checksum
 from state_backend.lmdb.layout import FIELD_POSITION_BYTES, ID_BYTES, Tables, field_place, name_of
 from state_backend.model.errors import StoreDamagedError
 from state_backend.model.slots import POSITION_BYTES, places_of
 
 # LMDB's errors for a file that it cannot read.
-DAMAGED = (
+DAMAGE_ERRORS = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
     lmdb.InvalidError,
@@ -37,17 +37,17 @@ DAMAGED = (
 # page is a u32 at 40, the last page's number a u64 at 136.
 META_PAGES, PAGE_BYTES_AT, LAST_PAGE_AT, META_BYTES = 2, 40, 136, 152
 PAGE_BYTES_MIN, PAGE_BYTES_MAX = 512, 65_536
-# Rows that are checked together; a piece of a long text has 64 KiB.
+# The number of rows that are checked together; a row may be a piece of a long text, of 64 KiB.
 ROWS = 256
-# CRC-32 of an empty value, as rows of an index have.
+# The CRC-32 of an empty value: the rows of indexes have no value.
 EMPTY = 0
 
 
-def of_damage(error: Exception) -> StoreDamagedError | None:
+def as_damage(error: Exception) -> StoreDamagedError | None:
     """Return the StoreDamagedError for an error about a damaged file; None for any other error."""
-    if isinstance(error, StoreDamagedError) or not isinstance(error, DAMAGED):
-        return error if isinstance(error, StoreDamagedError) else None
-    return StoreDamagedError(f"{error}; the store is rebuilt from the log, retry in a moment")
+    if isinstance(error, DAMAGE_ERRORS):
+        return StoreDamagedError(f"{error}; the store is rebuilt from the log, retry in a moment")
+    return error if isinstance(error, StoreDamagedError) else None
 
 
 def check_length(path: Path) -> None:
@@ -82,27 +82,27 @@ def verify(txn: lmdb.Transaction[bytes], tables: Tables) -> None:
 def _verify_table(txn: lmdb.Transaction[bytes], name: str, table: Any) -> None:
     seen = 0
     last = b""
-    with txn.cursor(db=table) as rows, txn.cursor(db=table) as second:
+    with txn.cursor(db=table) as rows, txn.cursor(db=table) as reader:
         names = rows.iternext(values=False) if rows.first() else iter(())
         while chunk := list(islice(names, ROWS)):
-            found = second.getmulti(chunk)
+            found = reader.getmulti(chunk)
             values = [value for _, value in found]
             if (chunk[0] <= last and seen) or any(map(ge, chunk, chunk[1:])):
                 raise _damaged(name, "a row is out of order")
             if [at for at, _ in found] != chunk:
-                raise _damaged(name, "a row is not found where it is")
-            if not {SOUND, EMPTY}.issuperset(map(checksum, values)):
-                raise _damaged(name, "a checksum does not fit")
+                raise _damaged(name, "a row is not found by its name")
+            if not {CRC_RESIDUE, EMPTY}.issuperset(map(checksum, values)):
+                raise _damaged(name, "a checksum does not match")
             if name in ("keys", "fields"):
                 _check_places(name, chunk, values, last)
             seen += len(chunk)
             last = chunk[-1]
     if seen != txn.stat(table)["entries"]:
-        raise _damaged(name, f"it has {seen} rows where {txn.stat(table)['entries']} are counted")
+        raise _damaged(name, f"it has {seen} rows, and LMDB counts {txn.stat(table)['entries']}")
 
 
 def _check_places(table: str, places: Sequence[bytes], records: Sequence[bytes], last: bytes) -> None:
-    """Check that each record is where its name is looked up: at its position, or behind it without a gap."""
+    """Check that a look-up finds each record: it is at the position of its name, or follows there without a gap."""
     names = list(map(name_of, records))
     if table == "keys":
         length, positions = POSITION_BYTES, list(places_of(names))

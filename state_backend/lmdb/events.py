@@ -2,7 +2,7 @@
 
 Rows of the table `meta`; numbers in names are big endian, so that portions are in order:
 
-    b"events"              -> id (8) | first u64 | next u64 | bytes u64: which portions are stored, and their size
+    b"events"              -> id (8) | first u64 | next u64 | bytes u64: the stored portions, and their total size
     b"events", serial (8)  -> a portion
 """
 
@@ -37,7 +37,7 @@ from state_backend.model.descriptor import Kind
 from state_backend.model.records import Op
 from state_backend.store.key_events import KeyEvent, StoredPortions, pack
 
-# Beside a key's own bytes.
+# The size of a key's events in a portion, in addition to the key (about).
 EVENT_OVERHEAD_BYTES = 6
 
 EVENTS = b"events"
@@ -55,7 +55,7 @@ def portion_name(serial: int) -> bytes:
 
 
 class EventWriter:
-    """Writes the events of one write transaction, in portions; `finish` writes the last one."""
+    """Writes the events of one write transaction, in portions; `finish` writes the last portion."""
 
     def __init__(
         self, txn: lmdb.Transaction[bytes], table: Any, epoch: int, term: int, portion_bytes: int, events_bytes_max: int
@@ -69,7 +69,7 @@ class EventWriter:
         self._bytes = 0
 
     def add(self, key: bytes, events: bytes) -> None:
-        """Add the events of a key, a byte each."""
+        """Add the events of a key, a byte for each event."""
         self._keys.append(key)
         self._events.append(events)
         self._bytes += len(key) + EVENT_OVERHEAD_BYTES
@@ -77,12 +77,13 @@ class EventWriter:
             self._write()
 
     def finish(self) -> None:
-        """Write the rest, and delete the oldest portions if they are too large together."""
+        """Write the last portion, and the row that lists the portions."""
         if self._keys:
             self._write()
         self._txn.put(EVENTS, with_checksum(PORTIONS.pack(*self._portions)), db=self._table)
 
     def _write(self) -> None:
+        """Write a portion, and delete the oldest portions if all together are too large."""
         packed = with_checksum(pack(self._epoch, self._term, self._keys, self._events))
         self._keys, self._events, self._bytes = [], [], 0
         id_, first, after, size = self._portions
@@ -111,9 +112,9 @@ def delete_portions(txn: lmdb.Transaction[bytes], table: Any, portions_max: int)
     return False
 
 
-# Events of a changed key follow from its record before the epoch and after it ----------------------------------------
+# The events of a changed key, derived from its record before the epoch and after it -----------------------------------
 
-# By kind: the event of items that were added or changed, and that of items that were removed.
+# By kind: the event for added or changed items, and the event for removed items.
 CHANGED = {Kind.MAP: KeyEvent.FIELDS_SET, Kind.SET: KeyEvent.MEMBERS_ADDED, Kind.SORTED_SET: KeyEvent.SCORES_SET}
 REMOVED = {
     Kind.MAP: KeyEvent.FIELDS_DELETED,
@@ -138,7 +139,7 @@ GetItem = Callable[[bytes], bytes | None]
 
 
 class Items(NamedTuple):
-    """Some fields of a map, or members of a set: (value, expire_at_ms) by name. size: how many it has in all."""
+    """Some fields of a map, or members of a set: (value, expire_at_ms) by name. size: the size of the map or set."""
 
     found: Mapping[bytes, tuple[bytes, int]]
     size: int
@@ -148,7 +149,7 @@ NO_ITEMS = Items({}, 0)
 
 
 def items_of(record: bytes | None, names: Sequence[bytes], get: GetItem) -> Items:
-    """Return the items of a map or set that have one of some names."""
+    """Return the items of a map or set with some names; missing ones are left out."""
     if record is None:
         return NO_ITEMS
     form, payload = record[FORM_AT], payload_of(record)
@@ -168,8 +169,8 @@ def items_of(record: bytes | None, names: Sequence[bytes], get: GetItem) -> Item
 class KeyBefore(NamedTuple):
     """A key before an epoch changes it.
 
-    rows: the epoch's changes of it (see `records.rows_in`). first_events: those of a stale record that the changes
-    replace. names: the items that the changes name.
+    rows: the epoch's changes of the key (see `records.rows_in`). first_events: the events of a stale record that the
+    changes replace. names: the items that the changes name.
     """
 
     kind: Kind
@@ -194,7 +195,10 @@ def describe_key(
 
 
 def events_between(was: KeyBefore, record: bytes | None, get: GetItem) -> bytes:
-    """Return the events of a key in an epoch, given its record after it, in the order of commands that do the same."""
+    """Return the events of a key in an epoch, given its record after it.
+
+    They are in the order of the events of Redis commands that make the same changes.
+    """
     return was.first_events + bytes(_changes(was, record, get))
 
 

@@ -1,7 +1,7 @@
 """Expiry in a write transaction of an LMDB store: expired keys and fields are first announced, then removed.
 
-To announce them takes keys out of the counts and writes their events, by this server's clock. To remove them deletes
-their records, by the log's clock: until then an epoch may still change them (see `store.Store.expire`).
+They are announced by this server's clock: announced keys are in no count, and their events are written. They are
+removed by the log's clock: until then an epoch may still change them (see `store.Store.expire`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import lmdb
 from state_backend.codec.checksums import check, checked
 from state_backend.lmdb.layout import (
     DROPPED_LINE,
-    DUE_POSITION_AT,
-    DUE_TIME_AT,
+    FIELD_EXPIRY_POSITION_AT,
+    FIELD_EXPIRY_TIME_AT,
     FIELD_LINE,
     FORM_AT,
     KEY_LINE,
@@ -24,9 +24,9 @@ from state_backend.lmdb.layout import (
     LINE_TIME_AT,
     LargeMap,
     Tables,
-    due_name,
     expiry_line,
     expiry_of,
+    field_expiry_name,
     id_of,
     name_of,
     payload_of,
@@ -37,10 +37,10 @@ from state_backend.model.errors import StoreDamagedError
 from state_backend.store.changed_keys import ChangedKeys
 from state_backend.store.key_events import KeyEvent
 
-# A clock that is set back by less takes nothing back that was announced (guess).
+# If the clock is set back by less, announced keys stay announced (guess).
 CLOCK_STEP_MS = 5_000
-# The first line of the expiry index that has a time, and a tag behind those of all lines of one time.
-FIRST_TIMED, ALL_LINES = (1).to_bytes(8, "big"), b"\xff"
+# The first line of the expiry index that has a time, and a tag behind all other tags.
+FIRST_TIMED, LAST_TAG = (1).to_bytes(8, "big"), b"\xff"
 
 
 class ExpiryTransaction(LmdbTransaction):
@@ -49,21 +49,21 @@ class ExpiryTransaction(LmdbTransaction):
     _expired_keys = _expired_fields = 0
 
     def announce_expired(self, clock_ms: int, lines_max: int) -> int:
-        """Take keys that have expired by a clock out of the counts, oldest first, and report their and fields' events.
+        """Announce keys and fields that have expired by a clock, oldest first: uncount the keys, and report events.
 
-        Their records stay: an epoch may still change them. Returns how many lines of the expiry index were passed,
+        Their records stay: an epoch may still change them. Returns how many lines of the expiry index were processed;
         `lines_max` if there may be more.
         """
         if clock_ms < self.meta.announced_ms - CLOCK_STEP_MS:
-            return self._count_in_again(clock_ms + CLOCK_STEP_MS, lines_max)
+            return self._undo_announcements(clock_ms + CLOCK_STEP_MS, lines_max)
         with self._txn.cursor(db=self._tables.expiry) as lines:
             for done in range(lines_max):
                 found = lines.set_range(max(self.meta.announced + b"\0", FIRST_TIMED))
                 line = lines.key()
                 at_ms = int.from_bytes(line[LINE_TIME_AT], "big")
                 if not found or at_ms > clock_ms:
-                    if done:  # a key that is put later with an earlier expiry has expired by then
-                        self.meta.announced = expiry_line(clock_ms, ALL_LINES, b"")
+                    if done:  # a key that is put later with an earlier expiry counts as announced
+                        self.meta.announced = expiry_line(clock_ms, LAST_TAG, b"")
                     return done
                 if line[LINE_TAG_AT] == KEY_LINE:
                     self._announce_keys_at(line[LINE_NAME_AT], at_ms)
@@ -82,21 +82,21 @@ class ExpiryTransaction(LmdbTransaction):
                 self._expired_keys += 1
 
     def _announce_fields(self, line: bytes, clock_ms: int) -> None:
-        """Announce the expired fields of a large map, at one of its two lines."""
+        """Announce the expired fields of a large map, given one of its two lines."""
         at_ms, prefix = int.from_bytes(line[LINE_TIME_AT], "big"), line[LINE_NAME_AT]
         at, record = self._map_of(prefix)
         large = None if record is None else LargeMap.of(payload_of(record))
         if line[LINE_TAG_AT] == FIELD_LINE:
             self._txn.delete(line, db=self._tables.expiry)
-            if large is not None and large.due_ms >= at_ms:
+            if large is not None and large.next_expiry_ms >= at_ms:
                 large = None  # its own line comes later
         if record is None or large is None:
             return
-        found = self._keys.dues.set_range(due_name(prefix, at_ms)) and self._keys.dues.key()
-        is_due = found and found.startswith(prefix) and found < due_name(prefix, clock_ms + 1)
-        if is_due and not self._keys.counts.is_announced(at, record):
+        found = self._keys.field_expiry.set_range(field_expiry_name(prefix, at_ms)) and self._keys.field_expiry.key()
+        has_expired_field = found and found.startswith(prefix) and found < field_expiry_name(prefix, clock_ms + 1)
+        if has_expired_field and not self._keys.counts.is_announced(at, record):
             self._keys.changed_keys.add(name_of(record))
-            is_live = large.is_live(self._keys.dues, clock_ms)
+            is_live = large.is_live(self._keys.field_expiry, clock_ms)
             self._keys.report(name_of(record), KeyEvent.FIELDS_EXPIRED, *(() if is_live else (KeyEvent.DELETED,)))
         self._maps.announce_next(large, clock_ms)
 
@@ -110,8 +110,8 @@ class ExpiryTransaction(LmdbTransaction):
         is_same = record is not None and record[FORM_AT] == LARGE and id_of(record) == prefix
         return at, record if is_same else None
 
-    def _count_in_again(self, until_ms: int, lines_max: int) -> int:
-        """Count keys in again, latest first, that have not expired: the clock was set back."""
+    def _undo_announcements(self, until_ms: int, lines_max: int) -> int:
+        """Count announced keys that expire after a time again, latest first: the clock was set back."""
         with self._txn.cursor(db=self._tables.expiry) as lines:
             found = lines.prev() if lines.set_range(self.meta.announced + b"\0") else lines.last()
             for done in range(lines_max):
@@ -129,11 +129,11 @@ class ExpiryTransaction(LmdbTransaction):
         return lines_max
 
     def remove_expired(self, removals_max: int) -> int:
-        """Remove what was announced and expired at or before this transaction's clock, oldest first.
+        """Remove announced keys and fields that expired by this transaction's clock, oldest first, and dropped rows.
 
-        Returns how many keys, fields, elements and pieces were removed, about `removals_max` if there are more.
+        Returns how many keys, fields, elements and pieces were removed; about `removals_max` if there are more.
         """
-        self._keys.changed_keys = ChangedKeys()  # those of announced keys are stored already
+        self._keys.changed_keys = ChangedKeys()  # announced keys were stored as changed keys already
         done = 0
         with self._txn.cursor(db=self._tables.expiry) as lines:
             while done < removals_max and lines.first():
@@ -180,11 +180,11 @@ class ExpiryTransaction(LmdbTransaction):
         map_id, size, expiring, _ = LargeMap.of(payload_of(record))
         removed = 0
         expire_at_ms = 0
-        while self._keys.dues.set_range(prefix) and (name := self._keys.dues.key()).startswith(prefix):
-            expire_at_ms = int.from_bytes(name[DUE_TIME_AT], "big")
+        while self._keys.field_expiry.set_range(prefix) and (name := self._keys.field_expiry.key()).startswith(prefix):
+            expire_at_ms = int.from_bytes(name[FIELD_EXPIRY_TIME_AT], "big")
             if expire_at_ms > self._now_ms or removed >= removals_max:
                 break
-            removed_here = self._remove_fields_at(prefix + name[DUE_POSITION_AT], expire_at_ms)
+            removed_here = self._remove_fields_at(prefix + name[FIELD_EXPIRY_POSITION_AT], expire_at_ms)
             if not removed_here:
                 raise StoreDamagedError(
                     "a field that expires is missing in the store; the store is rebuilt from the log"
@@ -214,9 +214,9 @@ class ExpiryTransaction(LmdbTransaction):
         return removed
 
     def _remove_dropped(self, line: bytes, prefix: bytes, removals_max: int) -> int:
-        """Remove rows of a dropped map, list, set or text; with the last of them its line."""
+        """Remove rows of a dropped map, list, set or text, and its line with the last row; return how many."""
         removed = 0
-        for table in (self._tables.fields, self._tables.dues, self._tables.blocks):
+        for table in (self._tables.fields, self._tables.field_expiry, self._tables.blocks):
             with self._txn.cursor(db=table) as cursor:
                 found = cursor.set_range(prefix)
                 while found and cursor.key().startswith(prefix):
@@ -235,7 +235,7 @@ class ExpiryTransaction(LmdbTransaction):
 def has_expired(
     txn: lmdb.Transaction[bytes], tables: Tables, announced: bytes, announced_to_ms: int, removed_to_ms: int
 ) -> bool:
-    """Tell whether anything is to be announced by one clock, or removed by another, or was dropped."""
+    """Tell whether a key or field is to be announced by one clock or removed by another, or rows were dropped."""
     if announced_to_ms < int.from_bytes(announced[LINE_TIME_AT], "big") - CLOCK_STEP_MS:
         return True
     with txn.cursor(db=tables.expiry) as lines:

@@ -1,4 +1,4 @@
-"""Changes of reducing states in a write transaction: each fold becomes a put of what it comes to."""
+"""Changes of reducing states in a write transaction: each fold becomes a put of its result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from state_backend.model.descriptor import Kind
 from state_backend.model.records import Change, Op
 
 FOLD = int(Op.FOLD)
-# To find so many fields of a small map one by one takes less time than to unpack it (about).
+# Up to about so many fields of a small map, finding each takes less time than unpacking the map.
 FINDS_MAX = 4
 
 
@@ -34,10 +34,10 @@ class Folds:
         self._keys = keys
         self._values = values
 
-    def applied(
+    def as_puts(
         self, record: bytes | None, rows: Sequence[tuple[Any, ...]], state: WrittenState
     ) -> Iterable[tuple[Any, ...]]:
-        """Return the changes of one key with puts in place of folds; `record` is what they are folded into."""
+        """Return the changes of one key with puts in place of folds into its `record`."""
         changes = list(map(Change._make, rows))
         current: dict[bytes, bytes | None] = {}  # by field, after the changes so far; a value's field is empty
         if record is not None and record[FORM_AT] == PACKED and len(rows) > FINDS_MAX:

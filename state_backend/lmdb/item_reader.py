@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 
-from state_backend.codec.checksums import SOUND, checksum, damaged
+from state_backend.codec.checksums import CRC_RESIDUE, checksum, damaged
 from state_backend.lmdb.layout import (
     FIELD_POSITION_BYTES,
     ID_BYTES,
@@ -22,8 +22,8 @@ from state_backend.store.store import (
     FIELD_POSITIONS,
 )
 
-# For fewer items than these, loops of C take longer to set up than they save (measured).
-LOOPS_PAY_FROM = 4
+# For fewer items, setting up loops in C takes longer than they save (measured).
+C_LOOPS_MIN = 4
 
 
 class ItemReader(RecordReader):
@@ -31,20 +31,21 @@ class ItemReader(RecordReader):
 
     def _fields(self, map_id: int, names: Sequence[bytes]) -> list[bytes | None]:
         """Return the records of some fields of a large map, or members of a large set, live or not; None: missing."""
-        if len(names) < LOOPS_PAY_FROM:
+        if len(names) < C_LOOPS_MIN:
             return [find(self._get_field, field_place(map_id, name), name)[1] for name in names]
         get, table = self._txn.get, self._tables.fields
         found = list(map(get, field_places(map_id, names), repeat(None), repeat(table)))
         for index, (record, name) in enumerate(zip(found, names, strict=True)):
-            if record is not None and checksum(record) != SOUND:
+            if record is not None and checksum(record) != CRC_RESIDUE:
                 raise damaged()
             if record is not None and not (record.startswith(name, NAME_AT) and read_header(record)[0] == len(name)):
-                found[index] = find(self._get_field, field_place(map_id, name), name)[1]  # of a shared position
+                # Another name has the same position.
+                found[index] = find(self._get_field, field_place(map_id, name), name)[1]
         return found
 
     def _get_field(self, at: bytes) -> bytes | None:
         record: bytes | None = self._txn.get(at, db=self._tables.fields)
-        if record is not None and checksum(record) != SOUND:
+        if record is not None and checksum(record) != CRC_RESIDUE:
             raise damaged()
         return record
 
@@ -56,7 +57,7 @@ class ItemReader(RecordReader):
                 for at, record in cursor.iternext():
                     if not at.startswith(prefix):
                         return
-                    if checksum(record) != SOUND:
+                    if checksum(record) != CRC_RESIDUE:
                         raise damaged()
                     yield at, record
 

@@ -43,7 +43,7 @@ class KeyCounts:
             return
         self._keys[state_number_of(record)] += sign
         self._expiring += sign * (expiry_of(record) > 0)
-        self._expiring_maps += sign * (record[FORM_AT] == LARGE and LargeMap.of(payload_of(record)).due_ms > 0)
+        self._expiring_maps += sign * (record[FORM_AT] == LARGE and LargeMap.of(payload_of(record)).next_expiry_ms > 0)
 
     def add_new(self, number: int, places: list[bytes]) -> None:
         """Count in new keys of a state that do not expire."""

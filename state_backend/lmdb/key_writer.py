@@ -1,6 +1,6 @@
 """The records of keys in a write transaction, written and deleted one by one.
 
-What the records of one kind of state hold is made in `value_writer`, `map_writer`, `list_writer` and `set_writer`.
+`value_writer`, `map_writer`, `list_writer` and `set_writer` make the content of the records of their kind of state.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from state_backend.lmdb.layout import (
     LargeMap,
     Table,
     Tables,
+    checked_rows,
     expiry_line,
     expiry_of,
     find,
     id_of,
     name_of,
     payload_of,
-    sound_rows,
 )
 from state_backend.model.descriptor import Kind
 from state_backend.model.slots import POSITION_BYTES, place_of
@@ -42,9 +42,9 @@ from state_backend.store.key_events import KeyEvent
 
 
 class KeyWriter:
-    """Writes and deletes the records of keys, and keeps the counts, the expiry index and the changed keys in step.
+    """Writes and deletes the records of keys, and updates the counts, the expiry index and the changed keys with them.
 
-    changed: how many changes made a difference so far. events: None unless somebody wants to be notified of them.
+    changed: how many changes made a difference so far. events: None unless events of keys are recorded.
     """
 
     def __init__(self, txn: lmdb.Transaction[bytes], tables: Tables, counts: KeyCounts, now_ms: int) -> None:
@@ -55,7 +55,7 @@ class KeyWriter:
         self.now_ms = now_ms
         self.records = Table(txn, tables.keys, POSITION_BYTES)
         self.fields = Table(txn, tables.fields, ID_BYTES + FIELD_POSITION_BYTES)
-        self.dues = txn.cursor(db=tables.dues)
+        self.field_expiry = txn.cursor(db=tables.field_expiry)
         self.changed_keys = ChangedKeys()
         self.events: EventWriter | None = None
         self.changed = 0
@@ -76,7 +76,7 @@ class KeyWriter:
         """Tell whether a key has not expired, nor all fields of a large map."""
         if 0 < expiry_of(record) <= self.now_ms:
             return False
-        return record[FORM_AT] != LARGE or LargeMap.of(payload_of(record)).is_live(self.dues, self.now_ms)
+        return record[FORM_AT] != LARGE or LargeMap.of(payload_of(record)).is_live(self.field_expiry, self.now_ms)
 
     def put(self, at: bytes, old: bytes | None, new: bytes) -> None:
         """Write a key's record over the old one, whose rows in other tables are dropped unless the new one has them."""
@@ -87,14 +87,14 @@ class KeyWriter:
         elif old[COUNTED_AT] != new[COUNTED_AT] or new[FORM_AT] == LARGE:
             self.counts.add(at, old, -1)
             self.counts.add(at, new, 1)
-        old_due_ms = 0
+        old_next_expiry_ms = 0
         if old is not None and old[FORM_AT] >= LARGE:
             if id_of(old) != id_of(new):
                 self.drop(old)
             elif old[FORM_AT] == LARGE:
-                old_due_ms = LargeMap.of(payload_of(old)).due_ms
+                old_next_expiry_ms = LargeMap.of(payload_of(old)).next_expiry_ms
         if new[FORM_AT] == LARGE:
-            self._move_map_line(old_due_ms, LargeMap.of(payload_of(new)))
+            self._move_map_line(old_next_expiry_ms, LargeMap.of(payload_of(new)))
         if new[EXPIRY_AT] != (old[EXPIRY_AT] if old is not None else NEVER):
             self._move_line(at[:POSITION_BYTES], expiry_of(old) if old is not None else 0, expiry_of(new))
 
@@ -119,11 +119,11 @@ class KeyWriter:
         self.changed += 1
 
     def drop(self, record: bytes) -> None:
-        """Leave the rows that a record has in other tables to `lmdb.expiry`, which removes them in portions."""
+        """Drop the rows that a record has in other tables: `lmdb.expiry` removes them later, in portions."""
         if record[FORM_AT] < LARGE:
             return
-        if record[FORM_AT] == LARGE and (due_ms := LargeMap.of(payload_of(record)).due_ms):
-            self.txn.delete(expiry_line(due_ms, MAP_LINE, id_of(record)), db=self.tables.expiry)
+        if record[FORM_AT] == LARGE and (next_expiry_ms := LargeMap.of(payload_of(record)).next_expiry_ms):
+            self.txn.delete(expiry_line(next_expiry_ms, MAP_LINE, id_of(record)), db=self.tables.expiry)
         self.txn.put(expiry_line(0, DROPPED_LINE, id_of(record)), b"", db=self.tables.expiry)
 
     def _move_line(self, position: bytes, before: int, after: int) -> None:
@@ -135,32 +135,32 @@ class KeyWriter:
 
     def _move_map_line(self, before: int, large: LargeMap) -> None:
         """Move a large map's line in the expiry index."""
-        if before == large.due_ms:
+        if before == large.next_expiry_ms:
             return
         if before:
             self.txn.delete(expiry_line(before, MAP_LINE, large.prefix), db=self.tables.expiry)
-        if large.due_ms:
-            self.txn.put(expiry_line(large.due_ms, MAP_LINE, large.prefix), b"", db=self.tables.expiry)
+        if large.next_expiry_ms:
+            self.txn.put(expiry_line(large.next_expiry_ms, MAP_LINE, large.prefix), b"", db=self.tables.expiry)
 
     def item_names(self, prefix: bytes) -> set[bytes]:
         """Return the names of all fields of a large map, or of all members of a large set."""
         names = set()
         with self.txn.cursor(db=self.tables.fields) as cursor:
             if cursor.set_range(prefix):
-                for at, item in sound_rows(cursor):
+                for at, item in checked_rows(cursor):
                     if not at.startswith(prefix):
                         break
                     names.add(name_of(item))
         return names
 
     def report(self, key: bytes, *events: KeyEvent) -> None:
-        """Write that something happened to a key, if somebody wants to be notified."""
+        """Record events of a key, if events are recorded."""
         if self.events is not None:
             self.events.add(key, bytes(events))
 
 
 class WrittenState(NamedTuple):
-    """A state as a write transaction needs it. is_replaced: the epoch brings its whole content."""
+    """A state as a write transaction needs it. is_replaced: the epoch has its full content."""
 
     number: int
     kind: Kind
@@ -184,5 +184,5 @@ class KindWriter(Protocol):
     ) -> None:
         """Apply the changes of one key, given its place and its live record.
 
-        rows: see `records.rows_in`; none of them folds. keeps_old: False if what the record holds is not to be kept.
+        rows: see `records.rows_in`; none of them folds. keeps_old: False if the changes replace the record's content.
         """

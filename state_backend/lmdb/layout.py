@@ -8,15 +8,15 @@ numbers:
     fields  map id (8), field position (6)    -> record of a large map's field; ordinals as above
             set id (8), field position (6)    -> record of a large set's member; its payload is empty, or the score (8)
     maps    map id (8)                        -> the map's key
-    dues    map id (8), expire_at_ms (8), field position (6) -> nothing; a field at that position expires at that time
+    field_expiry  map id (8), expire_at_ms (8), field position (6) -> nothing; a field at that position expires then
     blocks  list id (8), ...                  -> elements of a long list (see `lmdb.lists`)
             text id (8), number of a piece (8) -> a piece of a long text
             set id (8), number of a node (8)  -> the order of a large sorted set (see `lmdb.ranks`)
     expiry  its rows are called lines:
             expire_at_ms (8), b"k", position (6) -> nothing; a key at that position expires at that time
-            due_ms (8), b"m", map id (8)      -> nothing; no field of this large map expires before that time
-            due_ms (8), b"n", map id (8)      -> nothing; the next field of a large map to be announced, where the map's
-            line above was passed already (see `Meta.announced`)
+            next_expiry_ms (8), b"m", map id (8) -> nothing; no field of this large map expires before that time
+            next_expiry_ms (8), b"n", map id (8) -> nothing; when the next field of a large map is to be announced, if
+            the announcing has passed the map's line above (see `Meta.announced`)
             0 (8), b"d", id (8)               -> nothing; the rows of this id are dropped: no key has them any more
     meta    b"applied"                        -> JSON: the last epoch and counts (see `store.Applied`), states, counters
             b"changed", epoch (8)             -> the keys that one of the last epochs changed (see `changed_keys`)
@@ -32,7 +32,8 @@ numbers:
     SHORT   a short list (see `packed_list`)
     FEW     a small set (see `packed_list`), in byte order
     RANKED  a small sorted set (see `packed_sorted`)
-    LARGE   a large map: map id u64 | fields u64 | expiring fields u64 | due_ms i64: no field expires before (0: never)
+    LARGE   a large map: map id u64 | fields u64 | expiring fields u64 | next_expiry_ms i64: no field expires before
+            that time (0: no field expires)
     LONG    a long list: list id u64 | start u64 | end u64; its elements are in `blocks`
     TEXT    a value above `PIECE_BYTES`: text id u64 | length u64; its pieces, all of that size but the last, are in
             `blocks`: scans and reads of a part copy no full value, and LMDB needs no long run of free pages for it
@@ -59,15 +60,15 @@ from zlib import crc32
 
 import lmdb
 
-from state_backend.codec.checksums import CHECK_BYTES, SOUND, checked, checksum, damaged, with_checksum
+from state_backend.codec.checksums import CHECK_BYTES, CRC_RESIDUE, checked, checksum, damaged, with_checksum
 from state_backend.model.descriptor import Kind
 from state_backend.model.key_groups import KeyGroups
 from state_backend.model.slots import HASH_BITS, POSITION_BYTES
 from state_backend.store.slot_ownership import SlotOwnership
 from state_backend.store.store import Applied
 
-# Of the layout: a store of another format is rebuilt.
-FORMAT = 8
+# The version of this layout. A store of another version is rebuilt.
+FORMAT = 9
 
 HEADER = struct.Struct("<IqHB")
 read_header = HEADER.unpack_from
@@ -94,24 +95,24 @@ KINDS = (
 )
 # Where the parts of a record are.
 EXPIRY_AT, STATE_AT, FORM_AT, NAME_AT = slice(4, 12), slice(12, 14), 14, HEADER.size
-COUNTED_AT = slice(4, NAME_AT)  # all that counts depend on: expiry, state and form
+COUNTED_AT = slice(4, NAME_AT)  # the parts that the counts depend on: expiry, state and form
 NEVER = bytes(8)  # expire_at_ms as a record has it
 FIELD_POSITION_BYTES = 6
 ID_BYTES = 8
-# Where the parts of a row's name are: of `dues` behind the map's id, and of `expiry`.
-DUE_TIME_AT, DUE_POSITION_AT = slice(ID_BYTES, ID_BYTES + 8), slice(ID_BYTES + 8, None)
+# Where the parts of a row's name are: of `field_expiry` behind the map's id, and of `expiry`.
+FIELD_EXPIRY_TIME_AT, FIELD_EXPIRY_POSITION_AT = slice(ID_BYTES, ID_BYTES + 8), slice(ID_BYTES + 8, None)
 LINE_TIME_AT, LINE_TAG_AT, LINE_NAME_AT = slice(0, 8), slice(8, 9), slice(9, None)
-# Sixteen of LMDB's pages, less their header and the checksum. Reading one takes some 30 us (measured).
+# Sixteen of LMDB's pages without their header and the checksum. Reading a piece takes some 30 us (measured).
 PIECE_BYTES = (64 << 10) - 16 - CHECK_BYTES
 
-# A state's number, or one of the two below, and how many keys.
+# A state's number, or one of the two below, and the number of its keys in a slot.
 SLOT_COUNT = struct.Struct("<Iq")
 EXPIRING, EXPIRING_MAPS = 1 << 16, (1 << 16) + 1
 
 # Tags of lines in the expiry index, in the order in which lines of one time are processed.
 DROPPED_LINE, KEY_LINE, MAP_LINE, FIELD_LINE = b"d", b"k", b"m", b"n"
 
-TABLES = (b"keys", b"fields", b"maps", b"dues", b"blocks", b"expiry", b"meta")
+TABLES = (b"keys", b"fields", b"maps", b"field_expiry", b"blocks", b"expiry", b"meta")
 
 
 class Tables(NamedTuple):
@@ -120,7 +121,7 @@ class Tables(NamedTuple):
     keys: Any
     fields: Any
     maps: Any
-    dues: Any
+    field_expiry: Any
     blocks: Any
     expiry: Any
     meta: Any
@@ -130,8 +131,8 @@ class Tables(NamedTuple):
 class Meta:
     """The `applied` record: the store's epoch and counts, and the numbers that its records use.
 
-    announced: the last line of the expiry index that was announced, and all before it: their keys are in no count, and
-        clients were notified, whether the keys are removed yet or not.
+    announced: the last line of the expiry index whose keys were announced. The keys of this line and of all lines
+        before it are in no count, and clients were notified of them, whether the keys are removed yet or not.
     slot_ownership: None while the store owns all slots and always did; then no keys are counted by slot.
     """
 
@@ -189,12 +190,12 @@ def read_meta(txn: lmdb.Transaction[bytes], tables: Tables, generation: str) -> 
 def find(get: Callable[[bytes], bytes | None], position: bytes, name: bytes) -> tuple[bytes, bytes | None]:
     """Return the place of a name and its record; for a missing name the next free place and None.
 
-    StoreDamagedError if a record on the way is damaged.
+    StoreDamagedError if one of the records at this position is damaged.
     """
     at = position
     ordinal = 0
     while (record := get(at)) is not None:
-        if checksum(record) != SOUND:
+        if checksum(record) != CRC_RESIDUE:
             raise damaged()
         if record.startswith(name, NAME_AT) and read_header(record)[0] == len(name):
             return at, record
@@ -217,21 +218,21 @@ def records_of_slots(records: lmdb.Cursor[bytes], slots: KeyGroups, position: in
             for at, record in records.iternext():
                 if at >= end_at:
                     break
-                if checksum(record) != SOUND:
+                if checksum(record) != CRC_RESIDUE:
                     raise damaged()
                 yield at, record
 
 
-def sound_rows(records: lmdb.Cursor[bytes]) -> Iterator[tuple[bytes, bytes]]:
+def checked_rows(records: lmdb.Cursor[bytes]) -> Iterator[tuple[bytes, bytes]]:
     """Iterate over (place, record) from a cursor's row on; StoreDamagedError for a damaged record."""
     for at, record in records.iternext():
-        if checksum(record) != SOUND:
+        if checksum(record) != CRC_RESIDUE:
             raise damaged()
         yield at, record
 
 
 class Table:
-    """A table of records in a write transaction. Its one cursor finds the next of sorted rows on the same page."""
+    """A table of records in a write transaction. Its one cursor finds the next sorted row on the same page."""
 
     def __init__(self, txn: lmdb.Transaction[bytes], table: Any, position_bytes: int) -> None:
         self._cursor = txn.cursor(db=table)
@@ -256,7 +257,7 @@ class Table:
         """Iterate over (place, record) of a position."""
         at, ordinal = position, 0
         while (record := self.get(at)) is not None:
-            if checksum(record) != SOUND:
+            if checksum(record) != CRC_RESIDUE:
                 raise damaged()
             yield at, record
             ordinal += 1
@@ -295,7 +296,7 @@ class LargeMap(NamedTuple):
     map_id: int
     size: int
     expiring: int
-    due_ms: int
+    next_expiry_ms: int
 
     @classmethod
     def of(cls, payload: bytes) -> LargeMap:
@@ -306,18 +307,20 @@ class LargeMap(NamedTuple):
 
     @property
     def prefix(self) -> bytes:
-        """The prefix of the names of its rows in `fields` and `dues`."""
+        """The prefix of the names of its rows in `fields` and `field_expiry`."""
         return self.map_id.to_bytes(ID_BYTES, "big")
 
     def may_have_expired(self, now_ms: int) -> bool:
         """Tell whether a field may have expired by now; if not, `size` is the number of live fields."""
-        return 0 < self.due_ms <= now_ms
+        return 0 < self.next_expiry_ms <= now_ms
 
-    def is_live(self, dues: lmdb.Cursor[bytes], now_ms: int) -> bool:
-        """Tell whether a field is live: one look-up in `dues`, however many have expired."""
+    def is_live(self, field_expiry: lmdb.Cursor[bytes], now_ms: int) -> bool:
+        """Tell whether a field is live: one look-up in `field_expiry`, however many have expired."""
         if self.expiring < self.size or not self.may_have_expired(now_ms):
             return True
-        return dues.set_range(due_name(self.prefix, now_ms + 1)) and dues.key().startswith(self.prefix)
+        return field_expiry.set_range(field_expiry_name(self.prefix, now_ms + 1)) and field_expiry.key().startswith(
+            self.prefix
+        )
 
 
 class LargeSet(NamedTuple):
@@ -340,7 +343,7 @@ class LargeSet(NamedTuple):
         return self.set_id.to_bytes(ID_BYTES, "big")
 
 
-def due_name(prefix: bytes, at_ms: int, position: bytes = b"") -> bytes:
+def field_expiry_name(prefix: bytes, at_ms: int, position: bytes = b"") -> bytes:
     return prefix + at_ms.to_bytes(8, "big") + position
 
 

@@ -1,4 +1,4 @@
-"""Lists in a write transaction: a short one is one record, a long one lies in blocks (see `lmdb.lists`)."""
+"""Lists in a write transaction: a short one is one record, a long one has its elements in blocks (see `lmdb.lists`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ListWriter:
         *,
         keeps_old: bool,
     ) -> None:
-        """Apply the changes of one key: what they append, behind the last change that replaces the list."""
+        """Apply the changes of one key: the last one that replaces the list, then appended elements after it."""
         changes = list(map(Change._make, rows))
         appended: list[bytes] = []
         has_expired = False

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from state_backend.codec import packed_map
-from state_backend.codec.checksums import CHECK_BYTES, SOUND, checksum, damaged
+from state_backend.codec.checksums import CHECK_BYTES, CRC_RESIDUE, checksum, damaged
 from state_backend.lmdb.item_reader import ItemReader
 from state_backend.lmdb.layout import (
-    DUE_POSITION_AT,
-    DUE_TIME_AT,
+    FIELD_EXPIRY_POSITION_AT,
+    FIELD_EXPIRY_TIME_AT,
     FORM_AT,
     ID_BYTES,
     NAME_AT,
@@ -87,20 +87,20 @@ class MapReader(ItemReader):
 
     def _expired_fields(self, large: LargeMap) -> Iterator[bytes]:
         """Iterate over the records of a large map's fields that have expired and are not yet removed."""
-        with self._txn.cursor(db=self._tables.dues) as dues:
-            found = dues.set_range(large.prefix)
-            while found and (name := dues.key()).startswith(large.prefix):
-                due_ms = int.from_bytes(name[DUE_TIME_AT], "big")
-                if due_ms > self._now_ms:
+        with self._txn.cursor(db=self._tables.field_expiry) as field_expiry:
+            found = field_expiry.set_range(large.prefix)
+            while found and (name := field_expiry.key()).startswith(large.prefix):
+                next_expiry_ms = int.from_bytes(name[FIELD_EXPIRY_TIME_AT], "big")
+                if next_expiry_ms > self._now_ms:
                     return
-                position = large.prefix + name[DUE_POSITION_AT]
+                position = large.prefix + name[FIELD_EXPIRY_POSITION_AT]
                 ordinal, at = 0, position
                 while (record := self._get_field(at)) is not None:
-                    if expiry_of(record) == due_ms:
+                    if expiry_of(record) == next_expiry_ms:
                         yield record
                     ordinal += 1
                     at = position + ordinal.to_bytes(2, "big")
-                found = dues.next()
+                found = field_expiry.next()
 
     def map_texts(self, key: bytes) -> Iterator[tuple[bytes, Text]]:
         record = self._map(key)
@@ -118,7 +118,7 @@ class MapReader(ItemReader):
                 for at, record in cursor.iternext():
                     if not at.startswith(prefix):
                         return
-                    if checksum(record) != SOUND:
+                    if checksum(record) != CRC_RESIDUE:
                         raise damaged()
                     length, expire_at_ms, _, form = read_header(record)
                     if not 0 < expire_at_ms <= now_ms:

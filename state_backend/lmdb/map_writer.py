@@ -9,7 +9,7 @@ from state_backend.codec import packed_map
 from state_backend.codec.checksums import with_checksum
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
 from state_backend.lmdb.layout import (
-    DUE_TIME_AT,
+    FIELD_EXPIRY_TIME_AT,
     FIELD_LINE,
     FIELD_POSITION_BYTES,
     FORM_AT,
@@ -19,9 +19,9 @@ from state_backend.lmdb.layout import (
     PACKED,
     TEXT,
     LargeMap,
-    due_name,
     expiry_line,
     expiry_of,
+    field_expiry_name,
     field_place,
     find,
     id_of,
@@ -39,7 +39,7 @@ PUT = int(Op.PUT)
 class MapWriter:
     """Writes the keys of map states, and the fields of large maps.
 
-    has_late_field: a field was put since this was set to False whose expiry lies before the time that is announced.
+    has_late_field: since this was set to False, a field was put whose expiry is before the announced time.
     """
 
     def __init__(self, keys: KeyWriter, values: ValueWriter) -> None:
@@ -56,7 +56,7 @@ class MapWriter:
         *,
         keeps_old: bool,
     ) -> None:
-        """Apply the changes of one key: the last that replaces or deletes the map, then those of fields behind it."""
+        """Apply the changes of one key: the last that replaces or deletes the map, and those of fields after it."""
         changes = list(map(Change._make, rows))
         if not keeps_old and old is not None:
             at, old, changes = self._without_other_fields(at, old, changes)
@@ -74,7 +74,7 @@ class MapWriter:
                 return
             at, old = self._keys.find_live(key)
         if old is not None and expiry_of(old) and any(change.op != PUT for change in changes):
-            # A map that becomes empty in between loses its expiry: one change after the other.
+            # One change after the other, because a map that becomes empty in between loses its expiry.
             for change in changes:
                 self._change_fields(*self._keys.find_live(key), {change.field or b"": change}, state.number)
         else:
@@ -83,7 +83,7 @@ class MapWriter:
     def _without_other_fields(
         self, at: bytes, old: bytes, changes: list[Change]
     ) -> tuple[bytes, bytes | None, list[Change]]:
-        """Make changes that also delete all fields they do not name; return the map's place and record with them."""
+        """Add deletions of all fields that the changes do not name; return the map's place, record and changes."""
         key = changes[0].key
         if any(change.field is None for change in changes):
             return at, old, changes
@@ -190,19 +190,19 @@ class MapWriter:
         return True
 
     def announce_next(self, large: LargeMap, after_ms: int) -> None:
-        """Have the next field that expires after a time announced, if the map's own line was passed already."""
+        """Add a line for the next field that expires after a time, if the announcing has passed the map's own line."""
         keys = self._keys
-        if large.due_ms and expiry_line(large.due_ms, MAP_LINE, large.prefix) <= keys.meta.announced:
-            name = due_name(large.prefix, after_ms + 1)
-            if keys.dues.set_range(name) and (due := keys.dues.key()).startswith(large.prefix):
-                at_ms = int.from_bytes(due[DUE_TIME_AT], "big")
+        if large.next_expiry_ms and expiry_line(large.next_expiry_ms, MAP_LINE, large.prefix) <= keys.meta.announced:
+            name = field_expiry_name(large.prefix, after_ms + 1)
+            if keys.field_expiry.set_range(name) and (name_found := keys.field_expiry.key()).startswith(large.prefix):
+                at_ms = int.from_bytes(name_found[FIELD_EXPIRY_TIME_AT], "big")
                 keys.txn.put(expiry_line(at_ms, FIELD_LINE, large.prefix), b"", db=keys.tables.expiry)
 
     # Fields of large maps ----------------------------------------------------------------------------------------
 
     def _with_fields(self, large: LargeMap, changes: dict[bytes, Change]) -> tuple[LargeMap, int]:
-        """Change fields of a large map; return the map's payload then, and how many changes made a difference."""
-        map_id, size, expiring, due_ms = large
+        """Change fields of a large map; return its new payload, and how many changes made a difference."""
+        map_id, size, expiring, next_expiry_ms = large
         changed = 0
         for name, change in changes.items():
             at, record = find(self._keys.fields.get, field_place(map_id, name), name)
@@ -214,8 +214,8 @@ class MapWriter:
                 after = expiry_of(new)
                 size += record is None
                 expiring += after > 0
-                if after and not 0 < due_ms <= after:
-                    due_ms = after
+                if after and not 0 < next_expiry_ms <= after:
+                    next_expiry_ms = after
             elif record is not None:
                 self.delete_field(at, record)
                 size -= 1
@@ -223,7 +223,7 @@ class MapWriter:
                 continue
             expiring -= record is not None and expiry_of(record) > 0
             changed += 1
-        return LargeMap(map_id, size, expiring, due_ms if expiring else 0), changed
+        return LargeMap(map_id, size, expiring, next_expiry_ms if expiring else 0), changed
 
     def _put_field(self, at: bytes, old: bytes | None, new: bytes) -> None:
         self._keys.fields.put(at, new)
@@ -231,26 +231,28 @@ class MapWriter:
             self._keys.drop(old)
         before, after = expiry_of(old) if old is not None else 0, expiry_of(new)
         if before != after:
-            self._move_due(at, before, after)
+            self._move_field_expiry(at, before, after)
             self.has_late_field |= 0 < after <= self._keys.meta.announced_ms
 
     def delete_field(self, at: bytes, record: bytes) -> None:
-        """Delete a field's record and its row in `dues`."""
+        """Delete a field's record and its row in `field_expiry`."""
         self._keys.drop(record)
         self._keys.fields.delete(at)
         if expire_at_ms := expiry_of(record):
-            self._move_due(at, expire_at_ms, 0)
+            self._move_field_expiry(at, expire_at_ms, 0)
 
-    def _move_due(self, at: bytes, before: int, after: int) -> None:
-        """Move a field's row in `dues`; one that another field of the same position needs stays."""
+    def _move_field_expiry(self, at: bytes, before: int, after: int) -> None:
+        """Move a field's row in `field_expiry`; one that another field of the same position needs stays."""
         position = at[: ID_BYTES + FIELD_POSITION_BYTES]
         prefix, position_in_map = position[:ID_BYTES], position[ID_BYTES:]
         if before and not self._keys.fields.expires_at(position, before):
-            self._keys.txn.delete(due_name(prefix, before, position_in_map), db=self._keys.tables.dues)
+            self._keys.txn.delete(field_expiry_name(prefix, before, position_in_map), db=self._keys.tables.field_expiry)
         if after:
-            self._keys.txn.put(due_name(prefix, after, position_in_map), b"", db=self._keys.tables.dues)
+            self._keys.txn.put(
+                field_expiry_name(prefix, after, position_in_map), b"", db=self._keys.tables.field_expiry
+            )
 
 
 def _is_huge(record: bytes) -> bool:
-    """Tell whether a map has too many fields for all their names to be in memory, which a replacement needs."""
+    """Tell whether a map has too many fields to have all their names in memory, as a replacement needs them."""
     return record[FORM_AT] == LARGE and LargeMap.of(payload_of(record)).size > RUN_ROWS_MAX

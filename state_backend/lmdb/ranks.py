@@ -4,13 +4,14 @@
 
     node      packed (see `packed_sorted`) | children | level u8: 0 for a leaf | checksum
     leaf      packed: the members; no children
-    inner     packed: the lowest place of each child, as (score, text); the text is cut to the bytes that separate the
-              child from the one before; children: n x u64 their numbers, then n x u64 how many members are in them
-              and in those before
+    inner     packed: the lower bound of each child, as (score, text); the text is cut to the bytes that separate the
+              child from the one before; children: n x u64 numbers of the children, then n x u64 counts: how many
+              members are in a child and in those before it
 
-To find the rank of a member, or the member of a rank, reads a node of each level: three for a million members. The
-changes of one epoch are applied together: each changed node is written once, and split or joined with a neighbour if
-needed.
+A look-up of a rank, or of the member with a rank, reads a node of each level: three for a million members. The changes
+of one epoch are applied together: each changed node is written once, and split or joined with a neighbour if needed.
+
+A *bound* is a position in the order, written as a pair (score, member) that need not be in the set.
 """
 
 from __future__ import annotations
@@ -29,27 +30,27 @@ from state_backend.codec.checksums import checked, with_checksum
 from state_backend.codec.packed_sorted import Pair
 from state_backend.model.errors import StoreDamagedError
 
-# Of a node: above these it is split into nodes filled to three quarters; below a quarter it is joined with a neighbour.
+# A larger node is split into nodes filled to three quarters; below a quarter a node is joined with a neighbour.
 WIDTH_MAX = 128
 BYTES_MAX = 8192
-# Separators may be as long as members; so many children per node bound the depth of the tree all the same.
+# Bounds may be as long as members. A node has at least so many children, so that the depth of the tree is bounded.
 CHILDREN_MIN = 4
 
-# With more than one step per so many members a leaf is unpacked and rebuilt (about where both take the same time).
+# A leaf with more than one step per so many members is unpacked and rebuilt (about where both take the same time).
 STEPS_SHARE = 6
 
-# Cached inner nodes of a tree: enough for two million members, some megabytes.
+# The number of cached inner nodes of a tree: enough for two million members, some megabytes.
 INNER_MAX = 256
 
 LOWEST: Pair = (-inf, b"")
 ROOT = 0
 
-# A place in the order, and whether a member is put there (True) or removed from there.
+# A member, and whether it is put (True) or removed.
 Step = tuple[Pair, bool]
 
 
 def bound_of_score(score: float, is_after: bool) -> Pair | None:
-    """Return the place before, or behind, all members with a score; None if no member can be behind it."""
+    """Return the bound before, or behind, all members with a score; None if no member can be behind it."""
     if not is_after:
         return score, b""
     return None if score == inf else (nextafter(score, inf), b"")
@@ -78,7 +79,7 @@ def _ends(node: bytes) -> Sequence[int]:
 
 
 class Inner(NamedTuple):
-    """An unpacked inner node: the children's lowest places, their numbers, and how many members are before each."""
+    """An unpacked inner node: the children's lower bounds, their numbers, and how many members are before each."""
 
     lows: list[Pair]
     numbers: Sequence[int]
@@ -102,13 +103,13 @@ class Ranks:
     def _node(self, number: int) -> bytes:
         node: bytes | None = self._txn.get(node_name(self._set_id, number), db=self._table)
         if node is None:
-            raise _broken()
+            raise _mismatch()
         return checked(node)
 
-    def before(self, place: Pair) -> int:
-        """Return how many members are before a place in the order."""
-        start, leaf = self._leaf(place)
-        return start + packed_sorted.before(leaf, place)
+    def before(self, bound: Pair) -> int:
+        """Return how many members are before a bound."""
+        start, leaf = self._leaf(bound)
+        return start + packed_sorted.before(leaf, bound)
 
     def rank(self, score: float, member: bytes) -> int:
         """Return how many members are before one, given its score."""
@@ -116,10 +117,10 @@ class Ranks:
         try:
             return start + packed_sorted.rank(leaf, score, member)
         except IndexError:
-            raise _broken() from None
+            raise _mismatch() from None
 
-    def _leaf(self, place: Pair) -> tuple[int, bytes]:
-        """Return the leaf that a place belongs to, and how many members are before that leaf."""
+    def _leaf(self, bound: Pair) -> tuple[int, bytes]:
+        """Return how many members are before the leaf that a bound belongs to, and the leaf."""
         start, number, cache = 0, ROOT, self._inner
         while True:
             inner = cache.get(number)
@@ -129,7 +130,7 @@ class Ranks:
                     return start, node
                 inner = self._unpacked(number, node)
             lows, numbers, starts = inner
-            child = bisect_right(lows, place, 1) - 1  # a place before all of them is in the first
+            child = bisect_right(lows, bound, 1) - 1  # a bound before all children belongs to the first
             start += starts[child]
             number = numbers[child]
 
@@ -162,7 +163,7 @@ class Ranks:
 
 @dataclass(slots=True)
 class _Child:
-    """A node in its parent. width and bytes_ are known only of a node that was just written."""
+    """A node in its parent. low: its lower bound; size: its members. width and bytes_: only if it was just written."""
 
     low: Pair
     number: int
@@ -184,7 +185,7 @@ class RankTree(Ranks):
         self.next_node = next_node
 
     def change(self, steps: Sequence[Step]) -> None:
-        """Apply steps, sorted by place. Members that are put are missing, and members that are removed are there."""
+        """Apply sorted steps. Members that are put must be missing, and members that are removed must be in the set."""
         if not steps:
             return
         if not self.next_node:
@@ -216,7 +217,7 @@ class RankTree(Ranks):
         self._txn.delete(node_name(self._set_id, number), db=self._table)
 
     def _changed(self, number: int, low: Pair, steps: Sequence[Step]) -> tuple[int, list[_Child]]:
-        """Apply steps to a node with the lowest place `low`; return its level, and the nodes that it becomes."""
+        """Apply steps to a node with the lower bound `low`; return its level, and the nodes that it becomes."""
         node = self._node(number)
         level = node[-1]
         if not level:
@@ -240,7 +241,7 @@ class RankTree(Ranks):
         try:
             run = packed_sorted.edited(node[:-1], steps)
         except KeyError:
-            raise _broken() from None
+            raise _mismatch() from None
         n = packed_sorted.count(run)
         if not 0 < n <= WIDTH_MAX or len(run) > BYTES_MAX:
             return self._write_leaf(number, low, packed_sorted.pairs(run))
@@ -262,7 +263,7 @@ class RankTree(Ranks):
         return written
 
     def _write_inner(self, number: int, level: int, low: Pair, children: list[_Child]) -> list[_Child]:
-        """Write the children of an inner node, in the same way."""
+        """Write the children of an inner node, to several nodes if they are too many; without any it is deleted."""
         if not children:
             self._delete(number)
             return []
@@ -309,11 +310,11 @@ class RankTree(Ranks):
 
 
 def _children(node: bytes, low: Pair) -> list[_Child]:
-    """Return the children of an inner node; the first has the lowest place of the node."""
+    """Return the children of an inner node; the first one has the lower bound of the node, `low`."""
     numbers, ends = _numbers(node), _ends(node)
     children = [
-        _Child(place, number, end - start)
-        for place, number, start, end in zip(packed_sorted.pairs(node), numbers, (0, *ends), ends, strict=False)
+        _Child(bound, number, end - start)
+        for bound, number, start, end in zip(packed_sorted.pairs(node), numbers, (0, *ends), ends, strict=False)
     ]
     children[0].low = low
     return children
@@ -324,12 +325,12 @@ def _edited(pairs: list[Pair], steps: Sequence[Step]) -> list[Pair]:
     removed = {pair for pair, is_put in steps if not is_put}
     remaining = [pair for pair in pairs if pair not in removed]
     if len(remaining) + len(removed) != len(pairs):
-        raise _broken()
+        raise _mismatch()
     return sorted(remaining + [pair for pair, is_put in steps if is_put])
 
 
 def _separator(last: Pair, first: Pair) -> Pair:
-    """Return the shortest place that separates two neighbours, at most the second one."""
+    """Return the shortest bound between two neighbours, which is at most the second one."""
     if last[0] != first[0]:
         return first[0], b""
     neighbours = zip(last[1], first[1], strict=False)
@@ -345,15 +346,15 @@ def _cut(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
     width = n if n <= WIDTH_MAX else ceil(n / ceil(n / (WIDTH_MAX * 3 // 4)))
     enough = total if total <= BYTES_MAX else ceil(total / ceil(total / (BYTES_MAX * 3 // 4)))
     cuts = []
-    start = held = 0
+    start = filled = 0
     for index, size in enumerate(sizes):
-        is_full = held >= enough or held + size > BYTES_MAX
+        is_full = filled >= enough or filled + size > BYTES_MAX
         if index - start >= width or (is_full and index - start >= least):
             cuts.append((start, index))
-            start, held = index, 0
-        held += size
+            start, filled = index, 0
+        filled += size
     return [*cuts, (start, n)]
 
 
-def _broken() -> StoreDamagedError:
+def _mismatch() -> StoreDamagedError:
     return StoreDamagedError("the order of a sorted set does not match its members; the store is rebuilt from the log")

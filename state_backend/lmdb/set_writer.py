@@ -48,10 +48,10 @@ class SetWriter:
         *,
         keeps_old: bool,
     ) -> None:
-        """Apply the changes of one key: members added and removed, behind the last change that replaces the set."""
+        """Apply the changes of one key: the last one that replaces the set, then added and removed members after it."""
         changes = list(map(Change._make, rows))
         is_sorted = state.kind is Kind.SORTED_SET
-        scores: dict[bytes, float | None] = {}  # None: is removed
+        scores: dict[bytes, float | None] = {}  # None: the member is removed
         expire_at_ms = None if old is None else expiry_of(old) or None
         has_expired = False
         for change in changes:

@@ -29,7 +29,7 @@ from state_backend.lmdb.layout import (
 
 # LMDB's overhead per row in a page: a header, and an entry in the page's index.
 ROW_BYTES = 10
-# Of a piece of a long text, with its name.
+# The same for a piece of a long text, and its name.
 PIECE_ROW_BYTES = 16 + ROW_BYTES
 # A number is yielded after so many rows, or bytes of them: well below a millisecond (guess).
 STEP_ROWS = 512
@@ -42,7 +42,7 @@ Count = Callable[[bytes], int]
 def sizes(txn: lmdb.Transaction[bytes], tables: Tables, at: bytes, record: bytes, items_max: int) -> Iterator[int]:
     """Iterate over numbers that add up to the size of a key, given its record; each takes a bounded time.
 
-    items_max: of a large map, list or set about so many items are read; the size of the rest is extrapolated.
+    items_max: about so many items of a large map, list or set are read; the size of the others is extrapolated.
     """
     form, payload = record[FORM_AT], payload_of(record)
     yield len(at) + len(record) + ROW_BYTES
@@ -62,7 +62,7 @@ def sizes(txn: lmdb.Transaction[bytes], tables: Tables, at: bytes, record: bytes
         yield from _rows(txn, tables.blocks, prefix, _leaf_count, large.size, items_max)
     if isinstance(large, LargeMap):
         yield from _rows(txn, tables.maps, prefix, _one, 1, items_max)
-        yield from _rows(txn, tables.dues, prefix, _one, large.expiring, items_max)
+        yield from _rows(txn, tables.field_expiry, prefix, _one, large.expiring, items_max)
 
 
 def text_bytes(payload: bytes) -> int:

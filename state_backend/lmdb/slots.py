@@ -26,12 +26,12 @@ from state_backend.lmdb.layout import (
     LargeMap,
     Meta,
     Tables,
+    checked_rows,
     expiry_of,
     name_of,
     payload_of,
     records_of_slots,
     slot_counts_name,
-    sound_rows,
     state_number_of,
 )
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
@@ -57,7 +57,7 @@ class SlotCounts(KeyCounts):
         added = self._added[at[:SLOT_BYTES]]
         added[state_number_of(record)] += sign
         added[EXPIRING] += sign * (expiry_of(record) > 0)
-        added[EXPIRING_MAPS] += sign * (record[FORM_AT] == LARGE and LargeMap.of(payload_of(record)).due_ms > 0)
+        added[EXPIRING_MAPS] += sign * (record[FORM_AT] == LARGE and LargeMap.of(payload_of(record)).next_expiry_ms > 0)
 
     def add_new(self, number: int, places: list[bytes]) -> None:
         for slot, keys in Counter(place[:SLOT_BYTES] for place in places).items():
@@ -72,7 +72,7 @@ class SlotCounts(KeyCounts):
 
     def _plain(self, cursor: lmdb.Cursor[bytes]) -> Iterator[bytes]:
         """Return slot and state of each key that does not expire, and count those that do."""
-        for at, record in sound_rows(cursor):
+        for at, record in checked_rows(cursor):
             if record[EXPIRY_AT] != NEVER or record[FORM_AT] == LARGE:
                 self.add(at, record, 1)
             else:

@@ -20,6 +20,7 @@ from state_backend.lmdb.layout import (
     TEXT,
     TREE,
     changed_name,
+    checked_rows,
     expired_name,
     expiry_of,
     find,
@@ -28,7 +29,6 @@ from state_backend.lmdb.layout import (
     ranges_of,
     read_header,
     records_of_slots,
-    sound_rows,
     state_number_of,
 )
 from state_backend.lmdb.list_reader import ListReader
@@ -46,8 +46,8 @@ from state_backend.store.changed_keys import CHANGED_EPOCHS_MAX, EXPIRY_BATCHES_
 from state_backend.store.key_events import Portion, StoredPortions, unpack
 from state_backend.store.store import (
     Entry,
+    as_bytes,
     random_key_steps,
-    whole,
 )
 
 if TYPE_CHECKING:
@@ -111,11 +111,11 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
             if step is not None:
                 return step
         last_at = b""
-        left, visits_max, visited_bytes = count, VISITS_MAX + count, 0
+        remaining, visits_max, visited_bytes = count, VISITS_MAX + count, 0
         now_ms = self._now_ms
         with self._txn.cursor(db=self._tables.keys) as records:
             for visits, (at, record) in enumerate(self._records(records, cursor)):
-                is_enough = left <= 0 or visits >= visits_max or visited_bytes >= VISITED_BYTES_MAX
+                is_enough = remaining <= 0 or visits >= visits_max or visited_bytes >= VISITED_BYTES_MAX
                 if is_enough and (position := at[:POSITION_BYTES]) != last_at[:POSITION_BYTES]:
                     return int.from_bytes(position, "big"), found
                 visited_bytes += len(record)
@@ -123,7 +123,7 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
                 length, expire_at_ms, _, form = read_header(record)
                 if 0 < expire_at_ms <= now_ms or (form == LARGE and not self._is_live(record)):
                     continue
-                left -= 1
+                remaining -= 1
                 if (kinds is None or KINDS[form] in kinds) and (not only_expiring or expire_at_ms):
                     found.append(record[NAME_AT : NAME_AT + length])
         return 0, found
@@ -133,7 +133,7 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
         owned = self.key_groups
         if owned != ALL:
             return records_of_slots(records, owned, position)
-        return sound_rows(records) if records.set_range(position.to_bytes(POSITION_BYTES, "big")) else ()
+        return checked_rows(records) if records.set_range(position.to_bytes(POSITION_BYTES, "big")) else ()
 
     def changes(self) -> Iterator[Change]:
         names = self._read_meta().names()
@@ -144,7 +144,7 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
         return runs_of_rows(self._live_rows(states), states)
 
     def _live_rows(self, states: Sequence[str]) -> Iterator[Row]:
-        """Iterate over what makes this state as rows of a run; most records are one row, and taken apart here."""
+        """Iterate over the rows that build this state. Most records are one row, and are decoded here."""
         view = self.lend(self._clock_ms, lambda: None)
         names, now_ms, put = self._read_meta().names(), self._clock_ms, int(Op.PUT)
         numbers = [states.index(name) if name in states else -1 for name in names]
@@ -162,9 +162,9 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
                         yield (position, numbers[number], *change)
 
     def _changes_of(self, record: bytes) -> Iterator[tuple[Op, bytes, bytes | None, bytes, int | None]]:
-        """Return what makes one key of several records, as changes without their state.
+        """Iterate over the changes, without their state, that build a key with rows in other tables.
 
-        A large map begins with one field where the map itself has an expiry to carry.
+        A large map that expires as a whole begins with a put of one field, which sets the map's expiry.
         """
         key, payload, expire_at_ms = name_of(record), payload_of(record), expiry_of(record) or None
         if record[FORM_AT] == LONG:
@@ -175,19 +175,19 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
             for member in self.members(key):
                 yield (Op.PUT, key, member, b"", expire_at_ms)
             return
-        if record[FORM_AT] == TREE:  # by score, so that a store that applies them writes one block after the other
+        if record[FORM_AT] == TREE:  # in the order of scores, so that a store writes one node of the tree after another
             for member, score in self.sorted_members(key, 0, self.sorted_size(key)):
                 yield (Op.PUT, key, member, packed_sorted.score_text(score), expire_at_ms)
             return
         if record[FORM_AT] == TEXT:
-            yield (Op.PUT, key, None, whole(self._long_text(payload)), expire_at_ms)
+            yield (Op.PUT, key, None, as_bytes(self._long_text(payload)), expire_at_ms)
             return
         if expire_at_ms is not None:
             first = next(self._live_field_records(record))
-            packed = packed_map.pack([(name_of(first), whole(self._field_text(first)))])
+            packed = packed_map.pack([(name_of(first), as_bytes(self._field_text(first)))])
             yield (Op.PUT, key, None, packed, expire_at_ms)
         for each in self._live_field_records(record):
-            yield (Op.PUT, key, name_of(each), whole(self._field_text(each)), expiry_of(each) or None)
+            yield (Op.PUT, key, name_of(each), as_bytes(self._field_text(each)), expiry_of(each) or None)
 
     def random_keys(self) -> Iterator[bytes | None]:
         return random_key_steps(self.scan, self.key_groups)

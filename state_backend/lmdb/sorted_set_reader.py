@@ -17,19 +17,19 @@ from state_backend.lmdb.ranks import Inner, Ranks, bound_of_score
 from state_backend.lmdb.set_reader import SetReader
 from state_backend.model.descriptor import Kind
 
-# Large sorted sets whose inner nodes are cached in one version of a store; one more empties the cache.
+# The number of large sorted sets whose inner nodes are cached in one version of a store; one more empties the cache.
 TREES_MAX = 8
 
 
 class SortedSetReader(SetReader):
     """Reads the keys of sorted set states."""
 
-    # Of large ones, in a store without keys that expire: their payload, and inner nodes of their trees.
+    # By key of a large sorted set, in a store without keys that expire: its payload, and inner nodes of its tree.
     _trees: dict[bytes, tuple[LargeSet, dict[int, Inner]]]
     _trees_version = -1
 
     def _sorted(self, key: bytes) -> tuple[bytes, LargeSet | None, dict[int, Inner]]:
-        """Return what `_set` does, and the cache for inner nodes of its tree."""
+        """Return the same as `_set`, and the cache for inner nodes of its tree."""
         if self._trees_version != self.version:
             self._trees, self._trees_version = {}, self.version
         elif cached := self._trees.get(key):
@@ -74,12 +74,12 @@ class SortedSetReader(SetReader):
 
     def rank_of_score(self, key: bytes, score: float, is_after: bool) -> int:
         packed, large, inner = self._sorted(key)
-        place = bound_of_score(score, is_after)
+        bound = bound_of_score(score, is_after)
         if large is not None:
-            return large.size if place is None else self._ranks(large, inner).before(place)
+            return large.size if bound is None else self._ranks(large, inner).before(bound)
         if not packed:
             return 0
-        return packed_sorted.count(packed) if place is None else packed_sorted.before(packed, place)
+        return packed_sorted.count(packed) if bound is None else packed_sorted.before(packed, bound)
 
     def rank_of_member(self, key: bytes, member: bytes, is_after: bool) -> int:
         packed, large, inner = self._sorted(key)

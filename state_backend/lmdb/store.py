@@ -25,7 +25,7 @@ from secrets import token_hex
 
 import lmdb
 
-from state_backend.lmdb.damage import check_length, of_damage, verify
+from state_backend.lmdb.damage import as_damage, check_length, verify
 from state_backend.lmdb.events import EVENTS, delete_portions
 from state_backend.lmdb.expiry import ExpiryTransaction, has_expired
 from state_backend.lmdb.layout import FORMAT, TABLES, Meta, Tables, read_meta
@@ -41,16 +41,16 @@ from state_backend.store.key_events import EVENTS_BYTES_MAX, PORTION_BYTES
 from state_backend.store.slot_ownership import Loading, SlotOwnership
 from state_backend.store.store import Applied, EpochChanges, Store
 
-# Address space, not disk: the file grows as it is written (guess; a state server holds a part of a job).
+# Address space, not disk: the file grows as it is written (guess; a state server has a part of a job).
 MAP_BYTES_MAX = 1 << 40 if struct.calcsize("P") == 8 else 1 << 30
 READERS_MAX = 512
 DATA = "data.mdb"
 # Readers that found damage create this file in a store's folder.
 SUSPECT = "suspect"
-# More than LMDB needs: a cache line per reader, and a header. LMDB leaves a longer file as it is.
+# More than LMDB needs, which is a header and a cache line per reader. LMDB does not truncate a longer file.
 LOCK_BYTES = 64 << 10
-# EIO: LMDB's error for a short write, which a full disk causes.
-DISK_FULL = tuple(map(os.strerror, (ENOSPC, EDQUOT, EFBIG, EIO)))
+# The texts of errors of a full disk. EIO: LMDB's error for a short write, which a full disk causes.
+DISK_FULL_TEXTS = tuple(map(os.strerror, (ENOSPC, EDQUOT, EFBIG, EIO)))
 
 
 def _boot_id() -> str:
@@ -165,9 +165,11 @@ class LmdbStore(Store):
         try:
             yield
         except kinds as error:
-            if (damage := of_damage(error)) is not None:
+            if (damage := as_damage(error)) is not None:
                 raise damage from error
-            if isinstance(error, (lmdb.MapFullError, lmdb.DiskError)) or any(text in str(error) for text in DISK_FULL):
+            if isinstance(error, (lmdb.MapFullError, lmdb.DiskError)) or any(
+                text in str(error) for text in DISK_FULL_TEXTS
+            ):
                 raise StoreFullError(
                     f"the store {self.path} is full: {error}; free space on the disk, or raise the store's limit"
                 ) from error
@@ -178,7 +180,7 @@ class LmdbStore(Store):
         try:
             return self._begin()
         except lmdb.Error as error:
-            raise of_damage(error) or StoreError(f"the store {self.path} cannot be read: {error}") from error
+            raise as_damage(error) or StoreError(f"the store {self.path} cannot be read: {error}") from error
 
     @contextmanager
     def _write_transaction(self) -> Iterator[lmdb.Transaction[bytes]]:
@@ -215,52 +217,54 @@ class LmdbStore(Store):
     def _changes(
         self, txn: lmdb.Transaction[bytes], meta: Meta, now_ms: int, slots: KeyGroups | None = None
     ) -> ExpiryTransaction:
-        """Begin the changes of a transaction; in a store of some slots, of `slots`, or of the owned ones."""
+        """Return the changes of a write transaction. slots: those to change, in a store of some slots (the owned)."""
         if meta.slot_ownership is None:
             return ExpiryTransaction(txn, self.tables, meta, now_ms)
         return SlotsTransaction(txn, self.tables, meta, now_ms, meta.slot_ownership.owned if slots is None else slots)
 
     def apply(self, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> int:
         with self._write_transaction() as txn:
-            work = self._changes(txn, self._meta(txn), epoch.clock_ms)
+            changes = self._changes(txn, self._meta(txn), epoch.clock_ms)
+            meta = changes.meta
             if self.records_events:
-                work.record_events(epoch.epoch, epoch.term, self.events_portion_bytes, self.events_bytes_max)
-            self._change(txn, work, epoch, states)
-            work.store_changed_keys(epoch.epoch)
-            work.meta.applied = replace(work.meta.applied, epoch=epoch.epoch, term=epoch.term, clock_ms=epoch.clock_ms)
-            work.finish()
-            return work.changed
+                changes.record_events(epoch.epoch, epoch.term, self.events_portion_bytes, self.events_bytes_max)
+            self._apply(txn, changes, epoch, states)
+            changes.store_changed_keys(epoch.epoch)
+            meta.applied = replace(meta.applied, epoch=epoch.epoch, term=epoch.term, clock_ms=epoch.clock_ms)
+            changes.finish()
+            return changes.changed
 
-    def _change(
+    def _apply(
         self,
         txn: lmdb.Transaction[bytes],
-        work: LmdbTransaction,
+        changes: LmdbTransaction,
         epoch: EpochChanges,
         states: Sequence[StateDescriptor],
     ) -> None:
-        work.declare(states, epoch.replaces)
-        work.apply_all(epoch.runs, self._pages if self._pages is not None and self._pages.learn(txn) else None)
-        work.delete_untouched()
+        changes.declare(states, epoch.replaces)
+        changes.apply_all(epoch.runs, self._pages if self._pages is not None and self._pages.learn(txn) else None)
+        changes.delete_untouched()
 
-    def expire(self, now_ms: int, most: int) -> int:
+    def expire(self, now_ms: int, removals_max: int) -> int:
         with self._env.begin() as txn:
             meta = self._meta(txn)
             clock_ms = removed_to_ms = meta.applied.clock_ms
             if meta.slot_ownership is not None and meta.slot_ownership.loading is not None:
-                # Loading slots are at an earlier epoch: what has expired since may change before it expires there.
+                # Slots that are being loaded are at an earlier epoch: the next epochs may still change keys that expire
+                # after its clock.
                 removed_to_ms = min(clock_ms, meta.slot_ownership.loading.clock_ms)
             announced_to_ms = max(now_ms, clock_ms)
             if not has_expired(txn, self.tables, meta.announced, announced_to_ms, removed_to_ms):
                 return 0
         with self._write_transaction() as txn:
-            work = self._changes(txn, meta, removed_to_ms, ALL)
+            changes = self._changes(txn, meta, removed_to_ms, ALL)
             if self.records_events:
                 applied = meta.applied
-                work.record_events(applied.epoch, applied.term, self.events_portion_bytes, self.events_bytes_max)
-            done = work.announce_expired(announced_to_ms, most)
-            work.store_expired_keys()
-            done += work.remove_expired(most - done)
-            work.finish()
+                changes.record_events(applied.epoch, applied.term, self.events_portion_bytes, self.events_bytes_max)
+            done = changes.announce_expired(announced_to_ms, removals_max)
+            changes.store_expired_keys()
+            done += changes.remove_expired(removals_max - done)
+            changes.finish()
             return done
 
     def delete_events(self, portions_max: int) -> bool:
@@ -272,7 +276,7 @@ class LmdbStore(Store):
             return delete_portions(txn, self.tables.meta, portions_max)
 
     def own(self, desired: KeyGroups) -> SlotOwnership:
-        """Give up all slots that are not desired, and begin to load missing ones; return the ownership then.
+        """Give up all slots that are not desired, and begin to load missing ones; return the new ownership.
 
         A store without an epoch owns the desired slots at once. When a store of all slots gives up some for the first
         time, its keys are counted, about a microsecond for each.
@@ -283,36 +287,37 @@ class LmdbStore(Store):
             meta = self._meta(txn)
             is_counted = meta.slot_ownership is not None
             before = meta.slot_ownership = meta.slot_ownership or SlotOwnership()
-            work = SlotsTransaction(txn, self.tables, meta, 0)
+            changes = SlotsTransaction(txn, self.tables, meta, 0)
             if not is_counted:
-                work.count_all()
+                changes.count_all()
             meta.slot_ownership = self._toward(meta.applied, before, desired)
-            work.finish()
+            changes.finish()
             return meta.slot_ownership
 
     @staticmethod
     def _toward(applied: Applied, slot_ownership: SlotOwnership, desired: KeyGroups) -> SlotOwnership:
         return SlotOwnership(desired) if applied.epoch < 0 else slot_ownership.toward(desired, applied.epoch)
 
-    def load(self, portion: EpochChanges, states: Sequence[StateDescriptor], then: Loading) -> int:
+    def load(self, portion: EpochChanges, states: Sequence[StateDescriptor], progress: Loading) -> int:
         """Apply a part of a snapshot or of an epoch to the slots that are being loaded, and record the progress.
 
-        portion: runs of these slots only; all runs of an epoch that replaces states. then: the progress after it. Slots
-        at the epoch of the owned ones are owned from then on. Returns about how many changes made a difference.
+        portion: runs of these slots only; all runs of an epoch that replaces states. progress: after the portion. Slots
+        that have reached the epoch of the owned ones are owned from then on. Returns about how many changes made a
+        difference.
         """
         with self._write_transaction() as txn:
             meta = self._meta(txn)
             ownership = meta.slot_ownership
-            if ownership is None or ownership.loading is None or ownership.loading.slots != then.slots:
-                raise StoreError(f"the store {self.path} does not load the slots {then.slots}")
-            work = SlotsTransaction(txn, self.tables, meta, portion.clock_ms, then.slots)
-            self._change(txn, work, portion, states)
-            meta.slot_ownership = ownership.loaded(then, meta.applied)
-            work.finish()
-            return work.changed
+            if ownership is None or ownership.loading is None or ownership.loading.slots != progress.slots:
+                raise StoreError(f"the store {self.path} does not load the slots {progress.slots}")
+            changes = SlotsTransaction(txn, self.tables, meta, portion.clock_ms, progress.slots)
+            self._apply(txn, changes, portion, states)
+            meta.slot_ownership = ownership.loaded(progress, meta.applied)
+            changes.finish()
+            return changes.changed
 
     def restart_loading(self) -> None:
-        """Remove what was loaded of slots that are not owned yet; after that `own` begins to load them again."""
+        """Remove the loaded keys of slots that are not owned yet; after that `own` begins to load these slots again."""
         with self._write_transaction() as txn:
             meta = self._meta(txn)
             if meta.slot_ownership is not None:
@@ -327,10 +332,10 @@ class LmdbStore(Store):
         with self._write_transaction() as txn:
             meta = self._meta(txn)
             assert meta.slot_ownership is not None
-            work = SlotsTransaction(txn, self.tables, meta, 0, removing)
-            rest = work.remove_slots(keys_max)
-            meta.slot_ownership = replace(meta.slot_ownership, removing=rest)
-            work.finish()
+            changes = SlotsTransaction(txn, self.tables, meta, 0, removing)
+            remaining = changes.remove_slots(keys_max)
+            meta.slot_ownership = replace(meta.slot_ownership, removing=remaining)
+            changes.finish()
             return True
 
     def snapshot(self, now_ms: int) -> LmdbSnapshot:
@@ -342,7 +347,7 @@ class LmdbStore(Store):
             return int(self._env.reader_check())
 
     def verify(self) -> None:
-        """Check all rows: a second for a million. StoreDamagedError for a damaged one (see `damage.verify`)."""
+        """Check all rows, in about a second per million; StoreDamagedError for a damaged one (see `damage.verify`)."""
         self.check_length()
         with self._translated_errors(lmdb.Error), self._env.begin() as txn:
             verify(txn, self.tables)

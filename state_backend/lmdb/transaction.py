@@ -25,11 +25,11 @@ from state_backend.lmdb.layout import (
     Meta,
     Tables,
     changed_name,
+    checked_rows,
     expired_name,
     find,
     name_of,
     read_header,
-    sound_rows,
     state_number_of,
 )
 from state_backend.lmdb.list_writer import ListWriter
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     from state_backend.native.lookup import Pages
 
 FOLD = int(Op.FOLD)
-# What is sorted and written together: in the store's order each of its pages is written once. A row takes 24 bytes
-# beside its run. So a million rows of 60 bytes are written in one go.
+# Limits of the runs that are sorted and written together. In the store's order each page is written once, so the limits
+# are large: a million rows of 60 bytes are one batch. A row takes 24 bytes in addition to its run.
 ROWS_MAX, BYTES_MAX, RUNS_MAX = 2 << 20, 128 << 20, 1_024
 STATE_AND_KEY = itemgetter(0, 2)  # of a row (see `records.rows_in`)
 
 
 class LmdbTransaction:
-    """The changes of one write transaction; `finish` writes the counts that belong to them."""
+    """The changes of one write transaction; `finish` writes the counts that follow from them."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class LmdbTransaction:
         return self._keys.changed
 
     def record_events(self, epoch: int, term: int, portion_bytes: int, events_bytes_max: int) -> None:
-        """Store what happens to each key from now on, as of an epoch; `finish` writes the rest of it."""
+        """Record events of keys from now on, as of an epoch; `finish` writes the last ones."""
         self._keys.events = EventWriter(self._txn, self._tables.meta, epoch, term, portion_bytes, events_bytes_max)
 
     def store_changed_keys(self, epoch: int) -> None:
@@ -105,7 +105,7 @@ class LmdbTransaction:
         put(changed_name(epoch), _with_checksum(self._keys.changed_keys.pack()), db=meta)
 
     def store_expired_keys(self) -> None:
-        """Store which keys a removal announced, if any; delete those of the oldest one."""
+        """Store the keys that this transaction announced, if any, as a batch; delete the oldest batch."""
         if self._keys.changed_keys:
             put, delete, meta = self._txn.put, self._txn.delete, self._tables.meta
             expiry_batches = self.meta.applied.expiry_batches + 1
@@ -121,7 +121,7 @@ class LmdbTransaction:
         self._txn.put(b"applied", self.meta.to_bytes(), db=self._tables.meta)
 
     def declare(self, states: Sequence[StateDescriptor], replaces: frozenset[str]) -> None:
-        """Set the states that changes may name, and those whose whole content the epoch brings."""
+        """Set the states that changes may name, and those whose full content the epoch has."""
         for state in states:
             self._states[state.name] = WrittenState(
                 self.meta.number_of(state.name),
@@ -134,7 +134,7 @@ class LmdbTransaction:
         self._replaced_numbers = {self.meta.state_numbers[name] for name in replaces & self.meta.state_numbers.keys()}
 
     def apply_all(self, runs: Iterable[pa.RecordBatch], pages: Pages | None) -> None:
-        """Apply runs; the changes of a key in their order. pages: those that the transaction began with, if any."""
+        """Apply runs, the changes of each key in their order. pages: of the version that the transaction began with."""
         if pages is None or self._replaced_numbers:
             for run in runs:
                 self.apply(run)
@@ -144,7 +144,7 @@ class LmdbTransaction:
                     self.apply(run)
 
     def apply(self, run: pa.RecordBatch) -> None:
-        """Apply a run. The changes of one key lie together in it, so that a map is read and written once."""
+        """Apply a run. The changes of one key are contiguous in it, so a map is read and written once."""
         if not self._replaced_numbers and self._plain_values.is_plain(run):
             run = self._plain_values.put_run(run)
         if not run.num_rows:
@@ -163,20 +163,20 @@ class LmdbTransaction:
                     at, record = self._evict_stale(at, record, key, state)
             if events is not None:
                 rows = list(rows)
-                was = self._before(found, record, rows, state)
+                before = self._before(found, record, rows, state)
                 self._maps.has_late_field = False
             keeps_old = True
             if self._replaced_numbers:
                 keeps_old = not state.is_replaced or key in touched
                 touched.add(key)
             if has_folds:
-                rows = self._folds.applied(record if keeps_old else None, list(rows), state)
+                rows = self._folds.as_puts(record if keeps_old else None, list(rows), state)
             state.writer.apply(at, record, rows, state, keeps_old=keeps_old)
             if events is not None:
                 after = find(get, place_of(key), key)
-                happened = events_between(was, after[1], self._keys.fields.get)
-                if happened:
-                    events.add(key, happened + self._late_events(*after))
+                key_events = events_between(before, after[1], self._keys.fields.get)
+                if key_events:
+                    events.add(key, key_events + self._late_events(*after))
 
     def _before(
         self,
@@ -193,7 +193,7 @@ class LmdbTransaction:
         return describe_key(state.kind, rows, record, first_events, self._keys.fields.get)
 
     def _late_events(self, at: bytes, record: bytes | None) -> bytes:
-        """Return the events of what expires before the time that is announced: nothing announces them later."""
+        """Return the expiry events of a key or field that expires before the announced time: no announcing follows."""
         if record is not None and self._keys.counts.is_announced(at, record):
             return bytes((KeyEvent.EXPIRED,))
         return bytes((KeyEvent.FIELDS_EXPIRED,)) if self._maps.has_late_field else b""
@@ -201,7 +201,8 @@ class LmdbTransaction:
     def _evict_stale(self, at: bytes, record: bytes, key: bytes, state: WrittenState) -> tuple[bytes, bytes | None]:
         """Delete a key's record if it has expired, or is of another state that this epoch replaces.
 
-        Returns the key's place and its record, None if it was deleted. Raises KeyConflictError if another state has it.
+        Returns the key's place and its record; None if the record was deleted. KeyConflictError if the key is another
+        state's.
         """
         if self._keys.is_live(record):
             number = state_number_of(record)
@@ -238,7 +239,7 @@ class LmdbTransaction:
 
     def _records(self, cursor: lmdb.Cursor[bytes]) -> Iterable[tuple[bytes, bytes]]:
         """Iterate over (place, record) of all keys that this transaction may change."""
-        return sound_rows(cursor)
+        return checked_rows(cursor)
 
 
 def _batches(runs: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:

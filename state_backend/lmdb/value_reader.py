@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from state_backend.codec.checksums import CHECK_BYTES, SOUND, checksum
+from state_backend.codec.checksums import CHECK_BYTES, CRC_RESIDUE, checksum
 from state_backend.lmdb.layout import FORM_AT, NAME_AT, VALUE, payload_of, read_header
 from state_backend.lmdb.record_reader import RecordReader
 from state_backend.model.descriptor import Kind
@@ -23,14 +23,15 @@ class ValueReader(RecordReader):
         return payload if record[FORM_AT] == VALUE else self._long_text(payload)
 
     def texts(self, keys: Sequence[bytes]) -> list[Text | None]:
-        # The hot path of GET. Any record but a short, live and sound value at its own position goes to `text`.
+        # The hot path of GET. Only short, live and undamaged values that are the first at their position are read here;
+        # `text` reads all others.
         texts: list[Text | None] = []
         now_ms = self._now_ms
         for key, record in zip(keys, map(self._txn.get, places_of(keys)), strict=True):
             if record is None:
                 texts.append(None)
                 continue
-            if checksum(record) != SOUND or len(record) > READ_TOGETHER_BYTES_MAX:
+            if checksum(record) != CRC_RESIDUE or len(record) > READ_TOGETHER_BYTES_MAX:
                 return texts or [self.text(key)]
             length, expire_at_ms, _, form = read_header(record)
             end = NAME_AT + length

@@ -1,4 +1,4 @@
-"""Values in a write transaction, those of fields included: a long one lies in pieces outside of its record."""
+"""Values of keys and fields in a write transaction. A long value is in pieces outside of its record."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ValueWriter:
         return checked(stored)
 
     def value_in(self, record: bytes) -> bytes:
-        """Return the full value that the record of a key or of a field stands for."""
+        """Return the full value in the record of a key or of a field."""
         payload = payload_of(record)
         if record[FORM_AT] == VALUE:
             return payload

@@ -4,7 +4,7 @@
     ends    count x u32: where each key ends, counted from the first key's first byte
     keys    one after another
 
-Empty: more keys changed than are stored.
+An empty value (UNKNOWN) means that too many keys changed to be stored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 
-# A reader is renewed once per epoch: a reader that missed more epochs gains little from a difference.
+# A reader is renewed once per epoch. A reader that missed more epochs than this may as well clear its cache.
 CHANGED_EPOCHS_MAX = 8
 # Several batches may come between two renewals, where much expires at once.
 EXPIRY_BATCHES_MAX = 16

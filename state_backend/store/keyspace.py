@@ -23,9 +23,9 @@ from state_backend.model.slots import position_of, slot_of
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import Applied, Snapshot, Store, Text
 
-# Called with the keys that may read differently from now on; None: any.
+# Called with the keys whose cached values are invalid from now on; None: all keys.
 OnChange = Callable[[Sequence[bytes] | None], None]
-# Called with a snapshot, and with how many expiry batches were reported of it before.
+# Called with a snapshot, and with the number of its expiry batches that were reported before.
 OnExpiry = Callable[[Snapshot, int], None]
 
 
@@ -69,7 +69,7 @@ class Job:
 class Keyspace:
     """The jobs by name. Changed only between requests, on the server's own thread.
 
-    unreadable: jobs of the log that cannot be read here, with the reason; None while a job is being opened. Reads of
+    unreadable: the reasons why jobs of the log cannot be read here, by job; None while a job is being opened. Reads of
     their keys are errors: "the key does not exist" would be a wrong reply.
     """
 
@@ -80,7 +80,7 @@ class Keyspace:
     on_epoch: Callable[[], None] = lambda: None
 
     def put(self, job: Job) -> None:
-        """Add a job, or replace it by its new generation; DescriptorError if its keys could be another job's."""
+        """Add a job, or replace its old generation; DescriptorError if its keys could be another job's."""
         self.check(job)
         for other in [other for other in self.jobs.values() if job.follows(other)]:
             del self.jobs[other.name]
@@ -95,7 +95,7 @@ class Keyspace:
                 self._check_apart(job, other)
 
     def refuse(self, name: str, reason: str | None) -> None:
-        """Make reads of a job's own name space, `name:...`, an error; a job that is open stays."""
+        """Make reads of a job's own name space, `name:...`, an error, unless the job is open."""
         if name not in self.jobs and self.unreadable.get(name, "") != reason:
             self.unreadable[name] = reason
             self.version += 1
@@ -142,8 +142,8 @@ class KeyspaceView:
     keys whose cached values are invalid, before any read from the newer epoch. Expired keys read as missing before they
     are announced, so `on_expiry` may be called later.
 
-    A job's store may own some slots only, and others in each version of a snapshot. Reads of a key in another slot are
-    SlotLoadingError: "the key does not exist" would be a wrong reply.
+    A job's store may own only some slots, which may change with each version of a snapshot. A read of a key in another
+    slot raises SlotLoadingError: "the key does not exist" would be a wrong reply.
     """
 
     # The slots that are served.
@@ -156,18 +156,18 @@ class KeyspaceView:
         self._on_change = on_change
         self._versions: dict[str, int] = {}  # of each snapshot, and its epoch, as last reported
         self._epochs: dict[str, int] = {}
-        self._removals: dict[str, int] = {}
+        self._expiry_batches: dict[str, int] = {}
         self.on_expiry: OnExpiry = lambda snapshot, expiry_batches: None
         self._missing: dict[str, KeyGroups] = {}  # of jobs whose snapshot does not own all served slots
         self._jobs: dict[str, Job] = {}
         self._unreadable: dict[str, str | None] = {}
-        self._nothing = MemoryStore("").snapshot(now_ms)
+        self._empty = MemoryStore("").snapshot(now_ms)
         self._snapshots: dict[str, Snapshot] = {}
         self._stores: dict[str, Store] = {}
-        self._fresh: set[str] = set()
+        self._fresh: set[str] = set()  # jobs whose snapshot was opened or renewed since the last `renew`
         self._version = -1
-        self._only: str | None = None
-        self._only_fresh: Snapshot | None = None
+        self._single_job: str | None = None  # set if it is the only job
+        self._single_snapshot: Snapshot | None = None  # of the single job, if it is fresh and no slot is missing
         self._formats: re.Pattern[bytes] | None = None
         self._format_jobs: list[str] = []
         self.now_ms = now_ms
@@ -179,7 +179,7 @@ class KeyspaceView:
         self.now_ms = now_ms
         self.renewals += 1
         self._fresh.clear()
-        self._only_fresh = None
+        self._single_snapshot = None
         if self._version != self._keyspace.version:
             self._route()
 
@@ -208,7 +208,7 @@ class KeyspaceView:
             del self._stores[name]
         self._version = self._keyspace.version
         self._unreadable = dict(self._keyspace.unreadable)
-        self._only = next(iter(jobs)) if len(jobs) == 1 and not self._unreadable else None
+        self._single_job = next(iter(jobs)) if len(jobs) == 1 and not self._unreadable else None
         own = [(b"(" + each.pattern() + b")", job.name) for job in jobs.values() for each in _formats(job)[1:]]
         self._formats = re.compile(b"|".join(pattern for pattern, _ in own), re.DOTALL) if own else None
         self._format_jobs = [name for _, name in own]
@@ -219,7 +219,7 @@ class KeyspaceView:
 
     @property
     def routes_version(self) -> int:
-        """A number that changes whenever keys may belong to other jobs than before."""
+        """A number that changes whenever a key may belong to another job than before."""
         return self._version
 
     @property
@@ -229,8 +229,8 @@ class KeyspaceView:
 
     @property
     def has_only_one(self) -> bool:
-        """Tell whether there is one job only, to which any key belongs."""
-        return self._only is not None
+        """Tell whether there is a single job, to which every key belongs."""
+        return self._single_job is not None
 
     def job_names(self) -> list[str]:
         """Return the names of the jobs."""
@@ -245,10 +245,10 @@ class KeyspaceView:
         return self._job_of(key)
 
     def _job_of(self, key: bytes) -> str | None:
-        if self._only is not None:
-            return self._only
-        head = key[: key.find(b":")] if b":" in key else b""
-        name = head.decode("utf-8", "replace")
+        if self._single_job is not None:
+            return self._single_job
+        prefix = key[: key.find(b":")] if b":" in key else b""
+        name = prefix.decode("utf-8", "replace")
         if name in self._jobs:
             return name
         if name in self._unreadable:
@@ -276,7 +276,7 @@ class KeyspaceView:
                 self._report(self._on_change, name, snapshot)
             self._versions[name] = snapshot.version
         self._fresh.add(name)
-        self._only_fresh = snapshot if name == self._only and name not in self._missing else None
+        self._single_snapshot = snapshot if name == self._single_job and name not in self._missing else None
         return snapshot
 
     def _find_missing(self, name: str, snapshot: Snapshot) -> None:
@@ -300,27 +300,27 @@ class KeyspaceView:
     def _report(self, on_change: OnChange, name: str, snapshot: Snapshot) -> None:
         """Report the keys that changed up to the epoch of a snapshot; none if it was just opened."""
         on_change(snapshot.changed_since(self._epochs[name]) if name in self._versions else ())
-        if name in self._versions and snapshot.applied.expiry_batches != self._removals[name]:
-            self.on_expiry(snapshot, self._removals[name])
-        self._epochs[name], self._removals[name] = snapshot.applied.epoch, snapshot.applied.expiry_batches
+        if name in self._versions and snapshot.applied.expiry_batches != self._expiry_batches[name]:
+            self.on_expiry(snapshot, self._expiry_batches[name])
+        self._epochs[name], self._expiry_batches[name] = snapshot.applied.epoch, snapshot.applied.expiry_batches
         self._versions[name] = snapshot.version
 
     def at(self, key: bytes) -> Snapshot:
         """Return the snapshot to read a key from: that of its job, or an empty one."""
-        if self._only_fresh is not None:  # the hot path of GET with a single job
-            return self._only_fresh
+        if self._single_snapshot is not None:  # the hot path of GET with a single job
+            return self._single_snapshot
         name = self._job_of(key)
         if name is None:
-            return self._nothing
+            return self._empty
         snapshot = self.of_job(name)
         if self._missing and (slot := slot_of(key)) in self._missing.get(name, NONE):
             raise SlotLoadingError(f"slot {slot} of job '{name}' is not loaded here yet, retry in a moment")
         return snapshot
 
     def texts(self, keys: Sequence[bytes]) -> list[Text | None]:
-        """Return the values of the first of some keys, one at least, as `Snapshot.texts` does."""
-        if self._only_fresh is not None and self._slots is ALL:
-            return self._only_fresh.texts(keys)
+        """Return the values of the first keys, at least one, as `Snapshot.texts` does."""
+        if self._single_snapshot is not None and self._slots is ALL:
+            return self._single_snapshot.texts(keys)
         first = self.at(keys[0])
         return first.texts(list(takewhile(lambda key: self._is_at(first, key), keys)))
 
@@ -346,13 +346,13 @@ class KeyspaceView:
         return self._jobs.values()
 
     def of_jobs(self, names: Collection[str]) -> Self:
-        """Return this view with only some jobs listed and counted; valid until this one is renewed."""
+        """Return a view that lists and counts only some jobs; valid until this one is renewed."""
         view = copy(self)
         view._listed = names
         return view
 
     def reached(self) -> dict[str, tuple[int, int] | None]:
-        """Return the term and epoch of each job's snapshot; None for a job that was not read yet."""
+        """Return the term and epoch of each job's snapshot, by job; None for a job that was not read yet."""
         found: dict[str, tuple[int, int] | None] = dict.fromkeys(self._jobs)
         for name, snapshot in self._snapshots.items():
             found[name] = (snapshot.applied.term, snapshot.applied.epoch)
@@ -380,9 +380,9 @@ class KeyspaceView:
         return end, found
 
     def random_keys(self) -> Iterator[bytes | None]:
-        """Search a random key in short steps: the first that is not None is one.
+        """Search a random key in short steps: yield None for each step, at last a key.
 
-        Jobs are tried in turn from a random one, weighted by their keys.
+        The jobs are tried one after another, in a random order that is weighted by their numbers of keys.
         """
         self.check_complete()
         jobs = [(job, snapshot) for job, snapshot in self.snapshots() if snapshot.applied.key_count]

@@ -70,7 +70,7 @@ def _live_part(stored: _StoredKey | None, now_ms: int) -> _StoredKey | None:
 
 
 class MemoryStore(Store):
-    """A store in this process's memory; expired_fields with it."""
+    """A store in this process's memory."""
 
     def __init__(self, generation: str) -> None:
         self._keys: dict[bytes, _StoredKey] = {}
@@ -133,8 +133,8 @@ class MemoryStore(Store):
         self._count(replace(self._applied, epoch=epoch.epoch, term=epoch.term, clock_ms=epoch.clock_ms))
         return changed
 
-    def expire(self, now_ms: int, most: int) -> int:
-        """Announce and remove all that has expired at once; `most` is no limit here."""
+    def expire(self, now_ms: int, removals_max: int) -> int:
+        """Announce and remove all expired keys and fields at once, regardless of `removals_max`."""
         clock_ms, before_ms = self._applied.clock_ms, self._announced_ms
         announced_ms = max(now_ms, clock_ms)
         is_set_back = announced_ms < before_ms - CLOCK_STEP_MS
@@ -149,7 +149,7 @@ class MemoryStore(Store):
         expired_fields = sum(
             len(stored.fields) - len(now.fields if (now := remaining[key]) else ())
             for key, stored in self._keys.items()
-            if _is_live(stored.expire_at_ms, clock_ms)  # otherwise they are removed with the key
+            if _is_live(stored.expire_at_ms, clock_ms)  # otherwise the fields are removed with the key
         )
         done = len(expiring) + sum(remaining[key] != stored for key, stored in self._keys.items())
         self._keys = {key: stored for key, stored in remaining.items() if stored is not None}

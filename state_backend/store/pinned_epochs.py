@@ -1,7 +1,7 @@
 """Epochs that stay readable for a moment after there are newer ones.
 
-Several servers, each with its own slots of a job, can so answer at an epoch that all of them have. LMDB does not reuse
-the pages of a pinned epoch: so only a few are pinned, for a short time, and only while clients request any.
+With them several servers, each with its own slots of a job, can reply at one epoch that all of them have. LMDB does not
+reuse the pages of a pinned epoch. So only a few epochs are pinned, for a short time, and only while clients use them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from state_backend.store.store import Snapshot
 if TYPE_CHECKING:
     from state_backend.store.keyspace import Job, Keyspace
 
-# Of each job, the newest one included; an older one for so long at most after the next one was seen.
+# The number of pinned epochs of each job, with the newest one; and how long an epoch is pinned after there is a newer.
 EPOCHS_MAX = 8
 PINNED_MS_MAX = 2_000
 # Without a request for so long, all epochs are released.
@@ -81,11 +81,11 @@ class PinnedEpochs:
         return {job: pinned.lend(clock_ms) for job, pinned in found.items() if pinned is not None}
 
     def epochs(self) -> dict[str, list[TermEpoch]]:
-        """Return which epochs of each job are pinned, the newest last."""
+        """Return the pinned epochs of each job, the newest last."""
         return {job: [each.term_epoch for each in pinned] for job, pinned in self._pinned.items()}
 
     def update(self, now_ms: int) -> None:
-        """Pin the newest epochs, and release those that are pinned for long enough."""
+        """Pin the newest epochs, and release those that were pinned for long enough."""
         if now_ms >= self._until_ms:
             self.close()
             return
@@ -97,7 +97,7 @@ class PinnedEpochs:
             if pinned and pinned[-1].generation != job.generation:
                 self._release_all(pinned)
             self._pin_newest(pinned, job, now_ms)
-            while len(pinned) > EPOCHS_MAX or _is_over(pinned[0], now_ms):
+            while len(pinned) > EPOCHS_MAX or _is_too_old(pinned[0], now_ms):
                 pinned.popleft().release()
 
     def close(self) -> None:
@@ -127,5 +127,5 @@ class PinnedEpochs:
         return next((each for each in self._pinned[job] if each.term_epoch == term_epoch), None)
 
 
-def _is_over(pinned: _PinnedEpoch, now_ms: int) -> bool:
+def _is_too_old(pinned: _PinnedEpoch, now_ms: int) -> bool:
     return pinned.superseded_ms is not None and now_ms - pinned.superseded_ms > PINNED_MS_MAX

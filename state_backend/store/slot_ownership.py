@@ -2,8 +2,8 @@
 
 A new slot is loaded from the log into the same store while epochs are applied to the owned slots; it is owned once both
 are at the same epoch. A slot that is given up is not owned from then on; its keys are removed in portions, and only
-then can it be loaded again. The ownership is written in the transaction of the keys, so that work goes on from it after
-any kill.
+then can it be loaded again. The ownership is written in the same transaction as the keys, so that a killed process
+continues from it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from state_backend.store.store import Applied
 
 @dataclass(frozen=True)
 class Loading:
-    """Slots that are being loaded from the log, and the progress of it.
+    """Slots that are being loaded from the log, and the progress.
 
     epoch, term, clock_ms: of the last epoch that is loaded in full; -1 before the first.
-    snapshot: the epoch of the snapshot that is being read; -1: the next epoch is being read.
+    snapshot: the epoch of the snapshot that is being loaded; -1: the next epoch is being loaded.
     runs: how many runs of that snapshot, or of that epoch, are loaded.
     """
 
@@ -45,7 +45,7 @@ class SlotOwnership:
     changed_at: int = -1
 
     def toward(self, desired: KeyGroups, epoch: int) -> SlotOwnership:
-        """Give up slots that are not desired, and begin to load missing ones, unless others are being loaded."""
+        """Return the ownership without undesired slots, and with a loading of missing ones unless one is going on."""
         removing, loading = self.removing | (self.owned - desired), self.loading
         if loading is not None:
             removing |= loading.slots - desired
@@ -56,18 +56,18 @@ class SlotOwnership:
             loading = Loading(missing)
         return SlotOwnership(owned, loading, removing, self.changed_at if owned == self.owned else epoch)
 
-    def loaded(self, then: Loading, applied: Applied) -> SlotOwnership:
-        """Record the progress of loading; slots at the epoch of the store are owned."""
-        has_caught_up = then.snapshot < 0 and not then.runs and (then.epoch, then.term) == (applied.epoch, applied.term)
-        if has_caught_up:
-            return replace(self, owned=self.owned | then.slots, loading=None, changed_at=applied.epoch)
-        return replace(self, loading=then)
+    def loaded(self, progress: Loading, applied: Applied) -> SlotOwnership:
+        """Return the ownership with the progress of loading; slots that have reached the store's epoch are owned."""
+        is_between_epochs = progress.snapshot < 0 and not progress.runs
+        if is_between_epochs and (progress.epoch, progress.term) == (applied.epoch, applied.term):
+            return replace(self, owned=self.owned | progress.slots, loading=None, changed_at=applied.epoch)
+        return replace(self, loading=progress)
 
     def restart_loading(self) -> SlotOwnership:
-        """Remove what was loaded so far, to load it from the beginning."""
-        return (
-            self if self.loading is None else replace(self, loading=None, removing=self.removing | self.loading.slots)
-        )
+        """Return the ownership with the loading slots to be removed, so that they are loaded from the beginning."""
+        if self.loading is None:
+            return self
+        return replace(self, loading=None, removing=self.removing | self.loading.slots)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that `from_json` reads."""

@@ -1,4 +1,4 @@
-"""A view of the keys in some slots, of jobs that have keys in all."""
+"""A view of the keys in some slots of jobs that have keys in all slots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from state_backend.model.slots import HASH_BITS, SLOTS, slot_at, slot_of
 from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange
 from state_backend.store.store import Snapshot, random_key_steps
 
-# Keys of one step of a count: well below a millisecond (guess).
+# The number of keys that one step counts, in well below a millisecond (guess).
 STEP_KEYS = 512
 
 
@@ -27,7 +27,7 @@ def counts_of(scan: Callable[[int, int], tuple[int, list[bytes]]]) -> Iterator[i
 
 
 class SlotView(KeyspaceView):
-    """The keys in some slots. To read a key of another slot is an error: "it does not exist" would be a wrong reply."""
+    """The keys in some slots. A read of a key in another slot raises StoreError: "it does not exist" would be wrong."""
 
     def __init__(self, keyspace: Keyspace, slots: KeyGroups, now_ms: int, on_change: OnChange | None = None) -> None:
         self._slots = slots
@@ -60,12 +60,12 @@ class SlotView(KeyspaceView):
         return max(position, self._slots.ranges[at][0] << HASH_BITS) if at < len(self._lasts) else None
 
     def key_counts(self) -> Iterator[int]:
-        """Iterate over numbers that add up to the number of keys, one for each few hundred keys."""
+        """Iterate over numbers that add up to the number of keys, one number for each few hundred keys."""
         return counts_of(self.scan)
 
     @property
     def is_counted(self) -> bool:
-        """Tell whether all stores own exactly these slots, so that their own counts are right."""
+        """Tell whether all stores own exactly these slots, so that their counts are those of the view."""
         return all(snapshot.key_groups == self._slots for _, snapshot in self.snapshots())
 
     def key_count(self) -> int:

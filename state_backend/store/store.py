@@ -1,7 +1,7 @@
-"""The interface of a store: one job generation's state, at one whole epoch at a time.
+"""The interface of a store: the state of one generation of a job, at one complete epoch at a time.
 
-One writer applies epochs, each in one transaction; any number of readers, in any process, hold snapshots. A snapshot
-answers from one epoch and one clock reading: what has expired by then does not exist in it.
+One writer applies epochs, each in one transaction. Any number of readers, in any process, have snapshots. A snapshot
+reads one epoch at one clock reading: a key that has expired by then does not exist in it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Applied:
-    """The last epoch that a store applied, and counts as of then.
+    """The last epoch that a store applied, and counts after it.
 
     epoch, term: -1 and 0 before the first epoch. keys: the number of keys of each state, without announced ones (see
-    `Store.expire`); a map whose fields have all expired is counted until it is removed. expiring: keys that expire.
-    expiring_maps: maps with fields that expire. expired_keys were announced, and expired_fields removed, since the
-    store was made. expiry_batches: how many batches of expired keys were announced.
+    `Store.expire`); a map whose fields have all expired is counted until it is removed. expiring: the number of keys
+    that expire. expiring_maps: the number of maps with fields that expire. expired_keys, expired_fields: the numbers of
+    announced keys and of removed fields since the store was made. expiry_batches: the number of announced batches of
+    expired keys.
     """
 
     generation: str
@@ -49,7 +50,7 @@ class Applied:
 
 
 def random_key_steps(scan: Callable[[int, int], tuple[int, list[bytes]]], slots: KeyGroups) -> Iterator[bytes | None]:
-    """Scan from a random position of some slots, and then from the beginning; yield a key, or None, for each call."""
+    """Scan from a random position of some slots, then from the beginning; yield a key, or None, for each call."""
     if not slots:
         return
     cursor = slots.random_position()
@@ -83,20 +84,20 @@ class LongText(NamedTuple):
 # A value of a key or a field.
 Text = bytes | LongText
 
-# A longer value is read by itself, so that what is read together is bounded (guess).
+# A longer value is read alone, so that the size of values that are read together is bounded (guess).
 READ_TOGETHER_BYTES_MAX = 16 << 10
 
-# Cursors of scans of large maps, sets and sorted sets are below this number, and members are spread over it evenly.
+# Cursors of scans of large maps, sets and sorted sets are below this number. Members are spread over them evenly.
 FIELD_POSITIONS = 1 << 48
 
 
-def whole(text: Text) -> bytes:
+def as_bytes(text: Text) -> bytes:
     """Return a value as bytes; a long one is copied."""
     return text if isinstance(text, bytes) else b"".join(text.parts(0, text.length))
 
 
 class EpochChanges(NamedTuple):
-    """One epoch: sorted runs of changes, and the states whose whole content it brings."""
+    """One epoch: sorted runs of changes, and the states whose full content it has."""
 
     epoch: int
     term: int
@@ -150,7 +151,7 @@ class Snapshot(ABC):
 
     @abstractmethod
     def lend(self, now_ms: int, on_close: Callable[[], None]) -> Self:
-        """Return a snapshot of the same epoch at another clock reading. To close it only calls `on_close`.
+        """Return a snapshot of the same epoch at another clock reading. Closing it only calls `on_close`.
 
         It is valid until this one is renewed or closed, and must not be renewed itself.
         """
@@ -171,7 +172,7 @@ class Snapshot(ABC):
     @property
     @abstractmethod
     def key_groups(self) -> KeyGroups:
-        """The slots that the store owned at this epoch. Counts and scans are of these alone.
+        """The slots that the store owned at this epoch. Counts and scans include only keys in these.
 
         Reads of a key in another slot may return anything: the slot may be partly loaded, or partly removed.
         """
@@ -181,24 +182,23 @@ class Snapshot(ABC):
         return None
 
     def events(self, serial: int) -> Portion | None:
-        """Return a portion of events, of this epoch at the latest; None if it is deleted, or not written yet."""
+        """Return a portion of events; None if it is deleted, or was not yet written at this epoch."""
         return None
 
     @abstractmethod
     def changed_since(self, epoch: int) -> Sequence[bytes] | None:
         """Return the keys that epochs after `epoch` put or deleted; None if they are not stored.
 
-        They are stored for the last few epochs, if these changed few enough keys and the slots stayed the same. Expiry
-        is no change.
+        They are stored for the last few epochs, if these changed few enough keys and the owned slots stayed the same.
+        Expired keys are not among them.
         """
 
     @abstractmethod
     def expired_since(self, expiry_batches: int) -> Sequence[bytes] | None:
-        """Return the keys that expired, or whose fields did, after `expiry_batches` batches; None if they are not
-        stored.
+        """Return the keys that were announced, themselves or fields of them, after the first `expiry_batches` batches.
 
-        They are stored for the last few batches, if these have few enough keys. A key reads as missing as soon as it
-        has expired; it is announced, within a bounded time, after that.
+        None if they are not stored: the last few batches are, if they have few enough keys. A key reads as missing as
+        soon as it has expired; it is announced within a bounded time after that.
         """
 
     @abstractmethod
@@ -209,22 +209,22 @@ class Snapshot(ABC):
     def stored_sizes(self, key: bytes, items_max: int) -> Iterator[int]:
         """Iterate over numbers that add up to the size of a key in the store, in bytes; none for a missing key.
 
-        Each number takes a bounded time. Of a large map, list or set about `items_max` items are read, and the size of
-        the rest is extrapolated.
+        Each number takes a bounded time. About `items_max` items of a large map, list or set are read; the size of the
+        others is extrapolated.
         """
 
     @abstractmethod
     def text(self, key: bytes) -> Text | None:
-        """Return the value of a value state's key, of no matter what length."""
+        """Return the value of a key of a value state; a long value is not copied."""
 
     @abstractmethod
     def texts(self, keys: Sequence[bytes]) -> list[Text | None]:
-        """Return the values of the first of some keys, one at least; what is long, or raises, comes by itself."""
+        """Return the values of the first keys, at least one; a value that is long, or raises, is returned alone."""
 
     def value(self, key: bytes) -> bytes | None:
-        """Return the value of a value state's key as bytes."""
+        """Return the value of a key of a value state as bytes."""
         text = self.text(key)
-        return text if text is None else whole(text)
+        return text if text is None else as_bytes(text)
 
     @abstractmethod
     def field_texts(self, key: bytes, names: Sequence[bytes]) -> list[Text | None]:
@@ -236,11 +236,11 @@ class Snapshot(ABC):
 
     def fields(self, key: bytes, names: Sequence[bytes]) -> list[bytes | None]:
         """Return several fields of a map as bytes; None for a missing field."""
-        return [text if text is None else whole(text) for text in self.field_texts(key, names)]
+        return [text if text is None else as_bytes(text) for text in self.field_texts(key, names)]
 
     @abstractmethod
     def field_expiries(self, key: bytes, names: Sequence[bytes]) -> list[int | None]:
-        """Return when fields of a map expire, milliseconds since 1970 UTC: 0 for never, None for a missing field."""
+        """Return when fields of a map expire, in milliseconds since 1970 UTC; 0: never, None: the field is missing."""
 
     @abstractmethod
     def map_sizes(self, key: bytes) -> Iterator[int]:
@@ -259,7 +259,7 @@ class Snapshot(ABC):
 
     def map_pairs(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over (field, value) of a map, values as bytes."""
-        return ((name, whole(text)) for name, text in self.map_texts(key))
+        return ((name, as_bytes(text)) for name, text in self.map_texts(key))
 
     @abstractmethod
     def packed_map(self, key: bytes) -> bytes | None:
@@ -297,7 +297,7 @@ class Snapshot(ABC):
 
     @abstractmethod
     def are_members(self, key: bytes, members: Sequence[bytes]) -> list[bool]:
-        """Tell for each name whether it is a member of a set."""
+        """Return for each name whether it is a member of a set."""
 
     @abstractmethod
     def packed_set(self, key: bytes) -> bytes | None:
@@ -363,9 +363,9 @@ class Snapshot(ABC):
         """Visit about `count` keys in slot order; return the next cursor (0 at the end) and those of some kinds.
 
         Fewer keys are visited, even none, where many have expired or are large: the time of a call is bounded. kinds:
-        None: all. only_expiring: only keys that expire.
+        None for all. only_expiring: only keys that expire.
 
-        A cursor is a position: the first one not yet visited. A call never ends within a position, so that a key that
+        A cursor is the first position that was not yet visited. A call never ends within a position, so a key that
         exists during the full scan is returned exactly once, on any server that has it.
         """
 
@@ -373,17 +373,17 @@ class Snapshot(ABC):
     def changes(self) -> Iterator[Change]:
         """Iterate over the changes that build this state from an empty store, in store order.
 
-        What expired at or before the clock of the epoch is not among them. The snapshot's own clock does not matter:
+        Keys that expired at or before the clock of the epoch are left out. The snapshot's own clock does not matter:
         all servers return the same changes for an epoch.
         """
 
     def runs(self, states: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Iterate over `changes` as sorted runs; `states` are the names of all states, in an order."""
+        """Iterate over `changes` as sorted runs. states: the names of all states, for the runs' dictionary."""
         return runs_of(self.changes(), states)
 
     @abstractmethod
     def random_keys(self) -> Iterator[bytes | None]:
-        """Search a random key, all about equally likely, in short steps: the first that is not None is one."""
+        """Search a random key in short steps: yield None for each step, at last a key. All keys are about as likely."""
 
 
 class Store(ABC):
@@ -393,18 +393,18 @@ class Store(ABC):
     def apply(self, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> int:
         """Apply one epoch in one transaction; return about how many changes made a difference (0: none did).
 
-        Of a replaced state, keys that the epoch does not name are deleted, and so are fields that it does not name of
-        the keys that it names. Raises KeyConflictError or StoreFullError, and changes nothing then.
+        In a replaced state, keys that the epoch does not name are deleted, and so are other fields of the keys that it
+        names. After a KeyConflictError or StoreFullError the store is unchanged.
         """
 
     @abstractmethod
-    def expire(self, now_ms: int, most: int) -> int:
-        """Announce what has expired by a clock, and remove what has expired by the log's clock.
+    def expire(self, now_ms: int, removals_max: int) -> int:
+        """Announce keys and fields that have expired by a clock, and remove those that have expired by the log's clock.
 
         Announced keys are in no count, and are reported (`Snapshot.expired_since`, `Snapshot.events`). They are removed
         once the clock of an epoch has passed their expiry: until then an epoch may fold into them, and the result of an
-        epoch must not depend on a server's clock. Stops after about `most` keys and fields; returns how many were done.
-        Fewer than `most`: nothing remains to be done.
+        epoch must not depend on a server's clock. Stops after about `removals_max` keys and fields, and returns how
+        many were processed; nothing remains to be done if fewer were.
         """
 
     @abstractmethod
@@ -417,7 +417,7 @@ class Store(ABC):
         """The newest epoch."""
 
     def used_bytes(self) -> tuple[int, int]:
-        """Return the used and the free bytes of the store's files; zeros if it has none."""
+        """Return the used and the free bytes of the store's files; zeros if it has no files."""
         return 0, 0
 
     def suspect(self) -> None:  # noqa: B027  # a store in memory cannot be damaged

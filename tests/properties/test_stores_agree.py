@@ -39,9 +39,9 @@ from state_backend.lmdb.layout import (
     LargeMap,
     LargeSet,
     Tables,
-    due_name,
     expiry_line,
     expiry_of,
+    field_expiry_name,
     id_of,
     name_of,
     payload_of,
@@ -59,7 +59,7 @@ from state_backend.model.records import Change, Op, runs_of
 from state_backend.model.slots import POSITION_BYTES
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.slot_ownership import Loading
-from state_backend.store.store import EpochChanges, Snapshot, whole
+from state_backend.store.store import EpochChanges, Snapshot, as_bytes
 
 Answer = TypeVar("Answer")
 
@@ -482,7 +482,7 @@ def assert_equal_answers(memory: Snapshot, lmdb: Snapshot) -> None:
                 for snapshot in (memory, lmdb):
                     found = list(scanned(lambda at, s=snapshot, k=key, c=count: s.scan_map(k, at, c)))
                     assert len(found) == len(pairs)
-                    assert {name: whole(text) for name, text in found} == pairs
+                    assert {name: as_bytes(text) for name, text in found} == pairs
     for count in (1, 3, 1000):
         for snapshot in (memory, lmdb):
             found = list(scanned(lambda at, s=snapshot, c=count: s.scan(at, c)))
@@ -519,28 +519,30 @@ def assert_tables_fit(store: LmdbStore) -> None:
     fields = [(at[:14], record) for at, record in tables["fields"]]
     owned = {id_of(record) for _, record in (*keys, *fields) if id_of(record)}
     assert not owned & dropped
-    for name in ("fields", "dues", "blocks"):
+    for name in ("fields", "field_expiry", "blocks"):
         assert {at[:8] for at, _ in tables[name]} <= owned | dropped
     larges = [(record, LargeMap.of(payload_of(record))) for _, record in keys if record[FORM_AT] == LARGE]
     assert {large.prefix: with_checksum(name_of(record)) for record, large in larges}.items() <= dict(
         tables["maps"]
     ).items()
     lines_of_keys = {expiry_line(expiry_of(record), b"k", at) for at, record in keys if expiry_of(record)}
-    lines_of_maps = {expiry_line(large.due_ms, b"m", large.prefix) for _, large in larges if large.due_ms}
+    lines_of_maps = {
+        expiry_line(large.next_expiry_ms, b"m", large.prefix) for _, large in larges if large.next_expiry_ms
+    }
     assert {line for line in lines if line[8:9] in b"km"} == lines_of_keys | lines_of_maps
     notes = [line for line in lines if line[8:9] == b"n"]
     assert all(line > announced for line in notes)
     live = [(at, record) for at, record in fields if at[:8] not in dropped]
-    dues = {due_name(at[:8], expiry_of(record), at[8:]) for at, record in live if expiry_of(record)}
-    assert {name for name, _ in tables["dues"] if name[:8] not in dropped} == dues
+    field_expiry = {field_expiry_name(at[:8], expiry_of(record), at[8:]) for at, record in live if expiry_of(record)}
+    assert {name for name, _ in tables["field_expiry"] if name[:8] not in dropped} == field_expiry
     assert_trees_fit(store, keys, fields, tables["blocks"])
     for _, large in larges:
         mine = [expiry_of(record) for at, record in fields if at[:8] == large.prefix]
         expiring = [at_ms for at_ms in mine if at_ms]
-        assert (large.size, large.expiring, bool(large.due_ms)) == (len(mine), len(expiring), bool(expiring))
-        assert large.due_ms <= min(expiring, default=0)
+        assert (large.size, large.expiring, bool(large.next_expiry_ms)) == (len(mine), len(expiring), bool(expiring))
+        assert large.next_expiry_ms <= min(expiring, default=0)
         later = [at_ms for at_ms in expiring if at_ms > int.from_bytes(announced[:8], "big")]
-        if later and expiry_line(large.due_ms, b"m", large.prefix) <= announced:
+        if later and expiry_line(large.next_expiry_ms, b"m", large.prefix) <= announced:
             assert any(line[9:] == large.prefix and int.from_bytes(line[:8], "big") <= min(later) for line in notes)
 
 

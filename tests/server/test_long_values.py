@@ -14,7 +14,7 @@ from resp_server.protocol.replies import encode
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
-from state_backend.store.store import EpochChanges, whole
+from state_backend.store.store import EpochChanges, as_bytes
 
 NOW_MS = 1_700_000_000_000  # the clock of the servers of these tests
 STATES = [
@@ -121,7 +121,7 @@ def test_an_iteration_over_a_map_with_long_values_is_sent(store: LmdbStore, runn
     while True:
         with store.snapshot(NOW_MS) as snapshot:
             after, pairs = snapshot.scan_map(at(b"m:1"), cursor, 500)
-            texts = [whole(each) for pair in pairs for each in pair]
+            texts = [as_bytes(each) for pair in pairs for each in pair]
         request = [b"HSCAN", at(b"m:1"), b"%d" % cursor, b"COUNT", b"500"]
         peer.answers(encode(request, 2), encode([b"%d" % after, texts], 2))
         found.update(zip(texts[::2], texts[1::2], strict=True))

@@ -55,7 +55,7 @@ def test_an_id_that_is_left_out_follows_from_the_address() -> None:
         ({"port": 0}, "node 1: port 0 is not from 1"),
         ({"port": True}, "node 1: port is True, not of type int"),
         ({"id": "x"}, "node 1: id 'x' is not 40 hex digits"),
-        ({"slots": "0-16384"}, "node 1: the slots 0-16384 cannot be"),
+        ({"slots": "0-16384"}, "node 1: 0-16384 is no range of slots"),
         ({"slots": "all"}, "node 1: 'all' in 'all' is no range"),
         ({"slots": "0-9000"}, "slots 5001,8192-9000 have two owners: 10.0.0.1:7379 and b.example.org:7380"),
         ({"health": "well"}, "node 1: health 'well' is none of online, loading, fail"),

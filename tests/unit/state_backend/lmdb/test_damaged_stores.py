@@ -16,7 +16,7 @@ import pytest
 from state_backend.apply.applier import Applier
 from state_backend.codec import packed_map
 from state_backend.lmdb import store as lmdb_store
-from state_backend.lmdb.damage import of_damage
+from state_backend.lmdb.damage import as_damage
 from state_backend.lmdb.store import DATA, LmdbStore
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
@@ -36,7 +36,7 @@ FIELDS = {b"f%d" % number: b"%d" % number for number in range(packed_map.FIELDS_
 MEMBERS = {b"m%03d" % number: float(number) for number in range(400)}
 ELEMENTS = [b"element %d" % number for number in range(300)]
 PAGE = 4096
-SOUND, WRONG, REFUSED = 0, 1, 2
+CRC_RESIDUE, WRONG, REFUSED = 0, 1, 2
 
 
 def changes() -> Iterator[Change]:
@@ -134,7 +134,7 @@ def in_a_child(work: Callable[[], int]) -> int:
         try:
             os._exit(work())
         except Exception as error:
-            is_told = isinstance(error, StoreError) or of_damage(error) is not None
+            is_told = isinstance(error, StoreError) or as_damage(error) is not None
             if not is_told:
                 traceback.print_exc()
             os._exit(REFUSED if is_told else WRONG)
@@ -158,12 +158,12 @@ def test_a_store_that_verifies_answers_rightly_wherever_a_bit_was_flipped(
         store = LmdbStore(other, "q", is_reader=True)
         store.verify()
         with store.snapshot(1) as shown:
-            return SOUND if is_right(shown) else WRONG
+            return CRC_RESIDUE if is_right(shown) else WRONG
 
     def any_answers() -> int:
         store = LmdbStore(other, "q", is_reader=True)
         with store.snapshot(1) as shown:
-            return WRONG if any(shown.value(key) not in (value, None) for key, value in VALUES.items()) else SOUND
+            return WRONG if any(shown.value(key) not in (value, None) for key, value in VALUES.items()) else CRC_RESIDUE
 
     told = 0
     for place in places:
@@ -173,7 +173,7 @@ def test_a_store_that_verifies_answers_rightly_wherever_a_bit_was_flipped(
         code = in_a_child(verified_answers)
         assert code != WRONG, place
         assert in_a_child(any_answers) != WRONG, place
-        told += code != SOUND
+        told += code != CRC_RESIDUE
     assert told > flips // 12
 
 

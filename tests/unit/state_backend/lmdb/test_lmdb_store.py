@@ -60,7 +60,7 @@ def entries(store: LmdbStore, table: str) -> int:
 
 
 def rows_of_dues(store: LmdbStore) -> int:
-    return entries(store, "dues")
+    return entries(store, "field_expiry")
 
 
 def in_another_process(code: str, *arguments: object) -> str:
