@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from state_backend.lmdb.layout import (
@@ -45,9 +46,10 @@ class KeyCounts:
         self._expiring += sign * (expiry_of(record) > 0)
         self._expiring_maps += sign * (record[FORM_AT] == LARGE and LargeMap.of(payload_of(record)).next_expiry_ms > 0)
 
-    def add_new(self, number: int, places: list[bytes]) -> None:
-        """Count in new keys of a state that do not expire."""
-        self._keys[number] += len(places)
+    def add_new(self, new: Mapping[tuple[int, int], int]) -> None:
+        """Count in new keys that do not expire, by slot and number of the state."""
+        for (_, number), count in new.items():
+            self._keys[number] += count
 
     def may_have_keys(self, number: int) -> bool:
         """Tell whether a state may have records: those of announced keys are in no count."""

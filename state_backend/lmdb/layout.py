@@ -99,6 +99,7 @@ COUNTED_AT = slice(4, NAME_AT)  # the parts that the counts depend on: expiry, s
 NEVER = bytes(8)  # expire_at_ms as a record has it
 FIELD_POSITION_BYTES = 6
 ID_BYTES = 8
+SLOT_BYTES = 2
 # Where the parts of a row's name are: of `field_expiry` behind the map's id, and of `expiry`.
 FIELD_EXPIRY_TIME_AT, FIELD_EXPIRY_POSITION_AT = slice(ID_BYTES, ID_BYTES + 8), slice(ID_BYTES + 8, None)
 LINE_TIME_AT, LINE_TAG_AT, LINE_NAME_AT = slice(0, 8), slice(8, 9), slice(9, None)

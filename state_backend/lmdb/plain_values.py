@@ -1,19 +1,22 @@
-"""Many plain values in a write transaction, written together: the hot path of an epoch.
+"""Many plain values and small maps in a write transaction, written together: the hot path of an epoch.
 
-A change is plain if it puts, or folds in, a value that never expires, where no record is or one of the same state. All
-other changes take the general path, `LmdbTransaction.apply`.
+A change is plain if it puts, or folds in, a value that never expires, where no record is or one of the same state. So
+is one that puts a small map as a whole, if there is a compiled core and events of keys are not recorded. All other
+changes take the general path, `LmdbTransaction.apply`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from sys import maxsize
 from typing import TYPE_CHECKING
 
+from state_backend.codec import packed_map
 from state_backend.codec.checksums import CHECK_BYTES, checked, checksum
 from state_backend.codec.reductions import folded
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
-from state_backend.lmdb.layout import HEADER, NAME_AT, PIECE_BYTES, VALUE, name_of
+from state_backend.lmdb.layout import HEADER, NAME_AT, PACKED, PIECE_BYTES, SLOT_BYTES, VALUE, name_of
 from state_backend.model.descriptor import Kind
 from state_backend.model.records import Change, Op, positions_in
 from state_backend.model.slots import places_of
@@ -29,8 +32,8 @@ if TYPE_CHECKING:
 
 PUT, FOLD = int(Op.PUT), int(Op.FOLD)
 NEW_VALUE, CHANGED_VALUE = bytes((KeyEvent.NEW, KeyEvent.SET)), bytes((KeyEvent.SET,))
-# So many records are made, then written, while they are in the processor's cache (measured: 1,000 to 4,000 are alike).
-ITEMS_MAX = 2_000
+# So many rows are packed and written between two updates of the counts: what happened to their keys is in memory.
+ROWS_MAX = 65_536
 
 
 class PlainValues:
@@ -72,7 +75,7 @@ class PlainValues:
         headers: dict[int, bytes] = {}  # of records, by the length of their keys
         remaining: list[int] = []
         items: list[tuple[bytes, bytes]] = []
-        new_places: list[bytes] = []
+        are_new: list[bool] = []
         before = b""
         for row, (key, value, at) in enumerate(zip(keys, values, places_of(keys), strict=True)):
             length = len(key)
@@ -85,10 +88,12 @@ class PlainValues:
                 remaining.append(row)
             elif old != new:
                 items.append((at, new))
-                if old is None:
-                    new_places.append(at)
+                are_new.append(old is None)
             before = at
-        self._put(items, {number: new_places})
+        self._keys.records.put_many(items)
+        slots = (at[:SLOT_BYTES] for (at, _), is_new in zip(items, are_new, strict=True) if is_new)
+        new = {(int.from_bytes(slot, "big"), number): count for slot, count in Counter(slots).items()}
+        self._note(len(items), new, [name_of(record) for _, record in items], are_new)
         import pyarrow as pa
 
         return run.take(pa.array(remaining, pa.int64()))
@@ -105,16 +110,24 @@ class PlainValues:
         positions = [positions_in(run) for run in runs]
         is_untouched = min(int(each[0]) for each in positions) > self._last_position
         self._last_position = max(self._last_position, *(int(each[-1]) for each in positions))
-        numbers = [self._state_numbers(run) for run in runs]
-        if not any((each >= 0).any() for each in numbers):
+        tags = [self._tags(run) for run in runs]
+        if not any((each >= 0).any() for each in tags):
             return runs
-        order = np.concatenate(positions).argsort(kind="stable")
-        pages_if_valid = pages if is_untouched else None
-        keeps_each = self._keys.events is not None  # each change of a key is told
-        get = self._keys.records.get
-        packing = packing_of(runs, order, numbers, pages_if_valid, get, PIECE_BYTES, keeps_each)
-        while (items := packing.take(ITEMS_MAX)) is not None:
-            self._put(items, packing.new)
+        keys = self._keys
+        packing = packing_of(
+            runs,
+            np.concatenate(positions).argsort(kind="stable"),
+            tags,
+            pages if is_untouched else None,
+            keys.records.get,
+            PIECE_BYTES,
+            packed_map.BYTES_MAX,
+            packed_map.FIELDS_MAX,
+            keys.events is not None,  # each change of a key is told
+        )
+        while packing.begin(ROWS_MAX, maxsize if keys.events is not None else keys.changed_keys.keys_max):
+            keys.records.put_many(packing)
+            self._note(packing.changed, packing.new, packing.names, packing.are_new)
         remaining = [np.frombuffer(rows, np.bool_) for rows in packing.left]
         return [
             run if rows.all() else run.take(pa.array(np.flatnonzero(rows)))
@@ -122,27 +135,27 @@ class PlainValues:
             if rows.any()
         ]
 
-    def _state_numbers(self, run: pa.RecordBatch) -> npt.NDArray[np.int32]:
-        """Return the numbers of the states that a run's changes may name; -1 for other kinds than values."""
+    def _tags(self, run: pa.RecordBatch) -> npt.NDArray[np.int32]:
+        """Return number and form of the states that a run's changes may name; -1 for states without plain changes."""
         import numpy as np
 
+        forms = {Kind.VALUE: VALUE} | ({Kind.MAP: PACKED} if self._keys.events is None else {})
         states = map(self._states.get, run.column("state").dictionary.to_pylist())
-        numbers = [state.number if state is not None and state.kind is Kind.VALUE else -1 for state in states]
-        return np.array(numbers, np.int32)
+        tags = [state.number | forms[state.kind] << 16 if state and state.kind in forms else -1 for state in states]
+        return np.array(tags, np.int32)
 
-    def _put(self, items: list[tuple[bytes, bytes]], new_places: Mapping[int, list[bytes]]) -> None:
-        """Write (place, record) of plain values; `new_places`: where no record was, by the number of the state."""
+    def _note(
+        self, changed: int, new: Mapping[tuple[int, int], int], names: Sequence[bytes], are_new: Iterable[bool]
+    ) -> None:
+        """Count what was written; new: by (slot, number of the state), how many of the keys there were not."""
         keys = self._keys
-        keys.records.put_many(items)
-        keys.changed += len(items)
-        for number, places in new_places.items():
-            keys.counts.add_new(number, places)
+        keys.changed += changed
+        keys.counts.add_new(new)
         if not keys.changed_keys.is_full:
-            keys.changed_keys.extend([name_of(record) for _, record in items])
+            keys.changed_keys.extend(names)
         if keys.events is not None:
-            were_free = set(chain.from_iterable(new_places.values()))
-            for place, record in items:
-                keys.events.add(name_of(record), NEW_VALUE if place in were_free else CHANGED_VALUE)
+            for name, is_new in zip(names, are_new, strict=True):
+                keys.events.add(name, NEW_VALUE if is_new else CHANGED_VALUE)
 
     def _folded(self, keys: list[bytes], values: list[bytes], state: WrittenState) -> list[bytes]:
         """Return the values that a plain run of folds puts; of several at one position only the first is right."""

@@ -6,7 +6,7 @@ It also counts keys by slot, so that the keys of a slot that is gained or lost n
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import lmdb
@@ -21,6 +21,7 @@ from state_backend.lmdb.layout import (
     FORM_AT,
     LARGE,
     NEVER,
+    SLOT_BYTES,
     SLOT_COUNT,
     STATE_AT,
     LargeMap,
@@ -35,8 +36,6 @@ from state_backend.lmdb.layout import (
     state_number_of,
 )
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
-
-SLOT_BYTES = 2
 
 
 class SlotCounts(KeyCounts):
@@ -59,9 +58,9 @@ class SlotCounts(KeyCounts):
         added[EXPIRING] += sign * (expiry_of(record) > 0)
         added[EXPIRING_MAPS] += sign * (record[FORM_AT] == LARGE and LargeMap.of(payload_of(record)).next_expiry_ms > 0)
 
-    def add_new(self, number: int, places: list[bytes]) -> None:
-        for slot, keys in Counter(place[:SLOT_BYTES] for place in places).items():
-            self._added[slot][number] += keys
+    def add_new(self, new: Mapping[tuple[int, int], int]) -> None:
+        for (slot, number), count in new.items():
+            self._added[slot.to_bytes(SLOT_BYTES, "big")][number] += count
 
     def add_all(self) -> None:
         """Count all keys, which were not counted by slot until now: about a microsecond a key."""

@@ -30,6 +30,13 @@ cdef extern from *:
         return _mm_loadu_si128((const __m128i*)at);
     }
 
+    /* From an offset on: which bytes of sixteen are moved to the end (16 bytes), and to the front. */
+    static const uint8_t moved[48] = {
+        128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128,
+        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
+        128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128,
+    };
+
     FOLDING static uint32_t fold(uint32_t crc, const uint8_t* at, size_t size) {
         const __m128i by_64 = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4), by_16 = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
         const __m128i by_8 = _mm_set_epi64x(0, 0x0163cd6124), polynomial = _mm_set_epi64x(0x01f7011641, 0x01db710641);
@@ -48,6 +55,11 @@ cdef extern from *:
         }
         for (; size >= 16; at += 16, size -= 16)
             held = folded(held, loaded(at), by_16);
+        if (size) {  /* the last 16 bytes are the end of what is held, and the rest */
+            const __m128i front = loaded(moved + size), back = loaded(moved + 16 + size);
+            second = _mm_blendv_epi8(_mm_shuffle_epi8(held, back), loaded(at + size - 16), back);
+            held = folded(_mm_shuffle_epi8(held, front), second, by_16);
+        }
         held = _mm_xor_si128(_mm_srli_si128(held, 8), _mm_clmulepi64_si128(held, by_16, 0x10));
         held = _mm_xor_si128(
             _mm_srli_si128(held, 4), _mm_clmulepi64_si128(_mm_and_si128(held, low_halves), by_8, 0x00));
@@ -61,5 +73,5 @@ cdef extern from *:
     #endif
     """
     bint can_fold() noexcept nogil  # whether this processor can
-    # Take in some text, of 16 bytes at least, as far as sixteens go; CRCs are as they are within, not complemented.
+    # Take in some text of 16 bytes at least; CRCs are as they are within, not complemented.
     uint32_t fold(uint32_t crc, const uint8_t* at, size_t size) noexcept nogil

@@ -65,7 +65,7 @@ cdef enum:
     NAME_BYTES_MAX = 16
     DEPTH_MAX = 32
     GUESSES_MAX = 4  # in one page; its nodes are some hundred at most
-    FOLDED_BYTES_MIN = 48  # below, tables are as fast (measured)
+    FOLDED_BYTES_MIN = 24  # below, tables are as fast (measured)
     KEYS_BITS = 62  # a position is less than 2^46, and stands before 16 more bits
     KEYS_UPPER = 1 << KEYS_BITS  # positions are 46 bits of a name's first 64
     CACHE_LINE_BYTES = 64
@@ -140,9 +140,7 @@ cdef bint has_folding = can_fold()
 cdef uint32_t crc32_of(const uint8_t* text, size_t size) noexcept nogil:
     cdef uint32_t crc = ~(<uint32_t>0), low, high
     if size >= FOLDED_BYTES_MIN and has_folding:
-        crc = fold(crc, text, size)
-        text += size & ~<size_t>15
-        size &= 15
+        return ~fold(crc, text, size)
     while size >= 8:
         low, high = u32(text) ^ crc, u32(text + 4)
         crc = (
@@ -371,12 +369,14 @@ cdef void search(const Map* map, Lookup** lookups, size_t count) noexcept nogil:
                 aim(map, lookup)
 
 
-cdef inline void search_on(const Map* map, const Lookup* before, Lookup* lookup) noexcept nogil:
+cdef inline void search_behind(const Map* map, const Lookup* before, Lookup* lookup, uint64_t upper) noexcept nogil:
     """Find the same for a name on the page where a lower name was found: it is most often one of the next nodes."""
     cdef const uint8_t* node
     cdef uint64_t high, low
     cdef uint32_t step = 1
+    lookup.outcome, lookup.page, lookup.guesses = FOUND, before.page, GUESSES_MAX
     lookup.first, lookup.lower, lookup.lower_low = before.first, before.lower, before.lower_low
+    lookup.last, lookup.upper, lookup.upper_low = (u16(before.page + 12) - PAGE_HEADER) >> 1, upper, 0
     while lookup.first + step < lookup.last:
         node = node_at(lookup.page, lookup.first + step, map.page_bytes)
         if node == NULL:
@@ -751,48 +751,63 @@ cdef class Pages:
                     descend(map, lookups[i], is_leaf)
 
     cdef void walk_sorted(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil:
-        """Look up at most IN_STEP_MAX ascending names as `walk` does; of those on one page only the first finds the page."""
+        """Look up 1 to IN_STEP_MAX ascending names, of a table that is not empty, as `walk` does.
+
+        Names that lie below one page go down as a group: the search is for the first of them, its head.
+        """
         cdef const Map* map = &self.map
         cdef Lookup* heads[IN_STEP_MAX]
-        cdef size_t i, heads_count, head
-        cdef uint32_t level
-        cdef uint64_t number
-        cdef bint is_leaf
         cdef Lookup* before
-        begin(tree, lookups, count)
+        cdef size_t starts[IN_STEP_MAX + 1]  # of the groups
+        cdef size_t below[IN_STEP_MAX]  # those of the next level
+        cdef uint64_t uppers[IN_STEP_MAX]  # no name on the page begins with more
+        cdef size_t groups = 1, groups_below, group, i
+        cdef uint32_t level
+        begin(tree, lookups, 1)
+        starts[0] = 0
         for level in range(tree.depth):
-            is_leaf = level + 1 == tree.depth
-            heads_count = 0
-            before = NULL
-            for i in range(count):
-                if lookups[i].outcome != FOUND:
-                    continue
-                if not enter(map, lookups[i], lookups[i].size, is_leaf):
-                    lookups[i].outcome = DAMAGED
-                elif before == NULL or before.page != lookups[i].page:
-                    before = heads[heads_count] = lookups[i]
-                    heads_count += 1
-                    aim(map, before)
-            search(map, heads, heads_count)
-            before = NULL
-            head = 0
-            for i in range(count):
-                if head < heads_count and lookups[i] == heads[head]:
-                    before = lookups[i]
-                    head += 1
-                elif lookups[i].outcome == FOUND:
-                    if before.outcome == FOUND:
-                        search_on(map, before, lookups[i])
+            starts[groups] = count
+            for group in range(groups):
+                before = heads[group] = lookups[starts[group]]
+                uppers[group] = before.upper
+                if before.outcome == FOUND:
+                    if enter(map, before, before.size, level + 1 == tree.depth):
+                        aim(map, before)
                     else:
-                        lookups[i].outcome = DAMAGED
-                    before = lookups[i]
-            number = 0
-            for i in range(count):
-                if lookups[i].outcome == FOUND:
-                    descend(map, lookups[i], is_leaf)
-                    if level + 2 == tree.depth and lookups[i].size != number:
-                        number = lookups[i].size
-                        prefetch_page(map, number)
+                        before.outcome = DAMAGED
+            search(map, heads, groups)
+            if level + 1 == tree.depth:
+                break
+            groups_below = 0
+            for group in range(groups):
+                before = heads[group]
+                below[groups_below] = starts[group]
+                groups_below += 1
+                for i in range(starts[group] + 1, starts[group + 1]):
+                    if before.outcome == FOUND and lookups[i].high >= before.upper:
+                        search_behind(map, before, lookups[i], uppers[group])
+                        before = lookups[i]
+                        below[groups_below] = i
+                        groups_below += 1
+            groups = groups_below
+            for group in range(groups):
+                starts[group] = below[group]
+                before = lookups[starts[group]]
+                if before.outcome == FOUND:
+                    descend(map, before, False)
+                    if level + 2 == tree.depth:
+                        prefetch_page(map, before.size)
+        for group in range(groups):
+            before = heads[group]
+            for i in range(starts[group] + 1, starts[group + 1]):
+                if before.outcome == FOUND:
+                    search_behind(map, before, lookups[i], uppers[group])
+                else:
+                    lookups[i].outcome = DAMAGED
+                before = lookups[i]
+        for i in range(count):
+            if lookups[i].outcome == FOUND:
+                descend(map, lookups[i], True)
 
     def scan(self, ranges, int64_t count, int64_t visits_max, int64_t bytes_max, int64_t now_ms, uint32_t forms, bint expire):
         """Do one call of a scan as `LmdbSnapshot.scan` does: the next position, 0 at the end, and keys.

@@ -1,6 +1,7 @@
 """The types of `packing.pyx`, which has the docstrings."""
 
 from collections.abc import Callable
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -10,15 +11,22 @@ from state_backend.native.lookup import Pages
 
 class Packing:
     left: list[bytearray]
-    new: dict[int, list[bytes]]
+    changed: int
+    new: dict[tuple[int, int], int]
+    names: list[bytes]
+    are_new: list[bool]
     def __init__(
         self,
         runs: list[pa.RecordBatch],
         order: npt.NDArray[np.int64],
-        numbers: list[npt.NDArray[np.int32]],
+        tags: list[npt.NDArray[np.int32]],
         pages: Pages | None,
         get: Callable[[bytes], bytes | None],
         value_bytes_max: int,
+        map_bytes_max: int,
+        map_fields_max: int,
         keeps_each: bool,
     ) -> None: ...
-    def take(self, rows_max: int) -> list[tuple[bytes, bytes]] | None: ...
+    def begin(self, rows_max: int, names_max: int) -> bool: ...
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> tuple[memoryview, memoryview]: ...

@@ -1,21 +1,25 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Makes a store's names and records of the plain values in sorted runs of changes (see `state_backend.model.records`).
+"""Makes a store's names and records of the plain rows in sorted runs of changes (see `state_backend.model.records`).
 
-A row is plain if all it does is to put a value that never expires, of a value state, at a key where nothing stands or such a
-value of the same state. `Packing.take` makes of these, in the order of their positions, what py-lmdb's `putmulti` takes; it
-writes nothing. All other rows are *left*: for them, and for the rows behind them at one position, the general path looks
-at what stands there.
+A row is plain if all it does is to put a value, or a small map as a whole, that never expires, at a key where nothing
+stands or the same form of the same state. A `Packing` yields of these, in the order of their positions, what py-lmdb's
+`putmulti` takes; it writes nothing. All other rows are *left*: for them, and for the rows behind them at one position, the
+general path looks at what stands there.
 
     name      position (6), big endian
-    record    name bytes u32 | expire_at_ms i64: 0 | state number u16 | form u8: 0 | key | value | CRC-32 u32
+    record    name bytes u32 | expire_at_ms i64: 0 | state number u16 | form u8 | key | value or packed map | CRC-32 u32
 
 What stands at a name is looked up in LMDB's pages, `LANES` names in step (see `lookup`), as the last commit left them; or,
 without pages, asked of a function that sees what the transaction wrote.
+
+No row becomes an object of Python: each pair that is yielded is the same tuple of the same two buffers, whose content is
+good until the next one is asked for.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
 
 from state_backend.native.lookup cimport FOUND, MISSING, IN_STEP_MAX, Lookup, Pages, crc32_of
@@ -35,10 +39,13 @@ cdef enum:
     NUMBERS_AHEAD = 24
     TEXTS_AHEAD = 12
     PUT = 1  # see `state_backend.model.records.Op`
-    VALUE = 0  # see `state_backend.lmdb.layout`
+    PACKED = 1  # see `state_backend.lmdb.layout`
     HEADER_BYTES = 15
     NAME_BYTES = 6
     CHECK_BYTES = 4
+    SLOT_AT = 32  # in a position
+    # So many bytes of records are made together; the last one may be longer.
+    RECORDS_BYTES = 1 << 16
     # Rows of which the run is noted once: a power of two.
     BLOCK_BITS = 10
 
@@ -56,11 +63,12 @@ cdef struct Run:
     int64_t rows
     const uint64_t* positions
     const int16_t* states
-    const int32_t* numbers  # of its states; -1: its rows are left
+    const int32_t* tags  # of its states: number u16 | form u8, as in a record; -1: its rows are left
     int32_t states_count
     const uint8_t* ops
     Texts keys
     Texts values
+    Bits has_field
     Bits has_value
     Bits expires
     bint never_expires
@@ -70,11 +78,13 @@ cdef struct PlainRow:
     const Run* run
     int64_t row
     uint64_t position
-    uint32_t number
+    uint32_t tag
     const uint8_t* key
     const uint8_t* value
     size_t key_bytes
     size_t value_bytes
+    uint8_t* record
+    size_t size  # of the record
 
 
 cdef inline bint is_set(const Bits* bits, int64_t row) noexcept nogil:
@@ -95,7 +105,7 @@ cdef inline bint text_at(const Texts* texts, int64_t row, const uint8_t** text, 
 cdef inline bint is_same_key(const PlainRow* one, const PlainRow* other) noexcept nogil:
     """Tell whether two rows put values of one state at one key."""
     return (
-        one.number == other.number
+        one.tag == other.tag
         and one.key_bytes == other.key_bytes
         and memcmp(one.key, other.key, one.key_bytes) == 0
     )
@@ -108,16 +118,27 @@ cdef const uint8_t* data_of(object buffer, int64_t bytes_min) except? NULL:
     return <const uint8_t*><size_t>buffer.address
 
 
+cdef class Shown:
+    """A buffer of memory that its owner keeps and changes."""
+
+    cdef const uint8_t* text
+    cdef size_t size
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, <void*>self.text, <Py_ssize_t>self.size, 1, flags)
+
+
 cdef class Packing:
-    """The rows of some runs, to be taken in the order of their positions.
+    """The rows of some runs, to be taken in the order of their positions, a portion after the other.
 
-    order: the rows, counted over all runs, sorted by position; those of one position in their order. numbers: for each run the
-    number of each of its states, -1 for those whose rows are left. pages: those of the version that the transaction began
-    with, as long as nothing was written at these positions since; None: `get` looks up. Longer values are left. keeps_each: of
-    several rows of a key all but the first are left.
+    order: the rows, counted over all runs, sorted by position; those of one position in their order. tags: for each run those
+    of its states, as number | form << 16; -1 for those whose rows are left. pages: those of the version that the transaction
+    began with, as long as nothing was written at these positions since; None: `get` looks up. Longer values, and maps that are
+    longer or have more fields, are left. keeps_each: of several rows of a key all but the first are left.
 
-    left: for each run a byte for each row, 1 if it is left. new: by state number, the names of what was taken last and where
-    nothing stood.
+    left: for each run a byte for each row, 1 if it is left. Of the portion:
+    changed: how many pairs were yielded. new: by (slot, state number), how many of them where nothing stood.
+    names: the keys of the first `names_max` of them. are_new: for each of these whether nothing stood there.
     """
 
     cdef Run* runs
@@ -130,26 +151,54 @@ cdef class Packing:
     cdef Pages pages
     cdef object get
     cdef size_t value_bytes_max
+    cdef size_t map_bytes_max
+    cdef uint32_t map_fields_max
     cdef bint keeps_each
     cdef bint may_replace  # the last row that was gathered: no row of its position is left
+    cdef PlainRow* lanes
+    cdef Lookup* lookups
+    cdef size_t lane, lanes_count  # the next one, and how many were looked up
+    cdef int64_t portion  # how many plain rows it may still have
+    cdef int64_t names_max
+    cdef uint64_t name_text
+    cdef uint8_t* records  # of the lanes
+    cdef size_t records_room
+    cdef Shown shown_name, shown_record
+    cdef tuple pair
+    cdef int64_t new_slot, new_count  # counted, but not in `new` yet
+    cdef uint32_t new_tag
     cdef readonly list left
+    cdef readonly int64_t changed
     cdef readonly dict new
+    cdef readonly list names
+    cdef readonly list are_new
 
     def __cinit__(
-        self, list runs, const int64_t[::1] order, list numbers, Pages pages, get, size_t value_bytes_max, bint keeps_each
+        self,
+        list runs,
+        const int64_t[::1] order,
+        list tags,
+        Pages pages,
+        get,
+        size_t value_bytes_max,
+        size_t map_bytes_max,
+        uint32_t map_fields_max,
+        bint keeps_each,
     ):
         cdef Run* run
         cdef int64_t rows = 0, block
         cdef size_t number
         self.runs_count = len(runs)
         self.runs = <Run*>calloc(max(1, self.runs_count), sizeof(Run))
-        if self.runs == NULL:
+        self.lanes = <PlainRow*>calloc(LANES, sizeof(PlainRow))
+        self.lookups = <Lookup*>calloc(LANES, sizeof(Lookup))
+        if self.runs == NULL or self.lanes == NULL or self.lookups == NULL:
             raise MemoryError
-        self.held, self.left, self.new = [], [], {}
+        self.held, self.left = [], []
         for number in range(self.runs_count):
             run = &self.runs[number]
             run.first = rows
-            self.take_in(run, runs[number], numbers[number])
+            self.take_in(run, runs[number], tags[number])
             rows += run.rows
         if rows != order.shape[0] or self.runs_count > 65535:
             raise ValueError("as many rows have an order as there are, of at most 65,535 runs")
@@ -163,28 +212,37 @@ cdef class Packing:
             self.blocks[block] = <uint16_t>number
         self.order, self.at, self.position = order, 0, ~(<uint64_t>0)
         self.pages, self.get, self.value_bytes_max = pages, get, value_bytes_max
+        self.map_bytes_max, self.map_fields_max = map_bytes_max, map_fields_max
         self.keeps_each, self.may_replace = keeps_each, False
+        self.shown_name, self.shown_record = Shown(), Shown()
+        self.shown_name.text, self.shown_name.size = <const uint8_t*>&self.name_text, NAME_BYTES
+        self.pair = (self.shown_name, self.shown_record)
+        self.changed, self.new, self.names, self.are_new = 0, {}, [], []
 
     def __dealloc__(self):
         free(self.runs)
         free(self.blocks)
+        free(self.lanes)
+        free(self.lookups)
+        free(self.records)
 
-    cdef int take_in(self, Run* run, object batch, object numbers) except -1:
+    cdef int take_in(self, Run* run, object batch, object tags) except -1:
         """Learn where the columns of a run lie."""
         cdef uint8_t[::1] left
-        cdef const int32_t[::1] of_states = numbers
+        cdef const int32_t[::1] of_states = tags
         cdef int64_t rows = batch.num_rows
-        position, state, op, key, value, expiry = map(
-            batch.column, ("position", "state", "op", "key", "value", "expire_at_ms")
+        position, state, op, key, field, value, expiry = map(
+            batch.column, ("position", "state", "op", "key", "field", "value", "expire_at_ms")
         )
         indices = state.indices
         run.rows = rows
         run.positions = <const uint64_t*>data_of(position.buffers()[1], 8 * (position.offset + rows)) + <int64_t>position.offset
         run.states = <const int16_t*>data_of(indices.buffers()[1], 2 * (indices.offset + rows)) + <int64_t>indices.offset
         run.ops = data_of(op.buffers()[1], op.offset + rows) + <int64_t>op.offset
-        run.numbers, run.states_count = &of_states[0], of_states.shape[0]
+        run.tags, run.states_count = &of_states[0], of_states.shape[0]
         self.take_texts(&run.keys, key)
         self.take_texts(&run.values, value)
+        self.take_bits(&run.has_field, field)
         self.take_bits(&run.has_value, value)
         self.take_bits(&run.expires, expiry)
         run.never_expires = expiry.null_count == rows
@@ -192,7 +250,7 @@ cdef class Packing:
         left = made
         run.left = &left[0] if rows else NULL
         self.left.append(made)
-        self.held.append((batch, numbers, left))
+        self.held.append((batch, tags, left))
         return 0
 
     cdef int take_texts(self, Texts* texts, object column) except -1:
@@ -235,23 +293,28 @@ cdef class Packing:
     cdef bint fill(self, PlainRow* lane, Run* run, int64_t row) noexcept nogil:
         """Learn what a row puts; False if it is left."""
         cdef int16_t state = run.states[row]
-        if run.ops[row] != PUT or state < 0 or state >= run.states_count or run.numbers[state] < 0:
+        if run.ops[row] != PUT or state < 0 or state >= run.states_count or run.tags[state] < 0:
             return False
         if not is_set(&run.has_value, row) or not (run.never_expires or not is_set(&run.expires, row)):
             return False
-        lane.run, lane.row, lane.number = run, row, <uint32_t>run.numbers[state]
-        return (
-            text_at(&run.keys, row, &lane.key, &lane.key_bytes)
-            and text_at(&run.values, row, &lane.value, &lane.value_bytes)
-            and lane.value_bytes <= self.value_bytes_max
-        )
+        lane.run, lane.row, lane.tag = run, row, <uint32_t>run.tags[state]
+        if not text_at(&run.keys, row, &lane.key, &lane.key_bytes) or not text_at(
+            &run.values, row, &lane.value, &lane.value_bytes
+        ):
+            return False
+        if lane.tag >> 16 != PACKED:
+            return lane.value_bytes <= self.value_bytes_max
+        # A whole map, not a field of one; it is deleted if it has no fields.
+        if is_set(&run.has_field, row) or not 2 <= lane.value_bytes <= self.map_bytes_max:
+            return False
+        return 1 <= (lane.value[0] | <uint32_t>lane.value[1] << 8) <= self.map_fields_max
 
     cdef size_t gather(self, PlainRow* lanes, int64_t most) noexcept nogil:
         """Find the next plain rows, one for a position; mark the others as left. Returns how many; 0 at the end.
 
         Of rows of one key that follow each other the last one counts, the others are done with it.
         """
-        cdef size_t count = 0
+        cdef size_t count = 0, size = 0
         cdef int64_t row
         cdef uint64_t position
         cdef Run* run
@@ -261,7 +324,7 @@ cdef class Packing:
             run = self.run_of(row)
             row -= run.first
             position = run.positions[row]
-            if position != self.position and count == <size_t>most:
+            if position != self.position and (count == <size_t>most or size >= RECORDS_BYTES):
                 break
             self.ask_ahead(self.at)
             self.at += 1
@@ -269,6 +332,7 @@ cdef class Packing:
                 self.may_replace = self.fill(&lanes[count], run, row)
                 if self.may_replace:
                     lanes[count].position = position
+                    size += lanes[count].key_bytes + lanes[count].value_bytes
                     count += 1
                 else:
                     run.left[row] = 1
@@ -276,80 +340,125 @@ cdef class Packing:
             elif self.may_replace and count and self.fill(&next_one, run, row) and is_same_key(&next_one, &lanes[count - 1]):
                 next_one.position = position
                 lanes[count - 1] = next_one
+                size += next_one.value_bytes
             else:
                 run.left[row] = 1
                 self.may_replace = False
             self.position = position
         return count
 
-    def take(self, int64_t rows_max):
-        """Return (name, record) of about the next `rows_max` plain rows that change something; None at the end.
+    def begin(self, int64_t rows_max, int64_t names_max):
+        """Begin a portion of about `rows_max` plain rows, which iteration yields; False if all rows were taken."""
+        self.portion, self.names_max = rows_max, names_max
+        self.changed, self.new, self.names, self.are_new = 0, {}, [], []
+        self.new_count, self.lane, self.lanes_count = 0, 0, 0
+        return self.look_up()
 
-        There may be none among them.
-        """
-        cdef PlainRow lanes[LANES]
-        cdef Lookup lookups[LANES]
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        """Return (name, record) of the next plain row that changes something."""
+        while True:
+            if self.lane == self.lanes_count and not self.look_up():
+                self.count_new()
+                raise StopIteration
+            self.lane += 1
+            if self.is_change(&self.lanes[self.lane - 1], &self.lookups[self.lane - 1]):
+                return self.pair
+
+    cdef bint look_up(self) except -1:
+        """Gather plain rows, look up what stands at their names, and make their records; False if there are none."""
         cdef Lookup* each[LANES]
-        cdef size_t count, i
-        cdef int64_t taken = 0
-        cdef bint is_empty = self.pages is not None and self.pages.keys.depth == 0
-        cdef list items = []
-        self.new = {}
-        for i in range(LANES):
-            each[i] = &lookups[i]
-        while taken < rows_max:
-            with nogil:
-                count = self.gather(lanes, LANES)
-                for i in range(count):
-                    lookups[i].high, lookups[i].low, lookups[i].bytes_ = lanes[i].position << 16, 0, NAME_BYTES
-                    lookups[i].outcome = MISSING
-                if self.pages is not None and not is_empty:
-                    self.pages.walk_sorted(&self.pages.keys, each, count)
-            if count == 0:
-                break
+        cdef size_t i, count = 0
+        cdef bint has_room = True
+        if self.portion <= 0:
+            return False
+        with nogil:
+            count = self.gather(self.lanes, LANES)
             for i in range(count):
-                self.pack(&lanes[i], &lookups[i], items)
-            taken += count
-        return items if taken else None
+                each[i] = &self.lookups[i]
+                each[i].high, each[i].low, each[i].bytes_ = self.lanes[i].position << 16, 0, NAME_BYTES
+                each[i].outcome = MISSING
+            if count and self.pages is not None and self.pages.keys.depth:
+                self.pages.walk_sorted(&self.pages.keys, each, count)
+            has_room = self.pack(self.lanes, count)
+        if not has_room:
+            raise MemoryError
+        self.portion -= count
+        self.lane, self.lanes_count = 0, count
+        return count > 0
 
-    cdef int pack(self, PlainRow* lane, const Lookup* found, list items) except -1:
-        """Make a row's name and record, unless the same stands there; mark the row as left if something else does."""
-        cdef uint64_t name_text = swap64(lane.position << 16)
-        cdef size_t start = HEADER_BYTES + lane.key_bytes, size = start + lane.value_bytes + CHECK_BYTES
+    cdef bint pack(self, PlainRow* lanes, size_t count) noexcept nogil:
+        """Make records; False if there is no memory for them."""
+        cdef size_t i, room = 0
+        cdef PlainRow* lane
+        cdef uint8_t* text
+        cdef uint32_t key_bytes, check
+        for i in range(count):
+            lanes[i].size = HEADER_BYTES + lanes[i].key_bytes + lanes[i].value_bytes + CHECK_BYTES
+            room += lanes[i].size
+        if room > self.records_room:
+            free(self.records)
+            self.records, self.records_room = <uint8_t*>malloc(2 * room), 0
+            if self.records == NULL:
+                return False
+            self.records_room = 2 * room
+        text = self.records
+        for i in range(count):
+            lane = &lanes[i]
+            lane.record = text
+            key_bytes = lane.key_bytes
+            memcpy(text, &key_bytes, 4)
+            memcpy(text + 4, b"\0\0\0\0\0\0\0\0", 8)
+            memcpy(text + 12, &lane.tag, 3)
+            memcpy(text + HEADER_BYTES, lane.key, lane.key_bytes)
+            memcpy(text + HEADER_BYTES + lane.key_bytes, lane.value, lane.value_bytes)
+            text += lane.size
+        # In a loop of its own: a processor waits for what it reads in other pieces than it has just written.
+        for i in range(count):
+            lane = &lanes[i]
+            check = crc32_of(lane.record, lane.size - CHECK_BYTES)
+            memcpy(lane.record + lane.size - CHECK_BYTES, &check, CHECK_BYTES)
+        return True
+
+    cdef bint is_change(self, PlainRow* lane, const Lookup* found) except -1:
+        """Show a row's name and record. False if the same stands there, or something else: then the row is left."""
+        cdef size_t start = HEADER_BYTES + lane.key_bytes
         cdef const uint8_t* old = NULL
         cdef size_t old_bytes = 0
-        cdef bytes name = PyBytes_FromStringAndSize(<const char*>&name_text, NAME_BYTES)
-        cdef bytes record = PyBytes_FromStringAndSize(NULL, size)
-        cdef uint8_t* text = <uint8_t*>PyBytes_AS_STRING(record)
-        cdef uint32_t key_bytes = lane.key_bytes, check
-        cdef uint16_t number = lane.number
         cdef object stored = None
-        memcpy(text, &key_bytes, 4)
-        memcpy(text + 4, b"\0\0\0\0\0\0\0\0", 8)
-        memcpy(text + 12, &number, 2)
-        text[14] = VALUE
-        memcpy(text + HEADER_BYTES, lane.key, lane.key_bytes)
-        memcpy(text + start, lane.value, lane.value_bytes)
-        check = crc32_of(text, size - CHECK_BYTES)
-        memcpy(text + size - CHECK_BYTES, &check, CHECK_BYTES)
+        self.name_text = swap64(lane.position << 16)
         if self.pages is None:
-            stored = self.get(name)
+            stored = self.get(PyBytes_FromStringAndSize(<const char*>&self.name_text, NAME_BYTES))
             if stored is not None:
                 old, old_bytes = <const uint8_t*><bytes>stored, len(<bytes>stored)
         elif found.outcome == FOUND:
             old, old_bytes = found.record, found.size
         elif found.outcome != MISSING:
             lane.run.left[lane.row] = 1
-            return 0
-        if old == NULL:
-            new = self.new.get(number)
-            if new is None:
-                new = self.new[number] = []
-            (<list>new).append(name)
-        elif old_bytes < start or memcmp(old, text, start) != 0:
-            lane.run.left[lane.row] = 1
-            return 0
-        elif old_bytes == size and memcmp(old, text, size) == 0:
-            return 0
-        items.append((name, record))
+            return False
+        if old != NULL:
+            if old_bytes < start or memcmp(old, lane.record, start) != 0:
+                lane.run.left[lane.row] = 1
+                return False
+            if old_bytes == lane.size and memcmp(old + start, lane.record + start, lane.size - start) == 0:
+                return False
+        elif self.new_count and self.new_tag == lane.tag and self.new_slot == <int64_t>(lane.position >> SLOT_AT):
+            self.new_count += 1
+        else:
+            self.count_new()
+            self.new_tag, self.new_slot, self.new_count = lane.tag, lane.position >> SLOT_AT, 1
+        if self.changed < self.names_max:
+            self.names.append(PyBytes_FromStringAndSize(<const char*>lane.key, lane.key_bytes))
+            self.are_new.append(old == NULL)
+        self.changed += 1
+        self.shown_record.text, self.shown_record.size = lane.record, lane.size
+        return True
+
+    cdef int count_new(self) except -1:
+        if self.new_count:
+            where = (self.new_slot, self.new_tag & 0xFFFF)
+            self.new[where] = self.new.get(where, 0) + self.new_count
+            self.new_count = 0
         return 0

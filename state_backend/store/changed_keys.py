@@ -41,6 +41,11 @@ class ChangedKeys:
         """Tell whether there are too many keys already, so that more make no difference."""
         return self._remaining_bytes < 0
 
+    @property
+    def keys_max(self) -> int:
+        """How many more keys may make a difference: with so many it is full."""
+        return 0 if self.is_full else self._remaining_bytes // KEY_OVERHEAD_BYTES + 1
+
     def add(self, key: bytes) -> None:
         """Add a key; the same key may be added again."""
         self._remaining_bytes -= len(key) + KEY_OVERHEAD_BYTES

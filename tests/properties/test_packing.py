@@ -1,25 +1,28 @@
-"""Values packed by the compiled core make the store, byte for byte, that the general path makes of the same epochs."""
+"""Values and maps that the compiled core packs make, byte for byte, the store that the general path makes of them."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state_backend import native
+from state_backend.codec import packed_map
 from state_backend.codec.checksums import checked
 from state_backend.lmdb.events import EVENTS
-from state_backend.lmdb.layout import SLOT_COUNT, TABLES
+from state_backend.lmdb.layout import PACKED, SLOT_COUNT, TABLES, VALUE, make_record
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import SparkisError
@@ -28,6 +31,9 @@ from state_backend.model.records import Change, Op, positions_in, runs_of
 from state_backend.model.slots import POSITION_BYTES
 from state_backend.store import changed_keys, key_events
 from state_backend.store.store import EpochChanges
+
+if TYPE_CHECKING:
+    from state_backend.native.packing import Packing
 
 pytestmark = pytest.mark.skipif(native._packing is None, reason="the compiled core is not built")
 
@@ -41,13 +47,20 @@ NAMES = [state.name for state in STATES]
 # More than a look-up's lanes, so that a page of the tree is searched on; with and without hash tags, one of two states.
 KEYS = {name: (b"", *(b"%s:{%d}%d" % (name.encode(), number % 7, number) for number in range(150))) for name in NAMES}
 VALUES = st.sampled_from((b"", b"1", b"22", b"v" * 100, b"long" * 300))
+# Also empty ones, which delete, and those that are too large for one record (see the limits that the test sets).
+MAPS = st.dictionaries(st.sampled_from((b"f", b"g", b"h", b"i", b"j")), VALUES).map(
+    lambda m: packed_map.pack(m.items())
+)
 
 
 def changes_of(state: str) -> st.SearchStrategy[Change]:
     keys, expiries = st.sampled_from(KEYS[state][state != "one" :]), st.sampled_from((None, None, None, 5, 5_000))
     name, nothing = st.just(state), st.none()
     if state == "map":
-        return st.builds(Change, name, st.just(Op.PUT), keys, st.sampled_from((b"f", b"g")), VALUES, nothing)
+        fields = st.sampled_from((b"f", b"g"))
+        one = st.builds(Change, name, st.just(Op.PUT), keys, fields, VALUES, expiries)
+        full = st.builds(Change, name, st.just(Op.PUT), keys, nothing, MAPS, expiries)
+        return one | full | full | st.builds(Change, name, st.just(Op.DELETE), keys, fields | nothing, nothing, nothing)
     if state == "sum":
         return st.builds(Change, name, st.just(Op.FOLD), keys, nothing, st.sampled_from((b"1", b"22")), nothing)
     puts = st.builds(Change, name, st.just(Op.PUT), keys, nothing, VALUES, expiries)
@@ -61,6 +74,14 @@ plain = st.builds(
         for number, key in enumerate(KEYS[state][1 + first : 1 + first + count])
     ],
     st.sampled_from(("one", "two")),
+    st.integers(0, 149),
+    st.integers(0, 150),
+    VALUES,
+) | st.builds(
+    lambda first, count, value: [
+        Change("map", Op.PUT, key, None, packed_map.pack([(b"f", b"%d" % number), (b"g", value)]))
+        for number, key in enumerate(KEYS["map"][1 + first : 1 + first + count])
+    ],
     st.integers(0, 149),
     st.integers(0, 150),
     VALUES,
@@ -111,7 +132,9 @@ def test_a_store_of_packed_values_is_the_one_that_the_general_path_makes(
         for module in ("plain_values", "value_writer"):
             stack.enter_context(patch(f"state_backend.lmdb.{module}.PIECE_BYTES", 700))
         stack.enter_context(patch("state_backend.lmdb.transaction.ROWS_MAX", rows_max))
-        stack.enter_context(patch("state_backend.lmdb.plain_values.ITEMS_MAX", 100))
+        stack.enter_context(patch("state_backend.lmdb.plain_values.ROWS_MAX", 100))
+        stack.enter_context(patch("state_backend.codec.packed_map.FIELDS_MAX", 3))
+        stack.enter_context(patch("state_backend.codec.packed_map.BYTES_MAX", 900))
         stack.enter_context(patch("state_backend.model.records.RUN_ROWS_MAX", run_rows))
         if are_colliding:
             stack.enter_context(patch("state_backend.model.slots.crc32", lambda text: sum(text) % 5))
@@ -138,9 +161,22 @@ def test_a_store_of_packed_values_is_the_one_that_the_general_path_makes(
             assert content_of(compiled) == content_of(general)
 
 
-@given(st.lists(st.tuples(st.binary(max_size=40), st.binary(max_size=90)), max_size=200), st.integers(1, 70))
+def packing_of(
+    runs: list[pa.RecordBatch], positions: npt.NDArray[np.uint64], *, form: int = VALUE, keeps_each: bool = False
+) -> Packing:
+    """Pack rows of a state with the number 3, where nothing stands."""
+    tags = [np.array([3 | form << 16], np.int32) for _ in runs]
+    order = positions.argsort(kind="stable")
+    return native.packing_of(runs, order, tags, None, lambda name: None, 1 << 16, 100, 2, keeps_each)
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=40), st.binary(max_size=90)), max_size=200),
+    st.integers(1, 70),
+    st.integers(0, 9),
+)
 def test_what_is_taken_is_every_plain_row_once_in_the_order_of_positions(
-    rows: list[tuple[bytes, bytes]], rows_max: int
+    rows: list[tuple[bytes, bytes]], rows_max: int, names_max: int
 ) -> None:
     wanted = dict(rows)
     changes = [Change("one", Op.PUT, key, None, value) for key, value in wanted.items()]
@@ -150,11 +186,15 @@ def test_what_is_taken_is_every_plain_row_once_in_the_order_of_positions(
         (k, v) for run in runs for k, v in zip(*(run.column(c).to_pylist() for c in ("key", "value")), strict=True)
     ]
     positions = np.concatenate([np.empty(0, np.uint64), *map(positions_in, runs)])
-    numbers = [np.array([3], np.int32) for _ in runs]
-    made = native.packing_of(runs, positions.argsort(kind="stable"), numbers, None, lambda name: None, 1 << 16, False)
-    items = []
-    while (some := made.take(rows_max)) is not None:
-        assert made.new.get(3, []) == [name for name, _ in some]
+    made = packing_of(runs, positions)
+    items: list[tuple[bytes, bytes]] = []
+    while made.begin(rows_max, names_max):
+        # Each pair is the same two buffers.
+        some = [(bytes(name), bytes(record)) for name, record in made]
+        assert made.changed == len(some)
+        assert made.names == [record[15:-4][: len(key)] for key, (_, record) in zip(made.names, some, strict=False)]
+        assert len(made.names) == len(made.are_new) == min(len(some), names_max) and all(made.are_new)
+        assert made.new == Counter((int.from_bytes(name[:2], "big"), 3) for name, _ in some)
         items += some
     assert [name for name, _ in items] == sorted({int(p).to_bytes(POSITION_BYTES, "big") for p in positions})
     assert sum(map(sum, made.left)) == len(sliced) - len(items)
@@ -166,11 +206,35 @@ def test_the_last_row_of_a_key_counts_unless_each_is_told(keeps_each: bool, take
     parts = [(b"1", b"2"), (b"3",)]
     runs = [run for part in parts for run in runs_of([Change("one", Op.PUT, b"k", None, v) for v in part], ["one"])]
     positions = np.concatenate([positions_in(run) for run in runs])
-    numbers = [np.array([3], np.int32) for _ in runs]
-    made = native.packing_of(
-        runs, positions.argsort(kind="stable"), numbers, None, lambda name: None, 1 << 16, keeps_each
-    )
-    items = made.take(10)
-    assert items is not None and len(items) == 1
+    made = packing_of(runs, positions, keeps_each=keeps_each)
+    assert made.begin(10, 10)
+    items = [(bytes(name), bytes(record)) for name, record in made]
+    assert len(items) == 1 and not made.begin(10, 10)
     assert checked(items[0][1]).endswith(b"k" + taken)
     assert [row for rows in made.left for row in rows] == left
+
+
+SMALL = packed_map.pack([(b"f", b"1"), (b"g", b"2")])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expire_at_ms", "is_taken"),
+    [
+        (None, SMALL, None, True),
+        (None, SMALL, 5, False),
+        (b"f", SMALL, None, False),
+        (None, packed_map.EMPTY, None, False),
+        (None, b"", None, False),
+        (None, packed_map.pack([(b"f", b""), (b"g", b""), (b"h", b"")]), None, False),
+        (None, packed_map.pack([(b"f", b"v" * 100)]), None, False),
+    ],
+    ids=["small", "expiring", "field", "empty", "nothing", "many fields", "long"],
+)
+def test_maps_are_packed_as_a_whole_if_they_are_small(
+    field: bytes | None, value: bytes, expire_at_ms: int | None, is_taken: bool
+) -> None:
+    (run,) = runs_of([Change("map", Op.PUT, b"k", field, value, expire_at_ms)], ["map"])
+    made = packing_of([run], positions_in(run), form=PACKED)
+    records = [bytes(record) for _, record in made] if made.begin(10, 0) else []
+    assert records == ([make_record(b"k", value, None, 3, PACKED)] if is_taken else [])
+    assert list(made.left[0]) == [not is_taken]

@@ -199,14 +199,18 @@ def test_long_texts_have_python_s_checksum_whatever_their_size_and_address() -> 
 FLIPS = """
 import os, random, sys
 import lmdb
-from state_backend.native import lookup
+import numpy as np
+from state_backend.model.records import Change, Op, positions_in, runs_of
+from state_backend.native import lookup, packing_of
 
 folder, seed, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+(run,) = runs_of([Change("one", Op.PUT, b"%d" % number, None, b"v") for number in range(2_000)], ["one"])
+order, tags = np.arange(run.num_rows), [np.zeros(1, np.int32)]
 dice = random.Random(seed)
 path = f"{folder}/data.mdb"
 whole = open(path, "rb").read()
 names = [bytes.fromhex(line) for line in open(f"{folder}/names").read().split()]
-damaged = scanned = 0
+damaged = scanned = packed = 0
 for _ in range(rounds):
     content = bytearray(whole)
     # Behind the meta pages, which LMDB itself reads.
@@ -233,6 +237,9 @@ for _ in range(rounds):
                             lookup.look_up(pages, table, names[at : at + 50])
                         except ValueError:
                             damaged += 1
+                packing = packing_of([run], order, tags, pages, None, 100, 100, 9, False)
+                while packing.begin(500, 0):
+                    packed += sum(1 for _ in packing)
                 start, end = 0, 1 << 48
                 while step := pages.scan([(start, end)], 100, 1000, 1 << 20, 1, 1023, False):
                     scanned += len(step[1])
@@ -245,7 +252,7 @@ for _ in range(rounds):
         pass
     os.close(descriptor)
     environment.close()
-print("done", damaged, scanned)
+print("done", damaged, scanned, packed)
 """
 
 
@@ -259,6 +266,6 @@ def test_flipped_bytes_in_pages_end_in_an_error_or_a_record_never_in_a_crash(tmp
         [sys.executable, "-c", FLIPS, str(tmp_path), "5", "60"], capture_output=True, text=True, timeout=300
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
-    damaged, scanned = map(int, ended.stdout.split()[1:])
+    damaged, scanned, packed = map(int, ended.stdout.split()[1:])
     assert damaged > 0  # it was met, and told
-    assert scanned > 10_000
+    assert scanned > 10_000 and packed > 10_000
