@@ -273,7 +273,7 @@ cdef class Packing:
         return run
 
     cdef inline void ask_ahead(self, int64_t at) noexcept nogil:
-        """Have memory bring what will be read soon: rows of many runs come in turn_scheduler, which no processor foresees."""
+        """Have memory bring what will be read soon: no processor foresees in which turn rows of many runs come."""
         cdef const Run* run
         cdef int64_t row
         if at + NUMBERS_AHEAD < self.order.shape[0]:
