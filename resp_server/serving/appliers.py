@@ -167,7 +167,7 @@ class ApplierProcess:
             command += ["--compact", "--retention-ms", str(self._retention_ms)]
         tells_events = self._tells_events
         command += ["--events"] if tells_events else []
-        command += [] if self._is_store_trusted else ["--anew"]
+        command += [] if self._is_store_trusted else ["--delete-stores"]
         self._is_store_trusted = True
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -235,7 +235,7 @@ class ApplierProcess:
     def _see(self, event: Event) -> None:
         """Take over an event about the store that is served."""
         slots = KeyGroups.parse(event["slots"])
-        if self.owned is None or event["wants"] == self._wants:
+        if self.owned is None or event["slots_lines"] == self._wants:
             self.owned = slots & self._wanted
         else:
             # The applier has not read the last `slots` line yet: it may list a slot that was given up and is desired

@@ -15,8 +15,8 @@ now on; `events on` and `events off` switch the recording of events of keys (see
     {"event": "damaged"}
         the store of the readers is damaged: they close it, and wait for another one
 
-In the first two, `slots` are owned, `loading` are desired and not owned yet, and `wants` is the number of `slots` lines
-read so far: so the sender of such a line knows which reports came before it and which after.
+In the first two, `slots` are the owned slots, and `loading` are desired slots that are not owned yet. `slots_lines` is
+the number of `slots` lines read so far: it tells the server whether the report is from before or after its last line.
 
 A store is a folder `<FOLDER>/<job>/<generation>.<n>`. If the log no longer leads to a store's epoch (the log was
 rewound, or the store was lost), a new store is built in the next folder, and readers use the old one until the new one
@@ -24,7 +24,7 @@ has caught up. A new generation replaces the old one in the same way, once it ha
 pages, when there are more free than used pages.
 
 A store is verified when a process first opens it, after it was copied, and when a reader found damage in it. A damaged
-store is deleted, and readers have none until the next one has caught up.
+store is deleted, and readers have no store until the next one has caught up.
 
 Slots move as described in `store.slot_ownership`: a slot that is given up is not owned from then on; a new slot is
 loaded in portions between epochs (see `slot_backfill`), and owned when it has caught up. A new store is built with the
@@ -74,11 +74,12 @@ from state_backend.store.store import Applied, EpochChanges
 
 logger = logging.getLogger("sparkis.applier")
 
-# A writer's heartbeat says how often it comes; after so many missed ones the writer counts as stopped (guess).
+# After so many missed heartbeats, whose interval is in each heartbeat, the writer counts as stopped (guess).
 HEARTBEATS_MISSED_MAX = 3
-# How long it takes to find that out where heartbeats come once a second.
+# The time until then, if the interval is a second.
 STALE_AFTER_S = 3.0
-# Doubled while the log has nothing new, up to the limit of its filesystem.
+# The shortest interval between polls of the log. It doubles while the log has nothing new, up to the limit of its
+# filesystem.
 PROBE_INTERVAL_S = 1.0
 # Bounds the time of one expiry transaction to tens of milliseconds (about 10 us a key).
 EXPIRED_KEYS_MAX = 5_000
@@ -86,27 +87,29 @@ EXPIRED_KEYS_MAX = 5_000
 REMOVED_KEYS_MAX = 5_000
 # Bounds the time of one transaction that deletes events (about 10 us a portion).
 DELETED_PORTIONS_MAX = 1_000
-# New epochs wait so long for slots that are being loaded, and for the end of a portion.
+# Bounds the time for which new epochs wait while slots are being loaded. The last portion may take longer.
 LOADING_STEP_S = 0.05
 # The longest line of slot ranges has 100 KB.
 LINE_BYTES_MAX = 1 << 20
-# A listing finds holes of any width in the chain of epochs, but its cost grows with the log: once a minute when quiet.
+# A listing finds gaps of any width in the chain of epochs, but its cost grows with the log: one listing for so many
+# polls without a new epoch.
 LISTED_EVERY_POLLS = 60
 # The memory of fewer changes is not worth releasing (measured: 0.1 KiB a change).
 TRIM_ABOVE_CHANGES = 50_000
 # Fewer free pages are soon used again, or not worth a copy (guess).
 COMPACT_ABOVE_BYTES = 64 << 20
-# While epochs come, free pages are soon as many again after a copy (measured: epochs that rewrite everything keep twice
-# as many as the state has, readers that hold eight epochs of 1 % of the keys three times). A copy takes a second for a
-# million keys, in which no epoch is applied.
+# While epochs come, a store soon has as many free pages again after a copy (measured: twice the pages of the state with
+# epochs that rewrite everything, three times with readers that pin eight epochs of 1 % of the keys). A copy takes a
+# second for a million keys, and no epoch is applied meanwhile.
 COMPACT_PAUSE_S = 300.0
 # A job without changes for so long is idle: memory for writing its epochs is released (guess; a job with a batch every
 # ten seconds is not idle).
 IDLE_AFTER_S = 30.0
-# Of an idle job a copy delays no epoch: an eighth of the used pages, and at least so many bytes, are worth a copy.
+# A copy of an idle job's store delays no epoch. So it is worth it for fewer free pages: this share of the used pages,
+# and at least so many bytes.
 COMPACT_IDLE_SHARE = 8
 COMPACT_IDLE_ABOVE_BYTES = 4 << 20
-# A store is not trusted any more after so many reports of damage by readers that `verify` did not find.
+# A store is rebuilt after so many reports of damage by readers that `verify` did not find.
 REPORTS_MAX = 2
 
 
@@ -114,7 +117,7 @@ NONE_HELD_BACK: dict[str, int | None] = {"held_back_epoch": None, "held_back_sin
 
 
 class HeartbeatWatch:
-    """Watches a writer's heartbeats by this process's own clock, as clocks of machines differ."""
+    """Watches a writer's heartbeats by this process's own clock, because clocks of machines differ."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -122,7 +125,7 @@ class HeartbeatWatch:
         self._changed_at_s = float("-inf")
 
     def is_stale(self, heartbeat: dict[str, Any]) -> bool:
-        """Take the last heartbeat; tell whether the writer has stopped or sent none for too long."""
+        """Take the last heartbeat; tell whether the writer has stopped, or has sent no heartbeat for too long."""
         count = (heartbeat.get("writer"), heartbeat.get("count"))
         if count != self._last and heartbeat:
             is_first = self._last == (None, None)
@@ -136,7 +139,7 @@ class HeartbeatWatch:
 
 
 class Applier:
-    """Applies one job's epochs. `step` does all that can be done now, and calls `report` with what changed."""
+    """Applies one job's epochs. `step` does all work that is possible now, and calls `report` with each event."""
 
     def __init__(
         self,
@@ -157,20 +160,20 @@ class Applier:
         self._clock = clock
         self._compactor = compactor
         self._desired = slots
-        self._wants = 0  # how many times desired slots were set
+        self._slots_lines = 0  # how many times desired slots were set
         self._records_events = False
         self._visible_slots = NONE
         self._portions: Iterator[tuple[EpochChanges, Loading]] = iter(())
         self._loading: Loading | None = None  # the progress of `_portions`
         self._store: LmdbStore | None = None
-        self._verified: Path | None = None  # a store that this process verified or made
-        self._damage_reports = 0  # by readers, that `verify` did not confirm
+        self._verified: Path | None = None  # the last store that this process verified or made
+        self._damage_reports = 0  # reports by readers that `verify` did not confirm
         self._description: Description | None = None
         self._announced: Path | None = None
         self._announced_version = 0
         self._visible = Applied("")
-        self._origin = 0  # of the store's epochs (see `epochs`)
-        self._is_incomplete = False  # of what readers see
+        self._origin = 0  # the origin of the store's epochs (see `epochs`)
+        self._is_incomplete = False  # whether the visible state is incomplete
         self._held_back: dict[str, int | None] = NONE_HELD_BACK
         self._writer = ""
         self._quiet_polls = 0
@@ -180,7 +183,7 @@ class Applier:
         self._last_report: dict[str, Any] = {}
         self._compact_above_bytes = COMPACT_ABOVE_BYTES
         self._compact_after_s = 0.0
-        self._changed = 0  # since free memory was released
+        self._changed = 0  # changes since free memory was released
         self._idle_from_s = 0.0
 
     def step(self) -> bool:
@@ -221,11 +224,11 @@ class Applier:
     def set_desired_slots(self, slots: KeyGroups) -> None:
         """Own these slots: others are given up at the next step, missing ones are owned once they are loaded."""
         self._desired = slots
-        self._wants += 1
+        self._slots_lines += 1
 
-    def record_events(self, is_wanted: bool) -> None:
-        """Record events of keys from the next step on, or stop it."""
-        self._records_events = is_wanted
+    def record_events(self, is_on: bool) -> None:
+        """Record events of keys from the next step on, or stop recording."""
+        self._records_events = is_on
 
     def close(self) -> None:
         """Close the store."""
@@ -295,15 +298,15 @@ class Applier:
         # The writer is looked up for each epoch: an epoch of a new writer does not match the old writer's term.
         while (current := self._log.visible()) is not None:
             if self._store is None or self._store.generation != current.generation:
-                self._open(current, is_anew=False)
+                self._open(current, is_new=False)
             epoch = self._next(current)
             if epoch is None:
                 self._announce(current)
                 self._find_held_back(current.held_back)
                 return
             self._apply(current, epoch)
-            self._report_progress()  # not only after the search for the next epoch, which may take long
-        if self._store is not None and self._log.dropped() is None:  # else the server ends this process in a moment
+            self._report_progress()  # before the search for the next epoch, which may take long
+        if self._store is not None and self._log.dropped() is None:  # the server ends the applier of a dropped job
             raise LogUnavailableError(
                 f"job {self._log.job!r} is missing in the log {self._log.filesystem.root}: was it moved, or its "
                 f"storage removed? Its last epoch is served until it is back. To remove it for good: sparkis drop"
@@ -320,7 +323,7 @@ class Applier:
         self._held_back = {"held_back_epoch": newest, "held_back_since_ms": promotion.since_ms(self._log, held_back)}
 
     def _next(self, current: CurrentGeneration) -> Epoch | None:
-        """Return the epoch to apply now. A store whose epoch the log no longer leads to is replaced by an empty one."""
+        """Return the epoch to apply now. If the log no longer leads to the store's epoch, open an empty store first."""
         assert self._store is not None
         applied = self._store.applied
         at = EpochRef(applied.epoch, applied.term)
@@ -332,25 +335,25 @@ class Applier:
             current.term < at.term or (current.writer != self._writer and not self._has(current, applied))
         ):
             logger.warning("job %s: the log no longer leads to epoch %d; the store is rebuilt", self._log.job, at.epoch)
-            self._open(current, is_anew=True)
+            self._open(current, is_new=True)
             return self._next(current)
         self._writer = current.writer
         if applied.epoch < 0:
             return self._first(current)
         epoch = self._log.epoch(current, at.epoch + 1) or self._after_a_quiet_poll(current, at.epoch + 1)
-        # No epoch is swept before an earlier one, and to find one file costs less than to list snapshots.
+        # Epochs are swept in their order, and finding one file costs less than listing snapshots.
         is_behind = epoch is None and not self._log.has_file(current.generation, at.epoch)
         if is_behind and self._is_swept(current, at.epoch + 1):
             logger.warning(
                 "job %s: epoch %d was swept from the log; starting from a snapshot", self._log.job, at.epoch + 1
             )
-            self._open(current, is_anew=True)
+            self._open(current, is_new=True)
             return self._next(current)
         if epoch is not None and epoch.previous != at:
             self._writer = ""  # check again whether the log still has the applied epoch
             raise LogCorruptError(
                 f"job {self._log.job!r}: epoch {epoch.epoch} follows {epoch.previous}, but {at} was applied; the log "
-                f"was changed by hand, or two writers shared it: restore it from a copy"
+                f"was changed by hand, or had two writers: restore it from a copy"
             )
         return epoch
 
@@ -389,10 +392,10 @@ class Applier:
         logger.warning("job %s: the snapshot of epoch %d is ignored: %s", self._log.job, number, damage)
 
     def _has(self, current: CurrentGeneration, applied: Applied) -> bool:
-        """Tell whether the log still has the last applied epoch: the log may have been removed and written anew."""
+        """Tell whether the log still has the last applied epoch: it may have been removed and written again."""
         epoch = self._log.epoch(current, applied.epoch)
         if epoch is None:
-            self._log.newest(current)  # raises if it is only missing
+            self._log.newest(current)  # raises if the epoch is missing, and was not swept
             return self._is_swept(current, applied.epoch)
         return (epoch.term, epoch.clock_ms) == (applied.term, applied.clock_ms)
 
@@ -402,7 +405,10 @@ class Applier:
         return manifest is not None and manifest.epoch >= number
 
     def _after_a_quiet_poll(self, current: CurrentGeneration, number: int) -> Epoch | None:
-        """Search epochs beyond a missing one: the next one at each poll, all of them by a listing now and then."""
+        """Search for epochs after a missing one: for the next one at each poll, for all by a listing now and then.
+
+        Return the missing epoch if it appeared meanwhile; EpochHoleError if there is a later one.
+        """
         self._quiet_polls += 1
         if self._quiet_polls % LISTED_EVERY_POLLS == 1:
             self._log.newest(current)  # raises where epochs are missing
@@ -425,9 +431,9 @@ class Applier:
             self._log.runs(current.generation, epoch, self._slots()),
             frozenset(epoch.replaces),
         )
-        # At each epoch: if epochs come faster than they are applied, the pages of dead readers would never be reused.
+        # At each epoch, because there is no idle moment if epochs come faster than they are applied.
         self._store.clear_stale_readers()
-        # The content of a store that is not open to readers yet is no event.
+        # Loading a store that is not open to readers yet makes no events.
         self._store.records_events = self._records_events and self._store.path == self._announced
         self._changed += self._store.apply(changes, self._description.all_states)
         if self._compactor is not None:
@@ -440,14 +446,14 @@ class Applier:
         owned = self._store.slot_ownership.owned
         return None if owned == ALL else owned
 
-    def _open(self, current: CurrentGeneration, *, is_anew: bool) -> None:
+    def _open(self, current: CurrentGeneration, *, is_new: bool) -> None:
         """Open the newest store of a generation, or a new one.
 
-        A store with epochs and no other beside it is the one that readers saw last: it is announced at once, before
-        epochs are applied, because that may take long or fail.
+        If the folder has only this store, and it has epochs, readers saw it last. Then it is announced before epochs
+        are applied, because applying them may take long or fail.
         """
         self.close()
-        self._store = self._open_store(current.generation, is_anew=is_anew)
+        self._store = self._open_store(current.generation, is_new=is_new)
         self._store.own(self._desired)
         self._description = None
         self._writer = ""
@@ -457,10 +463,10 @@ class Applier:
         if is_only and self._store.applied.epoch >= 0:
             self._announce(current)
 
-    def _open_store(self, generation: str, *, is_anew: bool) -> LmdbStore:
+    def _open_store(self, generation: str, *, is_new: bool) -> LmdbStore:
         """Open a store of a generation: the newest one that is not damaged, or an empty one."""
         while True:
-            path = self._path(generation, is_anew=is_anew)
+            path = self._path(generation, is_new=is_new)
             try:
                 store = LmdbStore(path, generation, map_bytes_max=self._map_bytes_max)
                 try:
@@ -484,16 +490,16 @@ class Applier:
             self._store.verify()
             self._damage_reports += 1
             if self._damage_reports >= REPORTS_MAX:
-                raise StoreDamagedError("readers report damage again and again that verification does not find")
+                raise StoreDamagedError(f"readers reported damage {REPORTS_MAX} times that verification did not find")
             self._store.clear_suspicion()
 
     def _delete_damaged(self, damage: StoreDamagedError, path: Path | None = None) -> None:
-        """Delete a damaged store after readers are told to close it; the next store is in another folder."""
+        """Report a damaged store, so that readers close it, and delete it; the next store is in another folder."""
         path = path or (self._store.path if self._store is not None else self._announced)
         self.close()
         logger.error("job %s: the store %s is damaged and is rebuilt from the log: %s", self._log.job, path, damage)
-        is_of_readers = self._announced is None or path is None or self._announced.stem == path.stem
-        if is_of_readers:  # or may be that of the previous applier
+        may_have_readers = self._announced is None or path is None or self._announced.stem == path.stem
+        if may_have_readers:  # if nothing is announced yet, readers may have the store of the previous applier
             self._report({"event": "damaged"})
             self._announced, self._announced_version, self._visible, self._last_report = None, 0, Applied(""), {}
         if path is not None:
@@ -502,13 +508,13 @@ class Applier:
             shutil.rmtree(path, ignore_errors=True)
 
     def delete_all_stores(self) -> None:
-        """Delete all stores: the previous applier ended in a way that a damaged store may have caused."""
+        """Delete all stores, because a damaged one may have ended the previous applier."""
         for path in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
             if path.is_dir():
-                self._delete_damaged(StoreDamagedError("the previous applier was ended by a signal"), path)
+                self._delete_damaged(StoreDamagedError("a signal ended the previous applier"), path)
 
-    def _path(self, generation: str, *, is_anew: bool) -> Path:
-        serial = max(self._serials(generation), default=0) + is_anew
+    def _path(self, generation: str, *, is_new: bool) -> Path:
+        serial = max(self._serials(generation), default=0) + is_new
         return self._folder / f"{generation}.{serial}"
 
     def _serials(self, generation: str) -> list[int]:
@@ -567,16 +573,16 @@ class Applier:
             self._report(report)
 
     def _update_visible(self) -> None:
-        """Record what readers see, or are about to see, of the store."""
+        """Record the epoch, slots and completeness of the store that readers see, or are about to see."""
         assert self._store is not None
         self._visible = self._store.applied
         self._visible_slots = self._store.slot_ownership.owned
         if self._description is not None:
-            # Unknown at first: a store may be announced before the log has an epoch.
+            # The description is None at first: a store may be announced before the log has an epoch.
             self._is_incomplete = bool(self._description.incomplete) or self._origin > 0
 
     def _report_progress(self) -> None:
-        """Report what readers see now, if it changed, with the last status otherwise."""
+        """Report the visible epoch and slots if they changed; all other fields are those of the last report."""
         if self._last_report:
             self._report_status(*(self._last_report[name] for name in ("is_stale", "error", "is_full")))
 
@@ -589,7 +595,7 @@ class Applier:
             "is_incomplete": self._is_incomplete,
             "slots": str(slots),
             "loading": str(self._desired - slots),
-            "wants": self._wants,
+            "slots_lines": self._slots_lines,
         }
 
     def _last_number(self) -> int:
@@ -635,42 +641,43 @@ class Applier:
         assert self._store is not None
         generation = self._store.generation
         self.close()
-        self._store = self._open_store(generation, is_anew=False)
+        self._store = self._open_store(generation, is_new=False)
         release_free_memory()
         self._changed = 0
 
     def _compact(self, is_idle: bool) -> None:
-        """Replace the store by a copy without free pages, if there are more of them than used pages.
+        """Replace the store by a copy without free pages, if it has more free pages than used ones.
 
-        Of an idle job fewer are enough. Within COMPACT_PAUSE_S of a copy, only an idle job is copied again.
+        For the store of an idle job fewer free pages are enough. Within COMPACT_PAUSE_S of a copy, only the store of an
+        idle job is copied again.
         """
         assert self._store is not None
         used, free = self._store.used_bytes()
         is_early = time.monotonic() < self._compact_after_s
-        is_worth_it = free >= max(used, self._compact_above_bytes) and (is_idle or not is_early)
+        should_copy = free >= max(used, self._compact_above_bytes) and (is_idle or not is_early)
         if is_idle and not is_early:
-            is_worth_it |= free >= max(used // COMPACT_IDLE_SHARE, COMPACT_IDLE_ABOVE_BYTES)
-        if not is_worth_it:
+            should_copy |= free >= max(used // COMPACT_IDLE_SHARE, COMPACT_IDLE_ABOVE_BYTES)
+        if not should_copy:
             return
         current = self._log.current()
         if current is None or current.generation != self._store.generation:
             return
         self._compact_above_bytes = 2 * free  # the next try, if this one fails
         self._compact_after_s = time.monotonic() + COMPACT_PAUSE_S
-        path = self._path(self._store.generation, is_anew=True)
+        path = self._path(self._store.generation, is_new=True)
         self._store.copy_to(path)
         self._compact_above_bytes = COMPACT_ABOVE_BYTES
         self.close()
-        self._store = self._open_store(current.generation, is_anew=False)
+        self._store = self._open_store(current.generation, is_new=False)
         self._announce(current)
-        logger.info("job %s: %d MB of free pages were released", self._log.job, free >> 20)
+        logger.info("job %s: the store was copied without %d MB of free pages", self._log.job, free >> 20)
 
 
 def follow_until_end(applier: Applier, lines: int, probe_interval_s: float) -> None:
     """Call `step` at each line of the input, and at least once an interval, until the input ends.
 
     The interval doubles while the log has nothing new, up to the limit of its filesystem, and is short again after a
-    poll that finds something. A change that a line announced does not make it short: the next change is announced, too.
+    poll that finds a change. If a line announced the change, the interval stays: a line will announce the next one.
     """
     rest = b""
     interval_s, longest_s = probe_interval_s, max(probe_interval_s, applier.probe_interval_s_max)
@@ -701,7 +708,7 @@ def _set_slots(applier: Applier, text: str) -> None:
     try:
         applier.set_desired_slots(KeyGroups.parse(text))
     except KeyGroupsError as error:
-        logger.error("the slots do not change: %s", error)
+        logger.error("a line with invalid slots is ignored: %s", error)
 
 
 def _slots(text: str) -> KeyGroups:
@@ -721,32 +728,32 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--compact", action="store_true", help="write snapshots, or parts of them, into the log, and sweep it"
     )
-    parser.add_argument("--anew", action="store_true", help="delete all stores first")
+    parser.add_argument("--delete-stores", action="store_true", help="delete all stores first")
     parser.add_argument("--events", action="store_true", help="record events of keys")
     parser.add_argument("--retention-ms", type=int, default=RETENTION_MS, help="how long --compact retains epochs")
     parser.add_argument("--probe-interval-s", type=float, default=PROBE_INTERVAL_S)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def report(event: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(event) + "\n")
         sys.stdout.flush()
 
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a closed terminal: only the server ends this process
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal does not end this process, only the server does
 
-    folder = Path(given.store) / given.job
+    folder = Path(options.store) / options.job
     folder.mkdir(parents=True, exist_ok=True)
     lock = open(folder / "lock", "wb")  # noqa: SIM115  # locked to the end of the process
     fcntl.flock(lock, fcntl.LOCK_EX)  # the applier of a server that died may still be writing its last epoch
 
-    compactor = Compactor(given.log, given.job, given.retention_ms) if given.compact else None
-    log = ChangeLog(given.log)
-    applier = Applier(log, given.job, given.store, report, compactor=compactor, slots=given.slots)
-    applier.record_events(given.events)
-    if given.anew:
+    compactor = Compactor(options.log, options.job, options.retention_ms) if options.compact else None
+    log = ChangeLog(options.log)
+    applier = Applier(log, options.job, options.store, report, compactor=compactor, slots=options.slots)
+    applier.record_events(options.events)
+    if options.delete_stores:
         applier.delete_all_stores()
     with suppress(KeyboardInterrupt, BrokenPipeError):
-        follow_until_end(applier, sys.stdin.fileno(), given.probe_interval_s)
+        follow_until_end(applier, sys.stdin.fileno(), options.probe_interval_s)
     applier.close()
 
 

@@ -84,7 +84,7 @@ def compact_log(root: str, job: str, retention_ms: int) -> str:
                 raise LogError(errors[-1])
             if applier.store is None or applier.store.applied.epoch < 0:
                 return f"job {job}: no epoch yet, nothing to do"
-            with applier.store.snapshot(now_ms()) as shown:
-                return compact(ChangeLog(root).job(job), shown, retention_ms, now_ms())
+            with applier.store.snapshot(now_ms()) as snapshot:
+                return compact(ChangeLog(root).job(job), snapshot, retention_ms, now_ms())
         finally:
             applier.close()

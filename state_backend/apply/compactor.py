@@ -1,23 +1,23 @@
-"""Keeps a log short while servers read it: a process of its own writes a snapshot when one is due, and sweeps the log.
+"""Keeps a log short while servers read it: a separate process writes a snapshot when enough has changed, and sweeps.
 
     python -m state_backend.apply.compactor --log ROOT --job JOB [--store FOLDER]
 
-The process is a reader of the applier's store, so that the applier continues meanwhile.
+The process reads the applier's store, and the applier continues meanwhile.
 
 A store of all slots is written once enough changes were applied, at any epoch. Stores of some slots must be written at
 the same epoch, and their servers do not communicate: each server derives the epoch from the log. An epoch is *marked*
 when the bytes of changes since the beginning of the log pass a multiple of one step, or when the epoch's number is a
 multiple of another step. `LEAD_EPOCHS` later all servers write their slots.
 
-The steps follow from the newest snapshot. A larger step is a smaller one doubled, so that servers that know different
-snapshots have marks in common. Without a new snapshot the steps double as the changes do, so that servers that are busy
-at each other's marks find a common mark in the end. A server that misses a mark (it was down, or is still writing)
-leaves the snapshot without a part; the next mark makes up for it. Servers of a version with other marks would miss all
-marks: the rule is as binding as the log's format.
+The steps are computed from the newest snapshot. They double, so that servers that read different snapshots have marks
+in common. Without a new snapshot the steps grow with the changes, so that servers that are busy at each other's marks
+get a common mark in the end. If a server misses a mark (it was down, or is still writing), the snapshot lacks a part
+and is not complete; the servers try again at the next mark. Servers of a version with other marks would miss all marks,
+so the rule is as binding as the log's format.
 
-For a store of some slots the process is started at the mark. When the epoch is applied, the process receives the
-store's folder on its standard input (JSON, one line). It writes one line when it has opened a snapshot of the store,
-and the applier continues.
+For a store of some slots the process is started at the mark. When the epoch is applied, the applier writes the store's
+folder to the process's standard input (JSON, one line). The process writes one line when it has opened a snapshot of
+the store, and the applier continues.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from state_backend.store.store import Snapshot
 
 logger = logging.getLogger("sparkis.compactor")
 
-# A snapshot is due when the changes since the last one are `CHANGES_PER_STATE` times its size, and at least
-# `CHANGES_BYTES_MIN`: so a log has at most about three times the size of the state. A snapshot is also due after
+# A snapshot is written when the changes since the last one are `CHANGES_PER_STATE` times its size, and at least
+# `CHANGES_BYTES_MIN`: so a log has at most about three times the size of the state. A snapshot is also written after
 # `EPOCHS_MAX` epochs, so that a reader opens few files (guesses).
 CHANGES_BYTES_MIN = 16 << 20
 CHANGES_PER_STATE = 2
 EPOCHS_MAX = 1_000
-# Without a new snapshot a step is at least the changes, or epochs, since the last one, divided by this: it bounds the
-# parts that are written in vain.
+# Without a new snapshot a step is at least the changes, or epochs, since the last one, divided by this. It bounds the
+# number of parts that are written in vain.
 CHANGES_PER_STEP = 2
 # The process takes half a second to start; faster epochs wait for it (guess).
 LEAD_EPOCHS = 8
-# How long an applier waits for the response of the process.
-HOLD_TIMEOUT_S = 5.0
+# How long an applier waits until the process has opened the store.
+OPEN_TIMEOUT_S = 5.0
 # No epoch and no reader waits for a snapshot, and Spark's tasks may need the same cores. A million keys take one core
 # two seconds (measured).
 NICENESS = 10
-# How long the process waits for its epoch.
+# How long the process waits for the store's folder.
 IDLE_S_MAX = 60.0
 
 
@@ -88,7 +88,7 @@ def _doubled(step: int, least: int) -> int:
 
 
 class Compactor:
-    """Counts the changes that an applier applies, and starts the process when a snapshot is due; one at a time."""
+    """Counts the changes that an applier applies, and starts the process when enough has changed; one at a time."""
 
     def __init__(self, root: str, job: str, retention_ms: int = RETENTION_MS) -> None:
         self._root = root
@@ -98,7 +98,7 @@ class Compactor:
         self._epochs = 0
         self._snapshot_bytes = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._part_at: int | None = None  # the epoch at which a part is to be written
+        self._part_epoch: int | None = None  # the epoch at which a part is to be written
 
     def count(self, epoch: Epoch) -> None:
         """Count an applied epoch."""
@@ -125,22 +125,22 @@ class Compactor:
         return [*command, "--retention-ms", str(self._retention_ms)]
 
     def write_part_if_due(self, log: JobLog, current: CurrentGeneration, epoch: Epoch, store: LmdbStore) -> None:
-        """Write a part of a snapshot, if the store owns some of the slots and the epoch just applied is the right one.
+        """Write a part of a snapshot, if the store owns some slots and the applied epoch is `LEAD_EPOCHS` after a mark.
 
         Returns once the process has opened a snapshot of the store. Failures are logged: the next mark is another try.
         """
         try:
-            if self._part_at is None:
+            if self._part_epoch is None:
                 if self._is_mark(log, current, epoch, store):
-                    self._part_at = epoch.epoch + LEAD_EPOCHS
-                    self._prepare()
-            elif epoch.epoch >= self._part_at:
-                if epoch.epoch == self._part_at:
-                    self._hold(store)
-                self._part_at = None
+                    self._part_epoch = epoch.epoch + LEAD_EPOCHS
+                    self._start_process()
+            elif epoch.epoch >= self._part_epoch:
+                if epoch.epoch == self._part_epoch:
+                    self._let_open(store)
+                self._part_epoch = None
         except (SparkisError, OSError) as error:
-            self._part_at = None
-            logger.warning("job %s: no part of a snapshot at epoch %d: %s", self._job, epoch.epoch, error)
+            self._part_epoch = None
+            logger.warning("job %s: no part of a snapshot is written at epoch %d: %s", self._job, epoch.epoch, error)
 
     def _is_mark(self, log: JobLog, current: CurrentGeneration, epoch: Epoch, store: LmdbStore) -> bool:
         if not is_marked(epoch, CHANGES_BYTES_MIN, EPOCHS_MAX):  # larger steps mark no other epochs
@@ -150,35 +150,35 @@ class Compactor:
         base = snapshots.newest(log, current) or log.first(current) or epoch
         return base.epoch < epoch.epoch and is_marked(epoch, *steps_after(base, epoch))
 
-    def _prepare(self) -> None:
+    def _start_process(self) -> None:
         self._process = subprocess.Popen(self._command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def _hold(self, store: LmdbStore) -> None:
-        """Make the process open its snapshot of the store."""
+    def _let_open(self, store: LmdbStore) -> None:
+        """Let the process open its snapshot of the store, and wait until it has."""
         if not self._is_running():  # it waited too long for the epoch
-            self._prepare()
+            self._start_process()
         process = self._process
         assert process is not None
         if process.stdin is None or process.stdout is None:
             return  # started for all slots, which the store owned for a while
         with process.stdin, process.stdout:
-            told = {"store": str(store.path), "generation": store.generation}
-            process.stdin.write(json.dumps(told).encode() + b"\n")
+            request = {"store": str(store.path), "generation": store.generation}
+            process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
-            ready, _, _ = select.select([process.stdout], [], [], HOLD_TIMEOUT_S)
+            ready, _, _ = select.select([process.stdout], [], [], OPEN_TIMEOUT_S)
             if not ready or not process.stdout.read(1):
                 process.kill()
-                raise SparkisError("the process that writes it did not open the store in time")
+                raise SparkisError(f"the compactor process did not open the store within {OPEN_TIMEOUT_S:g} s")
 
 
-def compact(log: JobLog, shown: Snapshot, retention_ms: int, at_ms: int) -> str:
+def compact(log: JobLog, snapshot: Snapshot, retention_ms: int, at_ms: int) -> str:
     """Write a store as a snapshot, or as a part of one; sweep if the snapshot is complete. Return one line about it."""
     current = log.visible()
-    if current is None or current.generation != shown.applied.generation:
-        raise SparkisError(f"job {log.job!r}: the store is not of the generation that is written now")
-    manifest = snapshots.write(log, current, shown)
+    if current is None or current.generation != snapshot.applied.generation:
+        raise SparkisError(f"job {log.job!r}: the store is not of the visible generation")
+    manifest = snapshots.write(log, current, snapshot)
     if manifest is None:
-        return f"job {log.job}: the snapshot of epoch {shown.applied.epoch} has not all of its parts yet"
+        return f"job {log.job}: the snapshot of epoch {snapshot.applied.epoch} still lacks parts"
     removed = sweep(log, current, at_ms, retention_ms)
     return (
         f"job {log.job}: snapshot of epoch {manifest.epoch}, {manifest.rows} changes in {manifest.change_bytes} bytes; "
@@ -191,25 +191,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m state_backend.apply.compactor", description=__doc__)
     parser.add_argument("--log", required=True, help="the log root")
     parser.add_argument("--job", required=True, help="the job")
-    parser.add_argument("--store", help="the folder of a store of all slots; otherwise the input tells of one")
+    parser.add_argument("--store", help="the folder of a store of all slots (default: read from standard input)")
     parser.add_argument("--retention-ms", type=int, default=RETENTION_MS)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    log = ChangeLog(given.log).job(given.job)
+    log = ChangeLog(options.log).job(options.job)
     try:
-        if given.store is not None:
+        if options.store is not None:
             current = log.visible()
-            store = LmdbStore(given.store, current.generation if current else "", is_reader=True)
-            shown = store.snapshot(now_ms())
-        elif (told := _told()) is not None:
-            store = LmdbStore(told["store"], told["generation"], is_reader=True)
-            shown = store.snapshot(now_ms())
+            store = LmdbStore(options.store, current.generation if current else "", is_reader=True)
+            snapshot = store.snapshot(now_ms())
+        elif (request := _read_request()) is not None:
+            store = LmdbStore(request["store"], request["generation"], is_reader=True)
+            snapshot = store.snapshot(now_ms())
             print(flush=True)
         else:
             return 0
         os.nice(NICENESS)
-        with shown:
-            logger.info("%s", compact(log, shown, given.retention_ms, now_ms()))
+        with snapshot:
+            logger.info("%s", compact(log, snapshot, options.retention_ms, now_ms()))
         store.close()
     except SparkisError as error:
         logger.error("%s", error)
@@ -217,8 +217,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _told() -> dict[str, str] | None:
-    """Read from standard input which store to write; None at its end, or after IDLE_S_MAX without a line."""
+def _read_request() -> dict[str, str] | None:
+    """Read the store's folder and generation from standard input; None at its end, or after IDLE_S_MAX."""
     ready, _, _ = select.select([sys.stdin], [], [], IDLE_S_MAX)
     line = sys.stdin.readline() if ready else ""
     return json.loads(line) if line else None

@@ -75,20 +75,20 @@ def rename(root: str | Path | Filesystem, old: str, new: str) -> str:
         raise LogError(f"the log {log.filesystem.root} has no job {old!r}; jobs: {', '.join(log.jobs()) or 'none'}")
     description = before.description(current.generation)
     _check_may_rename(before, current, description, new)
-    is_there = _is_there(log, new, description, old)
+    copied = _earlier_copy(log, new, description, old)
     # From here on no writer of the old job can commit.
     claimed = claim(before.terms, this_process(description.query_id, "sparkis rename"))
     seal(before.terms, claimed)
     current = before.visible()
     last = before.end(current) if current is not None else None
     if current is None or last is None:
-        raise LogError(f"job {old!r} was dropped, or begun anew, while it was to be renamed")
+        raise LogError(f"job {old!r} was dropped, or started with a new checkpoint, during the renaming")
     _check_not_held_back(before, current)
-    if not is_there:
+    if not copied:
         _copy(log, before, current, last, new)
-    elif is_there.epoch != last.epoch:
+    elif copied.epoch != last.epoch:
         raise LogError(
-            f"job {old!r} was renamed to {new!r} at epoch {is_there.epoch}, and both are there: {old!r} was written "
+            f"job {old!r} was renamed to {new!r} at epoch {copied.epoch}, and the log has both: {old!r} was written "
             f"again, up to epoch {last.epoch}. Drop the one that is not needed with sparkis drop"
         )
     begin(before.terms, Term(claimed.term, "drop", claimed.writer, renamed_to=new), claimed)
@@ -101,8 +101,8 @@ def _check_may_rename(before: JobLog, current: CurrentGeneration, description: D
         raise DescriptorError(f"the job is called {new!r} already")
     if description.source is not None:
         raise DescriptorError(
-            f"job {before.job!r} is not written by a query's own sink, and needs no log to begin: attach, or publish "
-            f"its tables, with job={new!r}, and drop {before.job!r} with sparkis drop"
+            f"job {before.job!r} is attached or a published table, and needs no renaming: attach, or publish, with "
+            f"job={new!r}, and drop {before.job!r} with sparkis drop"
         )
     if before.newest(current) is None:
         raise LogError(f"job {before.job!r} has no epoch yet; start its query under the new name")
@@ -110,23 +110,24 @@ def _check_may_rename(before: JobLog, current: CurrentGeneration, description: D
 
 
 def _check_not_held_back(before: JobLog, current: CurrentGeneration) -> None:
-    """Refuse a job with two states: the one that is visible to readers, and the one that the query continues."""
+    """Refuse a job with two generations: one that is visible to readers, and one that the query continues."""
     if current.held_back is not None:
         raise LogError(
-            f"job {before.job!r} began anew, and its new state is held back until its query has caught up: wait for "
-            f"that, or run sparkis promote --log {before.filesystem.root} {before.job}; then rename it"
+            f"job {before.job!r} started with a new checkpoint, and its new state is held back until its query has "
+            f"caught up: wait for that, or run sparkis promote --log {before.filesystem.root} {before.job}; then "
+            f"rename it"
         )
 
 
-def _is_there(log: ChangeLog, new: str, description: Description, old: str) -> Epoch | None:
+def _earlier_copy(log: ChangeLog, new: str, description: Description, old: str) -> Epoch | None:
     """Return the first epoch of the new job if an earlier run of the command wrote it; refuse any other job."""
     job = log.job(new)
-    taken = job.current()
-    if taken is None:
+    existing = job.current()
+    if existing is None:
         return None
-    described = job.description(taken.generation)
-    if (described.query_id, described.renamed_from) == (description.query_id, old):
-        return job.first(taken)
+    found = job.description(existing.generation)
+    if (found.query_id, found.renamed_from) == (description.query_id, old):
+        return job.first(existing)
     raise DescriptorError(
         f"the log {log.filesystem.root} has a job {new!r} already; take another name, or drop it with sparkis drop"
     )
@@ -143,14 +144,14 @@ def _copy(log: ChangeLog, before: JobLog, current: CurrentGeneration, last: Epoc
     generation = folder_name(description.query_id, claimed.term)
     for folder in ("changes", "epochs", "floor", "snapshots"):
         files.make_folder(f"{new}/{generation}/{folder}")
-    described = Description(new, description.query_id, states, incomplete=incomplete, renamed_from=before.job)
+    new_description = Description(new, description.query_id, states, incomplete=incomplete, renamed_from=before.job)
     with tempfile.TemporaryDirectory(prefix="sparkis-rename-") as folder:
-        applier = _built(log, before.job, folder)
+        applier = _build_store(log, before.job, folder)
         try:
             assert applier.store is not None
-            with applier.store.snapshot(last.clock_ms) as shown:
+            with applier.store.snapshot(last.clock_ms) as snapshot:
                 writer = ChangeFileWriter(files, after.changes_folder(generation), last.epoch)
-                written = tuple(_files(writer, _changes(shown, names, before.job, new), names))
+                written = tuple(_write_files(writer, _changes(snapshot, names, before.job, new), names))
         finally:
             applier.close()
     newest = before.end(current)
@@ -166,14 +167,14 @@ def _copy(log: ChangeLog, before: JobLog, current: CurrentGeneration, last: Epoc
         digest=last.digest,
         replaces=names,
         files=written,
-        format=described.format,
+        format=new_description.format,
     )
     files.create(f"{new}/{generation}/epochs/{last.epoch}.json", first.to_bytes())
-    begin(after.terms, Term(claimed.term, "rename", claimed.writer, generation, described), claimed)
+    begin(after.terms, Term(claimed.term, "rename", claimed.writer, generation, new_description), claimed)
 
 
-def _built(log: ChangeLog, job: str, folder: str) -> Applier:
-    """Build a job's store."""
+def _build_store(log: ChangeLog, job: str, folder: str) -> Applier:
+    """Return an applier that has applied all epochs of a job to a store in a folder."""
     errors: list[str] = []
     applier = Applier(
         log, job, folder, report=lambda event: errors.append(event["error"]) if event.get("error") else None
@@ -185,17 +186,17 @@ def _built(log: ChangeLog, job: str, folder: str) -> Applier:
     return applier
 
 
-def _changes(shown: Snapshot, names: Collection[str], old: str, new: str) -> Iterator[Change]:
+def _changes(snapshot: Snapshot, names: Collection[str], old: str, new: str) -> Iterator[Change]:
     """Iterate over a job's full state as changes with the new keys."""
     before, now = f"{old}:".encode(), f"{new}:".encode()
-    for change in shown.changes():
+    for change in snapshot.changes():
         if change.state in names:  # dropped states are not copied: the next epoch would empty them
-            is_named = change.key.startswith(before)
-            yield change._replace(key=now + change.key.removeprefix(before)) if is_named else change
+            has_name = change.key.startswith(before)
+            yield change._replace(key=now + change.key.removeprefix(before)) if has_name else change
 
 
 class _Part:
-    """Changes for one file: up to the first key behind `FILE_BYTES_MAX`, whose change becomes `rest`."""
+    """Changes for one file: up to the first new key after `FILE_BYTES_MAX`. rest: the first change of the next file."""
 
     def __init__(self, head: Change, changes: Iterator[Change]) -> None:
         self._head = head
@@ -217,7 +218,7 @@ def _size(change: Change) -> int:
     return len(change.key) + len(change.field or b"") + len(change.value or b"")
 
 
-def _files(writer: ChangeFileWriter, changes: Iterator[Change], names: Sequence[str]) -> Iterator[ChangeFile]:
+def _write_files(writer: ChangeFileWriter, changes: Iterator[Change], names: Sequence[str]) -> Iterator[ChangeFile]:
     """Write changes to files of bounded size; all changes of a key are in one file."""
     head = next(changes, None)
     while head is not None:

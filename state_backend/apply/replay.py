@@ -44,7 +44,7 @@ def read_snapshot(
     current = log.visible()
     newest = None if current is None else log.end(current)
     if current is None or newest is None:
-        raise LogError(f"the log {log.filesystem.root} holds no epoch of a job {job!r}")
+        raise LogError(f"the log {log.filesystem.root} has no epoch of a job {job!r}")
     end = newest.epoch if epoch is None else epoch
     states = log.description(current.generation).all_states
     store = MemoryStore(current.generation)
@@ -53,11 +53,11 @@ def read_snapshot(
         store.apply(snapshots.changes(log, current.generation, manifest), states)
     first = manifest.epoch + 1 if manifest is not None else min(log.numbers(current.generation), default=newest.epoch)
     if not first - (manifest is not None) <= end <= newest.epoch:
-        raise LogError(f"job {job!r} has the epochs {first} to {newest.epoch} in its log, and not {end}")
+        raise LogError(f"job {job!r}: its log has the epochs {first} to {newest.epoch}, and not {end}")
     for number in range(first, end + 1):
         each = log.epoch(current, number)
         if each is None or (number == first and manifest is None and each.previous is not None):
-            raise LogError(f"job {job!r}: the log keeps nothing of epoch {end} any more; read a newer one")
+            raise LogError(f"job {job!r}: the log no longer has epoch {end}; read a newer one")
         runs = log.runs(current.generation, each)
         store.apply(EpochChanges(number, each.term, each.clock_ms, runs, frozenset(each.replaces)), states)
     return store.snapshot(now_ms() if at_ms is None else at_ms)

@@ -34,7 +34,7 @@ def portions(
                 f"job {log.job!r}: the snapshot of epoch {loading.snapshot} is not in the log any more"
             )
         yield from _runs(log, log.snapshot_folder(current.generation, manifest.epoch), manifest, loading)
-        loading = _behind(loading, manifest)
+        loading = _loaded(loading, manifest)
         yield _changes(manifest), loading
     while True:
         epoch = _next(log, current, loading)
@@ -42,11 +42,11 @@ def portions(
         # An epoch that replaces states must be one transaction; a small one need not be several.
         if epoch.replaces or (epoch.rows <= RUN_ROWS_MAX and not loading.runs):
             runs = [run for _, run in log.runs_of_slots(folder, epoch, loading.slots)]
-            loading = _behind(loading, epoch)
+            loading = _loaded(loading, epoch)
             yield _changes(epoch)._replace(runs=runs), loading
             continue
         yield from _runs(log, folder, epoch, loading)
-        loading = _behind(loading, epoch)
+        loading = _loaded(loading, epoch)
         yield _changes(epoch), loading
 
 
@@ -77,7 +77,8 @@ def _changes(epoch: Epoch) -> EpochChanges:
     return EpochChanges(epoch.epoch, epoch.term, epoch.clock_ms, (), frozenset(epoch.replaces))
 
 
-def _behind(loading: Loading, epoch: Epoch) -> Loading:
+def _loaded(loading: Loading, epoch: Epoch) -> Loading:
+    """Return the progress after an epoch, or a snapshot, was loaded in full."""
     return Loading(loading.slots, epoch.epoch, epoch.term, epoch.clock_ms)
 
 
@@ -92,7 +93,7 @@ def _next(log: JobLog, current: CurrentGeneration, loading: Loading) -> Epoch:
         )
     if epoch.previous != (None if loading.epoch < 0 else at):
         raise LogCorruptError(
-            f"job {log.job!r}: epoch {epoch.epoch} follows {epoch.previous}, and not {at}, which the slots "
-            f"{loading.slots} are at, so that they cannot be loaded; restore the missing epochs from a copy"
+            f"job {log.job!r}: epoch {epoch.epoch} follows {epoch.previous}, and not {at}, up to which the slots "
+            f"{loading.slots} are loaded; restore the missing epochs from a copy"
         )
     return epoch

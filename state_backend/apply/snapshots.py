@@ -6,21 +6,21 @@
     <job>/<generation>/snapshots/<epoch>/part-<term>-<slots>.json    that part's manifest, written last
 
 The manifest has the format of an epoch's file (see `epochs`); its files are in the same folder. Several servers may
-write snapshots of one epoch: file names are unique, and the first manifest counts. Files that a snapshot covers are
+write snapshots of one epoch: file names are unique, and the first manifest is valid. Files that a snapshot covers are
 swept after the retention time; a reader that misses a change file starts from the newest snapshot.
 
-Where each server owns some slots, each writes a part, all of them at the same epochs (see `compactor`). A part has a
+If each server owns some slots, each writes a part, all of them at the same epochs (see `compactor`). A part has a
 manifest of its own, with its slots. A server that has written a part checks whether the parts have all slots. If so,
-it writes the snapshot's manifest from theirs. Readers ignore parts, and the snapshot is like any other. Of servers with
-the same slots the first that claims them writes. If it dies, or if no server owns a slot at that epoch, the epoch gets
-no snapshot; a later epoch will.
+it writes the snapshot's manifest from those of the parts. Readers ignore parts, and read the snapshot like any other.
+If several servers own the same slots, the first one that claims the part writes it. If it dies, or if no server owns a
+slot at that epoch, the epoch gets no snapshot; a later epoch will.
 
-    newest     the newest snapshot that counts
+    newest     the newest complete snapshot
     changes    the changes of a snapshot, for an empty store
     write      write a snapshot, or a part of one, from a store
 
-`sweep` removes the files that the newest snapshot covers. Only the two newest complete snapshots count. So no reader
-begins with one that is being removed, or with one that took so long to write that some of its files are removed.
+`sweep` removes the files that the newest snapshot covers. Readers use only the two newest complete snapshots. So no
+reader begins with one that is being removed, or with one that took so long to write that some of its files are gone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FILE_BYTES_MAX = 256 << 20
 
 
 def newest(log: JobLog, current: CurrentGeneration) -> Epoch | None:
-    """Return the manifest of the newest complete snapshot that counts, or None."""
+    """Return the manifest of the newest complete snapshot that is not damaged, or None."""
     return next(log.snapshots(current), None)
 
 
@@ -57,13 +57,13 @@ def changes(log: JobLog, generation: str, manifest: Epoch, slots: KeyGroups | No
     return EpochChanges(manifest.epoch, manifest.term, manifest.clock_ms, runs)
 
 
-def write(log: JobLog, current: CurrentGeneration, shown: Snapshot) -> Epoch | None:
+def write(log: JobLog, current: CurrentGeneration, snapshot: Snapshot) -> Epoch | None:
     """Write the slots that a store owns; return the manifest of the snapshot, if it is complete.
 
     The manifest may be that of another writer that finished first. None if other parts are still missing, or if another
     server writes the same slots.
     """
-    applied, slots = shown.applied, shown.key_groups
+    applied, slots = snapshot.applied, snapshot.key_groups
     at = log.epoch(current, applied.epoch)
     if at is None or at.ref != EpochRef(applied.epoch, applied.term):
         raise LogCorruptError(f"job {log.job!r}: epoch {applied.epoch} is no longer in the log, so it gets no snapshot")
@@ -74,7 +74,7 @@ def write(log: JobLog, current: CurrentGeneration, shown: Snapshot) -> Epoch | N
     if slots != ALL and not log.filesystem.create(f"{part}.claim", b""):
         return None
     names = [state.name for state in log.description(current.generation).all_states]
-    files = tuple(_write_files(log, folder, shown.runs(names)))
+    files = tuple(_write_files(log, folder, snapshot.runs(names)))
     manifest = Epoch(
         epoch=applied.epoch,
         term=applied.term,
@@ -98,30 +98,30 @@ def _join(log: JobLog, current: CurrentGeneration, folder: str, part: Epoch) -> 
     names = [name for name in log.filesystem.names(folder) if name.startswith("part-") and name.endswith(".json")]
     read = [(name, log.filesystem.read(f"{folder}/{name}")) for name in sorted(names)]
     parts = [Epoch.from_bytes(stored, f"{folder}/{name}") for name, stored in read if stored is not None]
-    left, taken = ALL, []
+    missing, used = ALL, []
     for each in sorted(parts, key=lambda each: -len(each.slots)):
-        take = each.slots & left
-        if each.ref == part.ref and take:
-            taken.append((each, take))
-            left -= take
-    if left:
+        slots = each.slots & missing
+        if each.ref == part.ref and slots:
+            used.append((each, slots))
+            missing -= slots
+    if missing:
         return None
     files: list[ChangeFile] = []
-    cut: list[ChangeFile] = []
-    for each, take in taken:
-        if take == each.slots:
+    rewritten: list[ChangeFile] = []
+    for each, slots in used:
+        if slots == each.slots:
             files += each.files
-        else:  # two servers owned a slot during a move: the slots of the other part are cut
-            cut += _write_files(log, folder, (run for _, run in log.runs_of_slots(folder, each, take)))
-    files = sorted(files + cut, key=lambda file: file.runs[0])
+        else:  # another part has some of its slots, which two servers owned during a move
+            rewritten += _write_files(log, folder, (run for _, run in log.runs_of_slots(folder, each, slots)))
+    files = sorted(files + rewritten, key=lambda file: file.runs[0])
     rows = sum(file.rows for file in files)
-    return _finish(log, current, folder, replace(part, slots=ALL, rows=rows, files=tuple(files)), cut)
+    return _finish(log, current, folder, replace(part, slots=ALL, rows=rows, files=tuple(files)), rewritten)
 
 
 def _finish(
     log: JobLog, current: CurrentGeneration, folder: str, manifest: Epoch, written: Iterable[ChangeFile]
 ) -> Epoch | None:
-    """Create a manifest. If another writer was first, remove the files of this one, and return the newest manifest."""
+    """Create a manifest. If another writer was first, remove the `written` files, and return the newest manifest."""
     if log.filesystem.create(f"{folder}/manifest.json", manifest.to_bytes()):
         return manifest
     for file in written:
@@ -139,7 +139,7 @@ def _write_files(log: JobLog, folder: str, runs: Iterator[pa.RecordBatch]) -> It
 
 
 class _Part:
-    """Runs for one file: up to the first slot behind `FILE_BYTES_MAX`, whose run becomes `rest`."""
+    """Runs for one file: up to the first new slot after `FILE_BYTES_MAX`. rest: the first run of the next file."""
 
     def __init__(self, head: pa.RecordBatch, runs: Iterator[pa.RecordBatch]) -> None:
         self._head = head

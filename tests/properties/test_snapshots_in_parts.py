@@ -44,10 +44,10 @@ class Writing(Compactor):
     def _is_running(self) -> bool:
         return self.held is not None
 
-    def _prepare(self) -> None:
+    def _start_process(self) -> None:
         pass
 
-    def _hold(self, store: LmdbStore) -> None:
+    def _let_open(self, store: LmdbStore) -> None:
         if self.held is None:
             self.held = store.snapshot(store.applied.clock_ms)
 

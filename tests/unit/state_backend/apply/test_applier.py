@@ -128,7 +128,16 @@ def test_every_event_has_all_its_names_and_is_plain_json(followed: Followed) -> 
     followed.writer().publish([put(b"k")])
     followed.step()
     told = [event for event in followed.events if event["event"] == "status"]
-    seen = {"term", "applied", "is_incomplete", "held_back_epoch", "held_back_since_ms", "slots", "loading", "wants"}
+    seen = {
+        "term",
+        "applied",
+        "is_incomplete",
+        "held_back_epoch",
+        "held_back_since_ms",
+        "slots",
+        "loading",
+        "slots_lines",
+    }
     names = {"event", "version", "committed", "committed_clock_ms", "is_stale", "error", "is_full"} | seen
     assert [set(event) for event in told] == [names, names]
     assert all(seen <= set(event) for event in followed.events)

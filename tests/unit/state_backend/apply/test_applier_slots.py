@@ -392,10 +392,12 @@ def test_what_is_told_says_how_often_it_was_told_what_is_wanted(scene: Scene) ->
     scene.publish(b"1")
     scene.settle()
     (opened,) = [event for event in scene.events if event["event"] == "open"]
-    assert [(event["wants"], event["slots"], event["term"]) for event in (opened, scene.told)] == [(0, "0-8191", 1)] * 2
+    assert [(event["slots_lines"], event["slots"], event["term"]) for event in (opened, scene.told)] == [
+        (0, "0-8191", 1)
+    ] * 2
     scene.applier.set_desired_slots(HIGH)
     scene.applier.set_desired_slots(LOW)
     count = len(scene.events)
     scene.settle()
-    assert (scene.told["wants"], scene.told["slots"], scene.told["loading"]) == (2, "0-8191", "")
+    assert (scene.told["slots_lines"], scene.told["slots"], scene.told["loading"]) == (2, "0-8191", "")
     assert len(scene.events) == count + 1

@@ -151,10 +151,10 @@ class InThisProcess(Compactor):
         self._log = ChangeLog(filesystem).job("job")
         self.now_ms = 0
 
-    def _prepare(self) -> None:
+    def _start_process(self) -> None:
         pass
 
-    def _hold(self, store: LmdbStore) -> None:
+    def _let_open(self, store: LmdbStore) -> None:
         with store.snapshot(store.applied.clock_ms) as shown:
             compact(self._log, shown, self._retention_ms, self.now_ms)
 
@@ -308,7 +308,7 @@ def test_a_process_writes_the_epoch_that_it_was_told_of_while_others_are_applied
 @pytest.mark.usefixtures("marked_at_five")
 def test_a_mark_is_nothing_to_owners_of_all_slots_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "log"
-    monkeypatch.setattr(Compactor, "_prepare", lambda self: pytest.fail("a part is to be written"))
+    monkeypatch.setattr(Compactor, "_start_process", lambda self: pytest.fail("a part is to be written"))
     monkeypatch.setattr(Compactor, "run_if_due", lambda self, store: None)
     with LogWriter(root, "job", [STATE], "q") as writer:
         for number in range(10):
@@ -325,7 +325,7 @@ def test_a_mark_is_nothing_to_owners_of_all_slots_or_none(tmp_path: Path, monkey
 def test_a_process_that_does_not_answer_is_ended_and_the_applier_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compactor_module, "HOLD_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(compactor_module, "OPEN_TIMEOUT_S", 0.01)
     monkeypatch.setattr(Compactor, "_command", lambda self: [sys.executable, "-c", "import time; time.sleep(600)"])
     with LogWriter(tmp_path / "log", "job", [STATE], "q") as writer:
         for number in range(10):
@@ -336,7 +336,7 @@ def test_a_process_that_does_not_answer_is_ended_and_the_applier_goes_on(
     assert owner.applier.store.applied.epoch == 9
     assert owner.process is not None
     assert owner.process.wait() < 0
-    assert "no part of a snapshot at epoch 7" in caplog.text
+    assert "no part of a snapshot is written at epoch 7" in caplog.text
     owner.applier.close()
 
 
@@ -387,4 +387,4 @@ def test_a_store_of_another_generation_is_refused(tmp_path: Path, caplog: pytest
     owner.applier.close()
     with caplog.at_level(logging.ERROR):
         assert main(["--log", str(tmp_path / "log"), "--job", "job", "--store", path]) == 1
-    assert "not of the generation" in caplog.text
+    assert "not of the visible generation" in caplog.text

@@ -169,7 +169,7 @@ def test_a_crash_at_any_write_leaves_a_whole_job_and_the_command_goes_on(tmp_pat
                 rename(root, "old", "new")
                 assert content(root, "new") == as_new([*before, added])
             else:
-                with pytest.raises(LogError, match="both are there: 'old' was written again, up to epoch 3"):
+                with pytest.raises(LogError, match="the log has both: 'old' was written again, up to epoch 3"):
                     rename(root, "old", "new")
         else:
             rename(root, "old", "new")
@@ -235,7 +235,7 @@ def test_what_cannot_be_renamed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DescriptorError, match="has a job 'empty' already; take another name"):
         rename(tmp_path, "old", "empty")
     LogWriter(tmp_path, "attached", STATES[:1], "q-0", source={"states": {}}).publish([])
-    with pytest.raises(DescriptorError, match="attach, or publish its tables, with job='new', and drop 'attached'"):
+    with pytest.raises(DescriptorError, match="attach, or publish, with job='new', and drop 'attached'"):
         rename(tmp_path, "attached", "new")
     LogWriter(tmp_path, "old", STATES, "q").publish([])
 

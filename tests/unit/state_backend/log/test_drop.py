@@ -43,7 +43,7 @@ def test_a_dropped_job_is_gone_and_so_are_its_files(tmp_path: Path) -> None:
     assert ChangeLog(tmp_path).jobs() == []
     assert ChangeLog(tmp_path).job("job").current() is None
     assert left(tmp_path) == ["heartbeats", "terms"]
-    with pytest.raises(LogError, match="holds no epoch of a job 'job'"):
+    with pytest.raises(LogError, match="has no epoch of a job 'job'"):
         read_snapshot(tmp_path, "job")
     assert drop(tmp_path, "job") == "job job was dropped already"
 
