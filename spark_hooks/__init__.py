@@ -1,8 +1,8 @@
 """Spark's side: the sink, serving from a driver, the command line. The only package that imports pyspark.
 
-`cli`, `demo` -> `attach` -> `publish` -> `serving` -> `checkpoint` -> `sessions`, `signals`: who may import whom
-(docs/design/0007-rooms.md).
+Each room imports only from rooms to its right: `cli`, `attach` and `demo`, `publish`, `serving`, `checkpoint`,
+`sessions` and `signals` (docs/design/0007-rooms.md).
 """
 
-# What `sparkis.packages` knows this package by: PyPI has others of such names.
+# Read by `sparkis.packages`, which checks that this package belongs to sparkis: PyPI has packages of similar names.
 DISTRIBUTION = "sparkis"

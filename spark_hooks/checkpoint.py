@@ -2,7 +2,7 @@
 
     metadata          {"id": the query's id}
     offsets/<batch>   written before the batch runs; the header has the batch's timestamp
-    commits/<batch>   written when the batch has ended: its state is valid from then on
+    commits/<batch>   written when the batch has ended; from then on its state is valid
 
 Used on the driver. Files are read through Hadoop's filesystems, as Spark reads them, so any storage of checkpoints
 works, with Spark's own settings. A client of Spark Connect has no Hadoop: it reads the files with the filesystems of
@@ -46,7 +46,7 @@ class Checkpoint:
             raise CheckpointError(f"the checkpoint {location!r} cannot be read: {_reason(error)}") from None
         self.location: str = self._root.toString()
         if self._root.toUri().getRawPath() != self._root.toUri().getPath():
-            raise _odd_path(location)
+            raise _unsupported_path(location)
 
     @property
     def is_local(self) -> bool:
@@ -164,7 +164,7 @@ class ClientCheckpoint(Checkpoint):
         self._files = open_filesystem(location)
         is_path = "://" not in self._files.root
         if is_path and quote(self._files.root) != self._files.root:
-            raise _odd_path(location)
+            raise _unsupported_path(location)
         self.location = f"file:{self._files.root}" if is_path else self._files.root
 
     @property
@@ -187,11 +187,11 @@ def checkpoint_at(session: SparkSession, location: str) -> Checkpoint:
     return ClientCheckpoint(location) if is_connect(session) else Checkpoint(session, location)
 
 
-def _odd_path(location: str) -> DescriptorError:
+def _unsupported_path(location: str) -> DescriptorError:
     return DescriptorError(
-        f"the checkpoint {location!r} has a character in its path that is written in another way in a URL, such as a "
-        f"space, and Spark's state reader does not find it there; move the checkpoint, or reach it by a symbolic link "
-        f"with a plain name"
+        f"the checkpoint {location!r} has a character in its path that URLs escape, such as a space, and Spark's state "
+        f"reader does not find such a path; move the checkpoint, or give the path of a symbolic link without such "
+        f"characters"
     )
 
 

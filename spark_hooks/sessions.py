@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-# More ids than any application has cores. Spark spreads a range of them over one partition per core.
+# More ids than any application has cores. Spark splits a range of ids into one partition per core.
 SPREAD_IDS = 1 << 16
 
 
@@ -18,7 +18,7 @@ def is_connect(of: object) -> bool:
     return type(of).__module__.startswith("pyspark.sql.connect.")
 
 
-def session_at_hand() -> SparkSession:
+def current_session() -> SparkSession:
     """Return this thread's active session, else the process' session; create one if there is none."""
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
@@ -61,11 +61,11 @@ def input_partitions_of(batch: DataFrame) -> int:
 
 def parallelism_of(session: SparkSession) -> int:
     """Return how many tasks the application runs at once; under Spark Connect this takes a small Spark job."""
-    return _found_parallelism(session) if is_connect(session) else session.sparkContext.defaultParallelism
+    return _measured_parallelism(session) if is_connect(session) else session.sparkContext.defaultParallelism
 
 
 @lru_cache(maxsize=8)
-def _found_parallelism(session: SparkSession) -> int:
+def _measured_parallelism(session: SparkSession) -> int:
     ids = session.range(SPREAD_IDS).select(F.spark_partition_id().alias("partition"))
     (found,) = ids.agg(F.max("partition")).collect()
     return int(found[0]) + 1

@@ -11,21 +11,20 @@ class EndSignal:
     """Records whether SIGINT or SIGTERM has arrived. The main thread creates it and calls `take`."""
 
     def __init__(self) -> None:
-        self._came = threading.Event()
-        # When a query is stopped within a batch, py4j logs its broken connections to the JVM; the user need not see
-        # that.
+        self._received = threading.Event()
+        # When a query is stopped within a batch, py4j logs broken connections to the JVM, which are expected.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
-        self.take()
+        self.install()
 
-    def take(self) -> None:
-        """Install the signal handlers; again after a SparkContext was created, which installs its own for SIGINT."""
+    def install(self) -> None:
+        """Install the signal handlers. Call it again after a SparkContext was created, which handles SIGINT itself."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: self._came.set())
+            signal.signal(number, lambda *_: self._received.set())
 
     def is_set(self) -> bool:
         """Tell whether a signal has arrived."""
-        return self._came.is_set()
+        return self._received.is_set()
 
     def wait(self, seconds_max: float | None = None) -> bool:
         """Wait until a signal arrives; False after `seconds_max`."""
-        return self._came.wait(seconds_max)
+        return self._received.wait(seconds_max)

@@ -27,14 +27,14 @@ def check_packages() -> None:
         except Exception as error:  # another distribution's `__init__.py` may raise anything
             raise _clash(name, f"cannot be imported ({type(error).__name__}: {error})") from error
         if getattr(package, "DISTRIBUTION", None) != DISTRIBUTION:
-            raise _clash(name, f"was found at {_place(package)} and is not sparkis' own")
+            raise _clash(name, f"was found at {_location(package)} and is not sparkis' own")
 
 
-def _place(package: ModuleType) -> str:
+def _location(package: ModuleType) -> str:
     return package.__file__ or ", ".join(package.__path__)
 
 
-def _clash(name: str, what: str) -> PackageClashError:
+def _clash(name: str, problem: str) -> PackageClashError:
     from importlib.metadata import packages_distributions  # imported here, because the import is slow
 
     others = sorted({each for each in packages_distributions().get(name, ()) if each.lower() != DISTRIBUTION})
@@ -46,8 +46,8 @@ def _clash(name: str, what: str) -> PackageClashError:
         )
     else:
         advice = (
-            "No installed distribution but sparkis has a package of that name. If the place is not where sparkis is "
-            "installed, rename that folder or file, or take it off PYTHONPATH; if it is, files of sparkis are missing: "
+            "No installed distribution but sparkis has a package of that name. If sparkis is installed elsewhere, "
+            "rename that folder or file, or remove it from PYTHONPATH. Otherwise files of sparkis are missing: "
             "pip install --force-reinstall --no-deps sparkis"
         )
-    return PackageClashError(f"sparkis cannot start: its package {name!r} {what}. {advice}")
+    return PackageClashError(f"sparkis cannot start: its package {name!r} {problem}. {advice}")

@@ -57,7 +57,7 @@ PROGRESS_INTERVAL_S = 0.1
 # The number of such checks between two listings of all commits, which show whether the checkpoint was set back.
 CHECKS_PER_LISTING = 50
 CHECKS_PER_LISTING_REMOTE = 10
-# More pending batches than this are read in several Spark jobs (guess).
+# One Spark job reads at most this many pending batches (guess).
 BATCHES_MAX = 16
 # Reading one batch costs about the same as reading several (measured by the benchmark `attach`). So after each read
 # there is a pause, a multiple of the time that the read took, in which fast batches accumulate.
@@ -124,7 +124,7 @@ class Attachment:
         self._batch_committed = threading.Condition()
         self._check_source(on_mismatch)
         self._writer = self._open()
-        self._notice()
+        self._announce()
         self._thread = threading.Thread(target=self._follow, name=f"sparkis-attach-{job}", daemon=True)
         self._thread.start()
         threading.Thread(target=self._send_heartbeats, name=f"sparkis-attach-heartbeat-{job}", daemon=True).start()
@@ -229,8 +229,8 @@ class Attachment:
         """
         query_id = self._checkpoint.query_id()
         log = ChangeLog(self.log).job(self.job)
-        shown = log.visible()
-        is_others = shown is not None and log.description(shown.generation).query_id != query_id
+        visible = log.visible()
+        is_other_query = visible is not None and log.description(visible.generation).query_id != query_id
         writer = LogWriter(
             self.log,
             self.job,
@@ -240,8 +240,8 @@ class Attachment:
             starts_empty=starts_empty or not self._is_same_source(query_id),
             checkpoint=self._checkpoint.location,
             sends_heartbeats=True,
-            takeover=self._takeover or starts_empty,  # anew: takes over from its own former writer
-            holds_back=is_others and self._catch_up_timeout_s != 0,
+            takeover=self._takeover or starts_empty,  # then it replaces its own earlier writer
+            holds_back=is_other_query and self._catch_up_timeout_s != 0,
         )
         self._catch_up = CatchUp(writer, self._catch_up_timeout_s, self._query, self._offsets)
         return writer
@@ -253,9 +253,9 @@ class Attachment:
         current = tuple(state.for_job(self.job) for state in self._descriptors)
         return (term.description.states, term.description.source) == (current, self._source)
 
-    def _notice(self) -> None:
+    def _announce(self) -> None:
         for endpoint in endpoints.of_log(self.log):
-            endpoint.notice(self.job, self.batch)
+            endpoint.announce(self.job, self.batch)
 
     def _send_heartbeats(self) -> None:
         """Write a heartbeat once a second; it is "not running" while reads fail or the query does not run."""
@@ -267,7 +267,7 @@ class Attachment:
                 writer.send_heartbeat(is_running=is_running and self.failure is None and self._is_active())
                 if not self._catch_up.is_done:
                     self._catch_up.check(is_behind=self.batch != self._checkpoint.newest())
-            except Exception as error:  # of the log, or of a stopped Spark; the reading thread gets it as well
+            except Exception as error:  # of the log, or of a stopped Spark; the reading thread meets the same error
                 logger.debug("no heartbeat for job %s: %s", self.job, error)
 
     # The checkpoint --------------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ class Attachment:
         ]
         results = self._run(reads, f"a snapshot of the state as of batch {batch}")
         self._commit(batch, batch_time_ms, results, replaces=tuple(state.descriptor.name for state in self._states))
-        self._notice()
+        self._announce()
 
     def _read_changes(self, first: int, last: int) -> None:
         times_ms = {batch: self._batch_time_ms(batch) for batch in range(first, last + 1)}
@@ -385,7 +385,7 @@ class Attachment:
             raise
         for batch, batch_time_ms in times_ms.items():
             self._commit(batch, batch_time_ms, [each for each in results if each.batch == batch])
-        self._notice()
+        self._announce()
 
     def _batch_time_ms(self, batch: int) -> int:
         batch_time_ms = self._checkpoint.batch_time_ms(batch)

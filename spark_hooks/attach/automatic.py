@@ -33,7 +33,7 @@ from spark_hooks.attach.processor import REFUSAL_PROPERTY
 from spark_hooks.attach.start import attach
 from spark_hooks.checkpoint import CheckpointError
 from spark_hooks.serving.endpoints import LOG_SETTING
-from spark_hooks.sessions import is_connect, session_at_hand
+from spark_hooks.sessions import current_session, is_connect
 from state_backend.model.descriptor import check_name
 from state_backend.model.errors import DescriptorError
 
@@ -54,7 +54,7 @@ def listen_for_queries() -> None:
     """Add the listener to the current session; called when Spark pickles a processor with declared states."""
     if SparkSession.getActiveSession() is None and SparkContext._active_spark_context is None:
         return  # there is no Spark: another program pickles the processor
-    session = session_at_hand()
+    session = current_session()
     if is_connect(session):
         logger.warning(
             "under Spark Connect, declared states are not attached to automatically, because the query's driver is "
@@ -70,7 +70,7 @@ def listen_for_queries() -> None:
 
 
 def _remove_listener(session: SparkSession, listener: _Listener) -> None:
-    """Remove the listener before Python exits: else Spark prints a long trace for each query that it stops then."""
+    """Remove the listener before Python exits; otherwise Spark prints a long trace for each query that it stops."""
     if _is_spark_running():
         with suppress(Py4JError, OSError):
             session.streams.removeListener(listener)
@@ -170,7 +170,7 @@ class AutomaticRun(declared.DeclaredRun):
             self._previous._thread.join(LAST_BATCH_TIMEOUT_S)
             self._previous = None
         pause_s = PAUSE_S
-        while self._has_log() and not self._is_done():
+        while self._wait_for_log() and not self._attach_until_end():
             self._ended.wait(pause_s)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
         if self._attachment is not None:
@@ -178,8 +178,8 @@ class AutomaticRun(declared.DeclaredRun):
         if declared.runs.get(self._query_id) is self and self.error is None:
             del declared.runs[self._query_id]
 
-    def _has_log(self) -> bool:
-        """Wait until the session has a log to write to; False if the run ends before."""
+    def _wait_for_log(self) -> bool:
+        """Wait until the session has a log to write to; False if the run ends first."""
         is_logged = False
         while _is_spark_running():
             if self.session.conf.get(LOG_SETTING, None) is not None:
@@ -196,29 +196,29 @@ class AutomaticRun(declared.DeclaredRun):
                 return False
         return False
 
-    def _is_done(self) -> bool:
-        """Attach, and wait for the end; True if the run has ended or a retry would not help."""
+    def _attach_until_end(self) -> bool:
+        """Attach, and wait for the end of the run; False if attaching failed and is to be retried."""
         try:
             attachment = attach(self._query, timeout_s=float("inf"))
         except Exception as error:
-            return self._is_permanent(error)
+            return self._handle_error(error)
         self._set_result(attachment, None)
         while not self._ended.wait(POLL_INTERVAL_S):
             if not _is_spark_running():
                 return True
             if attachment.error is not None:
-                return self._is_permanent(attachment.error)
+                return self._handle_error(attachment.error)
         return True
 
-    def _is_permanent(self, error: Exception) -> bool:
-        """Log an error; True if a retry would not help."""
+    def _handle_error(self, error: Exception) -> bool:
+        """Log an error and record it; True if a retry would not help."""
         if not _is_spark_running():
             return True
         # The batches of an earlier run may lack a changelog; those of this run have one, which the processors check.
-        is_lasting = isinstance(error, PERMANENT_ERRORS) and not isinstance(error, ChangesMissingError)
+        is_permanent = isinstance(error, PERMANENT_ERRORS) and not isinstance(error, ChangesMissingError)
         if self._ended.is_set() or not self._query.isActive:
             logger.info("query %r has ended: %s", self._query.name, error)
-        elif is_lasting:
+        elif is_permanent:
             logger.error("query %r: its declared states cannot be read: %s", self._query.name, error)
         else:
             logger.warning("query %r: attaching failed and is retried: %s", self._query.name, error)

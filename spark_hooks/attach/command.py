@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
         if not options.list and (options.job is None or options.log is None):
             raise DescriptorError("--job and --log are required, except with --list")
         with _session(_pairs("--conf", options.conf), options.master) as spark:
-            ended.take()
+            ended.install()
             if options.list:
                 _list(spark, options)
             else:

@@ -22,7 +22,7 @@ from state_backend.model.errors import DescriptorError
 
 
 class StateForm(StrEnum):
-    """The forms of an operator state's key and value that `rows` treats differently."""
+    """The forms of the keys and values of operator states; `rows` reads each form differently."""
 
     PLAIN = "plain"
     DEDUPLICATION = "seen"
@@ -93,7 +93,7 @@ def operator_states(spark: SparkSession, checkpoint: Checkpoint, batch: int) -> 
     except PySparkException as error:
         raise CheckpointError(f"Spark cannot read the state metadata of {checkpoint.location}: {error}") from None
     if not rows:
-        raise DescriptorError(f"the query of {checkpoint.location} keeps no state: there is nothing to attach to")
+        raise DescriptorError(f"the query of {checkpoint.location} has no state, so there is nothing to attach to")
     found: list[OperatorState] = []
     for operator_id in sorted({row.operatorId for row in rows}):
         of_operator = [row for row in rows if row.operatorId == operator_id]

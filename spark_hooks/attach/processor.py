@@ -35,7 +35,7 @@ REFUSAL_PROPERTY = "sparkis.refusal"
 CHANGELOG_SETTING = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 
 
-# Called when a processor with declared states is pickled: when Spark makes an operator of it.
+# Called when a processor with declared states is pickled, which Spark does when it makes the query's operator.
 _pickle_callbacks: list[Callable[[], None]] = []
 
 

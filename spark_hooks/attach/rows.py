@@ -93,7 +93,7 @@ class AttachedState:
     encoding: Encoding | str | None = None
     length_max: int | None = None
 
-    def is_of(self, source: OperatorState) -> bool:
+    def matches(self, source: OperatorState) -> bool:
         """Tell whether `operator` and `variable` match an operator state."""
         return self.operator in (None, source.operator_id) and self.variable in (None, source.variable)
 
@@ -108,7 +108,7 @@ class _StructField(NamedTuple):
 
 @dataclass(frozen=True)
 class _ColumnRoles:
-    """The columns of an operator state by their role. distinct: the key columns that make keys different."""
+    """The columns of an operator state by their role. distinct: the columns that a key needs to be unique."""
 
     key: tuple[_StructField, ...]
     field: tuple[_StructField, ...]
@@ -298,7 +298,7 @@ class BoundState:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """The state's source as plain JSON; if it changes, the log needs a new generation."""
+        """The source of the state as plain JSON. If it changes, the log needs a new generation."""
         return {
             "operator_id": self.source.operator_id,
             "operator": self.source.operator,

@@ -20,7 +20,7 @@ from spark_hooks.publish import progress as query_progress
 from spark_hooks.publish.catch_up import CATCH_UP_TIMEOUT_S, check_timeout
 from spark_hooks.publish.sink import log_of
 from spark_hooks.serving.endpoints import LOG_SETTING
-from spark_hooks.sessions import is_connect, session_at_hand
+from spark_hooks.sessions import current_session, is_connect
 from state_backend.model.descriptor import check_name, check_states
 from state_backend.model.errors import DescriptorError
 
@@ -98,11 +98,11 @@ def attach(
     check_timeout(catch_up_timeout)
     requested = _requested_states(states, state, given)
     run = None if query is None else declared.run_of(query)
-    if run is not None and run.is_own_thread():  # this call makes the attachment of the run
+    if run is not None and run.is_own_thread():  # this call is the one that makes the run's attachment
         spark, run = run.session, None
     else:
-        spark = session_at_hand()
-    if query is not None and checkpoint is None and run is not None and _is_its_job(spark, query, job, log):
+        spark = current_session()
+    if query is not None and checkpoint is None and run is not None and _is_same_job(spark, query, job, log):
         if requested:
             raise DescriptorError(
                 f"the attachment of the states that the query's processors declare writes job {query.name!r}, and a "
@@ -150,8 +150,8 @@ def attach(
     )
 
 
-def _is_its_job(spark: SparkSession, query: StreamingQuery, job: str | None, log: str | Path | None) -> bool:
-    """Tell whether an attachment would write the same job in the same log as that of the query's declared states."""
+def _is_same_job(spark: SparkSession, query: StreamingQuery, job: str | None, log: str | Path | None) -> bool:
+    """Tell whether an attachment would write the same job and log as the attachment of the query's declared states."""
     root = log_of(spark, log)
     session_log = spark.conf.get(LOG_SETTING, None)
     return job in (None, query.name) and session_log is not None and root == log_of(spark, session_log)
@@ -182,11 +182,11 @@ def bind(
 
 
 def _matching(found: Sequence[OperatorState], requested: AttachedState) -> OperatorState:
-    fitting = [source for source in found if requested.is_of(source)]
-    if len(fitting) == 1:
-        return fitting[0]
+    matching = [source for source in found if requested.matches(source)]
+    if len(matching) == 1:
+        return matching[0]
     available = "; ".join(map(str, found))
-    if not fitting:
+    if not matching:
         raise DescriptorError(
             f"the query has no state with operator={requested.operator}, variable={requested.variable!r}; it has "
             f"{available}"

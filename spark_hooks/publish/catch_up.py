@@ -1,6 +1,6 @@
 """Catch-up: when a query with a new checkpoint makes its state visible to readers.
 
-A query with a new checkpoint reads all of its input again. Until it has caught up, its state is an old one. So the log
+A query with a new checkpoint reads all of its input again. Until it has caught up, its state is incomplete. So the log
 holds the new generation back (see `state_backend.log.terms`), and readers keep the old generation. The driver marks the
 new one in the log as visible when one of these is true:
 
@@ -26,7 +26,7 @@ from state_backend.model.errors import DescriptorError
 
 logger = logging.getLogger("sparkis.sink")
 
-# A half-replayed state is wrong. After some minutes the old state is wrong, too (guess).
+# Neither state is right meanwhile: the new one is incomplete, the old one becomes outdated (guess).
 CATCH_UP_TIMEOUT_S = 600.0
 ENDING_TRIGGERS = ("AvailableNowTrigger$", "OneTimeTrigger$")
 

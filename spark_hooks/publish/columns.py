@@ -77,7 +77,7 @@ class StateColumns:
     def plan(self, df: DataFrame, columns: tuple[tuple[str, str], ...], is_folded: bool = False) -> RowPlan:
         """Return the plan with which a task encodes these rows; columns: see `RowPlan`."""
         state, form = self.state, self.state.format_for(self.job)
-        is_whole_map = state.kind is Kind.MAP and state.field is None
+        is_packed_map = state.kind is Kind.MAP and state.field is None
         field = state.field or state.member
         reduction = reduction_of(state)
         return RowPlan(
@@ -96,7 +96,7 @@ class StateColumns:
                 "text" if is_folded and form == "integer" and state.reduce in SUMS else form
                 for _, form in self._values(df)
             ),
-            map_fields=state.value if is_whole_map else (),
+            map_fields=state.value if is_packed_map else (),
             expire_at_ms=None,
             keeps_last=bool(state.order_by) or state.duplicates == "any",
             appends=state.kind is Kind.LIST and not self._is_array(df),
@@ -126,7 +126,7 @@ class StateColumns:
         if state.member is not None:
             return [] if state.score is None else [(_column(state.score).cast("double"), "float")]
         if state.reduce is Reduce.COUNT:
-            return [_one(*map(_column, state.value))]
+            return [_count_summand(*map(_column, state.value))]
         if state.reduce is Reduce.SUM:
             return [_number(df, *state.value)]
         if state.kind is Kind.LIST and self._is_array(df):
@@ -299,13 +299,13 @@ def folded(role: str, slot: str, kind: T.DataType) -> tuple[list[Column], Column
     return parts, F.when(fits, short).otherwise(long.cast("string")).alias(slot)
 
 
-def _one(*counted: Column) -> tuple[Column, str]:
-    """Return a row's summand of a count: one, or null where the counted column is null."""
+def _count_summand(*counted: Column) -> tuple[Column, str]:
+    """Return the number that a row adds to a count: one, or null if the counted column is null."""
     one = F.lit(1).cast("bigint")
     return (F.when(counted[0].isNotNull(), one) if counted else one), "integer"
 
 
 def _json(column: Column) -> Column:
-    """Return a column as JSON: Spark writes an object with the single field v, and the text around it is cut off."""
+    """Return a column as JSON: Spark writes an object with the single field v; the text around the value is removed."""
     document = F.to_json(F.struct(column.alias("v")), JSON_OPTIONS)
     return F.when(column.isNotNull(), F.substring(document, 6, 2**31 - 1).substr(F.lit(1), F.length(document) - 6))

@@ -48,13 +48,13 @@ from state_backend.model.slots import HASH_BITS, position_of
 
 # The upper bits of the column g: the state's number. The sign bit stays 0, so there are up to 32,768 states.
 STATE_BITS = 16
-# Longer keys are hashed one by one: hashing a column takes a loop over the bytes of its longest key.
+# Longer keys are hashed one by one, because hashing a column loops over the bytes of its longest key.
 COLUMN_HASH_BYTES_MAX = 256
 
 # Texts with an exponent, which Arrow and Java write for some numbers, are rewritten one by one.
 EXPONENT = "[eE]"
 # The first character of the text that Arrow writes for a time whose year does not fit into 16 bits.
-FAR_AWAY = "<"
+YEAR_TOO_LARGE = "<"
 
 
 class RowError(SparkisError):
@@ -328,7 +328,7 @@ def _deduplicated(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
         is_same = _is_same(plan, keys, batch.column("field"))
         if is_same.any():
             if plan.add is not None:
-                batch = _added(batch, np.flatnonzero(~is_same), plan.add)
+                batch = _summed(batch, np.flatnonzero(~is_same), plan.add)
             elif plan.reduce is Reduce.MIN:
                 batch = batch.filter(pa.array(~is_same))
             elif plan.keeps_last or plan.reduce is Reduce.MAX:
@@ -371,7 +371,7 @@ def _sums(column: pa.Array, form: str, starts: npt.NDArray[Any], add: Callable[[
     return pa.array(totals, pa.binary())
 
 
-def _added(batch: pa.RecordBatch, starts: npt.NDArray[Any], add: Callable[[bytes, bytes], bytes]) -> pa.RecordBatch:
+def _summed(batch: pa.RecordBatch, starts: npt.NDArray[Any], add: Callable[[bytes, bytes], bytes]) -> pa.RecordBatch:
     """Add up adjacent changes of a key and field."""
     totals = _sums(batch.column("value"), "text", starts, add)
     batch = batch.take(pa.array(starts))
@@ -427,14 +427,14 @@ def _timestamp_text(column: pa.Array, zone: str) -> pa.Array:
     except pa.ArrowInvalid:  # there are fractions, which cost twice the work
         texts = pc.ascii_rtrim(pc.ascii_rtrim(instants.cast(pa.string()), "0"), ".")
     texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
-    is_far = pc.fill_null(pc.starts_with(texts, FAR_AWAY), False)
-    if pc.any(is_far).as_py():
-        counts = instants.filter(is_far).cast(pa.int64()).to_pylist()
-        texts = pc.replace_with_mask(texts, is_far, pa.array(map(_far_text, counts), pa.string()))
+    has_large_year = pc.fill_null(pc.starts_with(texts, YEAR_TOO_LARGE), False)
+    if pc.any(has_large_year).as_py():
+        counts = instants.filter(has_large_year).cast(pa.int64()).to_pylist()
+        texts = pc.replace_with_mask(texts, has_large_year, pa.array(map(_large_year_text, counts), pa.string()))
     return pc.binary_join_element_wise(texts, zone, "")
 
 
-def _far_text(micros: int) -> str:
+def _large_year_text(micros: int) -> str:
     """Return the text of a time whose year Arrow cannot write."""
     seconds, fraction = divmod(micros, 1_000_000)
     return f"{np.datetime64(seconds, 's')}.{fraction:06d}".rstrip("0").rstrip(".")
@@ -558,7 +558,7 @@ def positions_of(keys: pa.Array, prefix: bytes = b"") -> npt.NDArray[np.uint64]:
     ends = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + n + 1].astype(np.int64)
     content = np.frombuffer(keys.buffers()[2] or b"\0", np.uint8)
     lengths = np.diff(ends) - len(prefix)
-    order = np.argsort(-lengths, kind="stable")  # the longest first: the unfinished keys are always a prefix
+    order = np.argsort(-lengths, kind="stable")  # longest first, so the keys with remaining bytes are a prefix
     starts = ends[:-1][order] + len(prefix)
     sorted_lengths = lengths[order]
     crc16 = np.full(n, crc_hqx(prefix, 0), np.uint16)
@@ -575,7 +575,7 @@ def positions_of(keys: pa.Array, prefix: bytes = b"") -> npt.NDArray[np.uint64]:
     positions = np.empty(n, np.uint64)
     slots = (crc16 & 16383).astype(np.uint64)
     positions[order] = slots << np.uint64(HASH_BITS) | (crc32 ^ np.uint32(0xFFFFFFFF)).astype(np.uint64)
-    is_odd = (np.diff(ends) > COLUMN_HASH_BYTES_MAX) | pc.match_substring(keys, b"{").to_numpy(zero_copy_only=False)
-    for row in np.flatnonzero(is_odd):  # hash tags and very long keys
+    is_special = (np.diff(ends) > COLUMN_HASH_BYTES_MAX) | pc.match_substring(keys, b"{").to_numpy(zero_copy_only=False)
+    for row in np.flatnonzero(is_special):  # hash tags and very long keys
         positions[row] = position_of(keys[int(row)].as_py())
     return positions

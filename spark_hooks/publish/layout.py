@@ -218,8 +218,8 @@ def _is_expanded(states: Sequence[StateDescriptor]) -> bool:
     """Tell whether rows go through the generator: with several states, or with a condition.
 
     A single state with a condition could use a filter instead. But where Spark's optimizer finds that the condition is
-    never true, it skips the whole batch, and a stateful query loses its checkpoint (seen). It does not look into the
-    generator.
+    never true, it skips the whole batch, and a stateful query loses its checkpoint (seen). It does not inspect
+    the generator.
     """
     return len(states) > 1 or states[0].where is not None
 

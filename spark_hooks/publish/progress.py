@@ -71,8 +71,8 @@ def fields_of(progress: dict[str, Any]) -> dict[str, str]:
         "timestamp": progress["timestamp"],
         "batch_duration_ms": progress.get("batchDuration"),
         "input_rows": sum(source["numInputRows"] for source in progress["sources"]),
-        "input_rows_per_second": _added(progress["sources"], "inputRowsPerSecond"),
-        "processed_rows_per_second": _added(progress["sources"], "processedRowsPerSecond"),
+        "input_rows_per_second": _sum_of(progress["sources"], "inputRowsPerSecond"),
+        "processed_rows_per_second": _sum_of(progress["sources"], "processedRowsPerSecond"),
     }
     for name, value in progress.get("eventTime", {}).items():
         found["watermark" if name == "watermark" else f"event_time_{name}"] = value
@@ -83,28 +83,28 @@ def fields_of(progress: dict[str, Any]) -> dict[str, str]:
         found["state_memory_bytes"] = sum(each["memoryUsedBytes"] for each in operators)
     for name, metrics in progress.get("observedMetrics", {}).items():
         found |= {f"observed.{name}.{metric}": value for metric, value in metrics.items()}
-    return dict(_texts(found))
+    return dict(_as_texts(found))
 
 
-def _added(sources: Sequence[dict[str, Any]], name: str) -> Decimal | None:
+def _sum_of(sources: Sequence[dict[str, Any]], name: str) -> Decimal | None:
     """Return the sum of a rate over all sources; None if no source reports it, as in a query's first micro-batch."""
     rates = [Decimal(source[name]) for source in sources if isinstance(source.get(name), (int, Decimal))]
     return sum(rates, Decimal(0)) if rates else None
 
 
-def _texts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _as_texts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in found.items():
         if value is None:
             continue
         if isinstance(value, Decimal):
-            yield name, _number(value)
+            yield name, _number_text(value)
         elif isinstance(value, (bool, dict, list)):
             yield name, json.dumps(value, default=float, ensure_ascii=False)
         else:
             yield name, str(value)
 
 
-def _number(value: Decimal) -> str:
+def _number_text(value: Decimal) -> str:
     """Return a double in the text form of states; another number, such as a long decimal, with all its digits."""
     if Decimal(repr(float(value))) == value:
         return float_text(float(value)).decode()

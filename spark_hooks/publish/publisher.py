@@ -23,7 +23,7 @@ from spark_hooks.publish.catch_up import CATCH_UP_TIMEOUT_S, CatchUp
 from spark_hooks.publish.layout import Layout
 from spark_hooks.publish.offsets import OffsetLog
 from spark_hooks.serving import endpoints, placement
-from spark_hooks.sessions import execution_of, input_partitions_of, parallelism_of, session_at_hand
+from spark_hooks.sessions import current_session, execution_of, input_partitions_of, parallelism_of
 from state_backend.log.log_writer import LogWriter, OnRewind
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import DescriptorError, SparkisError
@@ -182,7 +182,7 @@ class Publisher:
                     takeover=self._options.takeover,
                     holds_back=self._options.catch_up_timeout_s != 0,
                 )
-                self._offsets = OffsetLog(run.checkpoint or None, session_at_hand() if run.query is not None else None)
+                self._offsets = OffsetLog(run.checkpoint or None, current_session() if run.query is not None else None)
                 self._catch_up = CatchUp(writer, self._options.catch_up_timeout_s, run.query, self._offsets)
                 arguments = (writer, run.query, self._catch_up)
                 heartbeat = threading.Thread(
@@ -190,7 +190,7 @@ class Publisher:
                 )
                 heartbeat.start()
                 for endpoint in endpoints.of_log(self._options.log):
-                    endpoint.notice(job, -1)  # its servers open the job while Spark prepares the first batch
+                    endpoint.announce(job, -1)  # its servers open the job while Spark prepares the first batch
                 self._writer, self._run = writer, run
             return self._writer
 
@@ -218,7 +218,7 @@ class Publisher:
         return None if self._writer is None else self._writer.current.writer
 
     def check_not_committed(self, job: str, batch_id: int) -> None:
-        """DescriptorError for a second epoch of one micro-batch, which the log would take for a replay and skip."""
+        """DescriptorError for a second epoch of one micro-batch; the log would skip it as a replay."""
         if batch_id == self._last_committed:
             raise DescriptorError(
                 f"job {job!r}: batch {batch_id} was published twice; a micro-batch is one epoch: pass "
@@ -273,7 +273,7 @@ class Publisher:
         """
         registered = endpoints.of_log(self._options.log)
         for endpoint in registered:
-            endpoint.notice(job, epoch)
+            endpoint.announce(job, epoch)
         if self._catch_up is not None and not self._catch_up.is_done:
             return
         timeout_s = self._options.visibility_timeout_s or (

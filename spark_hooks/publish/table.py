@@ -176,7 +176,7 @@ def _notify_and_wait(root: str, job: str, epoch: int) -> None:
     """Notify the endpoints of this driver, and wait until the table is readable there."""
     registered = endpoints.of_log(root)
     for endpoint in registered:
-        endpoint.notice(job, epoch)
+        endpoint.announce(job, epoch)
     deadline = time.monotonic() + VISIBILITY_TIMEOUT_S
     for endpoint in registered:
         if not endpoint.wait(job, epoch, max(0.0, deadline - time.monotonic())):

@@ -84,7 +84,7 @@ class Task:
             error, is_log_error = str(failed), isinstance(failed, LogError)
         except TooManyRowsError:
             hashes = None
-            for _ in batches:  # a stateful query's checkpoint needs a full pass
+            for _ in batches:  # Spark loses a stateful query's checkpoint without a full pass
                 pass
         listed = None if file is None else json.dumps(asdict(file))
         signed_digest = (digest[0] + 2**63) % 2**64 - 2**63

@@ -1,7 +1,7 @@
-"""Endpoints: the servers of this driver, which a sink notifies of each new epoch.
+"""Endpoints: the servers of this driver, to which a sink announces each new epoch.
 
-A sink works without endpoints, because servers poll the log once a second. An endpoint in the sink's process is
-notified at once, and the sink can wait until the epoch is readable there. Under Spark Connect the sink and
+A sink works without endpoints, because servers poll the log once a second. The sink announces an epoch to an endpoint
+in its own process at once, and can wait until the epoch is readable there. Under Spark Connect the sink and
 `sparkis.serve` run in different processes: the sink then finds the server by an address file on this machine, which the
 setting `ADDRESS_SETTING` names.
 """
@@ -36,8 +36,8 @@ class Endpoint(ABC):
     """A server, or a set of servers, as a sink sees it."""
 
     @abstractmethod
-    def notice(self, job: str, epoch: int) -> None:
-        """Notify the servers of a committed epoch. Never raises: the servers also poll the log."""
+    def announce(self, job: str, epoch: int) -> None:
+        """Announce a committed epoch to the servers. Never raises: the servers also poll the log."""
 
     @abstractmethod
     def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
@@ -67,7 +67,7 @@ class ControlAddress(NamedTuple):
 
 
 class ControlledEndpoint(Endpoint):
-    """A server that is notified through its control listener."""
+    """A server that gets announcements through its control listener."""
 
     def __init__(self) -> None:
         self._client: Client | None = None
@@ -78,8 +78,8 @@ class ControlledEndpoint(Endpoint):
     def _address(self) -> ControlAddress:
         """Return the current address of the control listener; a restart may have changed it."""
 
-    def notice(self, job: str, epoch: int) -> None:
-        """Notify the server of a committed epoch. Never raises: the server finds the epoch within a second anyway."""
+    def announce(self, job: str, epoch: int) -> None:
+        """Announce a committed epoch to the server. Never raises: the server finds the epoch within a second anyway."""
         words = ("NOTICE", job, str(epoch))
         with self._lock:
             for _ in range(2):  # the second attempt has a new connection
@@ -99,7 +99,9 @@ class ControlledEndpoint(Endpoint):
         while True:
             remaining_ms = max(0, int((deadline - time.monotonic()) * 1000))
             try:
-                with self._connect() as client:  # its own connection: notices of other queries must not wait
+                with (
+                    self._connect() as client
+                ):  # its own connection, so that announcements of other queries need not wait
                     reached = client.call(
                         "WAIT", job, str(epoch), str(remaining_ms), timeout_s=timeout_s + CONTROL_TIMEOUT_S
                     )
@@ -111,7 +113,7 @@ class ControlledEndpoint(Endpoint):
             time.sleep(WAIT_RETRY_S)
 
     def _rediscover(self) -> None:
-        """Look up the server's address again, after a failed notice; no-op where `_address` is always current."""
+        """Look up the server's address again after a failed announcement; a no-op if `_address` is always current."""
 
     def _connect(self) -> Client:
         address = self._address()

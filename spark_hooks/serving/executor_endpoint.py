@@ -42,7 +42,7 @@ from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.serve")
 
-# The pause between two checks that state servers are connected; where none is, the Spark job runs again (guess).
+# The pause between two checks for connected state servers. Without one, the Spark job runs again (guess).
 CHECK_INTERVAL_S = 5.0
 PLACEMENT_RETRY_S_MAX = 60.0
 # Spark sends tasks to executors with a free core: a few more tasks than cores reach all executors (guess).
@@ -51,7 +51,7 @@ FENCED = (
     "another registry has taken over the log {log}: a standby registry, or the registry of another driver. If it is "
     "another driver's, give each application its own log, or call sparkis.serve(spark, placement='driver')"
 )
-# The longest wait for one more server to end, after all were told to.
+# The longest wait for one more server to end, after all were asked to.
 SHUTDOWN_TIMEOUT_S = 3.0
 SHUTDOWN_POLL_S = 0.05
 
@@ -81,7 +81,7 @@ class ClusterOptions:
 class ExecutorsEndpoint(endpoints.ServedEndpoint):
     """State servers beside executors, behind a proxy beside the driver. `registry` is the registry's address.
 
-    Notices go to the log's leader: the registry here, or a standby registry that has taken over.
+    Epochs are announced to the log's leader: this driver's registry, or a standby registry that has taken over.
     """
 
     def __init__(self, spark: SparkSession, log: str, options: ClusterOptions, *, port: int, bind: list[str]) -> None:
@@ -91,8 +91,10 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
         # With a token from the environment, state servers that are started by hand can register as well.
         self._token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(16)
         # Servers that listen beyond loopback always have a password; an ACL file has the users' own.
-        is_open = options.host in ("127.0.0.1", "::1", "localhost") or options.client_options.acl_file is not None
-        self.password = options.password or (None if is_open else secrets.token_hex(16))
+        needs_no_password = (
+            options.host in ("127.0.0.1", "::1", "localhost") or options.client_options.acl_file is not None
+        )
+        self.password = options.password or (None if needs_no_password else secrets.token_hex(16))
         upstream = os.environ.get(UPSTREAM_PASSWORD_VARIABLE) or secrets.token_hex(16)
         upstream_password = upstream if options.client_options.has_users else None
         self._registry_process = SupervisedProcess(
@@ -148,8 +150,8 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
         with self._connect() as client:
             return _connected_members(client)
 
-    def notice(self, job: str, epoch: int) -> None:
-        """Queue a notice of a committed epoch. Returns at once: a batch must not wait for a remote registry."""
+    def announce(self, job: str, epoch: int) -> None:
+        """Queue the announcement of a committed epoch. Returns at once: a batch must not wait for a remote registry."""
         self._pending_epochs[job] = epoch
         self._has_pending.set()
 
@@ -188,16 +190,16 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
         return sum(member["driver"] == self.plan.id for member in _connected_members(registry))
 
     def _send_notices(self) -> None:
-        """Send the queued notices over one connection; the thread of that."""
+        """Announce the queued epochs over one connection. Runs in a separate thread."""
         while not self._stopping.is_set():
             self._has_pending.wait()
             self._has_pending.clear()
             for job in list(self._pending_epochs):
-                super().notice(job, self._pending_epochs.pop(job))
+                super().announce(job, self._pending_epochs.pop(job))
         self._disconnect()
 
     def _run_placement(self) -> None:
-        """Place servers at once, and again whenever none is connected; the thread of that."""
+        """Place servers at once, and again whenever none is connected. Runs in a separate thread."""
         pause_s = CHECK_INTERVAL_S
         while not self._stopping.is_set() and not is_stopped(self._spark):
             try:

@@ -40,7 +40,7 @@ logger = logging.getLogger("sparkis.executors")
 # In Spark's Python workers: the folders of the executor's block manager, separated by commas.
 LOCAL_DIRS_VARIABLE = "SPARK_LOCAL_DIRS"
 LOCK = "lock"
-REPORTED = "told"
+REPORTED = "reported"
 # A supervisor starts within 0.1 s (measured); a loaded machine takes longer.
 START_TIMEOUT_S = 30.0
 # After a failed start, the pause before a task tries again (guess).
@@ -180,7 +180,7 @@ def _ensure(plan: ServerPlan, folder: str) -> str | None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return _take_failure(folder)
-        if not (os.path.exists(f"{folder}/{ENDED}") or _has_failed_lately(folder)):
+        if not (os.path.exists(f"{folder}/{ENDED}") or _has_failed_recently(folder)):
             try:
                 _start_supervisor(plan, folder, lock)
             except (SparkisError, OSError, subprocess.SubprocessError) as error:
@@ -205,7 +205,7 @@ def _take_failure(folder: str) -> str | None:
     return text
 
 
-def _has_failed_lately(folder: str) -> bool:
+def _has_failed_recently(folder: str) -> bool:
     for name in (FAILED, REPORTED):
         with suppress(FileNotFoundError):
             if time.time() - os.stat(f"{folder}/{name}").st_mtime < RETRY_S:

@@ -2,7 +2,7 @@
 
     endpoint = sparkis.serve(spark)      endpoint.url, endpoint.stop()
 
-The servers follow the session's change log like any other server. The driver notifies them of each epoch at once, and
+The servers follow the session's change log like any other server. The driver announces each epoch to them at once, and
 can wait until the epoch is readable.
 """
 
@@ -99,7 +99,7 @@ class DriverEndpoint(ServedEndpoint):
     def _on_restart(self, ready_report: dict[str, Any]) -> None:
         with self._lock:
             self._disconnect()
-        with suppress(OSError):  # `stop` removes the folder; a sink that finds no address sends no notices
+        with suppress(OSError):  # `stop` removes the folder; a sink without an address announces nothing
             self._address_in(ready_report).write(self.address_file)
 
     def _address(self) -> endpoints.ControlAddress:

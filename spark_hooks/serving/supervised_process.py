@@ -43,7 +43,7 @@ class SupervisedProcess:
         self._command = list(command)
         self._environment = dict(environment)
         self._on_restart = on_restart
-        self._last_words = final_exits
+        self._final_exits = final_exits
         self._stopping = threading.Event()
         self._starting = threading.Lock()
         self._process, self.ready_report = self._start(port=None)
@@ -88,7 +88,7 @@ class SupervisedProcess:
             process.kill()
             process.wait()
             at = "" if port is None else f" at port {port}"
-            raise SparkisError(f"{self._label} did not start{at}; the line above tells why (is the port in use?)")
+            raise SparkisError(f"{self._label} did not start{at}; the line above has the reason (is the port in use?)")
         ready_report: dict[str, Any] = json.loads(line)
         return process, ready_report
 
@@ -100,8 +100,8 @@ class SupervisedProcess:
             code = self._process.wait()
             if self._stopping.is_set():
                 return
-            if code in self._last_words:
-                logger.error("%s has ended: %s", self._label, self._last_words[code])
+            if code in self._final_exits:
+                logger.error("%s has ended: %s", self._label, self._final_exits[code])
                 return
             logger.warning("%s at port %d died; restarting it", self._label, self.port)
             if time.monotonic() - began_s > RESTART_PAUSE_S_MAX:

@@ -130,7 +130,7 @@ def test_every_key_of_the_demo_is_what_pandas_computes(expected: State, tmp_path
     assert expected["flights:recent:N14228"][-1] == "2013-12-28T23:47Z UA1481 EWR-DEN +16"
     with sparkis("demo", "--speed", 0, "--port", 0, "--log", tmp_path / "log") as demo:
         url = demo.wait_for(r"serving at (redis://\S+);")[1]
-        demo.wait_for("all data is through")
+        demo.wait_for("all rows are published")
         check(state_at(url), expected)
         with redis.Redis.from_url(url) as client:
             assert all(3000 < client.ttl(f"weather:latest:{origin}") <= 3600 for origin in ("EWR", "JFK", "LGA"))
