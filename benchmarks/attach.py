@@ -1,13 +1,13 @@
 """The cost of an attachment: the delay from a micro-batch to a client's read, and the slowdown of the query.
 
-4it has rows, a fifth of those there are. Two runs for each number of changes, both with the attachment and without it,
-in turns:
+The query is a running maximum: each micro-batch changes as many keys as it has rows, a fifth of all keys. There are two
+runs for each number of changes, both with and without the attachment in turns:
 
-    steady      a micro-batch every so often: how long one takes; and the delay, from the end of its last task (Spark's
-                event log says when) until a connection that asks all the time gets the new value of a key
-    rate        micro-batches without a pause, which is as fast as the cores allow
+    steady      a micro-batch at a fixed interval: its duration, and the delay from the end of its last task (from
+                Spark's event log) until a client that polls without a pause gets the new value of a key
+    rate        micro-batches without a pause, as fast as the cores allow
 
-Everything shares the machine: the query, the attachment's Spark jobs and Python workers, applier and server.
+All processes share the machine: the query, the attachment's Spark jobs and Python workers, the applier and the server.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Scene:
     def _attach(self, query: StreamingQuery) -> Attachment:
         attachment = sparkis.attach(query, log=self._log, state=STATE)
         if not attachment.wait(timeout_s=TIMEOUT_S):
-            raise BenchmarkError(f"the attachment did not come to the query's last batch within {TIMEOUT_S:g} s")
+            raise BenchmarkError(f"the attachment did not reach the query's last batch within {TIMEOUT_S:g} s")
         return attachment
 
     def _commits(self) -> dict[int, float]:
@@ -196,7 +196,7 @@ class Scene:
 
     @contextmanager
     def _watching(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Read the marker all the time, in a separate process."""
+        """Poll the marker without a pause, in a separate process."""
         case = self._case
         words = [str(self._endpoint.port), str(self._store / case.job), f"{case.job}:{STATE}:0", str(case.changes)]
         watcher = subprocess.Popen(
@@ -268,7 +268,7 @@ class Scene:
                 with self._attach(query) as attachment:
                     attached = self._rows_per_s(query)
                     if not attachment.wait(timeout_s=TIMEOUT_S):
-                        raise BenchmarkError("the attachment fell behind the query without end")
+                        raise BenchmarkError("the attachment does not keep up with the query")
                 pairs.append((attached, detached))
         finally:
             query.stop()
@@ -298,7 +298,7 @@ class Scene:
 
 
 def _first_reads(read: Mapping[int, float], batches: Sequence[int]) -> dict[int, float]:
-    """Return when each batch, or a later one, was first read; of several batches at once, only the last is seen."""
+    """Return the time at which each batch, or a later one, was first read; a reader may skip batches."""
     found: dict[int, float] = {}
     for batch in sorted(batches, reverse=True):
         later = [at_ms for number, at_ms in read.items() if number >= batch]
@@ -309,17 +309,17 @@ def _first_reads(read: Mapping[int, float], batches: Sequence[int]) -> dict[int,
 
 def _delay_rows(case: Case, times: Times) -> Iterator[Row]:
     batches = sorted(set.intersection(*(set(times[step]) for step in STEPS)))
-    wanted = len(times["Spark's commit"])
-    if len(batches) < wanted * 0.9:
+    expected = len(times["Spark's commit"])
+    if len(batches) < expected * 0.9:
         raise BenchmarkError(
-            f"{case.changes:,} changes: only {len(batches)} of {wanted} batches were seen at every step"
+            f"{case.changes:,} changes: only {len(batches)} of {expected} batches were seen at every step"
         )
     of = f"{case.changes:,} changes a batch"
     note = f"{len(batches)} batches, one each {case.interval_ms / 1e3:g} s"
-    whole = [times["read"][batch] - times["task end"][batch] for batch in batches]
-    yield percentile_row(f"task end to read, {of}, p50", "attach", whole, 0.5, note=note)
+    total = [times["read"][batch] - times["task end"][batch] for batch in batches]
+    yield percentile_row(f"task end to read, {of}, p50", "attach", total, 0.5, note=note)
     budget = BUDGET_P99_MS if case.has_budget else None
-    yield percentile_row(f"task end to read, {of}, p99", "attach", whole, 0.99, budget=budget, note=note)
+    yield percentile_row(f"task end to read, {of}, p99", "attach", total, 0.99, budget=budget, note=note)
     for before, after in pairwise(STEPS):
         step = [times[after][batch] - times[before][batch] for batch in batches]
         yield percentile_row(f"{before} to {after}, {of}, p50", "attach", step, 0.5)

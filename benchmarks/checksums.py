@@ -29,8 +29,8 @@ LOOK_UPS = 200_000
 CHANGES = 100_000
 STATE = StateDescriptor("v", key="k", value="v").for_job("job")
 # In a reader: the test and its exception. In a writer: the checksum behind a value, here a constant of the same size.
-LOOK = re.compile(r"\n +if [^\n]*checksum\([^\n]*\) != CRC_RESIDUE:\n +raise damaged\(\)")
-MADE = re.compile(r"checksum\(new\)\.to_bytes\(CHECK_BYTES, \"little\"\)")
+CHECK_IN_READER = re.compile(r"\n +if [^\n]*checksum\([^\n]*\) != CRC_RESIDUE:\n +raise damaged\(\)")
+CHECK_IN_WRITER = re.compile(r"checksum\(new\)\.to_bytes\(CHECK_BYTES, \"little\"\)")
 
 
 def run(options: Options) -> Iterator[Row]:
@@ -64,32 +64,32 @@ def _apply(store: LmdbStore, numbers: range, head: bytes) -> float:
 def _without(function: Callable[..., Any], module: Any) -> Callable[..., Any]:
     """Return a copy of a method without checksums."""
     source = textwrap.dedent(inspect.getsource(function))
-    bare, count = LOOK.subn("", source)
-    bare, more = MADE.subn("bytes(CHECK_BYTES)", bare)
+    unchecked, count = CHECK_IN_READER.subn("", source)
+    unchecked, more = CHECK_IN_WRITER.subn("bytes(CHECK_BYTES)", unchecked)
     if not count + more:
-        raise RuntimeError(f"{function.__qualname__} looks at no checksum")
+        raise RuntimeError(f"{function.__qualname__} has no checksum that could be removed")
     made: dict[str, Any] = {}
-    exec(bare, vars(module), made)
+    exec(unchecked, vars(module), made)
     found: Callable[..., Any] = made[function.__name__]
     return found
 
 
 def _reads(options: Options, store: LmdbStore, keys: int) -> Iterator[Row]:
-    asked = [_key(number * 7919 % keys) for number in range(int(LOOK_UPS * max(options.scale, 0.05)))]
-    kept = LmdbSnapshot.text
-    bare = _without(kept, value_reader)
+    keys_to_read = [_key(number * 7919 % keys) for number in range(int(LOOK_UPS * max(options.scale, 0.05)))]
+    original = LmdbSnapshot.text
+    unchecked = _without(original, value_reader)
     pairs = []
     for number in range(options.rounds):
         options.report(f"checksums: look-ups, round {number + 1} of {options.rounds}")
         pair = []
-        for function in (kept, bare):
+        for function in (original, unchecked):
             LmdbSnapshot.text = function  # type: ignore[method-assign]
-            with store.snapshot(1) as shown:
+            with store.snapshot(1) as snapshot:
                 started_s = time.process_time()
-                for key in asked:
-                    shown.text(key)
-                pair.append((time.process_time() - started_s) / len(asked) * 1e6)
-        LmdbSnapshot.text = kept  # type: ignore[method-assign]
+                for key in keys_to_read:
+                    snapshot.text(key)
+                pair.append((time.process_time() - started_s) / len(keys_to_read) * 1e6)
+        LmdbSnapshot.text = original  # type: ignore[method-assign]
         pairs.append((pair[0], pair[1]))
     yield compared_row(
         "look up a value",
@@ -103,21 +103,21 @@ def _reads(options: Options, store: LmdbStore, keys: int) -> Iterator[Row]:
 
 
 def _writes(options: Options, folder: Path) -> Iterator[Row]:
-    kept = PlainValues.put_run
-    bare = _without(kept, plain_values)
+    original = PlainValues.put_run
+    unchecked = _without(original, plain_values)
     changes = max(10_000, int(CHANGES * options.scale))
     pairs = []
     for number in range(options.rounds):
         options.report(f"checksums: apply, round {number + 1} of {options.rounds}")
         pair = []
-        for which, function in enumerate((kept, bare)):
+        for side, function in enumerate((original, unchecked)):
             PlainValues.put_run = function  # type: ignore[method-assign]
-            store = LmdbStore(folder / f"{number}-{which}", "g")
-            store._pages = None  # the core's records cannot be made without
+            store = LmdbStore(folder / f"{number}-{side}", "g")
+            store._pages = None  # the compiled core always makes checksums
             _apply(store, range(changes), b"0")
             pair.append(_apply(store, range(changes), b"1") / changes * 1e6)
             store.close()
-        PlainValues.put_run = kept  # type: ignore[method-assign]
+        PlainValues.put_run = original  # type: ignore[method-assign]
         pairs.append((pair[0], pair[1]))
     yield compared_row(
         "apply a change of a value", "checksums", pairs, unit="us", better="less", peer_name="without checksums",

@@ -1,6 +1,6 @@
 """The delay from the end of a micro-batch's last task to a client's read, and its steps.
 
-Spark's event log has the end of each task. The epoch's file, and an endpoint that the sink notifies like any server,
+Spark's event log has the end of each task. The time of the epoch's file, and an endpoint that records announcements,
 give the steps in the driver. A separate process (`watcher`) polls the store and the server. All processes run on one
 machine, so they share a clock.
 """
@@ -47,12 +47,12 @@ EVENT_LOG = {
 
 @dataclass
 class Recorder(endpoints.Endpoint):
-    """Records when the sink notifies servers of an epoch."""
+    """Records the time at which the sink announces an epoch to servers."""
 
     at_ms: dict[int, float] = field(default_factory=dict)
 
     def announce(self, job: str, epoch: int) -> None:
-        """Record the time of the first notification."""
+        """Record the time of the first announcement."""
         self.at_ms.setdefault(epoch, time.time_ns() / 1e6)
 
     def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
@@ -69,10 +69,10 @@ def run(options: Options) -> Iterator[Row]:
         with local_spark.session(**EVENT_LOG, spark__eventLog__dir=events.as_uri()) as spark:
             times = _times(spark, folder, batches, options)
         times["task end"] = task_ends(events)
-    whole = [batch for batch in range(WARM_UP_BATCHES, batches) if all(batch in times[step] for step in STEPS)]
-    if len(whole) < (batches - WARM_UP_BATCHES) * 0.9:  # a reader that polls every millisecond misses few at most
-        raise BenchmarkError(f"only {len(whole)} of {batches - WARM_UP_BATCHES} batches were seen at every step")
-    yield from _rows(times, whole)
+    complete = [batch for batch in range(WARM_UP_BATCHES, batches) if all(batch in times[step] for step in STEPS)]
+    if len(complete) < (batches - WARM_UP_BATCHES) * 0.9:  # a reader that polls every millisecond misses few at most
+        raise BenchmarkError(f"only {len(complete)} of {batches - WARM_UP_BATCHES} batches were seen at every step")
+    yield from _rows(times, complete)
 
 
 def _times(spark: SparkSession, folder: Path, batches: int, options: Options) -> dict[str, Mapping[int, float]]:
@@ -147,15 +147,15 @@ def percentile_row(
 ) -> Row:
     """Make a row of a percentile of many times; for the median, with the lowest and the highest."""
     percentile = sorted(found)[max(0, ceil(share * len(found)) - 1)]  # `share` of the values are not larger
-    shown = [min(found), percentile, max(found)] if share == 0.5 else [percentile]
-    return replace(single_row(name, part, shown, unit="ms", budget=budget, note=note), rounds=1)
+    values = [min(found), percentile, max(found)] if share == 0.5 else [percentile]
+    return replace(single_row(name, part, values, unit="ms", budget=budget, note=note), rounds=1)
 
 
 def _rows(times: Mapping[str, Mapping[int, float]], batches: Sequence[int]) -> Iterator[Row]:
     note = f"{len(batches)} batches of {ROWS:,} rows"
-    whole = [times["read"][batch] - times["task end"][batch] for batch in batches]
-    yield percentile_row("task end to read, p50", "delay", whole, 0.5, budget=BUDGET_P50_MS, note=note)
-    yield percentile_row("task end to read, p99", "delay", whole, 0.99, budget=BUDGET_P99_MS, note=note)
+    complete = [times["read"][batch] - times["task end"][batch] for batch in batches]
+    yield percentile_row("task end to read, p50", "delay", complete, 0.5, budget=BUDGET_P50_MS, note=note)
+    yield percentile_row("task end to read, p99", "delay", complete, 0.99, budget=BUDGET_P99_MS, note=note)
     for before, after in pairwise(STEPS):
         step = [times[after][batch] - times[before][batch] for batch in batches]
         yield percentile_row(f"{before} to {after}, p50", "delay", step, 0.5)

@@ -23,7 +23,7 @@ ERROR_CHARS_MAX = 500
 
 
 class NotMeasuredError(Exception):
-    """The load generator ended without a rate; the text says why."""
+    """The load generator ended without a rate; the text has the reason."""
 
 
 def rate(
@@ -72,7 +72,7 @@ def _packed(words: Sequence[str]) -> bytes:
 
 
 def _connected(port: int, greeting: bytes) -> socket.socket:
-    """Connect, and wait until the server has answered."""
+    """Connect, and wait for the first reply."""
     made = socket.create_connection(("127.0.0.1", port), CONNECT_TIMEOUT_S)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     made.sendall(greeting)
@@ -80,7 +80,7 @@ def _connected(port: int, greeting: bytes) -> socket.socket:
     while not reply.endswith(b"\r\n") and len(reply) < REPLY_BYTES_MAX and (some := made.recv(REPLY_BYTES_MAX)):
         reply += some
     if not reply.startswith(b"+"):
-        raise NotMeasuredError(f"the server answered the first request of a connection with {reply!r}")
+        raise NotMeasuredError(f"the server's reply to the first request of a connection is {reply!r}")
     return made
 
 

@@ -1,7 +1,7 @@
 """Memory and disk per key beside redis-server's used_memory: after 100 epochs that change 1 % of the keys each and one
 that rewrites all, while clients read.
 
-5every page that it changes. So memory is measured after many epochs, as of a running job, not after loading.
+LMDB copies every page that it changes. So memory is measured after many epochs, as in a running job, not after loading.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEYS = 1_000_000
 EPOCHS = 100
 READERS = 4
 BUDGET = 1.5
-LOOK_EVERY_S = 0.5
+POLL_INTERVAL_S = 0.5
 COMPACT_TIMEOUT_S = COMPACT_PAUSE_S + 60.0
 
 
@@ -51,7 +51,7 @@ def run(options: Options) -> Iterator[Row]:
 
 @contextmanager
 def _readers(server: ServerUnderTest) -> Iterator[None]:
-    """Run clients that read all the time, each with one request at a time."""
+    """Run clients that read without a pause, each with one request at a time."""
     words = uniform(server.keys).words
     command = ["redis-benchmark", "-p", str(server.port), "-c", str(READERS), "-l", "-q", "-n", "100000"]
     command += ["-r", str(server.keys), *words]
@@ -92,7 +92,7 @@ def wait_until_at_rest(server: Sparkis) -> None:
         is_compact,
         awaited="a copy of the store without its free pages",
         timeout_s=COMPACT_TIMEOUT_S,
-        interval_s=LOOK_EVERY_S,
+        interval_s=POLL_INTERVAL_S,
         error=BenchmarkError,
     )
 

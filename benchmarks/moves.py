@@ -67,7 +67,7 @@ def _row(name: str, keys: int, moved: int, *, replicas: int, options: Options) -
 
 
 def _timed(log: Path, folder: Path, writer: LogWriter, keys: int, replicas: int) -> tuple[float, float]:
-    """Start a second server; return the seconds until it answers, and its processor time."""
+    """Start a second server; return the seconds until it serves its slots, and its processor time."""
     with ExitStack() as stack:
         stack.enter_context(_process("registry", log, "--port", "0", "--replicas", str(replicas)))
         stack.enter_context(_state_server(log, folder / "first"))
@@ -110,7 +110,7 @@ def _state_server(log: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[by
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise BenchmarkError("a state server did not start; the line above tells why")
+            raise BenchmarkError("a state server did not start; the line above has the reason")
         yield process, json.loads(line)["port"]
 
 
@@ -162,6 +162,4 @@ def _check(port: int, keys: int, *, is_replica: bool) -> None:
                     continue
                 raise
             if found != value(number, 0):
-                raise BenchmarkError(
-                    f"{key(number)} is {found!r} at the new server, and should be {value(number, 0)!r}"
-                )
+                raise BenchmarkError(f"{key(number)} is {found!r} at the new server instead of {value(number, 0)!r}")

@@ -38,17 +38,17 @@ def run(options: Options) -> Iterator[Row]:
             rounds = []
             for number in range(options.rounds):
                 options.report(f"object_store: {name}, round {number + 1} of {options.rounds}")
-                place = folder / f"{keys}-{number}"
+                round_folder = folder / f"{keys}-{number}"
                 rounds.append(
                     (
-                        _timed(f"s3://bench/{keys}-{number}", place / "s3", keys, epochs),
-                        _timed(str(place / "log"), place / "local", keys, epochs),
+                        _timed(f"s3://bench/{keys}-{number}", round_folder / "s3", keys, epochs),
+                        _timed(str(round_folder / "log"), round_folder / "local", keys, epochs),
                     )
                 )
-            for index, what in enumerate(("commit", "commit until readable")):
+            for index, step in enumerate(("commit", "commit until readable")):
                 pairs = [(ours[index], peer[index]) for ours, peer in rounds]
                 note = f"{keys:,} changes; {epochs} epochs a round, their median"
-                title = f"{name}, {what}"
+                title = f"{name}, {step}"
                 yield compared_row(title, "object_store", pairs, unit="ms", better="less", peer_name=PEER, note=note)
 
 
@@ -71,13 +71,13 @@ def _timed(log: str, store: Path, keys: int, epochs: int) -> tuple[float, float]
 
 
 class _Applier:
-    """A server's applier process, notified of each epoch as by a driver."""
+    """A server's applier process, which gets an announcement of each epoch, as from a driver."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def reach(self, epoch: int) -> None:
-        """Notify it, and wait until readers see an epoch."""
+        """Announce an epoch, and wait until readers see it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("look\n")

@@ -78,9 +78,9 @@ def table(rows: Sequence[Row]) -> str:
     lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     for row in rows:
         text = cells(row)
-        kept = {True: " ✓", False: " ✗", None: ""}[row.is_within_budget]
+        mark = {True: " ✓", False: " ✗", None: ""}[row.is_within_budget]
         found = [_named(row), f"{text.ours} {row.unit}", *([text.peer, text.ratio] if has_peer else [])]
-        found += [text.spread, text.budget + kept, *([text.cpu] if has_cpu else [])]
+        found += [text.spread, text.budget + mark, *([text.cpu] if has_cpu else [])]
         lines.append(f"| {' | '.join(found)} |")
     return "\n".join(lines) + "\n\n" + _measured(rows)
 
@@ -104,9 +104,9 @@ def _measured(rows: Sequence[Row]) -> str:
         times = sorted(row.measured_at for row in of_machine)
         when = times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"
         rounds = sorted({row.rounds for row in of_machine})
-        which = "" if len(of_machine) == len(rows) else f"{of_machine[0].name} to {of_machine[-1].name}: "
+        subject = "" if len(of_machine) == len(rows) else f"{of_machine[0].name} to {of_machine[-1].name}: "
         description = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-        lines.append(f"{which}{when}; {description} round{'s' * (description != '1')}; {machine}.\n")
+        lines.append(f"{subject}{when}; {description} round{'s' * (description != '1')}; {machine}.\n")
     return "\n".join(lines)
 
 
@@ -115,8 +115,8 @@ def text_of(page: str, rows: Sequence[Row]) -> str:
 
     def part(found: re.Match[str]) -> str:
         of_part = [row for row in rows if row.part == found[2]]
-        shown = "".join(f"![{title}](plots/{name}.svg)\n\n" for name, title in _plots_of(found[2], of_part))
-        return f"{found[1]}{shown}{table(of_part)}{found[3]}"
+        plots = "".join(f"![{title}](plots/{name}.svg)\n\n" for name, title in _plots_of(found[2], of_part))
+        return f"{found[1]}{plots}{table(of_part)}{found[3]}"
 
     return PART.sub(part, page)
 

@@ -221,7 +221,7 @@ def _start(stack: ExitStack, module: str, *options: str) -> ServerProcess:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise BenchmarkError(f"{module} did not start; the line above tells why")
+        raise BenchmarkError(f"{module} did not start; the line above has the reason")
     return ServerProcess(process, int(json.loads(line)["port"]))
 
 
@@ -324,11 +324,11 @@ def _get(key: bytes) -> bytes:
     return packed
 
 
-def _rate(asked: Sequence[tuple[int, Sequence[bytes]]], options: Options) -> float:
+def _rate(keys_by_port: Sequence[tuple[int, Sequence[bytes]]], options: Options) -> float:
     """Return the requests per second of a client that sends pipelines over all connections at once."""
     with ExitStack() as stack:
         sockets = []
-        for port, keys in asked:
+        for port, keys in keys_by_port:
             made = stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             starts = range(0, len(keys) - DIRECT_DEPTH + 1, DIRECT_DEPTH)
@@ -343,7 +343,7 @@ def _rate(asked: Sequence[tuple[int, Sequence[bytes]]], options: Options) -> flo
                     while (reply := reader.gets()) is False:
                         reader.feed(made.recv(1 << 16))
                     if not isinstance(reply, bytes):
-                        raise BenchmarkError(f"the answer was {reply!r}")
+                        raise BenchmarkError(f"the reply was {reply!r}")
             done += DIRECT_DEPTH * len(sockets)
             turn += 1
         return done / (time.perf_counter() - started_s)

@@ -167,7 +167,7 @@ def round_of(server: ServerUnderTest, case: Case, pipeline: int, requests: int, 
         rate = benchmark(server.tls_port if case.authority else server.port, case, pipeline, requests)
         used_s, counted = server.cpu_s() - cpu_s, server.calls(name) - calls
     if not requests <= counted <= requests + case.clients * pipeline:  # only complete pipelines are sent
-        raise BenchmarkError(f"{server.name} counted {counted} {name} of {requests} sent: the benchmark is void")
+        raise BenchmarkError(f"{server.name} counted {counted} {name} of {requests} sent: the benchmark is invalid")
     server.check_sample(random)
     return Round(rate, used_s / counted * 1e6)
 

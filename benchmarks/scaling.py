@@ -77,11 +77,11 @@ def points(servers: tuple[Sparkis, RedisServer], keys: int, options: Options) ->
 
 def _apply(sizes: list[int], options: Options) -> Iterator[Row]:
     """Yield the time from an applier's poll of the log until readers see the epoch."""
-    told: dict[str, Any] = {}
+    status: dict[str, Any] = {}
 
     def report(event: dict[str, Any]) -> None:
         if event["event"] == "status":
-            told.update(event, at_s=time.perf_counter())
+            status.update(event, at_s=time.perf_counter())
 
     keys = max(1000, int(STORE_KEYS * options.scale))
     random = np.random.default_rng(4)
@@ -100,9 +100,9 @@ def _apply(sizes: list[int], options: Options) -> Iterator[Row]:
                     writer.send_heartbeat()
                     started_s = time.perf_counter()
                     applier.step()
-                    if told.get("applied") != epoch or told["error"]:
-                        raise BenchmarkError(f"epoch {epoch} was not applied: {told}")
-                    found.append((told["at_s"] - started_s) * 1000)
+                    if status.get("applied") != epoch or status["error"]:
+                        raise BenchmarkError(f"epoch {epoch} was not applied: {status}")
+                    found.append((status["at_s"] - started_s) * 1000)
                 note = f"{max(keys, changes):,} keys; {min(found) / changes * 1000:.2f} us a change at best"
                 yield single_row(
                     f"apply {changes:,} changes", "scaling", found, unit="ms",

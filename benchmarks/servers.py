@@ -232,7 +232,7 @@ class ServerUnderTest(ABC):
         """Wait until all written data can be read."""
 
     def pids(self) -> list[int]:
-        """Return the processes that answer clients."""
+        """Return the processes that serve clients."""
         return [self.process.pid]
 
     def cpu_s(self) -> float:
@@ -264,7 +264,7 @@ class ServerUnderTest(ABC):
     def _check(self, found: object, expected: object, name: str) -> None:
         if found != expected:
             raise BenchmarkError(
-                f"{self.name} answered {found!r} for {name}, and not {expected!r}: the benchmark is invalid"
+                f"{self.name} replied {found!r} for {name} instead of {expected!r}: the benchmark is invalid"
             )
 
     def stop(self) -> None:
@@ -280,7 +280,7 @@ class ServerUnderTest(ABC):
 
 
 class ServerProcess(NamedTuple):
-    """A server process: its port, and for ours the port for notifications of epochs."""
+    """A server process: its port, and for ours the port for announcements of epochs."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -304,7 +304,7 @@ def start_sparkis(
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise BenchmarkError("the sparkis server did not start; the line above tells why")
+        raise BenchmarkError("the sparkis server did not start; the line above has the reason")
     ports = json.loads(line)
     return ServerProcess(process, ports["port"], ports["control_port"])
 
@@ -466,7 +466,7 @@ def both(
 ) -> Iterator[tuple[Sparkis, RedisServer]]:
     """Run both servers with the same data; they are stopped and their files removed after the block.
 
-    ours, peers: options. tls: the context for notifying our server of epochs, if its options name a certificate.
+    ours, peers: options. tls: the context for announcing epochs to our server, if its options name a certificate.
     is_pure: ours without the compiled core.
     """
     with temporary_folder() as folder:

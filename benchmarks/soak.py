@@ -1,4 +1,4 @@
-"""`make soak`: half an hour of random epochs while readers compare and are killed, and sizes are watched.
+"""`make soak`: half an hour of random epochs, while readers compare replies and are killed, and sizes are checked.
 
 A server with two workers applies a log that this process writes: puts, deletes, fields, lists, expiries, replaced
 states. Readers compare all replies with a model; epochs must not go backwards for them. Other readers pin old epochs
@@ -85,12 +85,12 @@ class Reader:
     def _listen(self) -> None:
         assert self.process.stdout is not None
         for text in self.process.stdout:
-            told = json.loads(text)
-            self.wrong = told.get("wrong", self.wrong)
-            if told.get("epoch", self.epoch) != self.epoch:
-                self.epoch, self.moved_s = told["epoch"], time.monotonic()
-            self.compared += told.get("compared", 0)
-            self.skipped += told.get("skipped", 0)
+            report = json.loads(text)
+            self.wrong = report.get("wrong", self.wrong)
+            if report.get("epoch", self.epoch) != self.epoch:
+                self.epoch, self.moved_s = report["epoch"], time.monotonic()
+            self.compared += report.get("compared", 0)
+            self.skipped += report.get("skipped", 0)
 
     def check(self, *, is_writing: bool) -> None:
         """Raise SoakError if the reader found a mismatch, ended, or sees no new epochs although there are some."""
@@ -98,7 +98,9 @@ class Reader:
             raise SoakError(f"a {self.role} reader: {self.wrong}")
         if self.process.poll() is not None:
             time.sleep(0.5)  # its last output may be on its way
-            raise SoakError(f"a {self.role} reader ended with {self.process.returncode}: {self.wrong or 'in silence'}")
+            raise SoakError(
+                f"a {self.role} reader ended with {self.process.returncode}: {self.wrong or 'without a message'}"
+            )
         still_s = time.monotonic() - self.moved_s
         if is_writing and self.role != "victim" and still_s > STILL_S_MAX:
             raise SoakError(f"a {self.role} reader has seen nothing newer than epoch {self.epoch} for {still_s:.0f} s")
@@ -188,7 +190,7 @@ class Soak:
         writing.start()
         next_kill_s = started_s + KILLED_EVERY_S
         while (passed_s := time.monotonic() - started_s) < self._seconds:
-            self._look(passed_s)
+            self._inspect(passed_s)
             if time.monotonic() >= next_kill_s:
                 next_kill_s += KILLED_EVERY_S
                 self._kill()
@@ -218,18 +220,18 @@ class Soak:
     def report(self) -> str:
         """Return a summary of a few lines."""
         if not self._samples:
-            return "it ended before anything was looked at"
+            return "the run ended before the first sample"
         samples, last = self._samples, self._samples[-1]
         skipped = sum(each.skipped for each in self._readers)
         done = (
             f"{last.at_s:.0f} s; {self._epoch + 1:,} epochs with {self._rows:,} changes; {self._kills} readers killed"
         )
-        read = f"{self._compared():,} replies compared; {skipped:,} not, as an epoch or an expiry came between"
-        made = f"{len(self._snapshots)} snapshots of the log, {len(self._stores)} files of the store one after another"
+        read = f"{self._compared():,} replies compared; {skipped:,} not: an epoch or an expiry was in between"
+        made = f"{len(self._snapshots)} snapshots of the log, {len(self._stores)} successive files of the store"
         lines = [done, read, made, f"{'MiB':28}{'first':>8}{'highest':>10}{'last':>8}"]
         sizes = {
             "store file": [each.store for each in samples],
-            "of it live": [each.live for each in samples],
+            "live pages": [each.live for each in samples],
             "change log": [each.log for each in samples],
             **{f"{name}, heap": [each.heaps.get(name, 0) for each in samples] for name in last.heaps},
             **{f"{name}, resident": [each.resident.get(name, 0) for each in samples] for name in last.resident},
@@ -270,19 +272,19 @@ class Soak:
         self._kills += 1
         self._victims[index] = self._new_victim()
 
-    # Looking
+    # Samples
 
-    def _look(self, passed_s: float) -> None:
+    def _inspect(self, passed_s: float) -> None:
         self._check()
         path = newest_store(self._folder)
         if path is None:
             raise SoakError(f"there is no store in {self._folder}")
         self._stores.add(path)
         self._snapshots.update(each.parent.name for each in self._log.glob(f"{JOB}/*/snapshots/*/manifest.json"))
-        looked = self._look_into(path)
-        if looked is None:
-            return  # another store has just taken its place
-        live_bytes, dead = looked
+        found = self._read_store(path)
+        if found is None:
+            return  # another store has just replaced it
+        live_bytes, dead = found
         now_s = time.monotonic()
         self._dead = {pid: self._dead.get(pid, now_s) for pid in dead}
         for pid, seen_s in self._dead.items():
@@ -317,7 +319,7 @@ class Soak:
             raise SoakError("there is no applier")
         return found
 
-    def _look_into(self, path: Path) -> tuple[int, list[int]] | None:
+    def _read_store(self, path: Path) -> tuple[int, list[int]] | None:
         """Return a store's used bytes, and the dead readers in its table; None if it was just removed."""
         try:
             with lmdb.open(str(path), readonly=True, max_dbs=len(TABLES), create=False) as env:
@@ -355,15 +357,15 @@ class Soak:
                 timeout_s=FINISH_S_MAX,
                 error=BenchmarkError,
             )
-            there = set(client.scan_iter(count=1000))
-            unknown = there - model.held.keys()
+            keys = set(client.scan_iter(count=1000))
+            unknown = keys - model.values.keys()
             if unknown:
-                raise SoakError(f"{len(unknown)} keys should not be there, {min(unknown)!r} among them")
-            for name, stored in model.held.items():
+                raise SoakError(f"{len(unknown)} keys should not exist, {min(unknown)!r} among them")
+            for name, stored in model.values.items():
                 from_ms = now_ms()
                 found = _read(client, name) or None
                 if stored.is_certain(from_ms - 100, now_ms() + 100) and found != (stored.expected(from_ms) or None):
-                    raise SoakError(f"{name!r} at the last epoch is not what it should be: {str(found)[:300]}")
+                    raise SoakError(f"{name!r} has a wrong value at the last epoch: {str(found)[:300]}")
 
     def _check_flat(self) -> None:
         """Compare the last third of the run with the one before, and the store's file size with its live data."""
@@ -374,13 +376,13 @@ class Soak:
             _check_growth("heap", f"{name}'s heap", [each.heaps.get(name, 0) for each in samples])
 
         def is_bounded() -> bool:
-            self._look(self._samples[-1].at_s)
+            self._inspect(self._samples[-1].at_s)
             return self._samples[-1].store <= 2 * self._samples[-1].live + COMPACT_ABOVE_BYTES
 
         try:
             eventually(
                 is_bounded,
-                awaited="giving free pages back",
+                awaited="the removal of free pages",
                 timeout_s=FINISH_S_MAX,
                 interval_s=SAMPLED_EVERY_S,
                 error=BenchmarkError,
@@ -388,8 +390,8 @@ class Soak:
         except BenchmarkError:
             last = self._samples[-1]
             raise SoakError(
-                f"the store's file has {last.store / MIB:.1f} MiB, of which {last.live / MIB:.1f} MiB live; that is "
-                f"more than twice as much and {COMPACT_ABOVE_BYTES / MIB:.0f} MiB of free pages, which may stay"
+                f"the store's file has {last.store / MIB:.1f} MiB for {last.live / MIB:.1f} MiB of live pages; "
+                f"the limit is twice the live pages and {COMPACT_ABOVE_BYTES / MIB:.0f} MiB"
             ) from None
 
 
@@ -427,9 +429,11 @@ def main() -> int:
     """Run the soak test; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long (default %(default)g)")
-    parser.add_argument("--seed", type=int, default=1, help="another one makes other epochs (default %(default)s)")
-    parser.add_argument("--period-ms", type=int, default=100, help="between two epochs (default %(default)s)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="duration in minutes (default %(default)g)")
+    parser.add_argument("--seed", type=int, default=1, help="the seed of the random epochs (default %(default)s)")
+    parser.add_argument(
+        "--period-ms", type=int, default=100, help="milliseconds between two epochs (default %(default)s)"
+    )
     given = parser.parse_args()
     end_in_order()
 
@@ -452,7 +456,7 @@ def main() -> int:
     if failure:
         print(f"soak: FAILED: {failure}", file=sys.stderr)
         return 1
-    print("soak: all well")
+    print("soak: passed")
     return 0
 
 

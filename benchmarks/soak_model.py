@@ -57,7 +57,7 @@ class Plan:
 
     def epoch(self, number: int) -> Epoch:
         """Return an epoch by its number."""
-        return _Making(self, number).epoch()
+        return _EpochMaker(self, number).epoch()
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def key(state: str, number: int) -> bytes:
     return f"{JOB}:{state}:{number}".encode()
 
 
-class _Making:
+class _EpochMaker:
     """Computes one epoch."""
 
     def __init__(self, plan: Plan, number: int) -> None:
@@ -162,47 +162,47 @@ class Model:
     def __init__(self, plan: Plan | None = None) -> None:
         self._plan = plan
         self.number = -1
-        self.held: dict[bytes, StoredValue] = {}
+        self.values: dict[bytes, StoredValue] = {}
 
     def advance(self, number: int) -> None:
         """Advance to an epoch."""
         assert self._plan is not None
         while self.number < number:
-            self.take(self._plan.epoch(self.number + 1))
+            self.apply_epoch(self._plan.epoch(self.number + 1))
 
-    def take(self, epoch: Epoch) -> None:
+    def apply_epoch(self, epoch: Epoch) -> None:
         """Apply one epoch."""
-        for name in [name for name, held in self.held.items() if held.state in epoch.replaces]:
-            del self.held[name]
+        for name in [name for name, stored in self.values.items() if stored.state in epoch.replaces]:
+            del self.values[name]
         self.apply(epoch.changes)
         self.number = epoch.number
 
     def apply(self, changes: Iterable[Change]) -> None:
         """Apply changes, one by one."""
         for change in changes:
-            held = self.held.get(change.key)
+            stored = self.values.get(change.key)
             if change.op == Op.CLEAR or (change.op == Op.DELETE and change.field is None):
-                self.held.pop(change.key, None)
+                self.values.pop(change.key, None)
             elif change.field is not None:
-                self._apply_to_field(change, held or StoredValue(change.state))
+                self._apply_to_field(change, stored or StoredValue(change.state))
             elif change.op == Op.APPEND:
-                held = held or StoredValue(change.state)
-                held.elements = [*held.elements, change.value or b""][-FEED_LENGTH:]
-                held.expire_at_ms = change.expire_at_ms
-                self.held[change.key] = held
+                stored = stored or StoredValue(change.state)
+                stored.elements = [*stored.elements, change.value or b""][-FEED_LENGTH:]
+                stored.expire_at_ms = change.expire_at_ms
+                self.values[change.key] = stored
             else:
-                self.held[change.key] = _put(change)
+                self.values[change.key] = _put(change)
 
-    def _apply_to_field(self, change: Change, held: StoredValue) -> None:
+    def _apply_to_field(self, change: Change, stored: StoredValue) -> None:
         assert change.field is not None
         if change.op == Op.DELETE:
-            held.fields.pop(change.field, None)
+            stored.fields.pop(change.field, None)
         else:
-            held.fields[change.field] = (change.value or b"", change.expire_at_ms)
-        if held.fields:
-            self.held[change.key] = held
+            stored.fields[change.field] = (change.value or b"", change.expire_at_ms)
+        if stored.fields:
+            self.values[change.key] = stored
         else:
-            self.held.pop(change.key, None)
+            self.values.pop(change.key, None)
 
 
 def _put(change: Change) -> StoredValue:

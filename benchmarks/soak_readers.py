@@ -29,13 +29,13 @@ from state_backend.model.clock import now_ms
 from state_backend.model.errors import StoreError
 
 KEYS_AT_ONCE = 20
-# A client reconnects after so many questions, so that it may reach another worker.
-QUESTIONS_PER_CONNECTION = 200
+# A client reconnects after this number of requests, so that it may reach another worker.
+REQUESTS_PER_CONNECTION = 200
 # A key that expires this close to a read may be in the reply or not.
 EXPIRY_MARGIN_MS = 50
 PAUSE_S = 0.01
 STORE_PAUSE_S = 1.0
-HELD_S_MAX = 2.0
+PINNED_S_MAX = 2.0
 REPORT_EVERY_S = 1.0
 
 
@@ -53,14 +53,14 @@ class ComparisonCounts:
 
     def __init__(self) -> None:
         self._compared = self._skipped = 0
-        self._told_s = 0.0
+        self._reported_s = 0.0
 
     def count(self, epoch: int, *, compared: int = 0, skipped: int = 0) -> None:
         """Add to the counts."""
         self._compared += compared
         self._skipped += skipped
-        if time.monotonic() - self._told_s > REPORT_EVERY_S:
-            self._told_s = time.monotonic()
+        if time.monotonic() - self._reported_s > REPORT_EVERY_S:
+            self._reported_s = time.monotonic()
             print(json.dumps({"epoch": epoch, "compared": self._compared, "skipped": self._skipped}), flush=True)
             self._compared = self._skipped = 0
 
@@ -70,15 +70,17 @@ def read_as_client(port: int, plan: Plan) -> None:
     model, command_stats, random, newest = Model(plan), ComparisonCounts(), Random(os.getpid()), -1
     while is_running():
         with redis.Redis(port=port) as client:
-            for _ in range(QUESTIONS_PER_CONNECTION):
+            for _ in range(REQUESTS_PER_CONNECTION):
                 if not is_running():
                     return
                 names = _names(random)
                 from_ms = now_ms()
-                first, *replies, last = _ask(client, names, has_mget=random.random() < 0.5)
+                first, *replies, last = _request(client, names, has_mget=random.random() < 0.5)
                 to_ms = now_ms()
                 if min(first, last) < newest or last < first:
-                    raise MismatchError(f"a client that had seen epoch {newest} was shown {first}, then {last}")
+                    raise MismatchError(
+                        f"a client that had seen epoch {newest} then read epoch {first}, and epoch {last}"
+                    )
                 newest = last
                 if first != last:
                     command_stats.count(newest, skipped=len(names))
@@ -86,18 +88,18 @@ def read_as_client(port: int, plan: Plan) -> None:
                 model.advance(newest)
                 compared = 0
                 for name, reply in zip(names, replies, strict=True):
-                    compared += _compare(name, reply, model.held.get(name), newest, from_ms, to_ms)
+                    compared += _compare(name, reply, model.values.get(name), newest, from_ms, to_ms)
                 command_stats.count(newest, compared=compared, skipped=len(names) - compared)
                 time.sleep(PAUSE_S)
 
 
 def _names(random: Random) -> list[bytes]:
-    """Choose keys: half of the time of all kinds, else only values, which the fast path of servers answers."""
+    """Choose keys: half of the time of all kinds, otherwise only values, which the compiled core reads."""
     states = random.choices(list(SIZES), k=KEYS_AT_ONCE) if random.random() < 0.5 else ["value"] * KEYS_AT_ONCE
     return [key(state, random.randrange(SIZES[state])) for state in states]
 
 
-def _ask(client: redis.Redis, names: list[bytes], *, has_mget: bool) -> list[Any]:
+def _request(client: redis.Redis, names: list[bytes], *, has_mget: bool) -> list[Any]:
     """Return the replies, with the marker as the first and the last one."""
     pipeline = client.pipeline(transaction=False)
     if has_mget and all(name.startswith(key("value", 0)[:-1]) for name in names):
@@ -128,7 +130,7 @@ def _compare(name: bytes, reply: object, stored: StoredValue | None, epoch: int,
         return False
     expected = None if stored is None else stored.expected(from_ms) or None
     if reply != expected:
-        raise MismatchError(f"{name!r} at epoch {epoch} is {_short(reply)}, and should be {_short(expected)}")
+        raise MismatchError(f"{name!r} at epoch {epoch} is {_short(reply)} instead of {_short(expected)}")
     return True
 
 
@@ -141,24 +143,24 @@ def read_store(folder: Path, plan: Plan) -> None:
     """Compare the complete store at one epoch after another; stay at each epoch for a while, as a slow reader does."""
     model, command_stats, random, newest = Model(plan), ComparisonCounts(), Random(os.getpid()), -1
     for store in _stores(folder):
-        with store.snapshot(now_ms()) as shown:
+        with store.snapshot(now_ms()) as snapshot:
             while is_running() and store.path.exists():
                 from_ms = now_ms()
-                shown.renew(from_ms)
-                epoch = shown.applied.epoch
+                snapshot.renew(from_ms)
+                epoch = snapshot.applied.epoch
                 if epoch < newest:
-                    raise MismatchError(f"a reader of the store that had seen epoch {newest} was shown {epoch}")
+                    raise MismatchError(f"a reader of the store that had seen epoch {newest} then saw epoch {epoch}")
                 newest = epoch
                 model.advance(newest)
                 time.sleep(random.uniform(0, STORE_PAUSE_S))
                 found = Model()
-                found.apply(shown.changes())
+                found.apply(snapshot.changes())
                 to_ms = now_ms()
                 compared = 0
-                for name in found.held.keys() | model.held.keys():
-                    there = found.held.get(name)
-                    reply = None if there is None else there.expected(from_ms)
-                    compared += _compare(name, reply or None, model.held.get(name), newest, from_ms, to_ms)
+                for name in found.values.keys() | model.values.keys():
+                    stored = found.values.get(name)
+                    reply = None if stored is None else stored.expected(from_ms)
+                    compared += _compare(name, reply or None, model.values.get(name), newest, from_ms, to_ms)
                 command_stats.count(newest, compared=compared)
         store.close()
 
@@ -192,10 +194,10 @@ def run_victim(port: int, folder: Path) -> None:
         client.sendall(b"".join(request % (len(name), name) for name in names))
         client.recv(100)
         for store in _stores(folder):
-            with store.snapshot(now_ms()) as shown:
+            with store.snapshot(now_ms()) as snapshot:
                 while is_running() and store.path.exists():
-                    time.sleep(random.uniform(0, HELD_S_MAX))
-                    shown.renew(now_ms())
+                    time.sleep(random.uniform(0, PINNED_S_MAX))
+                    snapshot.renew(now_ms())
             store.close()
 
 

@@ -57,12 +57,12 @@ class SocketTransport(asyncio.Transport):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return a socket's details, as asyncio does."""
-        known: dict[str, Callable[[], Any]] = {
+        details: dict[str, Callable[[], Any]] = {
             "socket": lambda: self._near,
             "peername": self._near.getpeername,
             "sockname": self._near.getsockname,
         }
-        return known[name]() if name in known else default
+        return details[name]() if name in details else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Do nothing, as there is no buffer."""
@@ -134,7 +134,7 @@ class Core:
         return answered
 
 
-SEAMS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
+TIMED_CALLS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     (ANSWER, Core, ("answer",)),
     (RENEW, KeyspaceView, ("renew",)),
     (WRITE, SocketTransport, ("write",)),
@@ -162,14 +162,14 @@ def clocked(spent_ns: Counter[str]) -> Iterator[None]:
 
         return call
 
-    kept = [(owner, name, getattr(owner, name)) for _, owner, names in SEAMS for name in names]
-    steps = {(owner, name): step for step, owner, names in SEAMS for name in names}
-    for owner, name, function in kept:
+    originals = [(owner, name, getattr(owner, name)) for _, owner, names in TIMED_CALLS for name in names]
+    steps = {(owner, name): step for step, owner, names in TIMED_CALLS for name in names}
+    for owner, name, function in originals:
         setattr(owner, name, timed(steps[owner, name], function))
     try:
         yield
     finally:
-        for owner, name, function in kept:
+        for owner, name, function in originals:
             setattr(owner, name, function)
 
 
@@ -226,7 +226,9 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
         steps = {step: median(turn[step] for turn in turns) for step in (ANSWER, RENEW, WRITE)}
         missing = [step for step, spent in steps.items() if not spent]
         if missing:
-            raise BenchmarkError(f"nothing was spent on {', '.join(missing)}: SEAMS are not where they were")
+            raise BenchmarkError(
+                f"nothing was spent on {', '.join(missing)}: TIMED_CALLS has calls that are no longer made"
+            )
         whole = median(turn[WHOLE] for turn in turns)
         in_python = median(turn[IN_PYTHON] for turn in turns)
         rest = max(0.0, whole - sum(steps.values()))
@@ -258,7 +260,7 @@ def _check(connection: Connection, transport: SocketTransport, buffer: bytes, nu
     connection.data_received(buffer)
     values = [value(number, 0).encode() for number in numbers]
     if transport.received() != b"".join(b"$%d\r\n%b\r\n" % (len(each), each) for each in values):
-        raise BenchmarkError("the server's functions gave a wrong reply: the benchmark is void")
+        raise BenchmarkError("the server's functions made a wrong reply: the benchmark is invalid")
 
 
 def _send(connection: Connection, transport: SocketTransport, buffers: list[bytes]) -> int:

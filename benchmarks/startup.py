@@ -87,7 +87,7 @@ def _timed(start: Start, keys: int) -> float:
 
     try:
         eventually(
-            is_right, awaited="the first right answer", timeout_s=TIMEOUT_S, interval_s=0.002, error=BenchmarkError
+            is_right, awaited="the first correct reply", timeout_s=TIMEOUT_S, interval_s=0.002, error=BenchmarkError
         )
         return time.perf_counter() - started_s
     finally:

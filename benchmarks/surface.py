@@ -130,7 +130,7 @@ def _scan_rate(server: ServerUnderTest, keys: int) -> float:
                 break
     took_s = time.perf_counter() - began_s
     if len(seen) != keys:
-        raise BenchmarkError(f"{server.name}: a SCAN told of {len(seen):,} keys of {keys:,}")
+        raise BenchmarkError(f"{server.name}: a SCAN returned {len(seen):,} keys of {keys:,}")
     return keys / took_s
 
 
@@ -139,13 +139,13 @@ def _connections(options: Options) -> Iterator[Row]:
     limit = str(max(CONNECTIONS) + OTHER_FILES)
     with both(
         options.keys, has_maps_and_lists=False, ours=("--maxclients", limit), peers=("--maxclients", limit)
-    ) as it:
+    ) as servers:
         for count in CONNECTIONS:
             if count + OTHER_FILES > most:
-                raise BenchmarkError(f"{count:,} connections need as many open files; `ulimit -n` says {most:,}")
+                raise BenchmarkError(f"{count:,} connections need as many open files; `ulimit -n` is {most:,}")
             case = replace(uniform(options.keys), clients=count, budgets=CONNECTION_BUDGETS)
             name = f"GET uniform, {count:,} connections"
-            yield measured(name, it, case, 1, options, note=f"{options.keys:,} keys, pipeline 1", part="surface")
+            yield measured(name, servers, case, 1, options, note=f"{options.keys:,} keys, pipeline 1", part="surface")
 
 
 def _tls(options: Options) -> Iterator[Row]:
@@ -153,11 +153,11 @@ def _tls(options: Options) -> Iterator[Row]:
         authority = Authority(folder)
         files = ("--tls-cert-file", "--tls-key-file")
         paths = [str(path) for path in authority.issue("server")]
-        shown = [word for pair in zip(files, paths, strict=True) for word in pair]
+        tls_options = [word for pair in zip(files, paths, strict=True) for word in pair]
         ports = free_port(), free_port()
-        ours = (*shown, "--tls-port", str(ports[0]))
+        ours = (*tls_options, "--tls-port", str(ports[0]))
         peers = (
-            *shown,
+            *tls_options,
             "--tls-ca-cert-file",
             str(authority.ca),
             "--tls-auth-clients",
@@ -227,23 +227,23 @@ def _tracking(options: Options) -> Iterator[Row]:
         plain = [_measured_plain(servers, pipeline, options, "before a client tracks") for pipeline in PIPELINES]
         yield from plain
         case = replace(uniform(options.keys), budgets=_shares_of(plain))
-        with _tracks(servers) as told:
+        with _tracks(servers) as push_counts:
             for pipeline in PIPELINES:
                 name = f"GET uniform, beside a client that tracks all keys, pipeline {pipeline}"
                 note = f"{options.keys:,} keys, BCAST"
                 yield measured(name, servers, case, pipeline, options, note=note, part="surface")
-            silent = [name for name, count in told.items() if not count]
+            silent = [name for name, count in push_counts.items() if not count]
             if silent:
-                raise BenchmarkError(f"a tracking client of {', '.join(silent)} was told nothing")
+                raise BenchmarkError(f"a tracking client of {', '.join(silent)} got no invalidation")
 
 
 @contextmanager
 def _tracks(servers: tuple[ServerUnderTest, ServerUnderTest]) -> Iterator[dict[str, int]]:
     """Run a client of each server that tracks all keys within the block; yield the numbers of received pushes."""
-    told = {server.name: 0 for server in servers}
-    clients = [_Tracker(server, told) for server in servers]
+    push_counts = {server.name: 0 for server in servers}
+    clients = [_Tracker(server, push_counts) for server in servers]
     try:
-        yield told
+        yield push_counts
     finally:
         for client in clients:
             client.stop()
@@ -252,9 +252,9 @@ def _tracks(servers: tuple[ServerUnderTest, ServerUnderTest]) -> Iterator[dict[s
 class _Tracker(threading.Thread):
     """A client that tracks every key, and reads all invalidations."""
 
-    def __init__(self, server: ServerUnderTest, told: dict[str, int]) -> None:
+    def __init__(self, server: ServerUnderTest, push_counts: dict[str, int]) -> None:
         super().__init__(daemon=True)
-        self._name, self._told = server.name, told
+        self._name, self._push_counts = server.name, push_counts
         self._socket = socket.create_connection(("127.0.0.1", server.port))
         self._socket.sendall(b"HELLO 3\r\nCLIENT TRACKING ON BCAST\r\n")
         self.start()
@@ -270,7 +270,7 @@ class _Tracker(threading.Thread):
                 return
             replies.feed(data)
             while (reply := replies.gets()) is not False:
-                self._told[self._name] += isinstance(reply, hiredis.PushNotification)
+                self._push_counts[self._name] += isinstance(reply, hiredis.PushNotification)
 
     def stop(self) -> None:
         """Disconnect."""

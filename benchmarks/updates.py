@@ -138,19 +138,19 @@ MAXIMA = Case("running max", FIELDS[:1], VALUE_METHODS, is_aggregation=True)
 def run(options: Options) -> Iterator[Row]:
     """Yield a row for each job and batch size."""
     small, many = (max(FILES, int(rows * options.scale)) for rows in (ROWS, MANY_ROWS))
-    asked = [(VALUES, (small, many)), (MAPS, (small, many) if options.is_full else (small,)), (MAXIMA, (small,))]
+    selected = [(VALUES, (small, many)), (MAPS, (small, many) if options.is_full else (small,)), (MAXIMA, (small,))]
     with local_spark.session() as spark:
-        for case, sizes in asked:
+        for case, sizes in selected:
             with temporary_folder() as folder:
-                race = Race(spark, folder, case)
+                comparison = Comparison(spark, folder, case)
                 try:
                     for rows in sizes:
-                        yield from race.rows(rows, options)
+                        yield from comparison.rows(rows, options)
                 finally:
-                    race.close()
+                    comparison.close()
 
 
-class Race:
+class Comparison:
     """Both jobs of a case, with the servers that they write to."""
 
     def __init__(self, spark: SparkSession, folder: Path, case: Case) -> None:
@@ -250,7 +250,7 @@ class Race:
         last = int(files.keys[-1])
         expected = self._expected(last, files.turn)
         arrived_s = time.time()
-        started_s = self._arrive(files, "ours")
+        started_s = self._add_files(files, "ours")
         # An epoch becomes readable as a whole.
         eventually(
             lambda: self._found(last) == expected or self._fail(self._our_query),
@@ -262,13 +262,13 @@ class Race:
         took_s = time.monotonic() - started_s
         cpu_s = sum(map(processes.cpu_s, pids)) - cpu_s
         self._check(files, self._found, "sparkis")
-        self._leave(files, "ours", self._our_query)
+        self._remove_files(files, "ours", self._our_query)
         return Round(took_s, cpu_s, self._last_commit_s() - arrived_s)
 
     def _round_of_peer(self, files: Files) -> Round:
         cpu_s = processes.cpu_s(self._process.pid)
         self._peer_done_s = 0.0
-        started_s = self._arrive(files, "peer")
+        started_s = self._add_files(files, "peer")
         eventually(
             lambda: self._peer_done_s > 0 or self._fail(self._peer_query),
             awaited="writing",
@@ -279,13 +279,13 @@ class Race:
         took_s = self._peer_done_s - started_s
         cpu_s = processes.cpu_s(self._process.pid) - cpu_s
         self._check(files, self._found_at_peer, "redis-server")
-        self._leave(files, "peer", self._peer_query)
+        self._remove_files(files, "peer", self._peer_query)
         return Round(took_s, cpu_s)
 
     def _round_of_nowhere(self, files: Files) -> float:
         """Publish a batch for the query that writes nothing; return its duration in seconds."""
         self._nowhere_done_s = 0.0
-        started_s = self._arrive(files, "nowhere")
+        started_s = self._add_files(files, "nowhere")
         eventually(
             lambda: self._nowhere_done_s > 0 or self._fail(self._no_query),
             awaited="reading files",
@@ -294,7 +294,7 @@ class Race:
             error=BenchmarkError,
         )
         took_s = self._nowhere_done_s - started_s
-        self._leave(files, "nowhere", self._no_query)
+        self._remove_files(files, "nowhere", self._no_query)
         return took_s
 
     def _write_nowhere(self, batch: DataFrame, batch_id: int) -> None:
@@ -306,7 +306,7 @@ class Race:
         epochs = (self._folder / "log").glob(f"{JOB}/*/epochs/[0-9]*.json")
         return max(path.stat().st_ctime for path in epochs)
 
-    def _arrive(self, files: Files, name: str) -> float:
+    def _add_files(self, files: Files, name: str) -> float:
         """Move a batch's files into a query's folder, all at once; return the time."""
         hidden = self._folder / f".{name}-{files.turn}"
         shutil.copytree(files.folder, hidden, copy_function=os.link)
@@ -314,7 +314,7 @@ class Race:
         hidden.rename(self._folder / name / files.folder.name)
         return started_s
 
-    def _leave(self, files: Files, name: str, query: StreamingQuery) -> None:
+    def _remove_files(self, files: Files, name: str, query: StreamingQuery) -> None:
         """Remove a batch's files, and wait until Spark has finished it, so that it does not disturb the next round.
 
         Waiting queries list their folders all the time, on the same cores; old files would make this slower.
@@ -349,7 +349,7 @@ class Race:
         for key in self._checks.choices(files.keys.tolist(), k=CHECKED_ROWS):
             found, expected = find(key), self._expected(key, files.turn)
             if found != expected:
-                raise BenchmarkError(f"{server} answered {found!r} for key {key}, and not {expected!r}")
+                raise BenchmarkError(f"{server} replied {found!r} for key {key} instead of {expected!r}")
 
     def _expected(self, key: int, turn: int) -> Any:
         values = [str(_value(np.array([key]), turn, i)[0]) for i in range(len(self._case.columns))]
@@ -395,8 +395,8 @@ def _row_writer(method: WriteMethod, port: int) -> Callable[[Iterable[Any]], Non
     count, write = method.rows, method.write
 
     def write_partition(rows: Iterable[Any]) -> None:
-        client, left = redis.Redis(port=port), iter(rows)
-        while some := list(islice(left, count)):
+        client, remaining = redis.Redis(port=port), iter(rows)
+        while some := list(islice(remaining, count)):
             write(client, some)
         client.close()
 

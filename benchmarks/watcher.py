@@ -37,18 +37,18 @@ def main(port: int, folder: Path, key: str, rows: int) -> None:
     )
     path = next(folder.glob("*.[0-9]*/boot")).parent
     store = LmdbStore(path, path.name.rpartition(".")[0], is_reader=True)
-    shown = store.snapshot(now_ms())
-    applied, read, version = -1, -1, shown.version
+    snapshot = store.snapshot(now_ms())
+    applied, read, version = -1, -1, snapshot.version
     with Client("127.0.0.1", port, timeout_s=30) as client:
         while not select.select([0], [], [], 0)[0] or os.read(0, 4096):
-            shown.renew(0)
-            if shown.version != version:
-                version = shown.version
-                applied = _seen("applied", applied, shown.applied.epoch)
+            snapshot.renew(0)
+            if snapshot.version != version:
+                version = snapshot.version
+                applied = _seen("applied", applied, snapshot.applied.epoch)
             found = client.call("GET", key)
             read = _seen("read", read, -1 if found is None else int(found) // rows)
             time.sleep(PAUSE_S)
-    shown.close()
+    snapshot.close()
 
 
 def _seen(step: str, before: int, now: int) -> int:

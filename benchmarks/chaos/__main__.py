@@ -76,7 +76,7 @@ class Chaos:
     def diagnostics(self) -> str:
         """Return details for a failed run: the readers' last errors, and the processes' last output."""
         window = None if self._readers is None else self._readers.begin()
-        met = [] if window is None else [f"{count} x {reason}" for reason, count in window.errors.most_common(9)]
+        errors = [] if window is None else [f"{count} x {reason}" for reason, count in window.errors.most_common(9)]
         reads = 0 if window is None else window.reads
         newest = -1 if self._readers is None else self._readers.newest
         committed = f"epoch {self._fleet.committed()} is committed, {newest} was read"
@@ -84,7 +84,7 @@ class Chaos:
             topology = str(self._fleet.topology())
         except OSError:
             topology = "there is no topology"
-        return "\n".join([self._fleet.last_errors(), f"{reads} reads", *met, committed, topology])
+        return "\n".join([self._fleet.last_errors(), f"{reads} reads", *errors, committed, topology])
 
     def stop(self) -> None:
         """Stop all processes."""
@@ -99,7 +99,7 @@ class Chaos:
         fleet.start_driver()
         eventually(lambda: fleet.committed() >= 0, awaited="the first epoch", timeout_s=START_S_MAX, error=ChaosError)
         fleet.start_standby()
-        fleet.start_server("standing")
+        fleet.start_server("direct")
         relayed = fleet.start_server("relayed", advertise=self._relay.port)
         self._relay.route_to("127.0.0.1", relayed.port)
         eventually(
@@ -134,13 +134,13 @@ class Chaos:
         """Wait until all keys are read at an epoch committed after this call, and all servers are up."""
         readers, fleet = self._readers, self._fleet
         assert readers is not None
-        wanted = fleet.committed() + 1
+        epoch_after = fleet.committed() + 1
 
         def is_well() -> bool:
             self._check_committed()
-            return readers.is_at(wanted) and fleet.online() >= SERVERS
+            return readers.is_at(epoch_after) and fleet.online() >= SERVERS
 
-        eventually(is_well, awaited="coming back", timeout_s=RECOVER_S_MAX, error=ChaosError)
+        eventually(is_well, awaited="recovery", timeout_s=RECOVER_S_MAX, error=ChaosError)
 
     def _check_committed(self) -> None:
         assert self._readers is not None
@@ -179,8 +179,8 @@ def main() -> int:
         prog="python -m benchmarks.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 0], help="one run for each (default: 1 0)")
-    parser.add_argument("--only", metavar="TEXT", help="events whose names have this text")
-    parser.add_argument("--no-write", action="store_true", help="leave docs/reliability.md as it is")
+    parser.add_argument("--only", metavar="TEXT", help="only the events whose names contain this text")
+    parser.add_argument("--no-write", action="store_true", help="do not change docs/reliability.md")
     given = parser.parse_args()
     end_in_order()
     events = [event for event in EVENTS if given.only is None or given.only in event.name]

@@ -37,13 +37,13 @@ def ensure_manual_master(fleet: Fleet) -> None:
         os.kill(fleet.masters(by_hand=False)[0], signal.SIGKILL)
         eventually(
             lambda: fleet.online() < fleet.topology_size(),
-            awaited="noticing that a server has gone",
+            awaited="noticing the loss of a server",
             timeout_s=START_S_MAX,
             error=ChaosError,
         )
         eventually(
             lambda: fleet.online() == fleet.topology_size(),
-            awaited="having it back",
+            awaited="the return of the server",
             timeout_s=START_S_MAX,
             error=ChaosError,
         )
@@ -121,18 +121,18 @@ def _move_all(fleet: Fleet, relay: Relay) -> Callable[[], None]:
     """Move every slot to another owner: the owners leave one after another; those started by hand return later."""
     before = set(fleet.owners())
     fleet.start_server("mover")
-    gone = []
+    names = []
     for name in [name for name in fleet.servers if name != "mover"]:
         ended = fleet.servers[name]
         os.kill(ended.pid, signal.SIGTERM)
         ended.process.wait()
-        gone.append(name)
+        names.append(name)
     eventually(
         lambda: set(fleet.owners()) != before, awaited="moving the slots", timeout_s=START_S_MAX, error=ChaosError
     )
 
     def restart() -> None:
-        for name in gone:
+        for name in names:
             started = fleet.start_server(name, advertise=relay.port if name == "relayed" else None)
             if name == "relayed":
                 relay.route_to("127.0.0.1", started.port)

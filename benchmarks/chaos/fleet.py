@@ -107,10 +107,10 @@ class Fleet:
 
     def restart_proxy(self, number: int) -> None:
         """Restart a proxy on the same port."""
-        gone = self.proxies[number]
-        gone.process.wait()
-        words = ["proxy", "--child", "--log", str(self.log), "--port", str(gone.port)]
-        self.proxies[number] = self._start(gone.name, ["-m", "sparkis", *words])
+        ended = self.proxies[number]
+        ended.process.wait()
+        words = ["proxy", "--child", "--log", str(self.log), "--port", str(ended.port)]
+        self.proxies[number] = self._start(ended.name, ["-m", "sparkis", *words])
 
     def command_driver(self, word: str) -> dict[str, Any]:
         """Make the driver lose or gain an executor."""
@@ -119,8 +119,8 @@ class Fleet:
         assert stdin is not None and stdout is not None
         stdin.write(f"{word}\n")
         stdin.flush()
-        told: dict[str, Any] = json.loads(stdout.readline())
-        return told
+        response: dict[str, Any] = json.loads(stdout.readline())
+        return response
 
     def stop(self) -> None:
         """Stop all processes."""

@@ -2,8 +2,8 @@
 
     python -m benchmarks.chaos.job --log ROOT --checkpoint FOLDER --replicas 1
 
-Prints a line of JSON when it has started, then one for each line that it is told: `lose` ends an executor in order,
-`gain` asks for another one. It ends with its standard input.
+It prints a line of JSON when it has started, and one for each command on its standard input: `lose` ends an executor,
+`gain` requests another one. It ends with its standard input.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def main() -> int:
     endpoint = sparkis.serve(spark, log=given.log, replicas=given.replicas)
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).option("numPartitions", 2).load()
     number = sf.col("value")
-    group, which = (
+    group, member = (
         (number % GROUPS).cast("string"),
         sf.when((number / GROUPS).cast("long") % 2 == 0, "a").otherwise("b"),
     )
     keyed = rows.select(
-        sf.concat(sf.lit("{"), group, sf.lit("}"), which).alias("key"),
+        sf.concat(sf.lit("{"), group, sf.lit("}"), member).alias("key"),
         (number / ROWS).cast("long").alias("epoch"),
     )
     writer = sparkis.queryable(keyed, STATE, key="key", value="epoch", mode="append")
@@ -62,11 +62,11 @@ def main() -> int:
     print(json.dumps({"event": "started", "url": endpoint.url, "pid": os.getpid()}), flush=True)
     context = spark.sparkContext._jsc.sc()
     for line in sys.stdin:
-        # By its count Spark has none after the first that was lost: it counts those asked for, less those killed.
+        # Spark counts the requested executors less the killed ones, so after a loss the full number is requested again.
         executors = sorted(context.getExecutorIds().mkString(",").split(","))
         done = context.killExecutor(executors[0]) if line.strip() == "lose" else context.requestExecutors(EXECUTORS)
         print(json.dumps({"event": line.strip(), "done": bool(done), "executors": executors}), flush=True)
-    os._exit(0)  # as a driver that is ended, and without waiting for Spark: what it started ends by itself
+    os._exit(0)  # ends like a killed driver, without waiting for Spark; all processes that it started end by themselves
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ STATE = "epoch"
 GROUPS = 256
 
 
-def key(group: int, which: str) -> bytes:
+def key(group: int, member: str) -> bytes:
     """Return one of the two keys, `a` and `b`, of a group."""
-    return f"{JOB}:{STATE}:{{{group}}}{which}".encode()
+    return f"{JOB}:{STATE}:{{{group}}}{member}".encode()
 
 
 @dataclass

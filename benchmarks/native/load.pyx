@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The inner loop of the load generator: one epoll, many connections, replies counted and nothing made of them.
+"""The inner loop of the load generator: one epoll and many connections; replies are counted, not decoded.
 
-A connection sends a whole pipeline at once, waits for all of its replies, and sends the next one. All connections send
-from one buffer, in which only the random numbers change; what a socket does not take is copied, and sent when it can be.
+A connection sends a full pipeline at once, waits for all of its replies, and sends the next one. All connections send
+from one buffer, in which only the random numbers change. Bytes that a socket does not accept are copied and sent later.
 """
 
 from libc.errno cimport EAGAIN, EINTR, errno
@@ -42,11 +42,11 @@ cdef enum:
     DIGITS = 12  # as redis-benchmark fills in `__rand_int__`
     EVENTS_MAX = 256
     INPUT_BYTES = 1 << 18
-    LINE_BYTES_MAX = 256  # of a reply's line that came in parts, and of what is told of an error
+    LINE_BYTES_MAX = 256  # of a reply's line that came in parts, and of an error's text
     NUMBER_DIGITS_MAX = 15
-    SILENCE_MS_MAX = 60000  # no reply at all for so long: a server in trouble (guess)
+    SILENCE_MS_MAX = 60000  # a server without any reply for so long has failed (guess)
 
-# Why the loop ended.
+# The reasons for the end of the loop.
 cdef enum End:
     DONE
     ERROR_REPLY
@@ -57,27 +57,27 @@ cdef enum End:
     SYSTEM_ERROR
     NO_MEMORY
 
-SAID = {
-    <int>ERROR_REPLY: "the server answered with an error",
-    <int>NO_REPLY_OF_RESP2: "what the server sent is no reply of RESP2",
-    <int>TOO_MANY_REPLIES: "the server sent more replies than it was sent requests, the first of them",
+REASONS = {
+    <int>ERROR_REPLY: "the server replied with an error",
+    <int>NO_REPLY_OF_RESP2: "the server sent bytes that are no reply of RESP2",
+    <int>TOO_MANY_REPLIES: "the server sent more replies than there were requests; the first of them",
     <int>CLOSED: "the server closed a connection",
     <int>SILENCE: f"no reply came for {SILENCE_MS_MAX // 1000} s",
 }
 
 
 class LoadError(Exception):
-    """The load ended before all replies had come; the text says why."""
+    """The load ended before all replies had come; the text has the reason."""
 
 
 cdef struct Connection:
     int descriptor
-    # Values that have yet to come: one for each reply; the header of an array puts its elements in its own place.
+    # The number of pending values: one for each reply; the header of an array replaces one by the number of elements.
     int64_t values
-    int64_t text_left  # bytes of a bulk string that have yet to come, with its CRLF
+    int64_t text_remaining  # the pending bytes of a bulk string, with its CRLF
     char* unsent
     size_t unsent_size, unsent_at
-    int line_size  # of what has come of a line
+    int line_size  # the received bytes of an unfinished line
     char line[LINE_BYTES_MAX]
 
 
@@ -88,18 +88,18 @@ for _pair in range(100):
 
 
 cdef class _Load:
-    """One load; its memory goes with it."""
+    """One load, which owns its memory."""
 
     cdef Connection* connections
-    cdef int count, epoll, saved_errno, said_size
+    cdef int count, epoll, saved_errno, error_size
     cdef char* input
-    cdef char* batch  # a whole pipeline
+    cdef char* batch  # a full pipeline
     cdef size_t batch_size
     cdef size_t* numbers_at
     cdef int number_count
     cdef int64_t pipeline, requests, sent, replied
     cdef uint64_t key_range, state
-    cdef char[LINE_BYTES_MAX] said
+    cdef char[LINE_BYTES_MAX] error_text
 
     def __cinit__(self, descriptors, bytes request, numbers_at, int64_t pipeline, int64_t requests, key_range, seed):
         cdef size_t each, at
@@ -120,7 +120,7 @@ cdef class _Load:
             memcpy(self.batch + each * size, text, size)
             for at in numbers_at:
                 if at + DIGITS > size:
-                    raise ValueError("a number stands beyond the request's end")
+                    raise ValueError("a number is beyond the request's end")
                 self.numbers_at[self.number_count] = each * size + at
                 memset(self.batch + each * size + at, 48, DIGITS)
                 self.number_count += 1
@@ -150,7 +150,7 @@ cdef class _Load:
         return epoll_ctl(self.epoll, operation, self.connections[number].descriptor, &event)
 
     cdef End run(self) noexcept nogil:
-        """Send and count until all replies have come."""
+        """Send requests and count replies until all replies are received."""
         cdef epoll_event events[EVENTS_MAX]
         cdef int number, found
         cdef End end
@@ -169,12 +169,12 @@ cdef class _Load:
                 number = events[each].data.u32
                 if events[each].events & <uint32_t>EPOLLOUT and (end := self.send_rest(number)):
                     return end
-                if events[each].events & ~<uint32_t>EPOLLOUT and (end := self.hear(number)):
+                if events[each].events & ~<uint32_t>EPOLLOUT and (end := self.receive(number)):
                     return end
         return DONE
 
     cdef End begin(self, int number) noexcept nogil:
-        """Send a pipeline, with other numbers than the last one, if there are requests left."""
+        """Send a pipeline with new random numbers, if there are requests left to send."""
         cdef Connection* connection = &self.connections[number]
         cdef ssize_t size
         cdef int64_t each
@@ -201,9 +201,10 @@ cdef class _Load:
 
     cdef End send_rest(self, int number) noexcept nogil:
         cdef Connection* connection = &self.connections[number]
-        cdef size_t left = connection.unsent_size - connection.unsent_at
+        cdef size_t size_left = connection.unsent_size - connection.unsent_at
         cdef ssize_t size
-        size = send(connection.descriptor, connection.unsent + connection.unsent_at, left, MSG_NOSIGNAL | MSG_DONTWAIT)
+        cdef char* rest = connection.unsent + connection.unsent_at
+        size = send(connection.descriptor, rest, size_left, MSG_NOSIGNAL | MSG_DONTWAIT)
         if size < 0:
             return DONE if errno == EAGAIN or errno == EINTR else self.system_error()
         connection.unsent_at += size
@@ -212,7 +213,7 @@ cdef class _Load:
         return DONE
 
     cdef void put_number(self, char* to) noexcept nogil:
-        """Write a random number of the range over the last one's digits; those before them are zeros already."""
+        """Write a random number of the range over the digits of the last one; the digits before them stay zeros."""
         cdef uint64_t state = self.state, number
         cdef int at
         state ^= state >> 12
@@ -225,8 +226,8 @@ cdef class _Load:
             memcpy(to + at, PAIRS + 2 * (number % 100), 2)
             number //= 100
 
-    cdef End hear(self, int number) noexcept nogil:
-        """Read what has come, and send the next pipeline behind the last reply of this one."""
+    cdef End receive(self, int number) noexcept nogil:
+        """Read the received bytes; after the last reply of a pipeline, send the next pipeline."""
         cdef Connection* connection = &self.connections[number]
         cdef ssize_t size = recv(connection.descriptor, self.input, INPUT_BYTES, MSG_DONTWAIT)
         cdef End end
@@ -236,25 +237,25 @@ cdef class _Load:
             return DONE if errno == EAGAIN or errno == EINTR else self.system_error()
         if end := self.count_replies(connection, self.input, self.input + size):
             return end
-        if connection.values or connection.text_left:
+        if connection.values or connection.text_remaining:
             return DONE
         self.replied += self.pipeline
         return self.begin(number)
 
     cdef End count_replies(self, Connection* connection, const char* at, const char* stop) noexcept nogil:
-        """Take values off those that have yet to come, as far as they are whole."""
+        """Count complete values, and subtract them from the pending ones."""
         cdef const char* line
         cdef const char* start
         cdef int64_t number
         cdef int size
         while at < stop:
-            if connection.text_left:
-                number = min(connection.text_left, <int64_t>(stop - at))
-                connection.text_left -= number
+            if connection.text_remaining:
+                number = min(connection.text_remaining, <int64_t>(stop - at))
+                connection.text_remaining -= number
                 at += number
                 continue
             if connection.values == 0:
-                return self.refuse(TOO_MANY_REPLIES, at, stop - at)
+                return self.fail(TOO_MANY_REPLIES, at, stop - at)
             start = at
             while at < stop and at[0] != 10:
                 at += 1
@@ -263,7 +264,7 @@ cdef class _Load:
                 if connection.line_size + size > LINE_BYTES_MAX:
                     if connection.line_size:
                         start, size = connection.line, connection.line_size
-                    return self.refuse(ERROR_REPLY if start[0] == 45 else NO_REPLY_OF_RESP2, start, size)
+                    return self.fail(ERROR_REPLY if start[0] == 45 else NO_REPLY_OF_RESP2, start, size)
                 memcpy(connection.line + connection.line_size, start, size)
                 connection.line_size += size
                 if at == stop:
@@ -273,29 +274,29 @@ cdef class _Load:
                 line = start
             at += 1
             if size < 2 or line[size - 1] != 13:
-                return self.refuse(NO_REPLY_OF_RESP2, line, size)
+                return self.fail(NO_REPLY_OF_RESP2, line, size)
             size -= 1
             if line[0] == 36 or line[0] == 42:  # $ *
                 number = length_of(line + 1, size - 1)
                 if number < -1:
-                    return self.refuse(NO_REPLY_OF_RESP2, line, size)
+                    return self.fail(NO_REPLY_OF_RESP2, line, size)
                 connection.values -= 1
                 if number < 0:
                     continue
                 if line[0] == 36:
-                    connection.text_left = number + 2
+                    connection.text_remaining = number + 2
                 else:
                     connection.values += number
             elif line[0] == 43 or line[0] == 58:  # + :
                 connection.values -= 1
             else:
-                return self.refuse(ERROR_REPLY if line[0] == 45 else NO_REPLY_OF_RESP2, line, size)
+                return self.fail(ERROR_REPLY if line[0] == 45 else NO_REPLY_OF_RESP2, line, size)
         return DONE
 
-    cdef End refuse(self, End end, const char* text, int64_t size) noexcept nogil:
-        """Keep what came, for the error."""
-        self.said_size = <int>min(size, <int64_t>LINE_BYTES_MAX)
-        memmove(self.said, text, self.said_size)
+    cdef End fail(self, End end, const char* text, int64_t size) noexcept nogil:
+        """Store the received text for the error, and return the reason."""
+        self.error_size = <int>min(size, <int64_t>LINE_BYTES_MAX)
+        memmove(self.error_text, text, self.error_size)
         return end
 
     cdef End system_error(self) noexcept nogil:
@@ -303,18 +304,18 @@ cdef class _Load:
         return SYSTEM_ERROR
 
     def check(self, int end):
-        """Raise what the end of the load means."""
+        """Raise the error for the reason of the load's end, if it is one."""
         if end == SYSTEM_ERROR:
             raise LoadError(f"a connection failed: {os.strerror(self.saved_errno)}")
         if end == NO_MEMORY:
             raise MemoryError
         if end != DONE:
-            said = f": {self.said[:self.said_size]!r}" if self.said_size else ""
-            raise LoadError(f"{SAID[end]}{said}, after {self.replied} of {self.requests} requests")
+            error_text = f": {self.error_text[:self.error_size]!r}" if self.error_size else ""
+            raise LoadError(f"{REASONS[end]}{error_text}, after {self.replied} of {self.requests} requests")
 
 
 cdef inline int64_t length_of(const char* at, int size) noexcept nogil:
-    """Read a length: -1 if there is nothing, -2 if it is no number."""
+    """Parse a length; -1: a nil; -2: not a number."""
     cdef int64_t number = 0
     cdef int each
     if size == 2 and at[0] == 45 and at[1] == 49:
@@ -329,11 +330,11 @@ cdef inline int64_t length_of(const char* at, int size) noexcept nogil:
 
 
 def send_all(descriptors, bytes request, numbers_at, pipeline, requests, key_range, seed):
-    """Send requests over connected sockets until so many are answered; return how many were, and the seconds it took.
+    """Send requests over connected sockets; return the number of replies, and the seconds.
 
-    Each pipeline is sent whole, so that up to pipeline - 1 requests more are sent. At each of `numbers_at` stand 12 bytes
-    of the request that become a random number below key_range (up to 2 ** 32), each of its own. The sockets carry
-    nothing else. Raises LoadError.
+    Only complete pipelines are sent, so up to pipeline - 1 requests more than `requests`. At each offset in
+    `numbers_at`, 12 bytes of the request become a separate random number below key_range (up to 2 ** 32). The sockets
+    carry nothing else. Raises LoadError.
     """
     if not descriptors or pipeline < 1 or requests < 1 or not 1 <= key_range <= 1 << 32:
         raise ValueError("no connections, no requests, or a range of keys beyond 2 ** 32")

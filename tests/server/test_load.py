@@ -89,7 +89,7 @@ def test_every_number_of_a_request_is_its_own(running: Running) -> None:
 
 
 def test_a_load_ends_at_the_first_error_reply(running: Running) -> None:
-    with pytest.raises(load.NotMeasuredError, match=r"answered with an error: b'-WRONGTYPE .* of 100 requests"):
+    with pytest.raises(load.NotMeasuredError, match=r"replied with an error: b'-WRONGTYPE .* of 100 requests"):
         load.rate(running.server.port, ("HGETALL", VALUE), clients=5, pipeline=10, requests=100, key_range=KEYS)
 
 
@@ -142,8 +142,8 @@ def test_replies_are_counted_in_chunks_of_any_size(size: int) -> None:
 @pytest.mark.parametrize(
     ("replies", "error"),
     [
-        (b"+OK\r\n-ERR no\r\n", "answered with an error: b'-ERR no'"),
-        (b"*2\r\n+OK\r\n-ERR no\r\n", "answered with an error: b'-ERR no'"),
+        (b"+OK\r\n-ERR no\r\n", "replied with an error: b'-ERR no'"),
+        (b"*2\r\n+OK\r\n-ERR no\r\n", "replied with an error: b'-ERR no'"),
         (b"HTTP/1.1 400 Bad Request\r\n", "no reply of RESP2: b'HTTP"),
         (b"%1\r\n", "no reply of RESP2"),
         (b"$x\r\n", "no reply of RESP2"),
@@ -165,11 +165,11 @@ def test_a_wrong_reply_ends_a_load(replies: bytes, error: str, size: int) -> Non
 def test_replies_beyond_those_asked_for_end_a_load() -> None:
     with pair(socket.SOCK_STREAM) as (ours, peer):
         peer.send(b"+OK\r\n:1\r\n:2\r\n")
-        with pytest.raises(native.LoadError, match="more replies than it was sent requests, the first of them: b':2"):
+        with pytest.raises(native.LoadError, match="more replies than there were requests; the first of them: b':2"):
             native.send_all([ours.fileno()], b"PING\r\n", [], 2, 4, 1, 1)
 
 
-@pytest.mark.parametrize(("first", "error"), [(b"+", "no reply of RESP2"), (b"-", "answered with an error")])
+@pytest.mark.parametrize(("first", "error"), [(b"+", "no reply of RESP2"), (b"-", "replied with an error")])
 def test_a_line_without_an_end_ends_a_load(first: bytes, error: str) -> None:
     with pair(socket.SOCK_STREAM) as (ours, peer):
         peer.send(first + b"x" * 300)

@@ -27,8 +27,8 @@ def test_the_model_holds_what_a_store_holds_after_every_epoch(monkeypatch: pytes
         model.advance(number)
         found = Model()
         found.apply(store.snapshot(clock_ms).changes())
-        shown = {key: stored.expected(clock_ms) for key, stored in found.held.items()}
-        expected = {key: stored.expected(clock_ms) for key, stored in model.held.items()}
+        shown = {key: stored.expected(clock_ms) for key, stored in found.values.items()}
+        expected = {key: stored.expected(clock_ms) for key, stored in model.values.items()}
         assert {key: value for key, value in shown.items() if value} == {
             key: value for key, value in expected.items() if value
         }
