@@ -14,8 +14,8 @@ CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class Memory:
     """The memory of a process. resident = anonymous + mapped; proportional: shared pages are divided among processes.
 
-    anonymous belongs to no file: the heap. The system's "private" memory is something else: it includes mapped pages of
-    files that no other process has read.
+    anonymous memory is the heap; it belongs to no file. It is not the system's "private" memory, which includes mapped
+    pages of files that no other process has read.
     """
 
     resident_bytes: int

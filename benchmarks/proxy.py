@@ -72,8 +72,8 @@ bench:
    - 127.0.0.1:{second}:1
 """
 MGET_KEYS = 100
-# The share of requests that may be sent twice, as one server reached an epoch during a pipeline and another did not.
-AGAIN_SHARE = 0.02
+# The largest share of requests that the proxy repeats, because one server was behind another during a pipeline.
+REPEATED_SHARE = 0.02
 DIRECT_DEPTH = 100
 DIRECT_SECONDS = 1.5
 
@@ -204,7 +204,7 @@ class RedisProxied(Proxied):
                 client.call("MSET", *words)
 
     def settle(self) -> None:
-        """Nothing to wait for: what is answered is there."""
+        """Do nothing, as written data can be read at once."""
 
     def stop(self) -> None:
         """Let the changes end; the processes end with the block that started them."""
@@ -270,7 +270,7 @@ def _measured(case: Case, pipeline: int, servers: tuple[Proxied, Proxied], optio
                 rate = benchmark(server.port, case, pipeline, requests)
                 used_s, counted = server.cpu_s() - cpu_s, server.calls(command) - calls
             # Only complete pipelines are sent. A split request counts for each part.
-            most = requests * (1 + AGAIN_SHARE) + CLIENTS * pipeline
+            most = requests * (1 + REPEATED_SHARE) + CLIENTS * pipeline
             if command == "get" and not requests <= counted <= most:
                 raise BenchmarkError(f"{server.name}'s servers counted {counted} {command} of {requests} sent")
             server.check_sample(random)

@@ -1,6 +1,6 @@
 """The command `sparkis` and the list of its subcommands.
 
-Only the modules of the subcommand that is run are imported: `sparkis status` does not load a server's.
+It imports only the modules of the chosen subcommand: `sparkis status` does not load those of a server.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ DESCRIPTION = "Read the live keyed state of Spark streaming jobs with any Redis 
 def main(arguments: list[str] | None = None) -> int:
     """Run a `sparkis` command line; return its exit code."""
     given = sys.argv[1:] if arguments is None else arguments
-    asked = next((word for word in given if not word.startswith("-")), None)
+    chosen = next((word for word in given if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(prog="sparkis", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"sparkis {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for each in COMMANDS:
         command = commands.add_parser(each.name, help=each.help)
-        if each.name == asked:
+        if each.name == chosen:
             subcommand = each.load()
             command.description, command.epilog = subcommand.description, subcommand.examples
             if subcommand.examples:
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Subcommand(NamedTuple):
-    """What runs a subcommand, and its help."""
+    """The code and the help texts of a subcommand."""
 
     description: str
     add_options: Callable[[argparse.ArgumentParser], None]

@@ -8,7 +8,7 @@ import threading
 
 
 class EndSignal:
-    """Records whether SIGINT or SIGTERM has arrived. The main thread creates it and calls `take`."""
+    """Records whether SIGINT or SIGTERM has arrived. The main thread creates it and calls `install`."""
 
     def __init__(self) -> None:
         self._received = threading.Event()

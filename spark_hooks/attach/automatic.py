@@ -44,7 +44,7 @@ POLL_INTERVAL_S = 0.5
 # A failed attachment is retried after pauses that double from the first to the longest (guess).
 PAUSE_S = 1.0
 PAUSE_S_MAX = 60.0
-# The longest wait at a query's end for its last batch in the log, and at its next start for that end (guess).
+# The longest wait after a query's end until its last batch is in the log; the query's next run waits as long (guess).
 LAST_BATCH_TIMEOUT_S = 60.0
 
 _listening_sessions: set[str] = set()
