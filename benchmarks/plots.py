@@ -114,13 +114,12 @@ def curves(title: str, lines: Sequence[Curve], x_title: str, y_title: str) -> st
         out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" class="s{i % 3}"/>' for x, y in placed]
         out += [f'<circle cx="{at:.1f}" cy="40" r="5" class="s{i % 3}"/>', _text(at + 10, 44, each.name)]
         at += 36 + LETTER_WIDTH * len(each.name)
-    description = "; ".join(
-        f"{each.name} {', '.join(f'{number(y)} at {number(x)}' for x, y in each.points)}" for each in lines
-    )
+    description = "; ".join(f"{each.name} {_description(each.points)}" for each in lines)
     return _svg(CURVE_HEIGHT, out, f"{title}: {description}")
 
 
 def _description(points: Sequence[tuple[float, float]]) -> str:
+    """Return the points of a curve as text."""
     return ", ".join(f"{number(y)} at {number(x)}" for x, y in points)
 
 

@@ -93,9 +93,10 @@ class Proxied(ServerUnderTest):
             found += sum(int(line.partition("calls=")[2].partition(",")[0]) for line in counts)
         return found
 
-    def pids(self) -> list[int]:
-        """Return the proxy's process."""
-        return [self.process.pid]
+    def stop(self) -> None:
+        """Stop the changes; the processes end with the block that started them."""
+        self._ends.set()
+        self._is_changing.set()
 
 
 class SparkisProxied(Proxied):
@@ -156,11 +157,6 @@ class SparkisProxied(Proxied):
             error=BenchmarkError,
         )
 
-    def stop(self) -> None:
-        """Let the changes end; the processes end with the block that started them."""
-        self._ends.set()
-        self._is_changing.set()
-
 
 class RedisProxied(Proxied):
     """Two redis-servers, and twemproxy."""
@@ -205,11 +201,6 @@ class RedisProxied(Proxied):
 
     def settle(self) -> None:
         """Do nothing, as written data can be read at once."""
-
-    def stop(self) -> None:
-        """Let the changes end; the processes end with the block that started them."""
-        self._ends.set()
-        self._is_changing.set()
 
 
 def _start(stack: ExitStack, module: str, *options: str) -> ServerProcess:
