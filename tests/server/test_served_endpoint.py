@@ -66,7 +66,7 @@ def test_a_server_that_cannot_be_started_again_is_named_once_and_comes_back(
     eventually(lambda: tries(tmp_path) >= 5)
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1
-    assert "did not start at port 7; the line above tells why (is the port in use?)" in errors[0]
+    assert "did not start at port 7; the line above has the reason (is the port in use?)" in errors[0]
     (tmp_path / "taken").unlink()
     eventually(lambda: endpoint.pid != first)
 
