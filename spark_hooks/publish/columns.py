@@ -275,28 +275,28 @@ def _number(df: DataFrame, name: str) -> tuple[Column, str]:
     return _column(name).cast("bigint"), "integer"
 
 
-def folded(role: str, slot: str, kind: T.DataType) -> tuple[list[Column], Column]:
-    """Return the aggregates by which Spark reduces a slot, and the column of their result (see `_text_of`).
+def folded(role: str, name: str, kind: T.DataType) -> tuple[list[Column], Column]:
+    """Return the aggregates by which Spark reduces a shared column, and the column of their result (see `_text_of`).
 
     A sum of bigints may overflow a bigint, so their upper and lower halves are added up separately.
     """
-    column = F.col(slot)
+    column = F.col(name)
     if role != "s":
-        extreme = (F.min if role == "l" else F.max)(column).alias(slot)
-        return [extreme], _text_of(F.col(slot), kind)[0].alias(slot)
+        extreme = (F.min if role == "l" else F.max)(column).alias(name)
+        return [extreme], _text_of(F.col(name), kind)[0].alias(name)
     if not isinstance(kind, T.LongType):
-        return [F.sum(column).alias(slot)], (
-            F.col(slot).cast("string") if isinstance(kind, T.DecimalType) else F.col(slot)
-        ).alias(slot)
-    high, low = F.col(f"{slot}_high"), F.col(f"{slot}_low")
+        return [F.sum(column).alias(name)], (
+            F.col(name).cast("string") if isinstance(kind, T.DecimalType) else F.col(name)
+        ).alias(name)
+    high, low = F.col(f"{name}_high"), F.col(f"{name}_low")
     parts = [
-        F.sum(F.shiftright(column, 32)).alias(f"{slot}_high"),
-        F.sum(column.bitwiseAND(F.lit(0xFFFF_FFFF))).alias(f"{slot}_low"),
+        F.sum(F.shiftright(column, 32)).alias(f"{name}_high"),
+        F.sum(column.bitwiseAND(F.lit(0xFFFF_FFFF))).alias(f"{name}_low"),
     ]
     fits = F.abs(high) < F.lit(1 << 30)
     short = (F.shiftleft(high, 32) + low).cast("string")
     long = high.cast("decimal(28,0)") * F.lit(1 << 32).cast("decimal(10,0)") + low.cast("decimal(20,0)")
-    return parts, F.when(fits, short).otherwise(long.cast("string")).alias(slot)
+    return parts, F.when(fits, short).otherwise(long.cast("string")).alias(name)
 
 
 def _count_summand(*counted: Column) -> tuple[Column, str]:

@@ -1,7 +1,7 @@
 """The layout of rows between Spark and its Python workers: the rows of all states of a query, in one shuffle.
 
-Each state has its own columns with their own types. A row of the layout has a slot for each column; states share slots
-of the same type. A row of the query becomes one row of the layout for each state that it belongs to:
+Each state has its own columns with their own types. The layout has shared columns: states share columns of the same
+type. A row of the query becomes one row of the layout for each state that it belongs to:
 
     g             the state's number and a hash of the key. Rows are partitioned by it and sorted by it first: Spark
                   compares one long much faster than texts, and compares other columns only for equal longs
@@ -63,22 +63,22 @@ class Layout:
         is_folded = all(each.can_be_folded(df) for each in of_states)
         columns = [each.selected(df, is_folded) for each in of_states]
         types = iter(df.select(*(column for each in columns for _, column in each)).schema.fields)
-        slots = _Slots()
-        slots_of_states = [slots.assign((role, next(types).dataType) for role, _ in each) for each in columns]
+        shared = _SharedColumns()
+        names_of_states = [shared.assign((role, next(types).dataType) for role, _ in each) for each in columns]
         rows = [
-            {slot: column for slot, (_, column) in zip(names, each, strict=True)}
-            for names, each in zip(slots_of_states, columns, strict=True)
+            {shared_name: column for shared_name, (_, column) in zip(names, each, strict=True)}
+            for names, each in zip(names_of_states, columns, strict=True)
         ]
         is_ordered = any(map(_is_ordered, states)) and not is_folded
-        groups = slots.names("k", "f") if is_folded else []
+        groups = shared.names("k", "f") if is_folded else []
         folds = [
             folded(role, f"{role}{index}", type_)
             for role in FOLDED_ROLES
-            for index, type_ in enumerate(slots.types[role])
+            for index, type_ in enumerate(shared.types[role])
         ]
-        data = ["g", *slots.names("k", "f", "v", "d", "e", "r")]
+        data = ["g", *shared.names("k", "f", "v", "d", "e", "r")]
         row_hash = F.xxhash64(*map(F.col, data)).alias("h")
-        names = slots.names("k", "f")
+        names = shared.names("k", "f")
         can_skip_shuffle = len(states) == 1 and bool(names) and states[0].reduce is None and not states[0].order_by
         has_unique_keys = can_skip_shuffle and states[0].duplicates == "error"
         key_hash = (F.xxhash64(*map(F.col, names)).alias("u"),) if has_unique_keys else ()
@@ -87,10 +87,10 @@ class Layout:
             states=tuple(states),
             row_plans=tuple(
                 each.plan(df, _renamed(names), is_folded)
-                for each, names in zip(of_states, slots_of_states, strict=True)
+                for each, names in zip(of_states, names_of_states, strict=True)
             ),
-            selected=(_expanded(states, rows, slots),) if _is_expanded(states) else _row(0, rows[0]),
-            order=tuple(map(F.col, ["g", *slots.names("k", "f", "o")])) if is_ordered else (F.col("g"),),
+            selected=(_expanded(states, rows, shared),) if _is_expanded(states) else _row(0, rows[0]),
+            order=tuple(map(F.col, ["g", *shared.names("k", "f", "o")])) if is_ordered else (F.col("g"),),
             output=(*map(F.col, data), *(outcome for _, outcome in folds), F.col("h"))
             if is_folded
             else (*map(F.col, data), row_hash),
@@ -100,7 +100,7 @@ class Layout:
             aggregates=(
                 *(part for parts, _ in folds for part in parts),
                 # The lower half of each hash: a sum of full hashes overflows a bigint.
-                F.sum(F.xxhash64(*map(F.col, slots.names(*ROLES))).bitwiseAND(F.lit(0xFFFF_FFFF))).alias("h"),
+                F.sum(F.xxhash64(*map(F.col, shared.names(*ROLES))).bitwiseAND(F.lit(0xFFFF_FFFF))).alias("h"),
             ),
         )
 
@@ -162,15 +162,15 @@ def _is_ordered(state: StateDescriptor) -> bool:
 
 
 @dataclass
-class _Slots:
-    """The types of the slots of each role."""
+class _SharedColumns:
+    """The types of the shared columns of each role."""
 
     types: dict[str, list[T.DataType]] = field(default_factory=lambda: {role: [] for role in ROLES})
 
     def assign(self, columns: Iterable[tuple[str, T.DataType]]) -> list[str]:
-        """Return a slot for each column of a state; a new slot where no other state has one of the type.
+        """Return a shared column for each column of a state; a new one where no other state has one of the type.
 
-        Columns of a role keep their order, because rows are sorted by the order of slots.
+        Columns of a role keep their order, because rows are sorted in the order of shared columns.
         """
         next_index = dict.fromkeys(ROLES, 0)
         names = []
@@ -184,7 +184,7 @@ class _Slots:
         return names
 
     def names(self, *roles: str) -> list[str]:
-        """Return the slots of some roles, in the order of a row."""
+        """Return the names of the shared columns of some roles, in the order of a row."""
         return [f"{role}{index}" for role in roles for index in range(len(self.types[role]))]
 
     def empty(self) -> dict[str, Column]:
@@ -194,39 +194,41 @@ class _Slots:
         }
 
 
-def _renamed(slots: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return (name in `RowPlan`, slot) of each column that a worker reads."""
+def _renamed(shared: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return (name in `RowPlan`, name of the shared column) of each column that a worker reads."""
     counts = dict.fromkeys(ROLES, 0)
     renamed = []
-    for slot in slots:
-        role = slot[0]
+    for shared_name in shared:
+        role = shared_name[0]
         if role != "o":
-            renamed.append((f"{role}{counts[role]}" if role in "kv" else "v0" if role in FOLDED_ROLES else role, slot))
+            renamed.append(
+                (f"{role}{counts[role]}" if role in "kv" else "v0" if role in FOLDED_ROLES else role, shared_name)
+            )
         counts[role] += 1
     return (*renamed, ("h", "h"))
 
 
 def _row(number: int, row: dict[str, Column]) -> tuple[Column, ...]:
     """Return the columns of a state's row."""
-    parts = [column for slot, column in row.items() if slot[0] == "k"]
+    parts = [column for shared_name, column in row.items() if shared_name[0] == "k"]
     key_hash = F.xxhash64(*parts) if parts else F.lit(0).cast("long")
     group = F.shiftrightunsigned(key_hash, STATE_BITS).bitwiseOR(F.lit(number << (64 - STATE_BITS)).cast("long"))
-    return (group.alias("g"), *(column.alias(slot) for slot, column in row.items()))
+    return (group.alias("g"), *(column.alias(shared_name) for shared_name, column in row.items()))
 
 
 def _is_expanded(states: Sequence[StateDescriptor]) -> bool:
     """Tell whether rows go through the generator: with several states, or with a condition.
 
     A single state with a condition could use a filter instead. But where Spark's optimizer finds that the condition is
-    never true, it skips the whole batch, and a stateful query loses its checkpoint (seen). It does not inspect
+    never true, it skips the whole batch, and a stateful query loses its checkpoint (observed). It does not inspect
     the generator.
     """
     return len(states) > 1 or states[0].where is not None
 
 
-def _expanded(states: Sequence[StateDescriptor], rows: Sequence[dict[str, Column]], slots: _Slots) -> Column:
+def _expanded(states: Sequence[StateDescriptor], rows: Sequence[dict[str, Column]], shared: _SharedColumns) -> Column:
     """Return the generator of one row of the layout per state; all null where a row does not belong to the state."""
-    empty = slots.empty()
+    empty = shared.empty()
     generated = []
     for number, (state, row) in enumerate(zip(states, rows, strict=True)):
         full_row = F.struct(*_row(number, empty | row))

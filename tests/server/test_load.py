@@ -94,7 +94,7 @@ def test_a_load_ends_at_the_first_error_reply(running: Running) -> None:
 
 
 def test_a_user_whose_password_is_wrong_is_told(running: Running) -> None:
-    with pytest.raises(load.NotMeasuredError, match="first request of a connection with b'-WRONGPASS"):
+    with pytest.raises(load.NotMeasuredError, match="first request of a connection is b'-WRONGPASS"):
         load.rate(
             running.server.port, ("GET", VALUE), clients=5, pipeline=1, requests=100, key_range=KEYS, user=("a", "b")
         )
