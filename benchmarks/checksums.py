@@ -16,9 +16,8 @@ from typing import Any
 from benchmarks.options import Options
 from benchmarks.results import Row, compared_row, single_row
 from benchmarks.servers import temporary_folder
-from state_backend.lmdb import plain_values, value_reader
+from state_backend.lmdb import layout, plain_values, record_reader
 from state_backend.lmdb.plain_values import PlainValues
-from state_backend.lmdb.snapshot import LmdbSnapshot
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
@@ -62,34 +61,34 @@ def _apply(store: LmdbStore, numbers: range, head: bytes) -> float:
 
 
 def _without(function: Callable[..., Any], module: Any) -> Callable[..., Any]:
-    """Return a copy of a method without checksums."""
+    """Return a copy of a function without checksums; RuntimeError if it has none."""
     source = textwrap.dedent(inspect.getsource(function))
     unchecked, count = CHECK_IN_READER.subn("", source)
     unchecked, more = CHECK_IN_WRITER.subn("bytes(CHECK_BYTES)", unchecked)
     if not count + more:
         raise RuntimeError(f"{function.__qualname__} has no checksum that could be removed")
-    made: dict[str, Any] = {}
-    exec(unchecked, vars(module), made)
-    found: Callable[..., Any] = made[function.__name__]
+    namespace: dict[str, Any] = {}
+    exec(unchecked, vars(module), namespace)
+    found: Callable[..., Any] = namespace[function.__name__]
     return found
 
 
 def _reads(options: Options, store: LmdbStore, keys: int) -> Iterator[Row]:
     keys_to_read = [_key(number * 7919 % keys) for number in range(int(LOOK_UPS * max(options.scale, 0.05)))]
-    original = LmdbSnapshot.text
-    unchecked = _without(original, value_reader)
+    original = layout.find
+    unchecked = _without(original, layout)
     pairs = []
     for number in range(options.rounds):
         options.report(f"checksums: look-ups, round {number + 1} of {options.rounds}")
         pair = []
         for function in (original, unchecked):
-            LmdbSnapshot.text = function  # type: ignore[method-assign]
+            record_reader.find = function
             with store.snapshot(1) as snapshot:
                 started_s = time.process_time()
                 for key in keys_to_read:
                     snapshot.text(key)
                 pair.append((time.process_time() - started_s) / len(keys_to_read) * 1e6)
-        LmdbSnapshot.text = original  # type: ignore[method-assign]
+        record_reader.find = original
         pairs.append((pair[0], pair[1]))
     yield compared_row(
         "look up a value",
