@@ -83,7 +83,7 @@ def test_the_processor_itself_does_all_the_work():
         (queryable_processor(Plain(), states={"a": "x"}), {"b": "y"}, "declared its states already"),
         (Plain(), {}, "maps names of states to variables"),
         (Plain(), ["x"], "maps names of states to variables"),
-        (Plain(), {"a:b": "x"}, "state name 'a:b' may not hold"),
+        (Plain(), {"a:b": "x"}, "state name 'a:b' may not contain"),
         (Plain(), {"a": 1}, "state 'a': give the name of a variable of the processor"),
         (Plain(), {"a": ""}, "state 'a': give the name of a variable of the processor"),
         (Plain(), {"a": AttachedState(key="k")}, "state 'a': give the name of a variable of the processor"),
