@@ -72,7 +72,7 @@ def executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Execut
     made.close()
 
 
-def keeper_of(server: int) -> int:
+def supervisor_of(server: int) -> int:
     return int(Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[1])
 
 
@@ -110,14 +110,14 @@ def test_a_server_has_the_secrets_by_its_environment_and_not_those_of_spark(
     assert '"SPARKIS_PASSWORD": "the password"' in environment
     assert "spark's own" not in environment
     assert "PYTHONHASHSEED" not in environment
-    line = Path(f"/proc/{keeper_of(executor.servers[0])}/cmdline").read_text()
+    line = Path(f"/proc/{supervisor_of(executor.servers[0])}/cmdline").read_text()
     assert "the token" not in line and "the password" not in line
 
 
-def test_the_next_task_starts_another_keeper_where_one_was_killed(executor: Executor):
+def test_the_next_task_starts_another_supervisor_where_one_was_killed(executor: Executor):
     ensure_state_server(PLAN)
     eventually(lambda: bool(executor.servers))
-    os.kill(keeper_of(executor.servers[0]), signal.SIGKILL)
+    os.kill(supervisor_of(executor.servers[0]), signal.SIGKILL)
     eventually(lambda: start_of(executor.servers[0]) is None)
     assert ensure_state_server(PLAN) is None
     eventually(lambda: len(executor.servers) == 2)
@@ -130,7 +130,7 @@ def test_a_server_that_was_told_to_end_is_not_started_again(executor: Executor):
     assert executor.servers == []
 
 
-def test_a_keeper_that_cannot_be_started_is_told_once_and_not_tried_with_every_task(
+def test_a_supervisor_that_cannot_be_started_is_told_once_and_not_tried_with_every_task(
     executor: Executor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     with monkeypatch.context() as missing:
@@ -151,7 +151,7 @@ def test_a_limit_of_the_workers_memory_is_named(executor: Executor, monkeypatch:
     assert told is not None and "limited to 2048 MiB" in told and "spark.executor.pyspark.memory" in told
 
 
-def test_what_a_keeper_failed_with_is_told_to_one_task(executor: Executor):
+def test_what_a_supervisor_failed_with_is_told_to_one_task(executor: Executor):
     ensure_state_server(PLAN)
     eventually(lambda: bool(executor.servers))
     (executor.shared / "failed").write_text("no port is free")

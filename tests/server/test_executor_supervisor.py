@@ -1,4 +1,4 @@
-"""A keeper runs one server as long as an executor lives: real processes, whose insides alone are stand-ins."""
+"""A supervisor runs one server as long as an executor lives: real processes, whose insides alone are stand-ins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net import children
-from resp_server.programs import executor_supervisor as keeper
+from resp_server.programs import executor_supervisor as supervisor
 from resp_server.programs.executor_supervisor import ENDED, FAILED, STORE, WatchedProcess, start_of
 from resp_server.registry import report
 
@@ -58,12 +58,12 @@ class Scene:
         self.executor = subprocess.Popen(["sleep", "600"])
         self.stderr = tmp_path / "stderr"
 
-    def keep(self, *, before: str = "", stderr: Any = None) -> int:
-        """Start a keeper as a task does; return its exit code, which is there when the keeper is."""
+    def start(self, *, before: str = "", stderr: Any = None) -> int:
+        """Start a supervisor as a task does; return its exit code, which is there when the supervisor is."""
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        module = "from resp_server.programs import executor_supervisor as keeper"
-        program = f"import os, sys\n{module}\n{before}\nsys.exit(keeper.main())"
+        module = "from resp_server.programs import executor_supervisor as supervisor"
+        program = f"import os, sys\n{module}\n{before}\nsys.exit(supervisor.main())"
         command = [sys.executable, "-c", program, "--lock", str(lock), "--folder", str(self.folder)]
         command += ["--watch", f"{self.executor.pid}:{start_of(self.executor.pid)}"]
         command += ["--", sys.executable, "-c", SERVER, str(self.server)]
@@ -98,8 +98,8 @@ class Scene:
         return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     @property
-    def keeper(self) -> int:
-        """The process id of the keeper, which is the server's parent."""
+    def supervisor(self) -> int:
+        """The process id of the supervisor, which is the server's parent."""
         return int(Path(f"/proc/{self.servers[-1]}/stat").read_text().rpartition(")")[2].split()[1])
 
     def say(self, word: str) -> None:
@@ -123,7 +123,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def test_a_server_is_started_and_the_lock_is_taken_as_long_as_it_runs(scene: Scene):
-    assert scene.keep() == 0
+    assert scene.start() == 0
     assert scene.is_kept
     eventually(lambda: "state server started @ 127.0.0.1:7401" in scene.stderr.read_text())
     (server,) = scene.servers
@@ -131,12 +131,12 @@ def test_a_server_is_started_and_the_lock_is_taken_as_long_as_it_runs(scene: Sce
 
 
 def test_with_the_executor_the_server_ends_and_may_hand_over_before(scene: Scene):
-    scene.keep()
+    scene.start()
     eventually(lambda: bool(scene.servers))
-    keeper = scene.keeper
+    supervisor = scene.supervisor
     scene.executor.kill()
     scene.executor.wait()
-    eventually(lambda: start_of(keeper) is None)
+    eventually(lambda: start_of(supervisor) is None)
     assert scene.has_said("drained")
     assert start_of(scene.servers[0]) is None
     assert not scene.folder.exists()
@@ -144,25 +144,25 @@ def test_with_the_executor_the_server_ends_and_may_hand_over_before(scene: Scene
 
 def test_a_server_that_does_not_end_in_time_is_killed(scene: Scene):
     scene.say("stubborn")
-    scene.keep(before="keeper.DRAIN_S_MAX = 2.0")
+    scene.start(before="supervisor.DRAIN_S_MAX = 2.0")
     eventually(lambda: bool(scene.servers))
-    keeper = scene.keeper
+    supervisor = scene.supervisor
     scene.executor.kill()
     scene.executor.wait()
-    eventually(lambda: start_of(keeper) is None)
+    eventually(lambda: start_of(supervisor) is None)
     assert scene.has_said("drained")
     assert start_of(scene.servers[0]) is None
 
 
 def test_without_pidfd_the_end_of_the_executor_is_seen_as_well(scene: Scene):
-    scene.keep(before="del os.pidfd_open")
+    scene.start(before="del os.pidfd_open")
     eventually(lambda: bool(scene.servers))
-    keeper = scene.keeper
+    supervisor = scene.supervisor
     os.kill(scene.servers[0], signal.SIGKILL)
     eventually(lambda: len(scene.servers) == 2)
     scene.executor.kill()
     scene.executor.wait()
-    eventually(lambda: start_of(keeper) is None)
+    eventually(lambda: start_of(supervisor) is None)
     assert start_of(scene.servers[1]) is None
 
 
@@ -188,7 +188,7 @@ def test_an_executor_that_is_gone_before_it_can_be_watched_gets_no_lasting_serve
 
 
 def test_a_server_that_dies_is_started_again(scene: Scene):
-    scene.keep()
+    scene.start()
     for number in (1, 2):
         eventually(lambda number=number: len(scene.servers) == number)
         os.kill(scene.servers[-1], signal.SIGKILL)
@@ -198,42 +198,42 @@ def test_a_server_that_dies_is_started_again(scene: Scene):
 
 
 def test_a_server_that_ends_by_itself_is_not_started_again_by_anybody(scene: Scene):
-    scene.keep()
+    scene.start()
     eventually(lambda: bool(scene.servers))
-    keeper = scene.keeper
+    supervisor = scene.supervisor
     scene.say("leave")
-    eventually(lambda: start_of(keeper) is None)
+    eventually(lambda: start_of(supervisor) is None)
     assert (scene.folder / ENDED).exists()
     assert not (scene.folder / STORE).exists()
     assert not scene.is_kept
 
 
-def test_a_keeper_that_is_killed_takes_its_server_with_it(scene: Scene):
-    scene.keep()
+def test_a_supervisor_that_is_killed_takes_its_server_with_it(scene: Scene):
+    scene.start()
     eventually(lambda: bool(scene.servers))
-    os.kill(scene.keeper, signal.SIGKILL)
+    os.kill(scene.supervisor, signal.SIGKILL)
     eventually(lambda: start_of(scene.servers[0]) is None)
     assert not scene.is_kept
     assert not scene.has_said("drained")
 
 
-def test_a_keeper_that_is_told_to_end_ends_its_server_first(scene: Scene):
-    scene.keep()
+def test_a_supervisor_that_is_told_to_end_ends_its_server_first(scene: Scene):
+    scene.start()
     eventually(lambda: bool(scene.servers))
-    keeper = scene.keeper
-    os.kill(keeper, signal.SIGTERM)
-    eventually(lambda: start_of(keeper) is None)
+    supervisor = scene.supervisor
+    os.kill(supervisor, signal.SIGTERM)
+    eventually(lambda: start_of(supervisor) is None)
     assert start_of(scene.servers[0]) is None
     assert scene.folder.exists()  # the executor lives, and its next task may want a server
 
 
-def test_a_keeper_waits_for_longer_than_a_server_hands_over():
-    assert keeper.DRAIN_S_MAX > report.DRAIN_S_MAX
+def test_a_supervisor_waits_for_longer_than_a_server_hands_over():
+    assert supervisor.DRAIN_S_MAX > report.DRAIN_S_MAX
 
 
 def test_why_a_server_cannot_be_started_is_noted_for_the_next_task(scene: Scene):
     scene.say("broken")
-    scene.keep(before="keeper.PAUSE_S = keeper.PAUSE_S_MAX = 0.01")
+    scene.start(before="supervisor.PAUSE_S = supervisor.PAUSE_S_MAX = 0.01")
     eventually((scene.folder / FAILED).exists)
     eventually(lambda: (scene.folder / FAILED).read_text() == "the state server ended with code 1: the port is taken")
     (scene.server / "broken").unlink()
@@ -242,7 +242,7 @@ def test_why_a_server_cannot_be_started_is_noted_for_the_next_task(scene: Scene)
 
 
 def test_what_a_server_writes_goes_on_to_the_executors_log_but_not_all_of_a_flood(scene: Scene):
-    scene.keep()
+    scene.start()
     eventually(lambda: bool(scene.servers))
     scene.say("flood")
     eventually(lambda: scene.has_said("flooded"))
@@ -259,7 +259,7 @@ def test_a_log_that_nobody_reads_holds_nobody_up(scene: Scene):
             os.write(writes, b"x" * 4096)
     except BlockingIOError:
         os.set_blocking(writes, True)
-    scene.keep(stderr=writes)
+    scene.start(stderr=writes)
     eventually(lambda: bool(scene.servers))
     scene.say("flood")
     eventually(lambda: scene.has_said("flooded"))

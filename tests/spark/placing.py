@@ -174,9 +174,9 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def executor_of(keeper: int) -> int:
+def executor_of(supervisor: int) -> int:
     """Return the JVM that a supervisor watches."""
-    words = Path(f"/proc/{keeper}/cmdline").read_bytes().split(b"\0")
+    words = Path(f"/proc/{supervisor}/cmdline").read_bytes().split(b"\0")
     return int(words[words.index(b"--watch") + 1].partition(b":")[0])
 
 

@@ -148,11 +148,11 @@ def test_no_secret_stands_on_a_command_line(placed: Placed):
 def test_an_executor_that_is_killed_is_replaced_with_its_server_and_no_answer_is_wrong(placed: Placed):
     placed.wait_for_servers(2)
     server = placing.server_pids(placed.endpoint)[0]
-    keeper = placing.parent_of(server)
+    supervisor = placing.parent_of(server)
     allowed = {f"job:sum:k{i}": {placed.sum(i)} for i in range(0, placing.KEYS, 40)}
     with placing.watched(placed.endpoint.url, allowed) as watchers:
-        os.kill(placing.executor_of(keeper), signal.SIGKILL)
-        eventually(lambda: is_running(server) or is_running(keeper), lambda running: not running)
+        os.kill(placing.executor_of(supervisor), signal.SIGKILL)
+        eventually(lambda: is_running(server) or is_running(supervisor), lambda running: not running)
         eventually(lambda: placing.answers(placed.endpoint.url), lambda answers: answers == placed.expected)
         before = [each.answers for each in watchers]
         eventually(lambda: [each.answers for each in watchers], lambda now: all(map(int.__gt__, now, before)))
