@@ -258,7 +258,7 @@ def run(options: argparse.Namespace) -> int:
         )
         return 1
     if options.speed < 0:
-        print("sparkis demo: --speed is a number of days per second, 0 for no pace", file=sys.stderr)
+        print("sparkis demo: --speed is a number of days per second, 0 for all at once", file=sys.stderr)
         return 1
     try:
         ended = EndSignal()
