@@ -17,7 +17,7 @@ from state_backend.log.epochs import Epoch, EpochRef, to_stream
 from state_backend.log.filesystems import Filesystem, LocalFilesystem
 from state_backend.log.filesystems.arrow import ArrowFilesystem
 from state_backend.log.log_writer import LogWriter
-from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.descriptor import Reduce, StateDescriptor
 from state_backend.model.errors import (
     DescriptorError,
     EpochHoleError,
@@ -98,6 +98,46 @@ def test_a_small_epoch_is_one_file_and_a_large_one_has_a_change_file(tmp_path: P
     stored = tmp_path / "job" / "q1.1" / "changes" / file.name
     assert stored.stat().st_size == file.size
     assert len(contents(tmp_path)[1]) == 1000
+
+
+def test_a_change_file_is_named_after_its_epoch(tmp_path: Path) -> None:
+    file, _ = writer_of(tmp_path).change_files(7).write(runs_of([put(b"a", b"x" * 100_000)], ["temp"]))
+    assert file is not None
+    assert file.name.startswith("7-")
+
+
+@pytest.mark.parametrize(
+    ("state", "lowest"),
+    [
+        (TEMP, 1),
+        (StateDescriptor("temp", key="k", value="v", reduce=Reduce.LAST, order_by="t"), 1),
+        (StateDescriptor("temp", key="k", value="v", reduce=Reduce.MAX, columns={"v": "bigint"}), 2),
+        (StateDescriptor("temp", key="k", member="m"), 3),
+    ],
+)
+def test_an_epoch_has_the_lowest_format_that_has_all_of_its_changes(
+    tmp_path: Path, state: StateDescriptor, lowest: int
+) -> None:
+    writer_of(tmp_path, (state,)).publish([])
+    assert [epoch.format for epoch in chain(tmp_path)] == [lowest]
+
+
+def test_each_epoch_has_the_bytes_of_all_changes_so_far(tmp_path: Path) -> None:
+    writer = writer_of(tmp_path)
+    writer.publish([put(b"a")])
+    writer.publish([put(b"a", b"x" * 100_000)])
+    first, second = chain(tmp_path)
+    assert first.log_bytes == first.change_bytes > 0
+    assert second.log_bytes == first.change_bytes + second.change_bytes
+
+
+def test_the_clock_of_a_job_never_goes_back(tmp_path: Path) -> None:
+    far_ms = 1 << 50
+    writer = writer_of(tmp_path)
+    writer.publish([], clock_ms=far_ms)
+    assert writer.clock_ms() == far_ms
+    writer.publish([], clock_ms=1)
+    assert [epoch.clock_ms for epoch in chain(tmp_path)] == [far_ms, far_ms]
 
 
 def test_a_task_without_rows_writes_nothing(tmp_path: Path) -> None:
@@ -257,6 +297,24 @@ def test_a_sign_of_life_moves_and_ends(tmp_path: Path) -> None:
     assert log.heartbeat() == {}
 
 
+def test_a_heartbeat_that_is_not_due_is_not_written(tmp_path: Path) -> None:
+    class Costly(LocalFilesystem):
+        heartbeat_interval_s = 3600.0
+
+    writer = writer_of(Costly(tmp_path))
+    assert [writer.send_heartbeat(), writer.send_heartbeat()] == [True, True]
+    assert writer.log.heartbeat()["count"] == 1
+    writer.close()
+    assert (writer.log.heartbeat()["count"], writer.log.heartbeat()["is_running"]) == (2, False)
+
+
+def test_a_job_with_epochs_of_its_query_goes_on_whatever_other_jobs_have(tmp_path: Path) -> None:
+    first = writer_of(tmp_path)
+    first.publish([])
+    LogWriter(tmp_path, "other", [TEMP], "q1", siblings=[first.current.writer]).publish([])
+    assert writer_of(tmp_path).publish([]) == 1
+
+
 # Replays, rewinds, holes --------------------------------------------------------------------------------------------
 
 
@@ -268,6 +326,25 @@ def test_a_replay_of_the_last_epoch_is_left_out(tmp_path: Path, caplog: pytest.L
     assert len(chain(tmp_path)) == 1
     assert caplog.records == []
     assert again.publish([put(b"c")], epoch=1) == 1
+
+
+def test_a_commit_without_rows_is_the_same_epoch_as_no_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer_of(tmp_path).commit(0, clock_ms=1)
+    assert writer_of(tmp_path).publish([], epoch=0) == 0
+    assert caplog.records == []
+
+
+def test_a_log_that_began_late_is_warned_of_at_its_first_epoch_and_by_each_writer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = writer_of(tmp_path)
+    for number in (5, 6):
+        writer.publish([], epoch=number)
+    assert [record.getMessage().count("begins at epoch 5 of its query") for record in caplog.records] == [1]
+    writer_of(tmp_path)
+    assert [record.getMessage().count("begins at epoch 5 of its query") for record in caplog.records] == [1, 1]
 
 
 def test_a_replay_that_differs_is_warned_of_and_the_first_stands(
@@ -284,7 +361,7 @@ def test_a_rewound_checkpoint_is_refused_with_what_to_do(tmp_path: Path) -> None
     writer = writer_of(tmp_path)
     for _ in range(3):
         writer.publish([])
-    with pytest.raises(RewoundCheckpointError, match="on_rewind='truncate'"):
+    with pytest.raises(RewoundCheckpointError, match=r"ends at epoch 2: .*on_rewind='truncate'"):
         writer.publish([], epoch=1)
     assert writer.publish([]) == 3
 

@@ -261,6 +261,38 @@ def test_a_file_of_aws_profiles_is_read_where_nothing_else_says_who_asks(
     assert credentials.options("s3://b") == {}
 
 
+@pytest.mark.parametrize("where", ["home", "variable"])
+def test_a_file_of_credentials_is_used_unless_other_credentials_are_set(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / ".aws" / "credentials" if where == "home" else tmp_path / "file"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("[default]\naws_access_key_id = id\naws_secret_access_key = secret\n")
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if where == "variable":
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    assert list(credentials.options("s3://b")) == ["credential_provider"]
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "token")
+    assert credentials.options("s3://b") == {}
+
+
+ENDPOINTS = ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"]
+
+
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_plain_http_is_allowed_only_where_an_endpoint_asks_for_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in ENDPOINTS:
+        monkeypatch.delenv(each, raising=False)
+    assert credentials.client_options() == {}
+    monkeypatch.setenv(name, "https://127.0.0.1:9000")
+    assert credentials.client_options() == {}
+    monkeypatch.setenv(name, "http://127.0.0.1:9000")
+    assert credentials.client_options() == {"allow_http": True}
+
+
 def no_link(*_: object, **__: object) -> None:
     raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))  # as vfat answers
 

@@ -166,11 +166,42 @@ def test_a_generation_that_is_just_being_begun_is_not_swept(tmp_path: Path) -> N
 def test_files_of_killed_tasks_are_swept_once_a_later_epoch_is_committed(tmp_path: Path) -> None:
     publish(tmp_path, range(3))
     folder = tmp_path / "job" / "q.1"
-    for path in (*(f"changes/{number}-0123.arrow" for number in range(5)), "epochs/1.json", "epochs/3.json"):
+    for path in (*(f"changes/{number}-0123.arrow" for number in range(5)), "epochs/0.json", "epochs/3.json"):
         _temporary_of(folder / path).write_bytes(b"half of it")
     compact_log(str(tmp_path), "job", retention_ms=FAR_MS)
     left_behind = sorted(each.name[1:].partition("-")[0][:6] for each in folder.glob("*/.*"))
     assert left_behind == ["2", "3", "3.json", "4"], "of the last epoch, which may be replayed, and of later ones"
+
+
+def test_a_sweep_returns_the_number_of_files_and_folders_that_it_removed(tmp_path: Path) -> None:
+    publish(tmp_path, range(2), "old")
+    publish(tmp_path, range(5))
+    log, current = job_of(tmp_path)
+    with read_snapshot(tmp_path, "job") as shown:
+        snapshots.write(log, current, shown)
+    assert sweep(log, current, FAR_MS, retention_ms=0) == 4 + 4 + 1, "change files, epochs, and the generation before"
+    assert sweep(log, current, FAR_MS, retention_ms=0) == 0
+
+
+def test_a_sweep_goes_on_where_another_one_stopped_after_it_raised_the_floor(tmp_path: Path) -> None:
+    publish(tmp_path, range(3))
+    LocalFilesystem(tmp_path).create("job/q.1/floor/2", b"")
+    log, current = job_of(tmp_path)
+    sweep(log, current, 0, retention_ms=0)
+    folder = tmp_path / "job" / "q.1"
+    assert [file.name for file in (folder / "epochs").iterdir()] == ["2.json"]
+    assert [file.name.partition("-")[0] for file in (folder / "changes").iterdir()] == ["2"]
+
+
+def test_the_two_newest_snapshots_remain(tmp_path: Path) -> None:
+    writer = publish(tmp_path, range(0))
+    for number in range(4):
+        writer.publish([put(number)], clock_ms=1_000 + number)
+        log, current = job_of(tmp_path)
+        with read_snapshot(tmp_path, "job") as shown:
+            snapshots.write(log, current, shown)
+        sweep(log, current, FAR_MS, retention_ms=0)
+    assert sorted(folder.name for folder in (tmp_path / "job" / "q.1" / "snapshots").iterdir()) == ["2", "3"]
 
 
 def test_signs_of_life_of_older_terms_are_removed(tmp_path: Path) -> None:

@@ -80,15 +80,26 @@ def nobody_waits(clock: Clock) -> Iterator[None]:
         {"query_id": None, "sends_heartbeats": False, "checkpoint": ""},
     ],
 )
-def test_another_query_does_not_take_a_living_writers_job(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_another_query_does_not_take_a_living_writers_job(
+    tmp_path: Path, other: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(takeover, "now_ms", lambda: 1_700_000_000_000)
     log = Beating(tmp_path)
     living = log.writer = writer_of(log)
     living.publish([put(b"1")])
     with pytest.raises(JobInUseError) as refused:
         writer_of(log, **({"query_id": "q"} | other))
     message = str(refused.value)
-    for part in ("'job'", "query q ", socket.gethostname(), f"pid {os.getpid()}", "since 20", "/c", "takeover=True"):
+    for part in (
+        "'job'",
+        "query q ",
+        socket.gethostname(),
+        f"pid {os.getpid()}",
+        "since 2023-11-14T22:13:20+00:00",
+        "/c",
+    ):
         assert part in message
+    assert "takeover=True" in message
     assert living.publish([put(b"2")]) == 1
 
 
@@ -117,6 +128,12 @@ def test_a_job_whose_query_ended_is_free_at_once(tmp_path: Path) -> None:
     writer = writer_of(Beating(tmp_path))
     writer.send_heartbeat()
     writer.close()
+    writer_of(tmp_path, "other").publish([put(b"2")])
+
+
+@pytest.mark.usefixtures("nobody_waits")
+def test_a_job_whose_state_is_final_is_free_at_once(tmp_path: Path) -> None:
+    writer_of(Beating(tmp_path)).mark_final()
     writer_of(tmp_path, "other").publish([put(b"2")])
 
 
@@ -199,6 +216,27 @@ def test_a_term_that_was_made_void_ends_its_writer_before_anything_counts(tmp_pa
         LogWriter(Late(tmp_path), "job", [STATE], "other")
     with read_snapshot(tmp_path, "job") as shown:
         assert shown.value(b"k") == b"newer"
+
+
+def test_a_new_reader_reads_no_terms_but_the_newest(tmp_path: Path) -> None:
+    looked: list[str] = []
+
+    class Watched(LocalFilesystem):
+        def read(self, path: str) -> bytes | None:
+            looked.append(path)
+            return super().read(path)
+
+        def names(self, path: str) -> list[str]:
+            looked.append(path)
+            return super().names(path)
+
+    for _ in range(3):
+        writer_of(tmp_path)
+    assert ChangeLog(Watched(tmp_path)).job("job").current() is not None
+    assert looked == ["job/terms/1.json", "job/terms", "job/terms/3.json", "job/terms/4.json"]
+    looked.clear()
+    assert ChangeLog(Watched(tmp_path)).job("other").current() is None
+    assert set(looked) == {"other/terms/1.json"}
 
 
 def test_a_reader_finds_the_next_term_with_one_look_at_one_file(tmp_path: Path) -> None:
