@@ -25,6 +25,7 @@ from benchmarks.options import Options
 from benchmarks.results import Row, single_row
 from benchmarks.servers import JOB, BenchmarkError, key, load_log, states, temporary_folder, value
 from resp_server.client.connection import Connection
+from resp_server.client.round import Member, Round
 from resp_server.client.turn_scheduler import TurnScheduler
 from resp_server.client.write_queue import Sender, WriteQueue
 from resp_server.config import ServerConfig
@@ -119,6 +120,15 @@ class ImmediateWrites(WriteQueue):
     def add(self, sender: Sender, reply: bytes) -> None:
         """Send."""
         sender.send_now(reply)
+
+
+class ImmediateRound(Round):
+    """Answers input at once instead of at the end of a round."""
+
+    def add(self, member: Member) -> None:
+        """Answer."""
+        self._members.append(member)
+        self.answer()
 
 
 class Core:
@@ -216,11 +226,12 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
     buffers = [b"".join(map(_request, row)) for row in numbers.tolist()]
     _check(connection, transport, buffers[0], numbers[0].tolist())
     connection._compiled = Core(server.dispatcher.compiled)
+    in_python = ImmediateRound(server.context, server.dispatcher, server.turn_scheduler, server.write_queue)
     rounds = []
     some_buffers = max(1, min(len(buffers), TURN_REQUESTS // pipeline))
     for _ in range(options.rounds):
         turns = [
-            _turn(connection, transport, buffers[start : start + some_buffers], pipeline)
+            _turn(connection, in_python, transport, buffers[start : start + some_buffers], pipeline)
             for start in range(0, len(buffers) - some_buffers + 1, some_buffers)
         ]
         steps = {step: median(turn[step] for turn in turns) for step in (ANSWER, RENEW, WRITE)}
@@ -238,16 +249,18 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
     return rounds
 
 
-def _turn(connection: Connection, transport: SocketTransport, buffers: list[bytes], pipeline: int) -> dict[str, float]:
+def _turn(
+    connection: Connection, in_python: Round, transport: SocketTransport, buffers: list[bytes], pipeline: int
+) -> dict[str, float]:
     """Send some buffers without the clocks, then with them; return microseconds per request and step."""
     requests = len(buffers) * pipeline
     spent_ns: Counter[str] = Counter()
     spent_ns[WHOLE] = _send(connection, transport, buffers)
     with clocked(spent_ns):
         _send(connection, transport, buffers)
-    core, connection._compiled = connection._compiled, None
+    core, connection._compiled, connection._round = connection._compiled, None, in_python
     spent_ns[IN_PYTHON] = _send(connection, transport, buffers)
-    connection._compiled = core
+    connection._compiled, connection._round = core, None
     return {step: spent_ns[step] / requests / 1000 for step in (ANSWER, RENEW, WRITE, WHOLE, IN_PYTHON)}
 
 

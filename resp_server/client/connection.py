@@ -1,8 +1,10 @@
 """One client's connection: it reads requests and writes replies, in short turns, so that other clients do not wait.
 
-A turn answers requests until none is left, or until its time or output is used up. The others wait for the next turn of
-the event loop, and the client's input is not read meanwhile. Input is not read either while the client does not take
-its replies. So one client can make the server buffer one input buffer and about one turn's output.
+Without the compiled core, the input of all clients is answered together at the end of a round of the event loop (see
+`client.round`). What cannot be answered so is answered in turns of the client's own. A turn answers requests until none
+is left, or until its time or output is used up. The others wait for the next turn of the event loop, and the client's
+input is not read meanwhile. Input is not read either while the client does not take its replies. So one client can make
+the server buffer one input buffer and about one turn's output.
 
 A push goes out between two replies: at once, or behind the reply that is being sent. It is sent even if the client does
 not read, so a client with too much unsent output is cut.
@@ -22,10 +24,11 @@ from time import perf_counter_ns
 from typing import Protocol, cast
 
 from resp_server import native
+from resp_server.client.round import Round
 from resp_server.client.turn_scheduler import MUCH_BYTES, ScheduledTurn, TurnScheduler
 from resp_server.client.write_queue import WriteQueue
 from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.execution.dispatcher import Dispatcher
+from resp_server.execution.dispatcher import Dispatcher, Later, release_reply
 from resp_server.execution.exec_runner import ExecRunner
 from resp_server.net.guarded import alone
 from resp_server.protocol.errors import PlainError, ProtocolError, QueryBufferError, ReplyError
@@ -46,10 +49,11 @@ BEGUN_BYTES_MAX = 32 * 1024
 
 
 class ConnectionHost(Protocol):
-    """The server that a connection belongs to."""
+    """The server that a connection belongs to. round: None: input is answered when it comes."""
 
     context: ServerContext
     dispatcher: Dispatcher
+    round: Round | None
     write_queue: WriteQueue
     turn_scheduler: TurnScheduler
 
@@ -109,11 +113,13 @@ class Connection(asyncio.Protocol):
         self._dispatcher = server.dispatcher
         self._write_queue = server.write_queue
         self._turn_scheduler = server.turn_scheduler
+        self._round = server.round
         self._loop = asyncio.get_running_loop()
         self._requests: list[Request] = []
-        self._input = b""  # behind the requests
-        self._is_begun = False  # `_input` is an incomplete request
-        self.is_calm = False  # admitted, with no input and no output waiting
+        self.input = b""  # behind the requests
+        self._is_begun = False  # `input` is an incomplete request
+        # Admitted, and nothing waits: no output, and no input but what the round will answer.
+        self.is_calm = False
         self._sliced: ReplyStream | None = None
         self._sliced_since_ms = 0
         self._ends_ns = 0  # of the current turn
@@ -144,7 +150,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             return
         self.session = self._server.session_of(self._transport, self._given_id)
-        self._context = CommandContext(self.session, self._server_context)
+        self.context = CommandContext(self.session, self._server_context)
         self._parser = RequestParser(config.request_limits, not self.session.is_authenticated, in_portions=True)
         self._compiled = self._dispatcher.compiled
         self.is_calm = True
@@ -152,11 +158,19 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
+            if self._round is not None and self.is_calm:
+                if self.input:  # it is in the round already
+                    self.input += data
+                else:
+                    self.input = data
+                    self._round.add(self)
+                return
             stats = self._server_context.stats
             stats.input_bytes += len(data)
             stats.reads += not self._is_polled  # the poller counts its own reads
             if self.is_calm:
-                self._begin(data)
+                self.input = data
+                self._begin()
             else:
                 self._take_more(data)
         except Exception as error:
@@ -166,15 +180,15 @@ class Connection(asyncio.Protocol):
         """Take the requests that the compiled core parsed and did not answer, and the bytes behind them."""
         try:
             self._server_context.stats.input_bytes += len(data)
-            self._requests = requests
-            self._begin(data)
+            self._requests, self.input = requests, data
+            self._begin()
         except Exception as error:
             self.break_off(error)
 
-    def _begin(self, data: bytes) -> None:
+    def _begin(self) -> None:
         """Answer input of a calm connection: at once if it is short, or if no other client waits."""
-        self._input, self.is_calm = data, False
-        if len(data) > MUCH_BYTES and self._turn_scheduler.is_long:
+        self.is_calm = False
+        if len(self.input) > MUCH_BYTES and self._turn_scheduler.is_long:
             self._next_turn = self._turn_scheduler.defer(self._turn)
         elif self._is_writable:
             self._take_turn()
@@ -183,7 +197,7 @@ class Connection(asyncio.Protocol):
         """Buffer input that came behind unanswered requests."""
         if self._transport.is_closing():
             return  # not admitted, or closing
-        self._input += data
+        self.input += data
         self._is_begun = False
         if self._pending is not None or isinstance(self._next_turn, ScheduledTurn):
             self._set_reading(False)
@@ -192,6 +206,8 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Stay open for the replies to earlier requests; not with TLS, where one end closes both."""
+        if self.is_calm:
+            self.answer_alone()  # a closing transport would not send what the round answers later
         self._write_queue.flush()
         if self._transport.get_extra_info("sslcontext") is not None:
             return False
@@ -215,9 +231,51 @@ class Connection(asyncio.Protocol):
         self._server_context.attempt(self._end_sliced)
         if self._pending is not None:
             self._pending.when_resolved(None)
-        self._requests, self._input = [], b""
+        self.is_calm = False
+        self._requests, self.input = [], b""
         self._pushed, self._pushed_bytes = [], 0
         self._server.remove(self.session.id)
+
+    # -- called by the round ------------------------------------------------------------------------------------------
+
+    def take_replies(self, replies: bytes, command: str) -> None:
+        """Send the replies to all input. Guarded like `alone`, without the cost of another call."""
+        try:
+            self.input = b""
+            session, server = self.session, self._server_context
+            session.last_command, session.active_ms = command, server.view.now_ms
+            if session.epoch_feed is not None:
+                replies = server.pending_pushes(session.epoch_feed) + replies
+                self._server.keep_notified(self)
+            if self._transport.is_closing():  # it may have been cut meanwhile
+                return
+            server.stats.writes += 1
+            server.stats.output_bytes += len(replies)
+            self._transport.write(replies)
+            if len(replies) + server.config.output_pause_bytes > server.config.output_bytes_max:
+                self._check_output()
+        except Exception as error:
+            self.break_off(error)
+
+    @alone
+    def answer_rest(self, out: list[bytes], requests: list[Request], later: Later | None) -> None:
+        """Send the first replies, and answer the other requests in turns of its own. later: the reply before theirs."""
+        self.input, self.is_calm, self._requests = b"", False, requests
+        if self._transport.is_closing():
+            release_reply(later)
+            return
+        if self.session.epoch_feed is not None:
+            out.insert(0, self._server_context.pending_pushes(self.session.epoch_feed))
+        has_more = later is None or self._begin_later(later, out, len(out))
+        self._send(out)
+        if has_more:
+            self._take_turn()
+
+    @alone
+    def answer_alone(self) -> None:
+        """Answer input that waits for the round in turns of its own."""
+        if self.input and self._next_turn is None and self._is_writable:
+            self._begin()
 
     # -- called by the server -----------------------------------------------------------------------------------------
 
@@ -360,7 +418,7 @@ class Connection(asyncio.Protocol):
     def hand_over(self, rest: bytes) -> None:
         """Answer nothing here until `take_back`. rest: the input behind the requests that are answered elsewhere."""
         self.is_calm = False
-        self._pending, self._next_turn, self._input = ELSEWHERE, NO_TURN, rest
+        self._pending, self._next_turn, self.input = ELSEWHERE, NO_TURN, rest
 
     @property
     def is_handed_over(self) -> bool:
@@ -376,7 +434,7 @@ class Connection(asyncio.Protocol):
     def is_drained(self) -> bool:
         """Tell whether nothing waits: neither input nor pushes, and the client takes its output."""
         is_open = self._is_reading and self._is_writable
-        return is_open and not (self._input or self._pushed or self._is_ending)
+        return is_open and not (self.input or self._pushed or self._is_ending)
 
     @property
     def takes_requests(self) -> bool:
@@ -390,16 +448,16 @@ class Connection(asyncio.Protocol):
 
     def take_input(self) -> bytes:
         """Return the input that is not answered yet, and forget it."""
-        data, self._input = self._input, b""
+        data, self.input = self.input, b""
         return data
 
     def await_input(self) -> None:
         """Read on; input that is kept already has to be answered first."""
-        self._set_reading(not self._input)
+        self._set_reading(not self.input)
 
     def answer_soon(self, data: bytes) -> None:
         """Answer this input here, before what came behind it, in a turn of its own."""
-        self._input = data + self._input
+        self.input = data + self.input
         if self._is_writable:
             self._next_turn = self._loop.call_soon(self._turn)
 
@@ -438,7 +496,7 @@ class Connection(asyncio.Protocol):
         if self.session.epoch_feed is not None:
             self._server.keep_notified(self)
         is_waiting = has_more or self._pending is not None
-        self.is_calm = not (is_waiting or self._input or self._parser.buffered_bytes) and self._is_reading
+        self.is_calm = not (is_waiting or self.input or self._parser.buffered_bytes) and self._is_reading
 
     def _go_on(self, out: list[bytes]) -> bool:
         """Answer further batches while the turn lasts; return whether there is more to do."""
@@ -479,7 +537,7 @@ class Connection(asyncio.Protocol):
             pending.when_resolved(None)
             if self._sliced is None and not isinstance(pending, Rest):
                 out.append(self._server_context.invalid_for(self.session, is_within=True))
-                reply = self._dispatcher.later_reply(self._context, pending)
+                reply = self._dispatcher.later_reply(self.context, pending)
                 if not isinstance(reply, bytes):
                     self._sliced = reply
                     return True
@@ -504,26 +562,21 @@ class Connection(asyncio.Protocol):
     def _answer(self, out: list[bytes]) -> bool:
         """Answer a batch of requests; return whether there is more to do."""
         before = len(out)
-        if not self._requests and (self._input or self._parser.has_more) and self._take_input(out):
+        if not self._requests and (self.input or self._parser.has_more) and self._take_input(out):
             return self._has_more()
         requests, limiter = self._requests, self.session.user.rate_limiter
         if limiter is None or not requests:
-            later = self._dispatcher.answer(self._context, requests, out, self._ends_ns, BATCH_REQUESTS)
+            later = self._dispatcher.answer(self.context, requests, out, self._ends_ns, BATCH_REQUESTS)
         elif allowed := limiter.allowed_requests(BATCH_REQUESTS):
             asked = requests[:]
-            later = self._dispatcher.answer(self._context, requests, out, self._ends_ns, allowed)
+            later = self._dispatcher.answer(self.context, requests, out, self._ends_ns, allowed)
             answered = asked[: len(asked) - len(requests)]
             limiter.consume(len(answered), sum(map(len, chain.from_iterable(answered))))
         else:
             self._wait_for(Rest(limiter.pause_s()))
             return False
         if later is not None:
-            if isinstance(later, Pending):
-                self._wait_for(later)
-                return False
-            self._look_ahead(before, out)
-            self._begin_sliced(later)
-            return True
+            return self._begin_later(later, out, before)
         if self.session.is_closing:
             return False
         if self._has_more():
@@ -532,9 +585,18 @@ class Connection(asyncio.Protocol):
             self._end_with(self._parser.error, out)
         return False
 
+    def _begin_later(self, later: Later, out: list[bytes], before: int) -> bool:
+        """Begin a reply in steps, or wait for a pending one; return whether there is more to do now."""
+        if isinstance(later, Pending):
+            self._wait_for(later)
+            return False
+        self._look_ahead(before, out)
+        self._begin_sliced(later)
+        return True
+
     def _has_more(self) -> bool:
         """Tell whether there are further requests to answer."""
-        return bool(self._requests or (self._input and not self._is_begun) or self._parser.has_more)
+        return bool(self._requests or (self.input and not self._is_begun) or self._parser.has_more)
 
     def _look_ahead(self, before: int, out: list[bytes]) -> None:
         """Send new epochs before a reply in steps, whose view was opened just now, later than the connection's.
@@ -551,17 +613,17 @@ class Connection(asyncio.Protocol):
 
     def _take_input(self, out: list[bytes]) -> bool:
         """Have the compiled core answer, and return True; or parse the input."""
-        parser, data = self._parser, self._input
+        parser, data = self._parser, self.input
         if self._compiled is not None and not parser.buffered_bytes:
-            reply, requests, self._input = self._compiled.answer(self.session, data)
+            reply, requests, self.input = self._compiled.answer(self.session, data)
             self._requests = requests
-            self._is_begun = self._compiled.is_incomplete and 0 < len(self._input) <= BEGUN_BYTES_MAX
+            self._is_begun = self._compiled.is_incomplete and 0 < len(self.input) <= BEGUN_BYTES_MAX
             if reply:
                 out.append(reply)
             if reply or requests or self._is_begun:
                 return bool(reply)
         parser.is_restricted = not self.session.is_authenticated
-        self._requests, self._input = parser.feed(data), b""
+        self._requests, self.input = parser.feed(data), b""
         return False
 
     def _end_with(self, error: ProtocolError, out: list[bytes]) -> None:

@@ -6,8 +6,9 @@
 An exception of a request becomes its reply: a `ReplyError` as it is, any other as `ERR internal error <id>`
 (`ServerContext.report`). It does not affect other requests.
 
-On a plain connection (`Session.is_plain`), a run of requests about keys with the same command name is checked once.
-Requests that the compiled core answers (see `compiled`) do not reach the dispatcher.
+On plain connections (`Session.is_plain`), a run of requests about keys with the same command name is checked once. The
+requests may be of several clients (see `client.round`). Requests that the compiled core answers (see `compiled`) do not
+reach the dispatcher.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple, cast
 
 from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS, Denial, denial_text
+from resp_server.cluster.node_view import NodeView
 from resp_server.command_table.key_specs import keys_of
 from resp_server.command_table.table import Command
 from resp_server.execution.compiled import fast_path_of
@@ -160,65 +162,96 @@ class Dispatcher:
         at, later, is_over = 0, None, False
         end = len(requests) if len(requests) < requests_max else requests_max
         while at < end and not is_over:
-            request, known = requests[at], None
-            if session.is_plain and not server.is_loading:
-                try:
-                    known = self._known[request[0]]
-                except KeyError:
-                    known = self._learn(request[0])
+            request = requests[at]
+            known = self.known(request[0]) if session.is_plain and not server.is_loading else None
             if known is None:
                 later, is_over = self._answer_one(context, request, out, ends_ns)
                 at += 1
                 continue
-            run = [request]
-            if at + 1 < end and server.cluster is None:  # a cluster node checks each request's slot
-                run = like_the_first(requests[at : min(at + TOGETHER_REQUESTS, end)])
-            answered, later, is_over = self._answer_run(context, known, run, out, ends_ns)
+            session.last_command = known.command.name
+            run = like_the_first(requests[at:end])
+            answered, later, is_over = self.answer_run([context] * len(run), known, run, out, ends_ns)
             at += answered
         del requests[:at]
         return later
 
-    def _answer_run(
-        self, context: CommandContext, known: Known, run: list[Request], out: list[bytes], ends_ns: int
+    @property
+    def answers_rounds(self) -> bool:
+        """Tell whether the requests of a round are answered together here; the compiled core does that itself."""
+        return self.compiled is None
+
+    def known(self, name: bytes) -> Known | None:
+        """Return a command that `answer_run` can answer, by its name as typed; None for all others."""
+        try:
+            return self._known[name]
+        except KeyError:
+            return self._learn(name)
+
+    def answer_run(
+        self,
+        contexts: Sequence[CommandContext],
+        known: Known,
+        run: Sequence[Request],
+        out: list[bytes],
+        ends_ns: int = NEVER_NS,
     ) -> tuple[int, Later | None, bool]:
         """Answer requests of one command, several at once if the command can; each call is timed.
-        Returns how many were answered, an incomplete reply, and whether no more may be answered now.
+
+        contexts: of each request's client; all are plain, and of one protocol version. Replies are added to `out`.
+        Returns how many were answered, an incomplete reply to the last one, and whether no more may be answered now.
         """
-        started_ns = began_ns = perf_counter_ns()
         command, command_stats = known
-        server, answered = self._server, 0
-        context.session.last_command = command.name
+        server, answered, rejected, is_over = self._server, 0, 0, False
         try:
             command.check_arity(run[0])
-            if server.cluster is not None:
-                server.cluster.check(command.facts, head_of(run[0]), context.session.is_readonly)
         except Exception as error:
             command_stats.rejected += len(run)
             out += [self.error_reply(error) for _ in run]
             return len(run), None, False
-        while True:
-            replies = self._run(context, command, command_stats, run)
+        started_ns = began_ns = perf_counter_ns()
+        while answered < len(run) and not is_over:
+            context, some = contexts[answered], run[answered : answered + TOGETHER_REQUESTS]
+            if server.cluster is not None:
+                try:
+                    some = self._owned_here(server.cluster, command, contexts[answered:], some)
+                except Exception as error:
+                    out.append(self.error_reply(error))
+                    answered, rejected = answered + 1, rejected + 1
+                    continue
+            replies = self._run(context, command, command_stats, some)
             now_ns = perf_counter_ns()
             last = replies[-1]
             if type(last) is not bytes:
+                command_stats.calls += 1
+                self._time(context, command, command_stats, some[0], last, now_ns - began_ns)
                 break
             if now_ns - began_ns >= server.noted_ns:
-                server.slow_requests.record(
-                    context.session, command, together_as_one(run[: len(replies)]), now_ns - began_ns
-                )
+                slow = together_as_one(some[: len(replies)])
+                server.slow_requests.record(context.session, command, slow, now_ns - began_ns)
             began_ns = now_ns
             out += replies
             answered += len(replies)
             is_over = now_ns >= ends_ns or len(last) > LARGE_REPLY_BYTES
-            if is_over or len(replies) == len(run):
-                command_stats.count(answered, began_ns - started_ns)
-                return answered, None, is_over
-            del run[: len(replies)]
-        if answered:
-            command_stats.count(answered, began_ns - started_ns)
-        command_stats.calls += 1
-        self._time(context, command, command_stats, run[0], last, now_ns - began_ns)
-        return answered + 1, last, True
+        else:
+            last = None
+        command_stats.rejected += rejected
+        if answered > rejected:
+            command_stats.count(answered - rejected, began_ns - started_ns)
+        return (answered, None, is_over) if last is None else (answered + 1, last, True)
+
+    @staticmethod
+    def _owned_here(
+        cluster: NodeView, command: Command, contexts: Sequence[CommandContext], requests: Sequence[Request]
+    ) -> Sequence[Request]:
+        """Return the first requests that this node answers, at least one; ReplyError for the first of all."""
+        for at, (context, request) in enumerate(zip(contexts, requests, strict=False)):
+            try:
+                cluster.check(command.facts, head_of(request), context.session.is_readonly)
+            except ReplyError:
+                if at:
+                    return requests[:at]
+                raise
+        return requests
 
     def _time(
         self,
@@ -428,7 +461,7 @@ class Dispatcher:
         return self.error_reply(error)
 
     def _run(
-        self, context: CommandContext, command: Command, command_stats: CommandStats, requests: list[Request]
+        self, context: CommandContext, command: Command, command_stats: CommandStats, requests: Sequence[Request]
     ) -> list[Any]:
         """Answer the first requests of one command, at least one; an incomplete reply is the only one."""
         try:

@@ -88,6 +88,10 @@ class ProxyDispatcher(Dispatcher):
             cluster.on_changed = self._tracking.changed
             cluster.defer = server.clients.defer
 
+    @property
+    def answers_rounds(self) -> bool:
+        return False  # servers answer
+
     def poll(self, poller: Any) -> None:
         for cluster in self._applications.each:
             cluster.poller = poller

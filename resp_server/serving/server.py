@@ -13,6 +13,7 @@ from typing import Any
 from resp_server import native
 from resp_server.acl.users import Users
 from resp_server.client.connection import Connection
+from resp_server.client.round import Round
 from resp_server.client.turn_scheduler import TurnScheduler
 from resp_server.client.write_queue import WriteQueue
 from resp_server.cluster.node_view import NodeView
@@ -63,6 +64,9 @@ class Server:
         self.turn_scheduler = TurnScheduler(self.context.renew, has_siblings=has_siblings)
         self._has_siblings = has_siblings
         self.write_queue = WriteQueue()
+        self.round: Round | None = None
+        if self.dispatcher.answers_rounds:
+            self.round = Round(self.context, self.dispatcher, self.turn_scheduler, self.write_queue)
         self._connections: dict[int, Connection] = {}
         self._unauthenticated: dict[int, Connection] = {}  # when they connected; the oldest first
         self._next_id = 1

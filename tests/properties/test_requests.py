@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import example, given, settings
 
 from resp_server.protocol.errors import ProtocolError
-from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser, split_requests
+from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser, split_requests, split_together
 
 # Texts that look like the protocol itself are the interesting ones.
 texts = st.one_of(
@@ -89,6 +89,43 @@ def test_splitting_takes_nothing_that_was_not_sent(sent: list[list[bytes]], trai
     assert taken[: len(sent)] == sent[: len(taken)]
     assert (data + trailing).endswith(rest)
     assert b"".join(map(packed, taken)) + rest == data + trailing
+
+
+HEAD = b"*2\r\n$3\r\nGET\r\n"
+gets = st.lists(st.binary(max_size=6), min_size=1, max_size=3).map(
+    lambda keys: b"".join(packed([b"GET", key]) for key in keys)
+)
+inputs_alike = st.one_of(
+    gets,
+    st.builds(lambda data, size: data[: max(len(HEAD), size)], gets, st.integers(0, 70)),  # cut off anywhere
+    st.builds(bytes.__add__, gets, st.sampled_from([b"*", b"\r\n", HEAD, packed([b"TTL", b"k"]), packed([b"PING"])])),
+    st.binary(max_size=20).map(HEAD.__add__),
+)
+
+
+@given(st.lists(inputs_alike, min_size=1, max_size=5))
+@example([HEAD + b"$1\r\na\r\n*", HEAD + b"$1\r\na\r\n"])
+@example([HEAD + b"$3\r\n", HEAD])
+@example([HEAD + b"$9\r\na\r\n", HEAD + b"$1\r\na\r\n"])
+def test_inputs_split_together_give_each_client_the_requests_that_it_sent(inputs: list[bytes]) -> None:
+    counts, requests = split_together(inputs)
+    assert len(counts) == len(inputs) and sum(counts) == len(requests)
+    left = [list(request) for request in requests]
+    for data, count in zip(inputs, counts, strict=True):
+        own, left = left[:count], left[count:]
+        if count:
+            parser = RequestParser()
+            assert [list(request) for request in parser.feed(data)] == own
+            assert not parser.buffered_bytes
+
+
+@given(st.lists(gets, min_size=1, max_size=5))
+def test_whole_requests_of_one_command_are_all_split_together(inputs: list[bytes]) -> None:
+    _, requests = split_together(inputs)
+    if not any(b"\r\n" in request[1] for data in inputs for request in RequestParser().feed(data)):
+        assert [list(request) for request in requests] == [
+            list(request) for data in inputs for request in RequestParser().feed(data)
+        ]
 
 
 @settings(max_examples=300)

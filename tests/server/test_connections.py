@@ -71,7 +71,7 @@ def test_who_asks_for_little_waits_for_no_pipelines_but_the_first(hurried: Any) 
     order, _ = arrive(hurried, PIPELINE, PIPELINE, PIPELINE, PING)
     for peer, expected in zip(hurried.peers, [ANSWERED] * 3 + [PONG], strict=True):
         peer.answers(b"", expected)
-    assert order == [0, 3, 1, 2]
+    assert order.index(3) < 2 and [each for each in order if each != 3] == [0, 1, 2]
 
 
 def test_of_who_waits_for_its_turn_one_buffer_more_is_read_and_then_none_until_then(hurried: Any) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from compat.conformance.wire import request
+from resp_server import native
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.store import EpochChanges
 
-core = pytest.importorskip("resp_server.native.core", reason="the compiled core is not built")
+pytestmark = pytest.mark.skipif(native.core is None, reason="the compiled core is not built")
 
 STATES = [StateDescriptor("z", key="k", member="m", score="s")]
 
@@ -29,7 +30,7 @@ def test_what_comes_before_half_a_request_is_answered_when_the_core_raises(
     changes = [Change("z", Op.PUT, b"job:z:a", b"m", b"1e30")]
     store.apply(EpochChanges(0, 1, 1, list(runs_of(changes, ["z"]))), STATES)
     running = serve(store, STATES)
-    monkeypatch.setattr(core, "double_text", raising)
+    monkeypatch.setattr(native.core, "double_text", raising)
     peer = running.connect()
     whole, half = request(b"ZSCORE", b"job:z:a", b"m"), request(b"PING", b"there")
     peer.send(whole + half[:-4])

@@ -182,6 +182,7 @@ GUARDS = {
     "serving/server.py:Server._notify",
     "serving/server.py:Server._keep_telling",
     "client/turn_scheduler.py:TurnScheduler._step",
+    "client/round.py:Round.answer",
     "execution/context.py:ServerContext.attempt",
     "proxy/requests.py:ReplyStage.attempt",
     "proxy/batch.py:ReplyBatch.put",

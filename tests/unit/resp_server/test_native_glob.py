@@ -6,9 +6,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
+from resp_server.native import core
 from resp_server.protocol.glob import matcher
 
-core = pytest.importorskip("resp_server.native.core", reason="the compiled core is not built")
+pytestmark = pytest.mark.skipif(core is None, reason="the compiled core is not built")
 
 PATTERNS = st.lists(
     st.sampled_from(

@@ -24,6 +24,7 @@ from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import KeyConflictError, StoreError, StoreFullError
 from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.records import Change, Op, runs_of
+from state_backend.native import built
 from state_backend.store.store import EpochChanges, LongText
 
 STATES = (
@@ -404,8 +405,8 @@ def test_a_scan_ends_a_step_early_where_records_are_long(tmp_path: Path) -> None
     store.close()
 
 
+@pytest.mark.skipif(built("state_backend.native.lookup") is None, reason="the compiled core is not built")
 def test_a_compiled_step_of_a_scan_is_python_s(tmp_path: Path) -> None:
-    pytest.importorskip("state_backend.native.lookup", reason="the compiled core is not built")
     dice = random.Random(1)
     store = LmdbStore(tmp_path, "g")
     values = [put(b"key:%d" % number, dice.randbytes(30), dice.choice((None, None, 50, 150))) for number in range(6000)]

@@ -10,8 +10,10 @@ import lmdb
 import pytest
 
 from state_backend.codec.checksums import with_checksum
+from state_backend.native import built
 
-lookup = pytest.importorskip("state_backend.native.lookup", reason="the compiled core is not built")
+lookup = built("state_backend.native.lookup")
+pytestmark = pytest.mark.skipif(lookup is None, reason="the compiled core is not built")
 
 PAGE_BYTES = 4096
 MAP_BYTES = 64 * PAGE_BYTES

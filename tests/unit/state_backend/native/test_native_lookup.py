@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 from state_backend.codec.checksums import with_checksum
 from state_backend.lmdb.layout import HEADER
 from state_backend.model.slots import slot_of
+from state_backend.native import built
 
-lookup = pytest.importorskip("state_backend.native.lookup", reason="the compiled core is not built")
+lookup = built("state_backend.native.lookup")
+pytestmark = pytest.mark.skipif(lookup is None, reason="the compiled core is not built")
 
 TABLES = ("keys", "fields", "blocks")
 NAME_BYTES = {"keys": (6, 8), "fields": (14, 16), "blocks": (16,)}
