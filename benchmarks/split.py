@@ -226,12 +226,12 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
     buffers = [b"".join(map(_request, row)) for row in numbers.tolist()]
     _check(connection, transport, buffers[0], numbers[0].tolist())
     connection._compiled = Core(server.dispatcher.compiled)
-    in_python = ImmediateRound(server.context, server.dispatcher, server.turn_scheduler, server.write_queue)
+    round_in_python = ImmediateRound(server.context, server.dispatcher, server.turn_scheduler, server.write_queue)
     rounds = []
     some_buffers = max(1, min(len(buffers), TURN_REQUESTS // pipeline))
     for _ in range(options.rounds):
         turns = [
-            _turn(connection, in_python, transport, buffers[start : start + some_buffers], pipeline)
+            _turn(connection, round_in_python, transport, buffers[start : start + some_buffers], pipeline)
             for start in range(0, len(buffers) - some_buffers + 1, some_buffers)
         ]
         steps = {step: median(turn[step] for turn in turns) for step in (ANSWER, RENEW, WRITE)}
@@ -250,7 +250,7 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
 
 
 def _turn(
-    connection: Connection, in_python: Round, transport: SocketTransport, buffers: list[bytes], pipeline: int
+    connection: Connection, round_in_python: Round, transport: SocketTransport, buffers: list[bytes], pipeline: int
 ) -> dict[str, float]:
     """Send some buffers without the clocks, then with them; return microseconds per request and step."""
     requests = len(buffers) * pipeline
@@ -258,7 +258,7 @@ def _turn(
     spent_ns[WHOLE] = _send(connection, transport, buffers)
     with clocked(spent_ns):
         _send(connection, transport, buffers)
-    core, connection._compiled, connection._round = connection._compiled, None, in_python
+    core, connection._compiled, connection._round = connection._compiled, None, round_in_python
     spent_ns[IN_PYTHON] = _send(connection, transport, buffers)
     connection._compiled, connection._round = core, None
     return {step: spent_ns[step] / requests / 1000 for step in (ANSWER, RENEW, WRITE, WHOLE, IN_PYTHON)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 from collections.abc import Callable
@@ -53,12 +54,14 @@ def arrive(server: Any, *sent: bytes) -> tuple[list[int], list[bool]]:
         write = connection._write
         connection._write = lambda reply, number=number, write=write: order.append(number) or write(reply)
 
-    def receive() -> list[bool]:
+    async def receive() -> list[bool]:
         for number, data in enumerate(sent):
+            if number == len(connections) and server.server.round is not None:
+                await asyncio.sleep(0)  # without the core, turns are given out at the round's end
             connections[number % len(connections)].data_received(data)
         return [connection._is_reading for connection in connections]
 
-    return order, server.call(receive)
+    return order, server.run(receive())
 
 
 def test_pipelines_that_come_at_once_are_answered_in_full(hurried: Any) -> None:
@@ -76,7 +79,7 @@ def test_who_asks_for_little_waits_for_no_pipelines_but_the_first(hurried: Any) 
 
 def test_of_who_waits_for_its_turn_one_buffer_more_is_read_and_then_none_until_then(hurried: Any) -> None:
     _, is_read = arrive(hurried, PIPELINE, PIPELINE, PIPELINE, PING, PING, PING)
-    assert is_read == [True, False, True, True]
+    assert is_read[1:] == [False, True, True]
     for peer, expected in zip(hurried.peers, [ANSWERED + PONG] * 2 + [ANSWERED, PONG], strict=True):
         peer.answers(PING, expected + PONG)
 
