@@ -316,7 +316,7 @@ def chunks_of(data: bytes, chunk_bytes: int) -> Iterator[bytes]:
 
 
 def _check_held(connections: Sequence[Connection], sent_bytes: int) -> None:
-    held = sum(each._parser.buffered_bytes + len(each._input) for each in connections)
+    held = sum(each._parser.buffered_bytes + len(each.input) for each in connections)
     if held > sent_bytes * HELD_BYTES_PER_BYTE_MAX:
         raise FoundError(f"{held} bytes are held of {sent_bytes} that were sent")
 
