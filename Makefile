@@ -1,7 +1,8 @@
 # All commands of contributors and of CI. ARGS passes options to the program of a target: make test ARGS="-k expiry"
 
+# PYTHON, in the environment or as an option of make, is the Python that makes this environment (scripts/venv.sh).
 VENV   := .venv
-PYTHON := $(VENV)/bin/python
+VENV_PYTHON := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 NATIVE := $(VENV)/.native
 DOCS   := $(VENV)/docs
@@ -19,7 +20,7 @@ TEST_FILES ?= 4
 # processes, and each would otherwise compile all sources, which takes longer than importing them.
 RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE \
        PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JAVA_HOME="$(CURDIR)/$(VENV)/jdk" \
-       PYSPARK_PYTHON="$(CURDIR)/$(PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
+       PYSPARK_PYTHON="$(CURDIR)/$(VENV_PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test jdk fmt check test test-pure test-slow test-large test-cluster bench soak chaos conformance fuzz fuzz-native mutation demo example commands docs lock clean
@@ -34,13 +35,13 @@ setup-test: setup ## setup, and redis-server and the JavaScript clients for the 
 	@sh scripts/node.sh $(VENV)
 
 fmt: $(READY) ## format the code, and fix what ruff can fix
-	$(PYTHON) -m ruff format .
-	$(PYTHON) -m ruff check --fix .
+	$(VENV_PYTHON) -m ruff format .
+	$(VENV_PYTHON) -m ruff check --fix .
 
 check: $(READY) ## check format, lint, types and import rules
-	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -m ruff check .
-	$(PYTHON) -m mypy $(CODE)
+	$(VENV_PYTHON) -m ruff format --check .
+	$(VENV_PYTHON) -m ruff check .
+	$(VENV_PYTHON) -m mypy $(CODE)
 	$(VENV)/bin/lint-imports --no-logo
 
 test: setup-test ## run the tests; ARGS go to pytest
@@ -77,7 +78,7 @@ fuzz-native: setup ## fuzz the compiled core under AddressSanitizer and UBSan (n
 	@$(RUN) python -m compat.fuzz.native $(ARGS)
 
 mutation: setup-test ## list changes of a folder's code that no unit test notices (FOLDER=state_backend/log): hours
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-input mutmut==3.8.1
+	@$(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input mutmut==3.8.1
 	@$(RUN) mutmut run "$(subst /,.,$(or $(FOLDER),state_backend/log)).*" $(ARGS)
 	@$(RUN) mutmut results
 
@@ -88,17 +89,17 @@ example: setup ## run an example of examples/README.md: make example NAME=word_c
 	@$(RUN) python examples/$(or $(NAME),word_count).py $(ARGS)
 
 commands: $(READY) ## write docs/commands.md from the command table
-	$(PYTHON) -m compat.commands_page
+	$(VENV_PYTHON) -m compat.commands_page
 
 docs: $(DOCS)/.ready ## build the site of the docs and the API in build/site; a broken link is an error
 	@$(DOCS)/bin/python scripts/pages.py build/pages
 	@$(DOCS)/bin/zensical build --clean --strict
 	@$(DOCS)/bin/python scripts/site_links.py build/site
 
-lock: $(PYTHON) ## write new versions into requirements.lock and requirements-docs.lock, from pyproject.toml
-	$(PYTHON) scripts/lock.py > requirements.lock.new
+lock: $(VENV_PYTHON) ## write new versions into requirements.lock and requirements-docs.lock, from pyproject.toml
+	$(VENV_PYTHON) scripts/lock.py > requirements.lock.new
 	mv requirements.lock.new requirements.lock
-	$(PYTHON) scripts/lock.py docs > requirements-docs.lock.new
+	$(VENV_PYTHON) scripts/lock.py docs > requirements-docs.lock.new
 	mv requirements-docs.lock.new requirements-docs.lock
 
 clean: ## remove all files that the other targets made
@@ -109,17 +110,17 @@ clean: ## remove all files that the other targets made
 jdk: $(READY)
 	@sh scripts/jdk.sh $(VENV)
 
-$(PYTHON):
+$(VENV_PYTHON):
 	@sh scripts/venv.sh $(VENV)
 
-$(READY): pyproject.toml requirements.lock | $(PYTHON)
+$(READY): pyproject.toml requirements.lock | $(VENV_PYTHON)
 	@echo "installing the locked requirements into $(VENV) (the first time some minutes; Spark alone is 450 MB)"
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --use-pep517 -r requirements.lock
-	@SPARKIS_PURE=1 $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
+	@$(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --use-pep517 -r requirements.lock
+	@SPARKIS_PURE=1 $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(DOCS)/.ready: requirements-docs.lock | $(PYTHON)
-	@$(PYTHON) -m venv $(DOCS)
+$(DOCS)/.ready: requirements-docs.lock | $(VENV_PYTHON)
+	@$(VENV_PYTHON) -m venv $(DOCS)
 	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --no-input -r requirements-docs.lock
 	@touch $@
 
