@@ -1,0 +1,28 @@
+"""`make setup` takes the Python that it is given."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("is_option", [False, True])
+def test_the_python_that_is_given_makes_the_environment(tmp_path: Path, is_option: bool) -> None:
+    for name in ("Makefile", "scripts"):
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
+    given, asked = tmp_path / "given", tmp_path / "asked"
+    given.write_text(f'#!/bin/sh\necho "$1" >> {asked}\nexec {sys.base_prefix}/bin/python3 "$@"\n')
+    given.chmod(0o755)
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTHON"))}
+    command = ["make", ".venv/bin/python", *([f"PYTHON={given}"] if is_option else [])]
+    environment = outside | ({} if is_option else {"PYTHON": str(given)})
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert asked.read_text().split()[-2:] == ["--version", "-m"]
+    assert (tmp_path / ".venv/bin/python").exists()
