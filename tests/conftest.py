@@ -28,6 +28,7 @@ if os.environ.get("SPARKIS_PURE"):  # `make test-pure`: but what is about the co
         "tests/server/test_load.py",
         "tests/server/test_proxy_sockets.py::test_replies_are_in_order_and_bytes_are_counted_once_",
         "tests/server/test_sockets.py",
+        "tests/server/test_tls_sockets.py",
         "tests/server/test_split_of_a_request.py",
         "tests/server/test_without_the_core.py",
         "tests/unit/resp_server/test_native_glob.py",
