@@ -127,7 +127,7 @@ class ImmediateRound(Round):
 
     def add(self, member: Member) -> None:
         """Answer."""
-        self._members.append(member)
+        self._members[member] = None
         self.answer()
 
 

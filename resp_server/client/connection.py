@@ -158,21 +158,20 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            if self._round is not None and self.is_calm:
-                if self.input:  # it is in the round already
-                    self.input += data
-                else:
-                    self.input = data
-                    self._round.add(self)
-                return
             stats = self._server_context.stats
             stats.input_bytes += len(data)
             stats.reads += not self._is_polled  # the poller counts its own reads
-            if self.is_calm:
+            if not self.is_calm:
+                self._take_more(data)
+            elif self._round is None:
                 self.input = data
                 self._begin()
+            elif self.input:  # in the round already: so that it keeps one input buffer only, this is answered now
+                self.input += data
+                self._begin()
             else:
-                self._take_more(data)
+                self.input = data
+                self._round.add(self)
         except Exception as error:
             self.break_off(error)
 

@@ -12,7 +12,7 @@ replies in steps. So an error, or a reply of many bytes, is about one client onl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice, repeat
 from time import perf_counter_ns
 from typing import Protocol
@@ -59,26 +59,23 @@ class Round:
         self._dispatcher = dispatcher
         self._turn_scheduler = turn_scheduler
         self._write_queue = write_queue
-        self._members: list[Member] = []
+        self._members: dict[Member, None] = {}
 
     def add(self, member: Member) -> None:
         """Answer a client's input at the end of the round."""
         if not self._members:
             asyncio.get_running_loop().call_soon(self.answer)
-        self._members.append(member)
+        self._members[member] = None
 
     def answer(self) -> None:
         """Answer all input."""
-        members, self._members = self._members, []
-        stats = self._server.stats
-        stats.reads += len(members)
-        stats.input_bytes += sum([len(member.input) for member in members])
+        members, self._members = self._members, {}
         self._server.attempt(self._answer_together, members)
         for member in members:
             if member.input:  # it was left, or an exception came before: its own turn shows whether it is about it
                 self._server.attempt(member.answer_alone)
 
-    def _answer_together(self, members: Sequence[Member]) -> None:
+    def _answer_together(self, members: Iterable[Member]) -> None:
         """Answer input of plain clients by command; leave the other input."""
         now_ns = perf_counter_ns()
         if now_ns >= self._turn_scheduler.fresh_until_ns:
@@ -88,7 +85,7 @@ class Round:
         alike: dict[tuple[bytes, int], list[Member]] = {}
         for member in members:
             data, session = member.input, member.session
-            if member.is_calm and session.is_plain and len(data) <= MUCH_BYTES:
+            if member.is_calm and data and session.is_plain and len(data) <= MUCH_BYTES:
                 head = data[: data.find(b"\r\n", NAME_AT_LEAST)], session.protocol
                 if head in alike:
                     alike[head].append(member)

@@ -193,3 +193,26 @@ def test_a_monitor_sees_what_all_clients_ask(serve: Callable[..., Any]) -> None:
     assert b'"GET" "job:temp:1"\r\n' in seen
     one.answers(b"", values(1))
     two.answers(b"", values(2))
+
+
+def test_input_of_several_reads_in_one_round_is_answered_once_and_in_order(serve: Callable[..., Any]) -> None:
+    running = serve()
+    one, two = running.connect(), running.connect()
+    for peer in (one, two):
+        peer.answers(request("PING"), b"+PONG\r\n")
+    first, second = running.server._connections.values()
+    stats = running.server.context.stats
+    running.call(stats.collect)
+    before = stats.input_bytes
+
+    def receive() -> None:
+        for chunk in (get(1), get(2)[:5], get(2)[5:], get(3)):
+            first.data_received(chunk)
+            second.data_received(get(9))
+
+    running.call(receive)
+    one.answers(request("PING"), values(1, 2, 3) + b"+PONG\r\n")
+    two.answers(request("PING"), values(9, 9, 9, 9) + b"+PONG\r\n")
+    running.call(stats.collect)
+    asked = sum(map(len, (get(1), get(2), get(3), *[get(9)] * 4, *[request("PING")] * 2)))
+    assert (stats.commands["get"].calls, stats.input_bytes - before) == (7, asked)
