@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,20 @@ def test_a_person_has_a_generation_shown_and_is_told_when_there_is_none(root: Pa
     assert writer.poll_promotion()
     assert not writer.poll_promotion()
     assert value(root) == b"half"
+
+
+def test_the_command_prints_what_readers_see_or_why_nothing_was_done(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    promotion.add_options(parser)
+    options = parser.parse_args(["--log", str(root), "job"])
+    assert promotion.run(options) == 1
+    assert "sparkis promote: job 'job': nothing is held back" in capsys.readouterr().err
+    begin(root).publish(put(b"half"))
+    assert promotion.run(options) == 0
+    assert capsys.readouterr().out.endswith("from now on, at epoch 0\n")
+    assert value(root) == b"half"
+    for missing in (["--log", str(root)], ["job"]):
+        with pytest.raises(SystemExit):
+            parser.parse_args(missing)
