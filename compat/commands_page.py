@@ -45,7 +45,7 @@ GROUPS = {
 AS_MISSING = "as for a missing key: no state is of this kind"
 MISSING_KINDS = ("stream",)
 
-WAYS = {
+POLICY_TEXTS = {
     RequestPolicy.LOCAL: "the proxy itself",
     RequestPolicy.BY_KEYS: "the key's server",
     RequestPolicy.ALL_SHARDS: "all servers",
@@ -53,7 +53,7 @@ WAYS = {
     RequestPolicy.ALL_JOBS: "all servers",
     RequestPolicy.ONE_JOB: "a server of the job",
 }
-# The reasons why some commands reply an error of Redis.
+# The reasons why some commands reply with an error of Redis, by patterns of their names.
 REASONS = {
     "cluster|*": "a node gets its topology from a file or a registry",
     "debug": "the reply of a Redis that does not allow it",
@@ -100,7 +100,7 @@ def _rows(table: CommandTable) -> Iterator[Command]:
     """Iterate over commands and subcommands, without containers."""
     for each in sorted(table, key=lambda command: command.name):
         if each.facts.group not in GROUPS:
-            raise ValueError(f"command {each.name!r} is of the group {each.facts.group!r}, which has no place here")
+            raise ValueError(f"command {each.name!r} is of the group {each.facts.group!r}, which GROUPS lacks; add it")
         if not each.subcommands or each.declaration is not None:
             yield each
         yield from sorted(each.subcommands.values(), key=lambda command: command.name)
@@ -120,20 +120,20 @@ def _section(title: str, rows: Sequence[Command], reasons: Mapping[str, str], *,
     lines = [f"## {title}\n", "| command | since | | cluster | proxy |", "|---|---|---|---|---|"]
     for each in rows:
         name = each.name.replace("|", " ").upper()
-        what = each.facts.summary if is_own else _what(each, reasons)
-        lines.append(f"| `{name}` | {each.facts.since} | {what} | {_keys(each)} | {_proxy(each)} |")
+        status = each.facts.summary if is_own else _status(each, reasons)
+        lines.append(f"| `{name}` | {each.facts.since} | {status} | {_keys(each)} | {_proxy(each)} |")
     return "\n".join(lines) + "\n"
 
 
-def _what(command: Command, reasons: Mapping[str, str]) -> str:
+def _status(command: Command, reasons: Mapping[str, str]) -> str:
     if command.declaration is not None:
         return f"served, {AS_MISSING}" if command.facts.group in MISSING_KINDS else "served"
     if command.facts.is_write:
         return "write"
-    why = next((why for pattern, why in reasons.items() if fnmatchcase(command.name, pattern)), None)
-    if why is None:
-        raise ValueError(f"command {command.name!r} is not served, and nothing says why")
-    return f"no: {why}"
+    reason = next((text for pattern, text in reasons.items() if fnmatchcase(command.name, pattern)), None)
+    if reason is None:
+        raise ValueError(f"command {command.name!r} is not served, and neither table has a reason; add one")
+    return f"no: {reason}"
 
 
 def _keys(command: Command) -> str:
@@ -158,7 +158,7 @@ def _proxy(command: Command) -> str:
     policy = policy_of(command)
     if policy is RequestPolicy.BY_KEYS and SPLIT in command.facts.tips:
         return "the keys' servers, split"
-    return WAYS[policy]
+    return POLICY_TEXTS[policy]
 
 
 def main(arguments: Sequence[str]) -> int:

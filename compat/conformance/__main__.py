@@ -35,11 +35,11 @@ def main(arguments: list[str] | None = None) -> int:
             if "clients" in options.part:
                 for cell in _run_clients(options, targets, versions):
                     cells.append(cell)
-                    _tell(cell.is_right, f"{cell.client}, {cell.feature}, {cell.target}", cell.told)
+                    _tell(cell.is_right, f"{cell.client}, {cell.feature}, {cell.target}", cell.problem)
             if "transcripts" in options.part:
                 for replay in replays(targets):
                     replayed.append(replay)
-                    _tell(replay.is_right, f"{replay.client}, replayed, {replay.target}", replay.told)
+                    _tell(replay.is_right, f"{replay.client}, replayed, {replay.target}", replay.problem)
     if cells and replayed and not options.client and not options.feature:
         text = page.tables(cells, versions, replayed)
         print(f"\n{text}")
@@ -97,9 +97,9 @@ def _run_clients(options: argparse.Namespace, targets: Targets, versions: dict[s
             yield from cells_of(script, wanted, targets)
 
 
-def _tell(is_right: bool | None, what: str, told: str) -> None:
+def _tell(is_right: bool | None, what: str, problem: str) -> None:
     sign = page.SIGNS[is_right]
-    print(f"{sign} {what}" + (f": {told}" if told else ""), flush=True)
+    print(f"{sign} {what}" + (f": {problem}" if problem else ""), flush=True)
 
 
 if __name__ == "__main__":

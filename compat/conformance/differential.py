@@ -16,7 +16,7 @@ from compat.conformance.dataset import standard
 from compat.conformance.dataset_log import dataset_writer, publish
 from compat.conformance.judge import Deviations, Judge
 from compat.conformance.servers import fill, redis_server, sparkis_server, wait_for_keys
-from compat.conformance.wire import Connection, Words, ask
+from compat.conformance.wire import Connection, Words, replies_to
 from compat.reference.capture import ROW_FIELDS, capture
 
 # After so many differences of one command, the next command is tested.
@@ -71,7 +71,7 @@ def judge_of(left: Address, right: Address) -> Judge:
 def differences(left: Address, right: Address, examples: int) -> Iterator[tuple[str, int, list[str]]]:
     """Test each command `examples` times; yield its name, the number of sent requests, and the differences."""
     judge = judge_of(left, right)
-    for name in generators.SHORT_ANSWERS:
+    for name in generators.SHORT_REPLIES:
         yield name, *_differences_in(name, judge, (left, right), examples)
 
 
@@ -87,7 +87,7 @@ def _differences_in(name: str, judge: Judge, both: tuple[Address, Address], exam
             return
         greeting: list[Words] = data.draw(st.sampled_from([[], [[b"HELLO", b"3"]]]))
         pipeline = [*greeting, *data.draw(st.lists(generators.requests(name), min_size=1, max_size=6))]
-        replies = [ask(each.port, pipeline, each.host) for each in both]
+        replies = [replies_to(each.port, pipeline, each.host) for each in both]
         sent += len(pipeline)
         found.extend(judge.differences(pipeline, *replies))
 

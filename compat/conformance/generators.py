@@ -515,13 +515,13 @@ ARGUMENTS: Mapping[str, SearchStrategy[list[bytes]]] = {
 }
 
 # COMMAND's reply has 400 KB, so it is compared separately, not in every second pipeline.
-SHORT_ANSWERS = sorted(ARGUMENTS.keys() - {"command"})
+SHORT_REPLIES = sorted(ARGUMENTS.keys() - {"command"})
 
 
 @st.composite
 def requests(draw: st.DrawFn, name: str | None = None) -> list[bytes]:
     """Make one request, of a named command or of any; now and then spoil its arguments."""
-    chosen = name or draw(st.sampled_from(SHORT_ANSWERS))
+    chosen = name or draw(st.sampled_from(SHORT_REPLIES))
     # Where COMMAND GETKEYS expects a number of keys, Redis reads words that are none as C's atoi does.
     # Where items are given with repetition, a large number would keep it busy for ever.
     is_number_harmful = chosen in ("command|getkeys", "srandmember", "hrandfield", "zrandmember")

@@ -1,14 +1,14 @@
 """Compares two replies to the same request: byte for byte, except where Redis leaves the result open.
 
-Left open by Redis, and compared as what they are:
-  order          HGETALL, HKEYS, HVALS, KEYS, CONFIG GET, COMMAND LIST and set reads promise none
-  the clock      TTL, PTTL and TIME are asked a moment apart
-  chance         RANDOMKEY, SRANDMEMBER, HRANDFIELD, ZRANDMEMBER: any items, as many of them
+Redis leaves open, and the judge compares accordingly:
+  order          HGETALL, HKEYS, HVALS, KEYS, CONFIG GET, COMMAND LIST and set reads promise no order
+  the clock      TTL, PTTL and TIME are requested a moment apart
+  chance         RANDOMKEY, SRANDMEMBER, HRANDFIELD, ZRANDMEMBER: any items, the same number of them
   doubles        7.0 writes 17 digits, 7.2 and later the shortest text that reads back the same
-  ranges         of texts, in a large sorted set whose scores differ
+  ranges         by text, in a large sorted set whose scores differ
   ties           of SORT_RO by texts, and the order of a set that it does not sort
-  its own        DUMP's form, which a test restores; OBJECT IDLETIME, which nobody keeps here; MEMORY USAGE
-  cursors        a step of SCAN or HSCAN; whole iterations are compared by a test of their own
+  implementation DUMP's format (a test restores dumps); OBJECT IDLETIME, which sparkis does not track; MEMORY USAGE
+  cursors        a step of SCAN or HSCAN; another test compares full iterations
   identity       connection ids, addresses, process ids, versions
 
 Every other difference has to be in `deviations.toml`, with its reason.
@@ -28,10 +28,10 @@ from compat.conformance.wire import Reply, Words
 
 DEVIATIONS = Path(__file__).resolve().parents[1] / "deviations.toml"
 
-# Two servers are asked one after the other, on a machine that may be busy.
+# The two servers get a request one after the other, on a machine that may be busy.
 CLOCK_MS_MAX = 5_000
 
-# Fields of CLIENT LIST that are each connection's own, or the clock's.
+# Fields of CLIENT LIST that depend on the connection or on the clock.
 CLIENT_IDENTITY = ("id", "addr", "laddr", "age", "idle")
 
 SCORED = (
@@ -47,25 +47,25 @@ CONTAINERS = ("client", "command", "config", "function", "memory", "object")
 
 
 @dataclass(frozen=True, repr=False)
-class Answer:
-    """One difference in a reply, with a request that causes it. why: whose behaviour is wanted, and the reason."""
+class ReplyDeviation:
+    """One intended difference in a reply, with a request that causes it. redis, sparkis: regular expressions."""
 
     command: str
     request: Sequence[str]
     redis: str
     sparkis: str
-    why: str
+    reason: str
     is_password_set: bool = False
 
 
 @dataclass(frozen=True)
-class BytesAnswer:
-    """One difference in the reply to bytes that are no valid request."""
+class BytesDeviation:
+    """One intended difference in the reply to bytes that are no valid request."""
 
     data: str
     redis: str
     sparkis: str
-    why: str
+    reason: str
     is_password_set: bool = False
 
 
@@ -73,8 +73,8 @@ class BytesAnswer:
 class Deviations:
     """The intended differences of `deviations.toml`. Every line has a reason; patterns are globs."""
 
-    answers: Sequence[Answer]
-    bytes_answers: Sequence[BytesAnswer]
+    reply_deviations: Sequence[ReplyDeviation]
+    bytes_deviations: Sequence[BytesDeviation]
     not_served: Mapping[str, str]
     info_added: Mapping[str, str]
     config_added: Mapping[str, str]
@@ -87,15 +87,15 @@ class Deviations:
     def load(cls, path: Path = DEVIATIONS) -> Deviations:
         """Read the file; an unknown table or key is an error."""
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        answers = [Answer(**row) for row in tables.pop("answers")]
-        bytes_answers = [BytesAnswer(**row) for row in tables.pop("bytes")]
-        return cls(answers, bytes_answers, **tables)
+        reply_deviations = [ReplyDeviation(**row) for row in tables.pop("replies")]
+        bytes_deviations = [BytesDeviation(**row) for row in tables.pop("bytes")]
+        return cls(reply_deviations, bytes_deviations, **tables)
 
     def explains(self, command: str, theirs: Reply, ours: Reply) -> bool:
         """Tell whether a difference is intended."""
         return any(
             each.command == command and is_text(each.redis, theirs) and is_text(each.sparkis, ours)
-            for each in self.answers
+            for each in self.reply_deviations
         )
 
 
@@ -122,8 +122,8 @@ def command_of(request: Words) -> str:
 class Judge:
     """Compares replies of a real server (`theirs`) with those of a server under test (`ours`).
 
-    config_names are the settings that the server under test has; commands_alike those whose row in the command table
-    is the same in the version of the real server and the one that is claimed.
+    config_names: the settings that the server under test has. commands_alike: the commands whose row in the command
+    table is the same in both servers. keys: all keys of the data set.
     """
 
     deviations: Deviations
@@ -167,12 +167,12 @@ class Judge:
     def differences(self, requests: Sequence[Words], theirs: Sequence[Reply], ours: Sequence[Reply]) -> list[str]:
         """Return the differences between replies to a pipeline, as text."""
         found = [
-            f"{b' '.join(request)!r}: Redis answers {_shown(their)}, the server under test {_shown(our)}"
+            f"{b' '.join(request)!r}: Redis replies {_shortened(their)}, the server under test {_shortened(our)}"
             for request, their, our in zip(requests, theirs, ours, strict=False)
             if not self.is_same(request, their, our)
         ]
         if len(theirs) != len(ours):
-            found.append(f"Redis gives {len(theirs)} answers, the server under test {len(ours)}, to {requests!r}")
+            found.append(f"Redis sends {len(theirs)} replies, the server under test {len(ours)}, to {requests!r}")
         return found
 
     def is_same(self, request: Words, theirs: Reply, ours: Reply) -> bool:
@@ -201,14 +201,14 @@ class Judge:
 
     @staticmethod
     def _is_same_step(request: Words, theirs: Reply, ours: Reply) -> bool:
-        """A complete iteration in one step has the same items; of other steps only the shape is compared."""
+        """Compare the items of an iteration that is complete after one step; of other steps compare only the shape."""
         (their_cursor, their_items), (our_cursor, our_items) = theirs.value, ours.value
         if [their_cursor.mark, their_items.mark] != [our_cursor.mark, our_items.mark] or not our_cursor.value.isdigit():
             return False
         command = command_of(request)
-        is_whole = {request[1 if command == "scan" else 2], their_cursor.value, our_cursor.value} == {b"0"}
+        is_complete = {request[1 if command == "scan" else 2], their_cursor.value, our_cursor.value} == {b"0"}
         size = 2 if command in ("hscan", "zscan") else 1
-        return not is_whole or _items_of(their_items, size) == _items_of(our_items, size)
+        return not is_complete or _items_of(their_items, size) == _items_of(our_items, size)
 
     def _is_a_key(self, request: Words, theirs: Reply, ours: Reply) -> bool:
         return theirs.value in self.keys and ours.value in self.keys
@@ -225,13 +225,13 @@ class Judge:
         return bool(_with_short_digits(theirs) == _with_short_digits(ours))
 
     def _is_same_sort(self, request: Words, theirs: Reply, ours: Reply) -> bool:
-        """Items that are sorted by equal texts, and unsorted sets, have any order."""
+        """Items with equal sort keys, and unsorted sets, may have any order."""
         words = [word.upper() for word in request[2:]]
         is_open = b"BY" in words and (b"ALPHA" in words or not any(self.items.get(request[1], {b"": b""}).values()))
         return is_open and len(theirs.value) == len(ours.value)
 
     def _is_as_many(self, request: Words, theirs: Reply, ours: Reply) -> bool:
-        """The same number of existing items, and none twice unless the count is negative."""
+        """Both replies have the same number of existing items, and no item twice unless the count is negative."""
         items = self.items[request[1]]
         if not isinstance(theirs.value, list):
             return theirs.value in items and ours.value in items
@@ -258,7 +258,7 @@ class Judge:
 
     @staticmethod
     def _is_same_greeting(request: Words, theirs: Reply, ours: Reply) -> bool:
-        """Version and connection id are a server's own."""
+        """Version and connection id may differ."""
         fields = [dict(_pairs(reply)) for reply in (theirs, ours)]
         are_texts = all(isinstance(each[b"version"], bytes) and isinstance(each[b"id"], int) for each in fields)
         rest = [{**each, b"version": b"", b"id": 0} for each in fields]
@@ -269,9 +269,9 @@ class Judge:
         return theirs.mark == ":" and bool(ours.value > 0)
 
     def _is_client_lines(self, request: Words, theirs: Reply, ours: Reply) -> bool:
-        """Each server lists its own clients: the names of the fields, in order, and what a client itself set."""
+        """The lines have the same field names in the same order, and the same values that the client itself set."""
         their_lines, our_lines = (client_lines(reply) for reply in (theirs, ours))
-        if command_of(request) == "client|list":  # who else is connected is each server's own
+        if command_of(request) == "client|list":  # each server also lists other clients
             return bool(their_lines) == bool(our_lines)
         return len(our_lines) == len(their_lines) and all(
             self.is_same_client(their, our) for their, our in zip(their_lines, our_lines, strict=True)
@@ -285,7 +285,7 @@ class Judge:
         )
 
     def _are_same_rows(self, request: Words, theirs: Reply, ours: Reply) -> bool:
-        """Rows of commands that are the same in both versions; a table test compares the others."""
+        """Compare the rows of commands that are the same in both versions; a test of the table compares the others."""
         rows = [[each.raw for each in reply.value if self._is_alike(each)] for reply in (theirs, ours)]
         return rows[0] == rows[1] if request[2:] else sorted(rows[0]) == sorted(rows[1])
 
@@ -293,7 +293,7 @@ class Judge:
         return row.value is None or row.value[0].value in self.commands_alike
 
     def _is_same_documentation(self, request: Words, theirs: Reply, ours: Reply) -> bool:
-        """The same commands are documented; a table test compares the texts."""
+        """Both document the same commands; a test of the table compares the texts."""
         names = [{name for name in reply.plain[::2] if name in self.commands_alike} for reply in (theirs, ours)]
         return names[0] == names[1]
 
@@ -364,5 +364,5 @@ def _is_value(expected: bytes | None, found: bytes | None) -> bool:
     return expected == found or (None not in (expected, found) and float(expected or b"") == float(found or b""))
 
 
-def _shown(reply: Reply) -> str:
+def _shortened(reply: Reply) -> str:
     return repr(reply.raw if len(reply.raw) <= 400 else reply.raw[:400] + b"...")

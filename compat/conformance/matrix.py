@@ -31,9 +31,9 @@ FEATURE_S_MAX = 120.0
 ALONE = ("write refused", "TLS", "--tls", "ACL user", "--user", "reconnect after a restart")
 
 # A script's outcome for a feature that its client does not have at this kind of server.
-NONE = "has none"
+NOT_SUPPORTED = "not supported"
 
-SHOWN_BYTES_MAX = 1500
+PRINTED_CHARS_MAX = 1500
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Cell:
     feature: str
     target: str
     is_right: bool | None
-    told: str = ""
+    problem: str = ""
 
 
 @dataclass
@@ -97,8 +97,8 @@ class Script:
     # The outcomes of features that no installed real server has, with the reason.
     expected: dict[str, dict[str, Any]] = field(default_factory=dict)
     _process: subprocess.Popen[bytes] | None = None
-    _held: bytes = b""
-    # The clients' warnings; printed if the process ends.
+    _buffered: bytes = b""
+    # The client's standard error: warnings, and the reason if the process ends.
     _errors: IO[bytes] = field(default_factory=TemporaryFile)
 
     def __enter__(self) -> Script:
@@ -118,9 +118,9 @@ class Script:
             cwd=ROOT,
             env=self.client.environment(),
         )
-        self._held = b""
-        told = self._read()
-        self.version, self.features, self.expected = told["version"], told["features"], told["expected"]
+        self._buffered = b""
+        greeting = self._read()
+        self.version, self.features, self.expected = greeting["version"], greeting["features"], greeting["expected"]
 
     def _stop(self) -> None:
         if self._process is not None:
@@ -135,47 +135,47 @@ class Script:
         try:
             self._write({"feature": feature, "at": target.at()})
             while True:
-                told = self._read()
-                if "outcome" in told:
-                    return told["outcome"]
-                if "error" in told:
-                    raise RuntimeError(told["error"])
-                self._do(told, target)
+                line = self._read()
+                if "outcome" in line:
+                    return line["outcome"]
+                if "error" in line:
+                    raise RuntimeError(line["error"])
+                self._do(line, target)
                 self._write({})
         except (TimeoutError, EOFError, BrokenPipeError) as error:
             self._stop()
             raise RuntimeError(f"the script of {self.client.name}: {error!r}") from error
 
     @staticmethod
-    def _do(asked: dict[str, str], target: Target) -> None:
-        match asked["do"]:
+    def _do(request: dict[str, str], target: Target) -> None:
+        match request["do"]:
             case "put":
-                target.put(asked["key"], asked["value"])
+                target.put(request["key"], request["value"])
             case "delete":
-                target.delete(asked["key"])
+                target.delete(request["key"])
             case "restart":
                 target.restart()
             case other:
-                raise ValueError(f"a script asked for {other!r}")
+                raise ValueError(f"a script requested the unknown action {other!r}")
 
-    def _write(self, told: dict[str, Any]) -> None:
+    def _write(self, line: dict[str, Any]) -> None:
         assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(json.dumps(told).encode() + b"\n")
+        self._process.stdin.write(json.dumps(line).encode() + b"\n")
         self._process.stdin.flush()
 
     def _read(self) -> Any:
         assert self._process is not None and self._process.stdout is not None
         pipe = self._process.stdout.fileno()
-        while b"\n" not in self._held:
+        while b"\n" not in self._buffered:
             ready, _, _ = select.select([pipe], [], [], FEATURE_S_MAX)
             if not ready:
-                raise TimeoutError(f"nothing was said for {FEATURE_S_MAX:.0f} s")
-            some = os.read(pipe, 1 << 20)
-            if not some:
+                raise TimeoutError(f"no line within {FEATURE_S_MAX:.0f} s")
+            received = os.read(pipe, 1 << 20)
+            if not received:
                 self._errors.seek(0)
-                raise EOFError(self._errors.read()[-SHOWN_BYTES_MAX:])
-            self._held += some
-        line, _, self._held = self._held.partition(b"\n")
+                raise EOFError(self._errors.read()[-PRINTED_CHARS_MAX:])
+            self._buffered += received
+        line, _, self._buffered = self._buffered.partition(b"\n")
         return json.loads(line)
 
 
@@ -187,27 +187,27 @@ def cells_of(script: Script, features: Sequence[str], targets: Targets) -> Itera
             is_cluster = bool(ours.at()["is_cluster"]) and feature not in ALONE
             real: Target = targets.cluster if is_cluster else targets.plain
             if feature in script.expected:
-                wanted = script.expected[feature]["outcome"]
+                expected_outcome = script.expected[feature]["outcome"]
             else:
                 if real.name not in seen:
                     seen[real.name] = _outcome(script, feature, real)
-                wanted = seen[real.name]
+                expected_outcome = seen[real.name]
             cell = Cell(script.client.name, feature, ours.name, None)
-            if isinstance(wanted, Failure):
-                cell.is_right, cell.told = False, f"at {real.name}: {wanted.text}"
-            elif not is_none(wanted):
+            if isinstance(expected_outcome, Failure):
+                cell.is_right, cell.problem = False, f"at {real.name}: {expected_outcome.text}"
+            elif not is_unsupported(expected_outcome):
                 found = _outcome(script, feature, ours)
-                cell.is_right = None if is_none(found) else found == wanted
+                cell.is_right = None if is_unsupported(found) else found == expected_outcome
                 if isinstance(found, Failure):
-                    cell.told = found.text
+                    cell.problem = found.text
                 elif cell.is_right is False:
-                    cell.told = difference(wanted, found)
+                    cell.problem = difference(expected_outcome, found)
             yield cell
 
 
 @dataclass
 class Failure:
-    """The reason why a feature failed."""
+    """The outcome of a feature that failed, with the reason."""
 
     text: str
 
@@ -220,31 +220,31 @@ def _outcome(script: Script, feature: str, target: Target) -> Any:
         return Failure(str(error))
 
 
-def is_none(outcome: Any) -> bool:
+def is_unsupported(outcome: Any) -> bool:
     """Tell whether a client does not have a feature, in any of its variants."""
     is_by_variant = isinstance(outcome, list) and bool(outcome) and all(_is_pair(each) for each in outcome)
-    return outcome == NONE or (is_by_variant and all(each[1] == NONE for each in outcome))
+    return outcome == NOT_SUPPORTED or (is_by_variant and all(each[1] == NOT_SUPPORTED for each in outcome))
 
 
 def _is_pair(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2
 
 
-def difference(wanted: Any, found: Any, path: str = "") -> str:
+def difference(expected: Any, found: Any, path: str = "") -> str:
     """Return the first difference between two outcomes, as text."""
-    both = (wanted, found)
-    if all(isinstance(each, dict) for each in both) and wanted.keys() == found.keys():
-        places = [(name, wanted[name], found[name]) for name in wanted]
-    elif all(isinstance(each, list) for each in both) and len(wanted) == len(found):
-        places = [(str(at), *pair) for at, pair in enumerate(zip(wanted, found, strict=True))]
+    both = (expected, found)
+    if all(isinstance(each, dict) for each in both) and expected.keys() == found.keys():
+        pairs = [(name, expected[name], found[name]) for name in expected]
+    elif all(isinstance(each, list) for each in both) and len(expected) == len(found):
+        pairs = [(str(at), *pair) for at, pair in enumerate(zip(expected, found, strict=True))]
     else:
-        places = []
-    for name, one, other in places:
+        pairs = []
+    for name, one, other in pairs:
         if one != other:
             return difference(one, other, f"{path}/{name}")
-    return f"at {path or '/'}\n    the real server: {_shown(wanted)}\n    ours:            {_shown(found)}"
+    return f"at {path or '/'}\n    the real server: {_shortened(expected)}\n    ours:            {_shortened(found)}"
 
 
-def _shown(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= SHOWN_BYTES_MAX else text[:SHOWN_BYTES_MAX] + "..."
+    return text if len(text) <= PRINTED_CHARS_MAX else text[:PRINTED_CHARS_MAX] + "..."

@@ -25,12 +25,12 @@ from compat.waiting import WAIT_S_MAX, eventually
 # by its process id.
 PORTS = range(12_000, 32_000)
 PORTS_OF_A_PROCESS = 200
-_ports_given = count()
+_port_numbers = count()
 
 STOP_S_MAX = 60.0
 
 REDIS_SERVER = "redis-server"
-# The options of a registry for tests that are not about failures: on a busy machine, no slow server counts as failed.
+# The options of a registry for tests without failures: no server counts as failed, however slow a busy machine is.
 PATIENT_REGISTRY = (
     "-c",
     f"""
@@ -78,7 +78,7 @@ def free_port() -> int:
     parts = len(PORTS) // PORTS_OF_A_PROCESS
     first = PORTS.start + os.getpid() % parts * PORTS_OF_A_PROCESS
     for _ in range(PORTS_OF_A_PROCESS):
-        port = first + next(_ports_given) % PORTS_OF_A_PROCESS
+        port = first + next(_port_numbers) % PORTS_OF_A_PROCESS
         with suppress(OSError), socket.socket() as listener:
             listener.bind(("127.0.0.1", port))
             return port
@@ -101,7 +101,7 @@ def redis_server(folder: Path, *options: str, password: str | None = None, port:
         [REDIS_SERVER, "--port", str(chosen), *given], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
     with _stopped_at_the_end(process):
-        if not _is_answering(chosen, process):
+        if not _has_started(chosen, process):
             raise RuntimeError(f"{REDIS_SERVER} does not start at port {chosen}: exit code {process.poll()}")
         yield Running(chosen, process, password)
 
@@ -203,16 +203,16 @@ def _stopped_at_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
                 stream.close()
 
 
-def _is_answering(port: int, process: subprocess.Popen[bytes]) -> bool:
+def _has_started(port: int, process: subprocess.Popen[bytes]) -> bool:
     """Wait until a server accepts connections; False if it ended, for example because its port was in use."""
 
-    def answers() -> bool:
+    def replies() -> bool:
         with suppress(OSError, EOFError), Connection(port) as connection:
             connection.call("PING")
             return True
         return False
 
-    return eventually(lambda: process.poll() is None and answers(), lambda found: found or process.poll() is not None)
+    return eventually(lambda: process.poll() is None and replies(), lambda found: found or process.poll() is not None)
 
 
 def fill(server: Running, dataset: Dataset) -> None:
@@ -231,7 +231,9 @@ def fill(server: Running, dataset: Dataset) -> None:
         replies = replies_in(connection.read_to_end())
     refused = [reply.raw for reply in replies if reply.is_error]
     if refused or len(replies) != len(writes):
-        raise RuntimeError(f"the data set was not taken: {len(replies)} of {len(writes)} answered, {refused[:3]}")
+        raise RuntimeError(
+            f"the data set was not written: {len(replies)} replies to {len(writes)} writes, {refused[:3]}"
+        )
 
 
 def wait_for_keys(server: Running, count: int) -> None:
@@ -240,6 +242,6 @@ def wait_for_keys(server: Running, count: int) -> None:
         eventually(
             lambda: connection.call("DBSIZE"),
             lambda found: not found.is_error and found.plain >= count,
-            f"a server is to have {count} keys",
+            f"a server to have {count} keys",
             processes=[server.process],
         )

@@ -97,19 +97,19 @@ def owner_of(key: bytes) -> int:
 LIVE_OWNER = owner_of(LIVE.encode())
 
 
-def ask(server: Running, *words: bytes | str | int) -> Any:
+def call(server: Running, *words: bytes | str | int) -> Any:
     """Send one request; RuntimeError for an error reply."""
     with server.connect() as connection:
         reply = connection.call(*words)
     if reply.is_error:
-        raise RuntimeError(f"{words} was answered with {reply.raw!r}")
+        raise RuntimeError(f"{words} got the error reply {reply.raw!r}")
     return reply.plain
 
 
 def wait_for_value(server: Running, key: str, value: str | None) -> None:
     """Wait until a server replies this value for a key; None: until the key is missing."""
-    wanted = None if value is None else value.encode()
-    eventually(lambda: bool(ask(server, "GET", key) == wanted), awaited=f"{key} to be {value}")
+    expected = None if value is None else value.encode()
+    eventually(lambda: bool(call(server, "GET", key) == expected), awaited=f"{key} to be {value}")
 
 
 class RealServer:
@@ -140,22 +140,22 @@ class RealServer:
         return _at(port, port, self._tls_port, self._authority, is_cluster=False)
 
     def put(self, key: str, value: str) -> None:
-        ask(self._primary, "SET", key, value)
+        call(self._primary, "SET", key, value)
         wait_for_value(self._replica.server, key, value)
 
     def delete(self, key: str) -> None:
-        ask(self._primary, "DEL", key)
+        call(self._primary, "DEL", key)
         wait_for_value(self._replica.server, key, None)
 
     def restart(self) -> None:
         self._replica.stop()
         self._replica.start()
         eventually(
-            lambda: ask(self._replica.server, "DBSIZE") >= self._size(), awaited="the replica to be filled again"
+            lambda: call(self._replica.server, "DBSIZE") >= self._size(), awaited="the replica to be filled again"
         )
 
     def _size(self) -> int:
-        return int(ask(self._primary, "DBSIZE"))
+        return int(call(self._primary, "DBSIZE"))
 
 
 class RealCluster:
@@ -167,11 +167,11 @@ class RealCluster:
         self._authority = authority
         self.nodes = [stack.enter_context(self._node(folder / str(number))) for number in range(len(SLOTS))]
         for epoch, (server, slots) in enumerate(zip(self.nodes, SLOTS, strict=True), 1):
-            ask(server, "CLUSTER", "SET-CONFIG-EPOCH", epoch)
-            ask(server, "CLUSTER", "ADDSLOTSRANGE", *slots)
+            call(server, "CLUSTER", "SET-CONFIG-EPOCH", epoch)
+            call(server, "CLUSTER", "ADDSLOTSRANGE", *slots)
         for server in self.nodes[1:]:
-            bus = ask(server, "CLUSTER", "NODES").split()[1].partition(b"@")[2]
-            ask(self.nodes[0], "CLUSTER", "MEET", HOST, server.port, bus)
+            bus = call(server, "CLUSTER", "NODES").split()[1].partition(b"@")[2]
+            call(self.nodes[0], "CLUSTER", "MEET", HOST, server.port, bus)
         eventually(lambda: all(map(self._is_settled, self.nodes)), awaited="the nodes to meet")
         self._fill(dataset)
 
@@ -185,8 +185,8 @@ class RealCluster:
 
     @staticmethod
     def _is_settled(server: Running) -> bool:
-        is_ok = b"cluster_state:ok" in ask(server, "CLUSTER", "INFO")
-        return is_ok and len(ask(server, "CLUSTER", "SLOTS")) == len(SLOTS)
+        is_ok = b"cluster_state:ok" in call(server, "CLUSTER", "INFO")
+        return is_ok and len(call(server, "CLUSTER", "SLOTS")) == len(SLOTS)
 
     def _fill(self, dataset: Dataset) -> None:
         for number, server in enumerate(self.nodes):
@@ -198,23 +198,23 @@ class RealCluster:
         return _at(ports[owner], ports[owner - 1], 0, self._authority, is_cluster=True)
 
     def put(self, key: str, value: str) -> None:
-        ask(self.nodes[owner_of(key.encode())], "SET", key, value)
+        call(self.nodes[owner_of(key.encode())], "SET", key, value)
 
     def delete(self, key: str) -> None:
-        ask(self.nodes[owner_of(key.encode())], "DEL", key)
+        call(self.nodes[owner_of(key.encode())], "DEL", key)
 
     def restart(self) -> None:
-        raise NotImplementedError("what a client does then is compared with what it does at the real server")
+        raise NotImplementedError("for this feature a client at a cluster is compared with one at the real server")
 
 
 class Log:
-    """The log that all our targets read, with the data set and the live key."""
+    """The log that all our targets read. It has the data set, and the live key."""
 
     def __init__(self, root: Path, stack: ExitStack, dataset: Dataset) -> None:
         self.root = root
         self.users = root.parent / "users.acl"
         self.users.write_text(f"user default on nopass ~* &* +@all\nuser {TENANT} {' '.join(TENANT_RULES)}\n")
-        # The servers to notify of each epoch, so that nothing waits for their next poll; with their TLS contexts.
+        # The servers that get a notice of each epoch, so that nothing waits for the next poll; and their TLS contexts.
         self.readers: list[tuple[Process, ssl.SSLContext | None]] = []
         self._writer: LogWriter = stack.enter_context(dataset_writer(root))
         publish(dataset, self._writer)
@@ -234,22 +234,22 @@ class Log:
 
 
 class Ours:
-    """The base of our targets, which all read one log."""
+    """The base class of our targets, which all read one log."""
 
     def __init__(self, log: Log, authority: Authority) -> None:
         self._log, self._authority = log, authority
 
-    def _asked(self) -> Running:
+    def _live_server(self) -> Running:
         """Return the server that has the live key."""
         raise NotImplementedError
 
     def put(self, key: str, value: str) -> None:
         self._log.put(key, value)
-        wait_for_value(self._asked(), key, value)
+        wait_for_value(self._live_server(), key, value)
 
     def delete(self, key: str) -> None:
         self._log.delete(key)
-        wait_for_value(self._asked(), key, None)
+        wait_for_value(self._live_server(), key, None)
 
 
 class OneProcess(Ours):
@@ -260,7 +260,7 @@ class OneProcess(Ours):
         self._process, self._keys = process, len(dataset.keys)
         self.wait()
 
-    def _asked(self) -> Running:
+    def _live_server(self) -> Running:
         return self._process.server
 
     def at(self) -> dict[str, Any]:
@@ -280,7 +280,7 @@ class OneProcess(Ours):
 class Server(OneProcess):
     """One server."""
 
-    name = place = "server"
+    name = kind = "server"
 
     def __init__(self, folder: Path, stack: ExitStack, log: Log, authority: Authority, dataset: Dataset) -> None:
         ports = (free_port(), free_port())
@@ -293,7 +293,7 @@ class Server(OneProcess):
 class Nodes(Ours):
     """Three nodes of a cluster with a third of the slots each; and, for TLS, one node with all slots."""
 
-    name, place = "cluster node", "node"
+    name, kind = "cluster node", "node"
 
     def __init__(self, folder: Path, stack: ExitStack, log: Log, authority: Authority, dataset: Dataset) -> None:
         super().__init__(log, authority)
@@ -301,7 +301,7 @@ class Nodes(Ours):
         parts = [f"{first}-{last}" for first, last in SLOTS]
         self._nodes = self._start(self.topology, parts, stack, folder)
         log.readers += [(node, None) for node in self._nodes]
-        self.proxies: list[Proxy] = []  # in front of them
+        self.proxies: list[Proxy] = []  # the proxies in front of these nodes
         tls = authority.options("node", auth_clients="no")
         self._encrypted = self._start(folder / "tls.json", ["0-16383"], stack, folder / "tls", *tls)[0]
         self._keys = len(dataset.keys)
@@ -322,11 +322,11 @@ class Nodes(Ours):
 
     def _wait(self) -> None:
         eventually(
-            lambda: sum(ask(node.server, "DBSIZE") for node in self._nodes) >= self._keys,
-            awaited="the nodes to hold all keys",
+            lambda: sum(call(node.server, "DBSIZE") for node in self._nodes) >= self._keys,
+            awaited="the nodes to have all keys",
         )
 
-    def _asked(self) -> Running:
+    def _live_server(self) -> Running:
         return self._nodes[LIVE_OWNER].server
 
     def at(self) -> dict[str, Any]:
@@ -347,7 +347,7 @@ class Nodes(Ours):
 class Proxy(OneProcess):
     """A proxy in front of the nodes."""
 
-    name = place = "proxy"
+    name = kind = "proxy"
 
     def __init__(self, stack: ExitStack, log: Log, authority: Authority, nodes: Nodes, dataset: Dataset) -> None:
         ports = (free_port(), free_port())

@@ -28,11 +28,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Transcript:
-    """The requests of one client. Each of `writes` is sent in one write."""
+    """The requests of one client, what they do, and the kinds of our servers that get them (`server`, `proxy`, `node`).
+
+    writes: groups of requests; each group is sent in one write.
+    """
 
     client: str
     what: str
-    places: Sequence[str]
+    kinds: Sequence[str]
     writes: Sequence[Sequence[Line]]
 
 
@@ -44,7 +47,7 @@ class Replay:
     what: str
     target: str
     is_right: bool
-    told: str
+    problem: str
 
 
 def load(path: Path) -> Transcript:
@@ -149,14 +152,14 @@ def _covers_all(reply: Reply) -> bool:
 
 
 def replays(targets: Targets) -> Iterator[Replay]:
-    """Replay all transcripts at our servers, and at the real ones, where they must pass as well."""
+    """Replay all transcripts at our servers, and at the real ones, which must pass all checks, too."""
     for path in sorted(FOLDER.glob("*.txt")):
         transcript = load(path)
-        real: Target = targets.cluster if transcript.places == ["node"] else targets.plain
-        told = [f"at {real.name}: {each}" for each in _problems(transcript, real)]
+        real: Target = targets.cluster if transcript.kinds == ["node"] else targets.plain
+        real_problems = [f"at {real.name}: {each}" for each in _problems(transcript, real)]
         for ours in targets.ours:
-            if ours.place in transcript.places:
-                found = told + _problems(transcript, ours)
+            if ours.kind in transcript.kinds:
+                found = real_problems + _problems(transcript, ours)
                 yield Replay(transcript.client, transcript.what, ours.name, not found, "\n    ".join(found))
 
 
@@ -165,4 +168,4 @@ def _problems(transcript: Transcript, target: Target) -> list[str]:
     try:
         return problems(transcript, at["host"], at["port"])
     except (OSError, EOFError) as error:
-        return [f"the conversation ended: {error!r}"]
+        return [f"the connection ended: {error!r}"]

@@ -26,7 +26,7 @@ class NotAReplyError(Exception):
 
 
 class Reply(NamedTuple):
-    """A reply as it was sent, and read: `mark` is its first byte.
+    """A reply, as sent and parsed. `mark`: its first byte.
 
     value: bytes for `+ - $ =`, an integer for `:`, None for nil, replies for `* ~ >`, pairs of replies for `%`.
     """
@@ -42,7 +42,7 @@ class Reply(NamedTuple):
 
     @property
     def plain(self) -> Any:
-        """The value without the marks, and maps as flat lists, which is what RESP2 makes of them."""
+        """The value without the marks, and maps as flat lists, as in RESP2."""
         if self.mark == "%":
             return [part.plain for pair in self.value for part in pair]
         return [each.plain for each in self.value] if isinstance(self.value, list) else self.value
@@ -60,7 +60,7 @@ def requests(many: Iterable[Words]) -> bytes:
 
 
 def replies_in(data: bytes) -> list[Reply]:
-    """Read all replies in a stream; NotAReplyError if it is not made of whole ones."""
+    """Read all replies in a stream; NotAReplyError if it is not a sequence of complete replies."""
     found = []
     at = 0
     while at < len(data):
@@ -108,14 +108,14 @@ def _items(data: bytes, at: int, count: int) -> tuple[list[Reply], int]:
 
 
 class Connection:
-    """One client's connection to a server, on this machine unless told otherwise."""
+    """One client's connection to a server, by default on this machine."""
 
     def __init__(self, port: int, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
         self._socket = socket.create_connection((host, port), WAIT_S_MAX)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
             self._socket = tls.wrap_socket(self._socket, server_hostname=host)
-        self._held = b""
+        self._buffered = b""
 
     def __enter__(self) -> Connection:
         return self
@@ -143,7 +143,7 @@ class Connection:
 
     def read_to_end(self, ending: bytes = b"") -> bytes:
         """Return everything up to the server's closing, or up to an ending; TimeoutError if neither comes."""
-        data, self._held = bytearray(self._held), b""
+        data, self._buffered = bytearray(self._buffered), b""
         while not (ending and data.endswith(ending)) and (received := self._receive()):
             data += received
         return bytes(data)
@@ -152,14 +152,14 @@ class Connection:
         """Return the next reply; EOFError if the server closes instead."""
         while True:
             try:
-                reply, end = reply_at(self._held, 0)
+                reply, end = reply_at(self._buffered, 0)
             except NotAReplyError:
                 received = self._receive()
                 if not received:
-                    raise EOFError(self._held) from None
-                self._held += received
+                    raise EOFError(self._buffered) from None
+                self._buffered += received
             else:
-                self._held = self._held[end:]
+                self._buffered = self._buffered[end:]
                 return reply
 
     def call(self, *words: bytes | str | int) -> Reply:
@@ -174,8 +174,8 @@ class Connection:
             return b""
 
 
-def ask(port: int, pipeline: Sequence[Words], host: str = "127.0.0.1") -> list[Reply]:
-    """Send a pipeline on a new connection and return its replies: fewer if the server closes.
+def replies_to(port: int, pipeline: Sequence[Words], host: str = "127.0.0.1") -> list[Reply]:
+    """Send a pipeline on a new connection and return the replies; fewer than requests if the server closes.
 
     The end is found by the error reply to an unknown command, which needs no password. Closing the connection instead
     would not work: a server may drop unsent replies when its client closes.
@@ -189,9 +189,9 @@ def ask(port: int, pipeline: Sequence[Words], host: str = "127.0.0.1") -> list[R
 def exchange(port: int, data: bytes, cuts: Iterable[int] = (), pause_s: float = 0.0) -> bytes:
     """Send bytes on a new connection and close the sending direction; return all bytes until the server closes.
 
-    cuts: offsets at which the bytes are sent in parts, so much time apart. What follows a byte at which the server
-    hung up is not answered: two servers that close at different bytes give different answers. For small answers only:
-    Redis drops what it has not sent when a client ends.
+    cuts: the offsets at which the bytes are split into parts, which are sent `pause_s` apart. Requests after the byte
+    at which a server closed get no reply, so two servers that close at different bytes send different replies. For
+    small replies only: Redis drops unsent replies when a client closes.
     """
     with Connection(port) as connection:
         at = 0

@@ -55,27 +55,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Fuzz; return 1 if a bug was found."""
     parser = argparse.ArgumentParser("python -m compat.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=int, default=60, help="for how long (60)")
-    parser.add_argument("--keep", action="store_true", help="keep the inputs that reach more than those that are kept")
+    parser.add_argument("--store", action="store_true", help="store the inputs that reach all lines as the new corpus")
     options = parser.parse_args(arguments)
-    kept = corpus.kept()
+    stored = corpus.stored()
     with TemporaryDirectory(prefix="sparkis-fuzz-") as name:
         folder = Path(name)
         seeds = folder / "seeds"
         seeds.mkdir()
-        for number, data in enumerate([*kept, *first_inputs(kept)]):
+        for number, data in enumerate([*stored, *first_inputs(stored)]):
             (seeds / f"{number:05d}").write_bytes(data)
         run = _run(folder, seeds, options.seconds)
         inputs = sorted((path.read_bytes() for path in seeds.iterdir()), key=lambda each: (len(each), each))
         # The process itself stored inputs that raised an exception; inputs that killed it are here.
         for path in folder.iterdir():
             if path.name.startswith(("timeout-", "oom-")):
-                print(f"found: {corpus.write_down([path.read_bytes()])}")
+                print(f"found: {corpus.store_finding([path.read_bytes()])}")
     chosen, reached = choose(inputs)
     everything = all_lines()
     print(f"{run.inputs} inputs in {options.seconds} s; the process grew by {run.growth_mib} MiB to {run.rss_mib} MiB")
     print(f"{len(reached & everything)} of {len(everything)} lines reached, by {len(chosen)} inputs")
-    if options.keep and run.exit_code == 0:
-        corpus.keep(chosen)
+    if options.store and run.exit_code == 0:
+        corpus.store(chosen)
     has_grown = run.growth_mib > GROWTH_MIB_MAX
     if has_grown:
         print(f"that is more than the {GROWTH_MIB_MAX} MiB that it may grow by")

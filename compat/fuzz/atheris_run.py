@@ -29,7 +29,7 @@ if __name__ == "__main__":
         try:
             subject.run(data)
         except FoundError:
-            print(f"found: {corpus.write_down(first_to_fail(subject.history(data)))}", flush=True)
+            print(f"found: {corpus.store_finding(first_to_fail(subject.history(data)))}", flush=True)
             raise
 
     atheris.Setup(sys.argv, run_one)

@@ -8,26 +8,26 @@ from hashlib import sha256
 from pathlib import Path
 
 HERE = Path(__file__).parent
-KEPT = HERE / "corpus.txt"
+CORPUS = HERE / "corpus.txt"
 FOUND = HERE / "found"
 
 
-def kept() -> list[bytes]:
+def stored() -> list[bytes]:
     """Return the corpus, which reaches all covered lines."""
-    return _read(KEPT) if KEPT.exists() else []
+    return _read(CORPUS) if CORPUS.exists() else []
 
 
-def keep(inputs: Iterable[bytes]) -> None:
+def store(inputs: Iterable[bytes]) -> None:
     """Write the corpus."""
-    _write(KEPT, sorted(inputs, key=lambda each: (len(each), each)))
+    _write(CORPUS, sorted(inputs, key=lambda each: (len(each), each)))
 
 
-def found() -> list[list[bytes]]:
+def findings() -> list[list[bytes]]:
     """Return the inputs that found bugs: sequences for one server, mostly of a single input."""
     return [_read(path) for path in sorted(FOUND.glob("*.txt"))]
 
 
-def write_down(inputs: Sequence[bytes]) -> Path:
+def store_finding(inputs: Sequence[bytes]) -> Path:
     """Store a sequence whose last input found a bug, for the tests."""
     FOUND.mkdir(exist_ok=True)
     path = FOUND / f"{sha256(b''.join(inputs)).hexdigest()[:12]}.txt"

@@ -73,37 +73,37 @@ class Tracer:
     def __init__(self) -> None:
         self._names = {str(path) for path in files()}
         # The lines that were not reached yet; empty for files that are not under test.
-        self._left: dict[CodeType, set[int]] = {}
+        self._unreached: dict[CodeType, set[int]] = {}
         self.reached: set[Line] = set()
 
-    def run(self, what: Callable[[], Any]) -> set[Line]:
+    def run(self, function: Callable[[], Any]) -> set[Line]:
         """Call a function; return the lines that are reached for the first time."""
         self.reached = set()
         sys.settrace(self._on_call)
         try:
-            what()
+            function()
         finally:
             sys.settrace(None)
         return self.reached
 
     def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
-        left = self._left.get(code)
-        if left is None:
-            left = self._left[code] = _lines_of(code) if code.co_filename in self._names else set()
-        return self._followed(code, left) if left else None
+        lines = self._unreached.get(code)
+        if lines is None:
+            lines = self._unreached[code] = _lines_of(code) if code.co_filename in self._names else set()
+        return self._line_tracer(code, lines) if lines else None
 
-    def _followed(self, code: CodeType, lines: set[int]) -> Any:
+    def _line_tracer(self, code: CodeType, lines: set[int]) -> Any:
         """Return the trace function of a call; it ends when nothing new can follow, as some calls loop over slots."""
-        left, add, name = LINES_PER_CALL_MAX, self.reached.add, code.co_filename
+        remaining, add, name = LINES_PER_CALL_MAX, self.reached.add, code.co_filename
 
         def on_line(frame: FrameType, event: str, argument: Any) -> Any:
-            nonlocal left
-            left -= 1
+            nonlocal remaining
+            remaining -= 1
             if event == "line" and frame.f_lineno in lines:
                 lines.remove(frame.f_lineno)
                 add((name, frame.f_lineno))
-            frame.f_trace_lines = left > 0 and bool(lines)
+            frame.f_trace_lines = remaining > 0 and bool(lines)
             return on_line
 
         return on_line

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-# A short input is answered in a few turns; long replies take one each.
+# A short input takes a few turns of the loop; each long reply takes one.
 TURNS_MAX = 20_000
 
 
@@ -32,7 +32,7 @@ class _Selector(selectors.DefaultSelector):
             self.turns += 1
             if self.turns > TURNS_MAX:
                 self.turns = 0
-                raise RestlessError(f"it does not come to rest within {TURNS_MAX} turns")
+                raise RestlessError(f"the loop is not idle after {TURNS_MAX} turns")
         else:
             self.turns = 0
             self.now_s += timeout or 0.0
@@ -56,7 +56,7 @@ class Loop(asyncio.SelectorEventLoop):
         """Connect to a server of this loop; ConnectionRefusedError."""
         listening = self.listening.get(f"{host}:{port}")
         if listening is None:
-            raise ConnectionRefusedError(f"nobody is at {host}:{port}")
+            raise ConnectionRefusedError(f"no server listens at {host}:{port}")
         near, far = socket.socketpair()
         await self.connect_accepted_socket(listening, far)
         return await super().create_connection(protocol_factory, sock=near)

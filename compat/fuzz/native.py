@@ -1,7 +1,7 @@
 """`make fuzz-native`: fuzzes the compiled core, built with AddressSanitizer and UBSan.
 
-An instrumented copy of the program is made in build/sanitized. Each part of the attack (see `native_run`) is a process
-of its own, which ends at the first finding of a sanitizer; the next one continues with another seed.
+An instrumented copy of the program is made in build/sanitized. Each part of the attack (see `native_run`) runs in a
+separate process, which ends at the first finding of a sanitizer. The next process continues with another seed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ FILES = ("setup.py", "pyproject.toml", "README.md")
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1"
 PARTS = ("requests", "records", "pages", "sockets", "hop")
 # The length of a sanitizer's report that is printed: the finding and its stack.
-SAID_CHARS_MAX = 6000
+REPORT_CHARS_MAX = 6000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build and fuzz; return 1 if a bug was found."""
     parser = argparse.ArgumentParser("python -m compat.fuzz.native", description=__doc__)
     parser.add_argument("--seconds", type=int, default=120, help="for how long, all parts together (120)")
-    parser.add_argument("--seed", type=int, default=1, help="of the dice (1)")
+    parser.add_argument("--seed", type=int, default=1, help="of the random numbers (1)")
     parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS, help="of the attack (all)")
     options = parser.parse_args(arguments)
     build()
@@ -54,7 +54,7 @@ def build() -> None:
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     made = subprocess.run(command, cwd=BUILT, env=environment, capture_output=True, text=True, check=False)
     if made.returncode or not list(BUILT.glob("resp_server/native/core*.so")):
-        raise SystemExit(f"the core could not be compiled with sanitizers:\n{made.stderr[-SAID_CHARS_MAX:]}")
+        raise SystemExit(f"the core could not be compiled with sanitizers:\n{made.stderr[-REPORT_CHARS_MAX:]}")
 
 
 def attack(part: str, seed: int, seconds: float) -> tuple[int, int]:
@@ -70,8 +70,8 @@ def attack(part: str, seed: int, seconds: float) -> tuple[int, int]:
         if done.returncode == 0:
             break
         findings += 1
-        print(f"{part}, seed {seed}, in the round behind input {numbers[-1] if numbers else 0}:", file=sys.stderr)
-        print(done.stderr[-SAID_CHARS_MAX:], file=sys.stderr)
+        print(f"{part}, seed {seed}, after input {numbers[-1] if numbers else 0}:", file=sys.stderr)
+        print(done.stderr[-REPORT_CHARS_MAX:], file=sys.stderr)
         seed += 1_000
     return inputs, findings
 

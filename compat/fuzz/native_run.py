@@ -1,10 +1,10 @@
-"""One part of fuzzing the compiled core, as a process with sanitizers (see `native`). Prints its inputs.
+"""One part of fuzzing the compiled core, as a process with sanitizers (see `native`). Prints the number of inputs.
 
-requests   the inputs of `make fuzz`, whole and mutated, in any chunks, to a server over a store in LMDB
-records    records that lie, with checksums that fit, and requests that are cut or have other bytes
+requests   the inputs of `make fuzz`, unchanged and mutated, in any chunks, to a server over a store in LMDB
+records    invalid records with valid checksums, and requests that are cut or have other bytes
 pages      pages of a store with other bytes
-sockets    clients that send, take, close and reset as they like, on the core's own epoll
-hop        a proxy: clients' requests, whole and mutated, to two servers that answer, or that say anything
+sockets    clients that send, receive, close and reset at random, on the core's own epoll
+hop        a proxy: clients' requests, unchanged and mutated, to two servers that reply correctly, or with any bytes
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ import lmdb
 from compat.conformance.certificates import Authority
 from compat.conformance.wire import requests
 from compat.fuzz import corpus
-from compat.fuzz.seeds import SAYINGS
-from compat.fuzz.subject import ASKED, FoundError, Subject, Wire
+from compat.fuzz.seeds import SCRIPTS
+from compat.fuzz.subject import REQUESTS, FoundError, Subject, Wire
 from compat.fuzz.targets import EPOCHS, NODE, NOW_MS, PASSWORD, PROXY, SCRIPTED, STATES, TWO, USER, fill
 from resp_server import native
 from resp_server.client.connection import Connection
@@ -46,7 +46,7 @@ from state_backend.store.keyspace import Job, Keyspace
 
 MAP_BYTES = 1 << 30
 INPUTS_PER_SUBJECT = 300
-INPUTS_PER_LIE = 300
+INPUTS_PER_CORRUPTION = 300
 # The maximum length of an input that is sent in chunks, as each chunk costs turns of the loop.
 CHUNKED_BYTES_MAX = 1_500
 KEYS = [
@@ -67,26 +67,26 @@ MEMBERS = [b"a", b"b", b"m1", b"m149", b"f0", b"f149", b"", b"0"]
 NUMBERS = [b"0", b"1", b"-1", b"99", b"-999999999999999999", b"999999999999999999", b"-", b"-0", b"9" * 19]
 
 
-def request(dice: random.Random) -> list[bytes]:
+def request(rng: random.Random) -> list[bytes]:
     """Return a request of a command that the core answers, or a similar one."""
-    name, least, most = dice.choice(native.core.NAMES)  # type: ignore[union-attr]
-    count = dice.randint(least, least + 3 if most < 0 else most)
-    if dice.random() < 0.03:
-        count = dice.choice((0, 1, 600, 1_023))
-    others = dice.choice((MEMBERS, NUMBERS, KEYS))
-    words = [dice.choice(KEYS), *(dice.choice(others) for _ in range(count))][:count]
-    if len(words) == 4 and dice.random() < 0.5:
+    name, least, most = rng.choice(native.core.NAMES)  # type: ignore[union-attr]
+    count = rng.randint(least, least + 3 if most < 0 else most)
+    if rng.random() < 0.03:
+        count = rng.choice((0, 1, 600, 1_023))
+    others = rng.choice((MEMBERS, NUMBERS, KEYS))
+    words = [rng.choice(KEYS), *(rng.choice(others) for _ in range(count))][:count]
+    if len(words) == 4 and rng.random() < 0.5:
         words[3] = b"WITHSCORES"
     return [*name.split(b"|"), *words]
 
 
-def mutated(data: bytes, dice: random.Random) -> bytes:
+def mutated(data: bytes, rng: random.Random) -> bytes:
     """Return bytes with some replaced, or cut anywhere, or unchanged."""
     changed = bytearray(data)
-    for _ in range(dice.choice((0, 0, 1, 1, 4, 30))):
+    for _ in range(rng.choice((0, 0, 1, 1, 4, 30))):
         if changed:
-            changed[dice.randrange(len(changed))] = dice.choice((dice.randrange(256), *b"\r\n*$0-9"))
-    cut = dice.randrange(len(changed) + 1) if dice.random() < 0.5 else len(changed)
+            changed[rng.randrange(len(changed))] = rng.choice((rng.randrange(256), *b"\r\n*$0-9"))
+    cut = rng.randrange(len(changed) + 1) if rng.random() < 0.5 else len(changed)
     return bytes(changed[:cut])
 
 
@@ -98,18 +98,18 @@ def store_at(folder: str) -> LmdbStore:
     return store
 
 
-def of_requests(dice: random.Random, folder: str) -> Iterator[None]:
-    """Run inputs of the corpus against servers over LMDB."""
-    inputs = [*corpus.kept(), *(data for inputs in corpus.found() for data in inputs)]
+def of_requests(rng: random.Random, folder: str) -> Iterator[None]:
+    """Run inputs of the corpus, some with the core's own commands, against servers over LMDB."""
+    inputs = [*corpus.stored(), *(data for inputs in corpus.findings() for data in inputs)]
     while True:
         subject = Subject(8)
         for _ in range(INPUTS_PER_SUBJECT):
-            data = dice.choice(inputs)
+            data = rng.choice(inputs)
             options, rest = data[:2], data[2:]
-            if dice.random() < 0.5:  # use the core's own commands instead
-                rest = requests([request(dice) for _ in range(dice.randrange(1, 20))])
-                options = bytes((dice.choice((0, 2, 8, 16, 24, 32, 48)), dice.randrange(256)))
-            data = options + mutated(rest, dice)[: CHUNKED_BYTES_MAX if options[1:] > b"\0" else 200_000]
+            if rng.random() < 0.5:  # use the core's own commands instead
+                rest = requests([request(rng) for _ in range(rng.randrange(1, 20))])
+                options = bytes((rng.choice((0, 2, 8, 16, 24, 32, 48)), rng.randrange(256)))
+            data = options + mutated(rest, rng)[: CHUNKED_BYTES_MAX if options[1:] > b"\0" else 200_000]
             (Path(folder) / "last").write_bytes(data)
             _run(subject, data)
             yield
@@ -120,7 +120,7 @@ def _run(subject: Subject, data: bytes) -> None:
     try:
         subject.run(data)
     except FoundError as error:
-        raise SystemExit(f"{error!r} ({error.__cause__!r}) by {corpus.write_down([data])}") from error
+        raise SystemExit(f"{error!r} ({error.__cause__!r}) by {corpus.store_finding([data])}") from error
 
 
 # Replies of servers to a proxy's plain reads: valid or nearly valid ones.
@@ -136,32 +136,32 @@ REPLIES = [
     b"_\r\n",
 ]
 REPLIES += [b"*%d\r\n" % count + b"$1\r\nb\r\n" * count for count in (1, 2, 3, 4, 9)]
-REPLIES += [b"*2\r\n" * 12 + b":1\r\n" * 13, b"$70000\r\n" + b"x" * 70_000 + b"\r\n", b"*999999999\r\n", *SAYINGS]
-# The indexes of ASKED that go through the hop.
-PLAIN = [at for at, asked in enumerate(ASKED) if any(words[0] in (b"GET", b"MGET") for words in asked)]
+REPLIES += [b"*2\r\n" * 12 + b":1\r\n" * 13, b"$70000\r\n" + b"x" * 70_000 + b"\r\n", b"*999999999\r\n", *SCRIPTS]
+# The indexes of those of REQUESTS that go through the hop.
+PLAIN = [at for at, asked in enumerate(REQUESTS) if any(words[0] in (b"GET", b"MGET") for words in asked)]
 
 
-def of_hop(dice: random.Random, folder: str) -> Iterator[None]:
-    """Let clients send reads to a proxy, whose servers answer or send arbitrary replies."""
+def of_hop(rng: random.Random, folder: str) -> Iterator[None]:
+    """Let clients send reads to a proxy, whose servers reply correctly or with arbitrary bytes."""
     while True:
         subject = Subject(8)
         for _ in range(INPUTS_PER_SUBJECT):
-            chunk_bytes = dice.choice((0, 0, dice.randrange(256)))
-            if dice.random() < 0.5:
-                options = SCRIPTED | dice.choice((0, TWO)) | dice.choice((0, 0, PASSWORD, NODE))
-                replies = b"".join(dice.choice(REPLIES) for _ in range(dice.randrange(1, 12)))
-                rest = bytes((dice.choice(PLAIN),)) + (mutated(replies, dice) if dice.random() < 0.7 else replies)
+            chunk_bytes = rng.choice((0, 0, rng.randrange(256)))
+            if rng.random() < 0.5:
+                options = SCRIPTED | rng.choice((0, TWO)) | rng.choice((0, 0, PASSWORD, NODE))
+                replies = b"".join(rng.choice(REPLIES) for _ in range(rng.randrange(1, 12)))
+                rest = bytes((rng.choice(PLAIN),)) + (mutated(replies, rng) if rng.random() < 0.7 else replies)
             else:
-                options = PROXY | dice.choice((0, EPOCHS)) | dice.choice((0, TWO)) | dice.choice((0, 0, USER, NODE))
-                rest = requests([request(dice) for _ in range(dice.choice((1, 4, 40)))])
-                rest = mutated(rest, dice) if dice.random() < 0.5 else rest
+                options = PROXY | rng.choice((0, EPOCHS)) | rng.choice((0, TWO)) | rng.choice((0, 0, USER, NODE))
+                rest = requests([request(rng) for _ in range(rng.choice((1, 4, 40)))])
+                rest = mutated(rest, rng) if rng.random() < 0.5 else rest
             _run(subject, bytes((options, chunk_bytes)) + rest[: CHUNKED_BYTES_MAX if chunk_bytes else 100_000])
             yield
         subject.close()
 
 
-def of_records(dice: random.Random, folder: str) -> Iterator[None]:
-    """Read invalid records, which no store writes, with the core."""
+def of_records(rng: random.Random, folder: str) -> Iterator[None]:
+    """Read invalid records, such as no store writes, with the core."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     while True:
@@ -175,14 +175,14 @@ def of_records(dice: random.Random, folder: str) -> Iterator[None]:
             connection.connection_made(Wire())  # type: ignore[arg-type]
             reads: Any = server.dispatcher.compiled
             for _ in range(4):
-                _lie(store, dice)
-                connection.session.protocol = dice.choice((2, 3))
+                _corrupt_records(store, rng)
+                connection.session.protocol = rng.choice((2, 3))
                 server.context.renew()
                 with store.snapshot(NOW_MS) as snapshot:
-                    _scan(snapshot.pages, dice)
-                for _ in range(INPUTS_PER_LIE):
-                    data = requests([request(dice) for _ in range(dice.choice((1, 5, 60)))])
-                    data = mutated(data, dice) if dice.random() < 0.3 else data
+                    _scan(snapshot.pages, rng)
+                for _ in range(INPUTS_PER_CORRUPTION):
+                    data = requests([request(rng) for _ in range(rng.choice((1, 5, 60)))])
+                    data = mutated(data, rng) if rng.random() < 0.3 else data
                     while data:
                         _, _, left = reads.answer(connection.session, data)
                         if left == data:
@@ -197,25 +197,25 @@ def of_records(dice: random.Random, folder: str) -> Iterator[None]:
         yield from taken
 
 
-def _lie(store: LmdbStore, dice: random.Random) -> None:
+def _corrupt_records(store: LmdbStore, rng: random.Random) -> None:
     """Change bytes in a store's records, and recompute their checksums."""
     with store._env.begin(write=True) as txn:
         for table in (store.tables.keys, store.tables.fields, store.tables.blocks):
             rows = [row for row in txn.cursor(db=table) if len(row[1]) > CHECK_BYTES]
-            for name, record in dice.sample(rows, len(rows) // 3):
+            for name, record in rng.sample(rows, len(rows) // 3):
                 body = bytearray(record[:-CHECK_BYTES])
-                for _ in range(dice.choice((1, 1, 3))):
-                    at = dice.choice((dice.randrange(len(body)), min(len(body) - 1, dice.randrange(40))))
-                    body[at] = dice.choice((0, 1, 255, 128, dice.randrange(256)))
-                if dice.random() < 0.2:
-                    body = body[: dice.randrange(len(body) + 1)]
+                for _ in range(rng.choice((1, 1, 3))):
+                    at = rng.choice((rng.randrange(len(body)), min(len(body) - 1, rng.randrange(40))))
+                    body[at] = rng.choice((0, 1, 255, 128, rng.randrange(256)))
+                if rng.random() < 0.2:
+                    body = body[: rng.randrange(len(body) + 1)]
                 txn.put(name, with_checksum(bytes(body)), db=table)
 
 
-def _scan(pages: lookup.Pages, dice: random.Random) -> None:
+def _scan(pages: lookup.Pages, rng: random.Random) -> None:
     """Scan all keys, or those of some slots, until a step needs LMDB."""
-    count, forms, only_expiring = dice.choice((1, 3, 1000)), dice.choice((1023, 1, 32)), dice.random() < 0.5
-    cuts = sorted(dice.randrange(POSITIONS) for _ in range(dice.choice((0, 2, 6))))
+    count, forms, only_expiring = rng.choice((1, 3, 1000)), rng.choice((1023, 1, 32)), rng.random() < 0.5
+    cuts = sorted(rng.randrange(POSITIONS) for _ in range(rng.choice((0, 2, 6))))
     ranges = list(zip(cuts[::2], cuts[1::2], strict=True)) or [(0, POSITIONS)]
     cursor = -1
     while (step := pages.scan(ranges, count, 100, 1 << 20, NOW_MS, forms, only_expiring)) is not None and step[0]:
@@ -224,7 +224,7 @@ def _scan(pages: lookup.Pages, dice: random.Random) -> None:
         ranges = [(max(start, cursor), end) for start, end in ranges if end > cursor]
 
 
-def of_pages(dice: random.Random, folder: str) -> Iterator[None]:
+def of_pages(rng: random.Random, folder: str) -> Iterator[None]:
     """Look up names in corrupted pages: all pages except the one from which LMDB itself reads the tables."""
     store = store_at(folder)
     names: dict[str, list[bytes]] = {}
@@ -238,9 +238,9 @@ def of_pages(dice: random.Random, folder: str) -> Iterator[None]:
     pages = [at for at in range(8192, len(whole), 4096) if b"expiry" not in whole[at : at + 4096]]
     while True:
         content = bytearray(whole)
-        for _ in range(dice.choice((1, 8, 64, 300))):
-            at = dice.choice(pages) + dice.choice((dice.randrange(64), dice.randrange(4096)))
-            content[at] = dice.choice((0, 255, 16, dice.randrange(256)))
+        for _ in range(rng.choice((1, 8, 64, 300))):
+            at = rng.choice(pages) + rng.choice((rng.randrange(64), rng.randrange(4096)))
+            content[at] = rng.choice((0, 255, 16, rng.randrange(256)))
         with file.open("r+b") as damaged:
             damaged.write(content)
         environment = lmdb.open(str(path), readonly=True, max_dbs=8, lock=False, map_size=MAP_BYTES)
@@ -253,17 +253,17 @@ def of_pages(dice: random.Random, folder: str) -> Iterator[None]:
                 for table, some in names.items():
                     for _ in range(4):
                         with suppress(ValueError):
-                            lookup.look_up(found, table, [dice.choice(some) for _ in range(40)])
+                            lookup.look_up(found, table, [rng.choice(some) for _ in range(40)])
                 for turn in range(80):
                     with suppress(ValueError):
-                        lookup.look_up_block(found, dice.choice(names["blocks"]), turn // 8)
-                _scan(found, dice)
+                        lookup.look_up_block(found, rng.choice(names["blocks"]), turn // 8)
+                _scan(found, rng)
         os.close(descriptor)
         environment.close()
         yield
 
 
-def of_sockets(dice: random.Random, folder: str) -> Iterator[None]:
+def of_sockets(rng: random.Random, folder: str) -> Iterator[None]:
     """Let clients act at random; each action is an input."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -280,22 +280,22 @@ def of_sockets(dice: random.Random, folder: str) -> Iterator[None]:
             port=0,
             hosts=("127.0.0.1",),
             clients_max=50,
-            output_bytes_max=dice.choice((1 << 18, 1 << 25)),
+            output_bytes_max=rng.choice((1 << 18, 1 << 25)),
             tls=files,
             tls_port=0,
         )
         server = Server(keyspace, config, clock=lambda: NOW_MS)
         loop.run_until_complete(server.start())
         clients: list[socket.socket | EncryptedClient] = []
-        for _ in range(INPUTS_PER_LIE * 5):
-            if not clients or (len(clients) < 40 and dice.random() < 0.05):
-                is_plain = dice.random() < 0.5
+        for _ in range(INPUTS_PER_CORRUPTION * 5):
+            if not clients or (len(clients) < 40 and rng.random() < 0.05):
+                is_plain = rng.random() < 0.5
                 client = socket.create_connection(("127.0.0.1", server.port if is_plain else server.tls_port))
                 client.setblocking(False)
-                clients.append(client if is_plain else EncryptedClient(client, authority, dice))
+                clients.append(client if is_plain else EncryptedClient(client, authority, rng))
             else:
-                _act(clients, dice)
-            for _ in range(dice.choice((0, 1, 3))):
+                _act(clients, rng)
+            for _ in range(rng.choice((0, 1, 3))):
                 loop.run_until_complete(asyncio.sleep(0))
             yield
         for each in clients:
@@ -321,8 +321,8 @@ LINES += [b"CLIENT PAUSE 1", b"CLIENT UNPAUSE", b"CLIENT REPLY SKIP", b"KEYS *",
 class EncryptedClient:
     """A socket's methods over TLS. Sending continues the handshake; a record may be damaged, or sent in part."""
 
-    def __init__(self, client: socket.socket, authority: Authority, dice: random.Random) -> None:
-        self._socket, self._dice = client, dice
+    def __init__(self, client: socket.socket, authority: Authority, rng: random.Random) -> None:
+        self._socket, self._dice = client, rng
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = authority.context().wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
         self._has_begun = False
@@ -360,22 +360,22 @@ class EncryptedClient:
             self._socket.send(mutated(encrypted, self._dice) if self._dice.random() < 0.01 else encrypted)
 
 
-def _act(clients: list[socket.socket | EncryptedClient], dice: random.Random) -> None:
+def _act(clients: list[socket.socket | EncryptedClient], rng: random.Random) -> None:
     """Run a random action of a client."""
-    client = dice.choice(clients)
-    chance = dice.random()
+    client = rng.choice(clients)
+    chance = rng.random()
     with suppress(OSError):
         if chance < 0.55:
-            data = requests([request(dice) for _ in range(dice.choice((1, 3, 30, 400)))])
-            client.send(mutated(data, dice) if dice.random() < 0.1 else data)
+            data = requests([request(rng) for _ in range(rng.choice((1, 3, 30, 400)))])
+            client.send(mutated(data, rng) if rng.random() < 0.1 else data)
         elif chance < 0.7:
-            client.send(dice.choice(LINES) + b"\r\n")
+            client.send(rng.choice(LINES) + b"\r\n")
         elif chance < 0.95:
-            client.recv(dice.choice((1, 4096, 1 << 20)))
+            client.recv(rng.choice((1, 4096, 1 << 20)))
         elif chance < 0.96:
             client.shutdown(socket.SHUT_WR)
         else:
-            if dice.random() < 0.5:
+            if rng.random() < 0.5:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             clients.remove(client)
             client.close()

@@ -1,4 +1,4 @@
-"""The first inputs of fuzzing beside the corpus: requests of each command, and conversations."""
+"""The first inputs of fuzzing in addition to the corpus: requests of each command, and conversations."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from itertools import cycle
 from pathlib import Path
 
 from compat.conformance.wire import request
-from compat.fuzz.subject import ASKED
+from compat.fuzz.subject import REQUESTS
 from compat.fuzz.targets import EPOCHS, NODE, PROXY, SCRIPTED, TWO, USER
 from resp_server.commands import command_table
 
-# One conversation a line, with bars between requests: sequences that random changes would hardly find.
+# One conversation per line, its requests separated by bars: sequences that random changes would hardly find.
 CONVERSATIONS = Path(__file__).with_name("conversations.txt")
 # Options, chunks, and how often each request is sent, alternating between two connections.
-WAYS = (
+VARIANTS = (
     (bytes([NODE, 0]), 1),
     (bytes([PROXY | EPOCHS | TWO, 200]), 2),
     (bytes([USER, 0]), 1),
@@ -24,8 +24,8 @@ WAYS = (
     (bytes([EPOCHS | TWO, 200]), 2),
 )
 
-# Replies of a proxy's servers to any request.
-SAYINGS = (
+# Scripted replies of a proxy's servers, whatever the request.
+SCRIPTS = (
     b"$1\r\n1\r\n" * 9,
     b"*2\r\n$1\r\na\r\n$-1\r\n" * 9,
     b":1\r\n+OK\r\n" * 5,
@@ -42,23 +42,23 @@ def conversations() -> list[list[list[bytes]]]:
     return [[each.split() for each in line.split(b" | ")] for line in CONVERSATIONS.read_bytes().splitlines()]
 
 
-def first_inputs(kept: Sequence[bytes]) -> list[bytes]:
-    """Return the first inputs in addition to the corpus (`kept`): only a few, so that there is time for new ones.
+def first_inputs(stored: Sequence[bytes]) -> list[bytes]:
+    """Return the first inputs in addition to the corpus (`stored`): only a few, so that there is time for new ones.
 
-    They are the commands that no input of the corpus contains; each conversation with one of WAYS; and each of SAYINGS
-    for one or two of the requests to a proxy's servers. libFuzzer varies the bytes that choose among these.
+    They are the commands that no input of the corpus contains; each conversation with one of VARIANTS; and each of
+    SCRIPTS for two of REQUESTS. libFuzzer varies the bytes that choose among these.
     """
-    asked = b"\n".join(kept).lower()
+    covered = b"\n".join(stored).lower()
     found = []
     for name in names():
         words = name.encode().replace(b"|", b" ")
-        if words not in asked:
+        if words not in covered:
             given = (b"", b" j:v:1", b" j:m:l f1", b" j:l:s 0 -1", b" j:s:l m1", b" j:z:l 0 -1")
             found.append(b"\0\0" + b"\r\n".join([*(words + each for each in given), b""]))
-    for requests, (header, times) in zip(conversations(), cycle(WAYS), strict=False):
+    for requests, (header, times) in zip(conversations(), cycle(VARIANTS), strict=False):
         found.append(header + b"".join(times * request(*words) for words in requests))
-    for at, saying in enumerate(2 * SAYINGS):
-        found.append(bytes([SCRIPTED | (at % 2 * NODE), 0, at % len(ASKED)]) + saying)
+    for at, script in enumerate(2 * SCRIPTS):
+        found.append(bytes([SCRIPTED | (at % 2 * NODE), 0, at % len(REQUESTS)]) + script)
     return found
 
 

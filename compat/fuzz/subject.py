@@ -1,18 +1,19 @@
 """Runs a fuzz input in one process: against a server or a proxy, over one or two connections, while epochs arrive.
 
-An input has a byte of options, a byte for how the rest is cut into chunks, and the rest: the bytes that clients send.
+An input is a byte of options, a byte that determines how the rest is cut into chunks, and the rest: the bytes that
+clients send. The options:
 
-    1  a password is asked for          2  the server is a cluster's node with half of the slots
-    4  the server is still loading      8  the chunks come over two connections, one for each at a time
-    16 an epoch changes keys after each chunk (with two connections: after one for each)
-    32 clients may not do everything: their user has patterns of keys, and commands that it may not run
-    64 they are at a proxy, in front of two such nodes (with 2: of two applications)
-    128 what comes is what a proxy's servers say to what they are asked; its first byte says what that is. With 8 they
-        say it as soon as there is a connection
+    1   a password is required          2   the server is a cluster node with half of the slots
+    4   the server is still loading     8   the chunks come over two connections in turn
+    16  an epoch changes keys after each chunk (with two connections: after one chunk for each)
+    32  the clients' user is restricted: it has key patterns, and commands that it may not run
+    64  the clients are at a proxy in front of two such nodes (with 2: of two applications)
+    128 the rest of the input is what a proxy's servers reply; its first byte chooses the clients' requests (REQUESTS).
+        With 8 the servers send it without waiting for a request
 
-Whatever is sent has to be answered with whole replies, a protocol error or nothing, by a server that comes to rest, has
-no internal error, and keeps nothing of a client that is gone. Whatever a proxy's servers say, its clients get one whole
-reply to each request.
+For any input, the server has to send complete replies, a protocol error or nothing; become idle; have no internal
+error; and retain nothing of a closed client. Whatever a proxy's servers reply, its clients get one complete reply to
+each request.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ HEADER_BYTES = 2
 STEP_S = 0.03
 # By the loop's clock: longer than any timeout of a server or a proxy.
 TIMEOUT_S = 150.0
-# The memory of a parser per byte that was sent: CPython's objects of the arguments.
-HELD_BYTES_PER_BYTE_MAX = 64
-# A server sends no more than this until its client has read it.
-MUCH_BYTES = 4096
+# The memory of a parser per received byte: the arguments are Python objects.
+PARSER_BYTES_PER_BYTE_MAX = 64
+# A server stops sending at so many unread bytes, until its client has read them.
+HIGH_WATER_BYTES = 4096
 # Requests to a proxy whose servers reply an input's bytes: those whose replies are merged or parsed.
-ASKED = [
+REQUESTS = [
     [each.split() for each in line.split(b" | ")]
     for line in b"""
 GET j:v:1
@@ -89,18 +90,18 @@ class Wire:
         self.sent: list[bytes] = []
         self.is_closed = self.is_cut = False
         self._client = client
-        self._untaken_bytes = 0
+        self._unread_bytes = 0
 
     def write(self, data: bytes) -> None:
         self.sent.append(data)
         if self._client is not None:
-            was_full, self._untaken_bytes = self._untaken_bytes > MUCH_BYTES, self._untaken_bytes + len(data)
-            if self._untaken_bytes > MUCH_BYTES and not was_full:
+            was_full, self._unread_bytes = self._unread_bytes > HIGH_WATER_BYTES, self._unread_bytes + len(data)
+            if self._unread_bytes > HIGH_WATER_BYTES and not was_full:
                 self._client.pause_writing()
-                asyncio.get_running_loop().call_soon(self._take)
+                asyncio.get_running_loop().call_soon(self._read_all)
 
-    def _take(self) -> None:
-        self._untaken_bytes = 0
+    def _read_all(self) -> None:
+        self._unread_bytes = 0
         if self._client is not None and not self.is_closed:
             self._client.resume_writing()
 
@@ -117,7 +118,7 @@ class Wire:
         return ("127.0.0.1", 5) if name in ("peername", "sockname") else None
 
     def get_write_buffer_size(self) -> int:
-        return self._untaken_bytes
+        return self._unread_bytes
 
     def set_write_buffer_limits(self, high: int) -> None:
         pass
@@ -129,7 +130,7 @@ class Wire:
         pass
 
 
-class Watch(logging.Handler):
+class ErrorRecorder(logging.Handler):
     """Records errors in a server's log, which are bugs. Other threads of the process are no part of the server."""
 
     def __init__(self) -> None:
@@ -154,7 +155,7 @@ class Subject:
         self._loop.set_exception_handler(self._on_exception)
         self._raised: list[BaseException] = []
         gc.collect()  # a server that ran here before may log an error when it is finalized
-        self._watch = Watch()
+        self._watch = ErrorRecorder()
         for logger in LOGGERS:
             logger.addHandler(self._watch)
             logger.propagate = False
@@ -216,7 +217,7 @@ class Subject:
 
     async def _run_scripted(self, options: int, chunks: Sequence[bytes]) -> bytes:
         """Run a proxy with servers that send the input as replies."""
-        asked = ASKED[chunks[0][0] % len(ASKED)] if chunks else ASKED[0]
+        asked = REQUESTS[chunks[0][0] % len(REQUESTS)] if chunks else REQUESTS[0]
         scripted = ScriptedReplies([chunks[0][1:], *chunks[1:]] if chunks else [], greets=not options & TWO)
         target = ProxyTarget(options & (PASSWORD | NODE), self._loop, scripted)
         try:
@@ -244,7 +245,7 @@ class Subject:
                 if at == clients - 1:
                     await self._rest(connections, wires)
                     target.change(turn)
-                    _check_held(connections, sum(map(len, chunks)))
+                    _check_parser_memory(connections, sum(map(len, chunks)))
             await self._rest(connections, wires)
             for connection, wire in zip(connections, wires, strict=True):
                 if not wire.is_closed and not connection.eof_received():
@@ -315,10 +316,10 @@ def chunks_of(data: bytes, chunk_bytes: int) -> Iterator[bytes]:
         at += size
 
 
-def _check_held(connections: Sequence[Connection], sent_bytes: int) -> None:
-    held = sum(each._parser.buffered_bytes + len(each.input) for each in connections)
-    if held > sent_bytes * HELD_BYTES_PER_BYTE_MAX:
-        raise FoundError(f"{held} bytes are held of {sent_bytes} that were sent")
+def _check_parser_memory(connections: Sequence[Connection], sent_bytes: int) -> None:
+    buffered = sum(each._parser.buffered_bytes + len(each.input) for each in connections)
+    if buffered > sent_bytes * PARSER_BYTES_PER_BYTE_MAX:
+        raise FoundError(f"the parsers buffer {buffered} bytes of {sent_bytes} that were sent")
 
 
 def _replies(wire: Wire) -> list[Reply]:
@@ -327,4 +328,4 @@ def _replies(wire: Wire) -> list[Reply]:
     try:
         return replies_in(data)
     except (NotAReplyError, ValueError, IndexError) as error:
-        raise FoundError(f"not made of whole replies: {data[-300:]!r}") from error
+        raise FoundError(f"not a sequence of complete replies: {data[-300:]!r}") from error

@@ -42,7 +42,7 @@ HERE = f"10.0.0.1:{PORT}"
 RULES = (b"resetkeys", b"~j:v:*", b"%R~j:m:?", b"%W~j:l:*", b"-hgetall", b"-zrange", b"(+mget +lrange ~j:[lv]:*)")
 # Requests are counted, but only inputs of hundreds of requests reach the limit.
 LIMIT = RateLimit("default", 1000)
-# Much larger than inputs make the store.
+# Much more than the inputs can write.
 STORE_BYTES_MAX = 64 << 20
 
 STATES = [
@@ -77,23 +77,23 @@ class Target:
         self.store = _filled() if options & EPOCHS else _shared()
         password, limits = "secret" if options & PASSWORD else None, (LIMIT,) if options & USER else ()
         self._config = ServerConfig(password=password, limits=limits, tcp_keepalive_seconds=0)  # not for socket pairs
-        self.server = self._begun()
+        self.server = self._started_server()
         self.server.start_sweeping()
 
-    def _begun(self) -> Server:
+    def _started_server(self) -> Server:
         """Return a started server."""
-        server = self._made(self._shown(), is_loading=bool(self._options & LOADING))
+        server = self._new_server(self._keyspace(), is_loading=bool(self._options & LOADING))
         self._restrict(server)
         if self._options & NODE:
             server.set_topology(topology("10.0.0.1", "10.0.0.2"), HERE)
         return server
 
-    def _shown(self) -> Keyspace:
+    def _keyspace(self) -> Keyspace:
         keyspace = Keyspace()
         keyspace.put(Job("j", "g", STATES, self.store))
         return keyspace
 
-    def _made(self, keyspace: Keyspace, *, is_loading: bool = False, **parts: Any) -> Server:
+    def _new_server(self, keyspace: Keyspace, *, is_loading: bool = False, **parts: Any) -> Server:
         with patch("resp_server.serving.server.command_table", _table):
             server = Server(keyspace, self._config, self._now_ms, **parts)
         server.context.is_loading = is_loading
@@ -145,7 +145,7 @@ class ProxyTarget(Target):
         self._addresses: list[str] = []
         super().__init__(options, loop)
 
-    def _begun(self) -> Server:
+    def _started_server(self) -> Server:
         number = next(self._numbers)  # of addresses, so that no target reaches another target's servers
         hosts = [f"10.{number >> 8 & 255}.{number & 255}.{each}" for each in (1, 2)]
         topologies = [topology(each) for each in hosts] if self._options & NODE else [topology(*hosts)] * 2
@@ -155,7 +155,7 @@ class ProxyTarget(Target):
             UpstreamCluster(f"application {at}", self._config.password) for at in range(len(set(map(id, topologies))))
         ]
         applications = self._applications = Applications(many)
-        proxy = self._made(
+        proxy = self._new_server(
             Keyspace(),
             dispatcher=lambda server: ProxyDispatcher(server, applications),
             connection=ProxyConnection,
@@ -170,11 +170,11 @@ class ProxyTarget(Target):
 
     def _add(self, host: str, node_topology: Topology) -> None:
         """Start a server at an address. The second of two applications has a job of another name."""
-        keyspace = self._shown()
+        keyspace = self._keyspace()
         if self._servers and self._options & NODE:
             keyspace = Keyspace()
             keyspace.put(Job("i", "g", STATES[:1], _shared()))
-        server = self._made(keyspace, is_loading=bool(self._options & LOADING))
+        server = self._new_server(keyspace, is_loading=bool(self._options & LOADING))
         address, replies = f"{host}:{PORT}", self._replies
         server.set_topology(node_topology, address)
         self._loop.listening[address] = lambda: (
@@ -237,7 +237,7 @@ class ScriptedServer(Connection):
 
 def _close(server: Server) -> None:
     for connection in list(server._connections.values()):
-        connection.abort("the place is left")
+        connection.abort("the target is closed")
     server._invalidations.stop()
     server.context.close()
     for timer in (server._notify_timer, server._sweep):

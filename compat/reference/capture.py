@@ -97,8 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m compat.reference.capture", description=main.__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=6379)
-    parser.add_argument("--as-is", action="store_true", help="do not lay additions-7.4.json over the capture")
-    parser.add_argument("--shipped", action="store_true", help="ask no server: derive the shipped table")
+    parser.add_argument("--as-is", action="store_true", help="do not merge additions-7.4.json into the capture")
+    parser.add_argument("--shipped", action="store_true", help="derive the shipped table, without a server")
     parser.add_argument("--output", type=Path, help="write here instead of to the usual file")
     options = parser.parse_args(arguments)
     if options.shipped:

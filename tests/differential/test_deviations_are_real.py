@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from compat.conformance.judge import Answer, BytesAnswer, Deviations, is_text
+from compat.conformance.judge import BytesDeviation, Deviations, ReplyDeviation, is_text
 from compat.conformance.pair import Pair
 from compat.conformance.wire import exchange
 
 LONG_PATTERN = b"<a pattern of 5000 bytes>"
 
 
-@pytest.mark.parametrize("answer", Deviations.load().answers, ids=lambda answer: " ".join(answer.request))
-def test_a_listed_answer_differs_as_it_says(pair: Pair, locked_pair: Pair, answer: Answer) -> None:
+@pytest.mark.parametrize("answer", Deviations.load().reply_deviations, ids=lambda answer: " ".join(answer.request))
+def test_a_listed_answer_differs_as_it_says(pair: Pair, locked_pair: Pair, answer: ReplyDeviation) -> None:
     chosen = locked_pair if answer.is_password_set else pair
     words = [b"x" * 5000 if word.encode() == LONG_PATTERN else word.encode() for word in answer.request]
-    (theirs,), (ours,) = chosen.ask([words])
+    (theirs,), (ours,) = chosen.replies_to([words])
     assert is_text(answer.redis, theirs), theirs.raw
     assert is_text(answer.sparkis, ours), ours.raw
     assert theirs.raw != ours.raw
 
 
-@pytest.mark.parametrize("answer", Deviations.load().bytes_answers, ids=lambda answer: repr(answer.data))
-def test_listed_bytes_are_answered_as_it_says(pair: Pair, locked_pair: Pair, answer: BytesAnswer) -> None:
+@pytest.mark.parametrize("answer", Deviations.load().bytes_deviations, ids=lambda answer: repr(answer.data))
+def test_listed_bytes_are_answered_as_it_says(pair: Pair, locked_pair: Pair, answer: BytesDeviation) -> None:
     chosen = locked_pair if answer.is_password_set else pair
     theirs, ours = (exchange(server.port, answer.data.encode()) for server in (chosen.redis, chosen.sparkis))
     assert (theirs, ours) == (answer.redis.encode(), answer.sparkis.encode())

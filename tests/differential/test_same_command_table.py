@@ -46,8 +46,8 @@ def test_added_commands_are_those_that_are_listed(
 
 @pytest.mark.parametrize("request_words", [[b"COMMAND"], [b"COMMAND", b"DOCS"], [b"COMMAND", b"INFO"]])
 def test_both_protocol_versions_carry_the_same_table(pair: Pair, request_words: list[bytes]) -> None:
-    (in_resp2,) = pair.ask([request_words])[1]
-    _, in_resp3 = pair.ask([[b"HELLO", b"3"], request_words])[1]
+    (in_resp2,) = pair.replies_to([request_words])[1]
+    _, in_resp3 = pair.replies_to([[b"HELLO", b"3"], request_words])[1]
     assert in_resp2.plain == in_resp3.plain
 
 
@@ -55,7 +55,7 @@ def test_the_fields_of_the_table_come_in_redis_order_and_shapes(pair: Pair, live
     """Of commands that both versions know. RESP3 tells maps and sets apart; RESP2 carries the same, as said above."""
     names = [name.encode() for name in live_table]
     for words in ([b"COMMAND", b"INFO", *names], [b"COMMAND", b"DOCS", *names]):
-        theirs, ours = (replies[-1] for replies in pair.ask([[b"HELLO", b"3"], words]))
+        theirs, ours = (replies[-1] for replies in pair.replies_to([[b"HELLO", b"3"], words]))
         assert sorted({at[-3:] for at in differing_shapes(theirs, ours, ())}, key=repr) == []
 
 

@@ -15,13 +15,13 @@ COUNTED_BY_USE = ("cmdstat_*", "latency_percentiles_*", "errorstat_*")
 
 def info(pair: Pair, *sections: bytes) -> tuple[dict[str, str], dict[str, str]]:
     """Return INFO's fields: Redis', and ours."""
-    (theirs,), (ours,) = pair.ask([[b"INFO", *sections]])
+    (theirs,), (ours,) = pair.replies_to([[b"INFO", *sections]])
     return info_fields(theirs), info_fields(ours)
 
 
 def config(pair: Pair) -> tuple[dict[str, str], dict[str, str]]:
     """Return all settings: Redis', and ours."""
-    flat = [reply.plain for (reply,) in pair.ask([[b"CONFIG", b"GET", b"*"]])]
+    flat = [reply.plain for (reply,) in pair.replies_to([[b"CONFIG", b"GET", b"*"]])]
     theirs, ours = (dict(zip(each[::2], each[1::2], strict=True)) for each in flat)
     return _texts(theirs), _texts(ours)
 
@@ -74,7 +74,7 @@ def _is_number(text: str) -> bool:
     [b"server", b"clients", b"memory", b"persistence", b"stats", b"replication", b"cpu", b"cluster", b"keyspace"],
 )
 def test_a_section_of_info_alone_has_the_fields_of_that_section(pair: Pair, section: bytes) -> None:
-    (theirs,), (ours,) = pair.ask([[b"INFO", section]])
+    (theirs,), (ours,) = pair.replies_to([[b"INFO", section]])
     assert ours.value.split(b"\r\n")[0] == theirs.value.split(b"\r\n")[0]
     assert info_fields(ours).keys() & info(pair)[0].keys() <= info_fields(theirs).keys()
 
@@ -102,7 +102,7 @@ def test_settings_that_differ_are_listed(pair: Pair, deviations: Deviations) -> 
 
 def test_fields_of_clients_that_differ_are_listed(pair: Pair, deviations: Deviations) -> None:
     pipeline = [*CLIENT_INFO, *([[b"HGETALL", b"hash:edge"]] * 30), [b"CLIENT", b"INFO"]]
-    theirs, ours = (client_lines(replies[-1])[0] for replies in pair.ask(pipeline))
+    theirs, ours = (client_lines(replies[-1])[0] for replies in pair.replies_to(pipeline))
     differing = {name for name in ours if theirs.get(name) != ours[name]} - set(CLIENT_IDENTITY)
     assert mismatches(deviations.client_values, differing) == []
 
@@ -112,7 +112,7 @@ def test_the_list_of_clients_has_a_line_for_this_one(pair: Pair, option: list[by
     pipeline = [[b"CLIENT", b"SETNAME", b"me"], [b"SELECT", b"3"], [b"CLIENT", b"LIST", *option], [b"CLIENT", b"ID"]]
     theirs, ours = (
         next(line for line in client_lines(replies[2]) if line["id"] == str(replies[3].value))
-        for replies in pair.ask(pipeline)
+        for replies in pair.replies_to(pipeline)
     )
     assert pair.judge.is_same_client(theirs, ours)
     assert (ours["name"], ours["db"]) == ("me", "3")
@@ -127,5 +127,5 @@ def test_a_replica_is_a_replica_to_its_clients(replica_pair: Pair) -> None:
         "master_link_down_since_seconds",
         "master_sync_total_bytes",
     }
-    (their_role,), (our_role,) = replica_pair.ask([[b"ROLE"]])
+    (their_role,), (our_role,) = replica_pair.replies_to([[b"ROLE"]])
     assert [part.mark for part in our_role.value] == [part.mark for part in their_role.value]

@@ -88,7 +88,7 @@ def test_a_scan_of_another_database_finds_nothing(pair: Pair) -> None:
 
 
 def test_a_random_key_is_any_of_the_keys(pair: Pair, dataset: Dataset) -> None:
-    replies = pair.ask([[b"RANDOMKEY"]] * 200)[1]
+    replies = pair.replies_to([[b"RANDOMKEY"]] * 200)[1]
     found = {reply.value for reply in replies}
     assert found <= set(dataset.keys)
     assert len(found) > 50

@@ -50,7 +50,9 @@ def measuring(server: Running) -> Iterator[Any]:
 @pytest.mark.parametrize("line", [line for row in SAME.strip().splitlines() for line in row.split("|")])
 def test_what_has_one_answer_is_answered_alike(pair: Pair, line: str) -> None:
     if line in DIFFERENT:
-        assert [reply.raw for reply in pair.ask([[word.encode() for word in line.split()]])[1]] == [DIFFERENT[line]]
+        assert [reply.raw for reply in pair.replies_to([[word.encode() for word in line.split()]])[1]] == [
+            DIFFERENT[line]
+        ]
     else:
         pair.check_line(line)
 
@@ -91,7 +93,7 @@ def _words(entry: Reply) -> list[bytes]:
 @pytest.mark.parametrize("greeting", [[], [[b"HELLO", b"3"]]])
 def test_a_histogram_has_redis_shape_and_steps(pair: Pair, greeting: list[Words]) -> None:
     pipeline: list[Words] = [*greeting, *[[b"GET", b"plain"]] * 50, [b"LATENCY", b"HISTOGRAM", b"get", b"nope"]]
-    theirs, ours = (replies[-1] for replies in pair.ask(pipeline))
+    theirs, ours = (replies[-1] for replies in pair.replies_to(pipeline))
     assert ours.mark == theirs.mark
     their_row, our_row = (_pairs(_pairs(reply)[b"get"]) for reply in (theirs, ours))
     assert list(our_row) == list(their_row) == [b"calls", b"histogram_usec"]
@@ -110,7 +112,7 @@ def _pairs(reply: Reply) -> dict[bytes, Reply]:
 
 def test_percentiles_have_redis_form(pair: Pair) -> None:
     form = rb"latency_percentiles_usec_get:p50=\d+\.\d{3},p99=\d+\.\d{3},p99\.9=\d+\.\d{3}\r\n"
-    for replies in pair.ask([[b"GET", b"plain"], [b"INFO", b"latencystats"]]):
+    for replies in pair.replies_to([[b"GET", b"plain"], [b"INFO", b"latencystats"]]):
         assert re.search(form, replies[-1].value), replies[-1].value
 
 
@@ -124,7 +126,7 @@ NEW_IN_7_4 = {
 
 @pytest.mark.parametrize("greeting", [[], [[b"HELLO", b"3"]]])
 def test_statistics_of_memory_have_redis_names_and_kinds(pair: Pair, greeting: list[Words]) -> None:
-    theirs, ours = (replies[-1] for replies in pair.ask([*greeting, [b"MEMORY", b"STATS"]]))
+    theirs, ours = (replies[-1] for replies in pair.replies_to([*greeting, [b"MEMORY", b"STATS"]]))
     their_rows, our_rows = _pairs(theirs), _pairs(ours)
     assert ours.mark == theirs.mark
     assert our_rows.keys() - their_rows.keys() <= NEW_IN_7_4
@@ -137,9 +139,9 @@ def test_statistics_of_memory_have_redis_names_and_kinds(pair: Pair, greeting: l
 def test_texts_for_people_are_texts_in_both_versions(pair: Pair) -> None:
     for words in ([b"MEMORY", b"DOCTOR"], [b"LATENCY", b"DOCTOR"], [b"LOLWUT"], [b"MEMORY", b"MALLOC-STATS"]):
         for greeting in ([], [[b"HELLO", b"3"]]):
-            theirs, ours = (replies[-1] for replies in pair.ask([*greeting, words]))
+            theirs, ours = (replies[-1] for replies in pair.replies_to([*greeting, words]))
             assert ours.mark == theirs.mark, words
-    assert b"\nRedis ver. 7.4.0\n" in pair.ask([[b"LOLWUT", b"5"]])[1][0].value
+    assert b"\nRedis ver. 7.4.0\n" in pair.replies_to([[b"LOLWUT", b"5"]])[1][0].value
 
 
 def test_monitors_see_the_same(pair: Pair) -> None:
@@ -166,6 +168,6 @@ def test_monitors_see_the_same(pair: Pair) -> None:
 
 
 def test_the_last_save_is_a_time(pair: Pair) -> None:
-    (theirs,), (ours,) = pair.ask([[b"LASTSAVE"]])
+    (theirs,), (ours,) = pair.replies_to([[b"LASTSAVE"]])
     assert ours.mark == theirs.mark == ":"
     assert ours.value > 0

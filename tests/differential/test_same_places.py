@@ -12,7 +12,7 @@ from hypothesis.strategies import SearchStrategy
 from compat.conformance.generators import checked
 from compat.conformance.pair import Pair
 from compat.conformance.servers import redis_server
-from compat.conformance.wire import Words, ask
+from compat.conformance.wire import Words, replies_to
 from state_backend.codec.geohash import LATITUDE_MAX, LONGITUDE_MAX, score_of
 
 LINES = [
@@ -106,7 +106,7 @@ def test_a_score_is_the_one_that_geoadd_makes(tmp_path: Path) -> None:
             for number, (longitude, latitude) in enumerate(places)
         ]
         reads: list[Words] = [[b"ZSCORE", b"places", b"%d" % number] for number in range(len(places))]
-        replies = ask(server.port, [[b"DEL", b"places"], *writes, *reads])
+        replies = replies_to(server.port, [[b"DEL", b"places"], *writes, *reads])
         assert [float(reply.value) for reply in replies[1 + len(places) :]] == [score_of(*place) for place in places]
 
     everywhere = st.tuples(

@@ -8,7 +8,7 @@ import pytest
 
 from compat.conformance.judge import Deviations, mismatches
 from compat.conformance.pair import Pair
-from compat.conformance.wire import Words, ask
+from compat.conformance.wire import Words, replies_to
 from compat.reference.capture import REFERENCE, Entry, Table, load
 from resp_server.commands import command_table
 
@@ -60,14 +60,14 @@ def test_writes_are_refused_as_a_read_only_replica_does(
     pipeline = [request(name, abs(known[name]["arity"])) for name in WRITES if name in known]  # type: ignore[arg-type]
     assert len(pipeline) > 100
     replica_pair.check([*greeting, *pipeline])
-    assert {reply.raw for reply in replica_pair.ask(pipeline)[1]} == {
+    assert {reply.raw for reply in replica_pair.replies_to(pipeline)[1]} == {
         b"-READONLY You can't write against a read only replica.\r\n"
     }
 
 
 @pytest.mark.parametrize("name", [name for name in WRITES if EXPECTED[name]["since"] > "7.0"])  # type: ignore[operator]
 def test_writes_that_are_newer_than_the_real_server_are_refused_too(pair: Pair, name: str) -> None:
-    (reply,) = pair.ask([request(name, abs(EXPECTED[name]["arity"]))])[1]  # type: ignore[arg-type]
+    (reply,) = pair.replies_to([request(name, abs(EXPECTED[name]["arity"]))])[1]  # type: ignore[arg-type]
     assert reply.raw == b"-READONLY You can't write against a read only replica.\r\n"
 
 
@@ -108,7 +108,7 @@ def test_commands_that_are_not_served_are_listed_and_say_so(pair: Pair, deviatio
     ]
     assert mismatches(deviations.not_served, candidates) == []
     pipeline = [request(name, abs(EXPECTED[name]["arity"])) for name in candidates]  # type: ignore[arg-type]
-    replies = ask(pair.sparkis.port, pipeline)  # the real server would shut down
+    replies = replies_to(pair.sparkis.port, pipeline)  # the real server would shut down
     assert [reply.raw for reply in replies] == [
         b"-ERR command '%b' is not served by sparkis\r\n" % name.encode() for name in candidates
     ]

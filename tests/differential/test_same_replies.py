@@ -70,7 +70,7 @@ def test_every_served_command_is_compared() -> None:
     assert set(generators.ARGUMENTS) | COMPARED_ELSEWHERE | NEWER | _of_a_cluster() == served() | {"command|docs"}
 
 
-@pytest.mark.parametrize("name", generators.SHORT_ANSWERS)
+@pytest.mark.parametrize("name", generators.SHORT_REPLIES)
 @given(data=st.data())
 @checked(30)
 def test_a_command_is_answered_as_redis_answers_it(pair: Pair, name: str, data: st.DataObject) -> None:

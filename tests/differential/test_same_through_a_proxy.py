@@ -34,7 +34,7 @@ TOGETHER = [
     "LCS {tag}a {tag}b",
     "SORT_RO {tag}set ALPHA DESC LIMIT 1 2",
 ]
-NAMES = [name for name in generators.SHORT_ANSWERS if name not in NOT_SPLIT]
+NAMES = [name for name in generators.SHORT_REPLIES if name not in NOT_SPLIT]
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +69,13 @@ def test_keys_of_one_slot_are_answered_together(through: Pair, line: str) -> Non
 
 @pytest.mark.parametrize("line", ["SINTER set:one set:small", "ZUNION 2 zset:one zset:small", "LCS plain number"])
 def test_keys_of_several_slots_are_not(through: Pair, line: str) -> None:
-    (reply,) = through.ask([line.encode().split()])[1]
+    (reply,) = through.replies_to([line.encode().split()])[1]
     assert reply.raw == b"-CROSSSLOT Keys in request don't hash to the same slot\r\n"
 
 
 @pytest.mark.parametrize("option", ["BY", "GET"])
 def test_patterns_of_keys_that_may_be_elsewhere_are_refused(through: Pair, option: str) -> None:
-    (reply,) = through.ask([f"SORT_RO {{tag}}zset BY x {option} hash:*".encode().split()])[1]
+    (reply,) = through.replies_to([f"SORT_RO {{tag}}zset BY x {option} hash:*".encode().split()])[1]
     assert (
         reply.raw
         == (
@@ -95,7 +95,7 @@ def test_what_is_wrong_about_a_sort_is_said_within_exec(through: Pair, arguments
 
 def test_patterns_of_a_sort_that_are_refused_are_refused_within_exec(through: Pair) -> None:
     lines = [b"MULTI", b"SORT_RO {tag}ids BY hash:*", b"GET number", b"EXEC"]
-    *queued, (answer,) = [[reply] for reply in through.ask([line.split() for line in lines])[1]]
+    *queued, (answer,) = [[reply] for reply in through.replies_to([line.split() for line in lines])[1]]
     assert [each[0].raw for each in queued] == [b"+OK\r\n", b"+QUEUED\r\n", b"+QUEUED\r\n"]
     assert answer.raw.startswith(b"*2\r\n-ERR BY option of SORT denied in Cluster mode") and answer.raw.endswith(
         b"\r\n42\r\n"

@@ -13,7 +13,7 @@ from compat.conformance.wire import replies_in
 from compat.fuzz import corpus
 from compat.fuzz.lines import NOT_FUZZED, ROOT, all_lines, files
 from compat.fuzz.seeds import conversations, first_inputs
-from compat.fuzz.subject import ASKED, FoundError, Subject, chunks_of
+from compat.fuzz.subject import REQUESTS, FoundError, Subject, chunks_of
 from compat.fuzz.targets import EPOCHS, NODE, PASSWORD, PROXY, SCRIPTED, TWO, USER
 from resp_server.client import connection
 from resp_server.client.connection import Connection
@@ -35,7 +35,7 @@ def test_the_files_that_are_fuzzed_are_there() -> None:
 
 
 def test_what_once_broke_something_does_not_any_more() -> None:
-    for inputs in corpus.found():
+    for inputs in corpus.findings():
         subject = Subject(inputs_per_server=len(inputs))
         for data in inputs:
             subject.run(data)
@@ -49,7 +49,7 @@ def test_inputs_may_have_no_more_than_options(subject: Subject, options: int) ->
 
 
 def test_what_reaches_the_most_lines_breaks_nothing(subject: Subject) -> None:
-    inputs = corpus.kept()
+    inputs = corpus.stored()
     assert len(inputs) > 100
     for data in inputs:
         subject.run(data)
@@ -136,9 +136,9 @@ def test_a_conversation_to_begin_with_makes_sense(subject: Subject, requests: li
 
 
 def test_the_inputs_to_begin_with_are_few_beside_those_that_are_kept() -> None:
-    kept = corpus.kept()
-    first = first_inputs(kept)
-    assert len(first) < len(kept) and len(first) < len(first_inputs([]))
+    stored = corpus.stored()
+    first = first_inputs(stored)
+    assert len(first) < len(stored) and len(first) < len(first_inputs([]))
     assert {PROXY, SCRIPTED, SCRIPTED | NODE} <= {data[0] & (PROXY | SCRIPTED | NODE) for data in first}
 
 
@@ -155,7 +155,7 @@ NO_ANSWERS = [
 
 
 @pytest.mark.parametrize("said", NO_ANSWERS)
-@pytest.mark.parametrize("asked", range(len(ASKED)), ids=lambda at: b" ".join(ASKED[at][-1]).decode())
+@pytest.mark.parametrize("asked", range(len(REQUESTS)), ids=lambda at: b" ".join(REQUESTS[at][-1]).decode())
 def test_clients_of_a_proxy_are_answered_whatever_its_servers_say(subject: Subject, asked: int, said: bytes) -> None:
     subject.run(bytes([SCRIPTED, 0, asked]) + said)
 

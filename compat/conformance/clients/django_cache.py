@@ -14,7 +14,7 @@ from django.core.cache import caches
 from django.core.cache.backends.base import BaseCache
 from django_redis.cache import RedisCache
 
-from compat.conformance.clients.scenario import At, ask, error_text, in_order, main
+from compat.conformance.clients.scenario import At, error_text, in_order, main, request
 from compat.waiting import eventually
 
 WAIT_S_MAX = 20.0
@@ -34,7 +34,7 @@ def cache_at(at: At, url: str | None = None, **options: Any) -> Any:
 
 def put(at: At, value: Any) -> None:
     """Set the live key, which is version 1 of the empty prefix."""
-    ask("put", key=at.live, value=json.dumps(value))
+    request("put", key=at.live, value=json.dumps(value))
 
 
 def failure(call: Callable[[], Any]) -> Any:
@@ -67,7 +67,7 @@ def reads(at: At) -> Any:
         cache.get(name, version=2),
         cache.get_or_set(name, "unused"),
     ]
-    ask("delete", key=at.live)
+    request("delete", key=at.live)
     return found
 
 
@@ -75,7 +75,7 @@ def scans(at: At) -> Any:
     cache, name = cache_at(at), django_key(at)
     put(at, 1)
     found = [in_order(cache.keys("*ve*")), in_order(cache.iter_keys("*", itersize=10)), name in cache.keys("*")]
-    ask("delete", key=at.live)
+    request("delete", key=at.live)
     return found
 
 
@@ -113,7 +113,7 @@ def reconnect(at: At) -> Any:
     cache, name = cache_at(at), django_key(at)
     put(at, "kept")
     found = [cache.get(name)]
-    ask("restart")
+    request("restart")
     put(at, "kept still")
 
     def read() -> list[Any]:
@@ -122,7 +122,7 @@ def reconnect(at: At) -> Any:
         return []
 
     found += eventually(read, awaited="a new connection", timeout_s=WAIT_S_MAX)
-    ask("delete", key=at.live)
+    request("delete", key=at.live)
     return found
 
 
@@ -140,7 +140,7 @@ FEATURES = {
 
 def of_a_server(feature: Callable[[At], Any]) -> Callable[[At], Any]:
     """Run a feature outside a cluster, as django-redis does not follow redirections."""
-    return lambda at: "has none" if at.is_cluster else feature(at)
+    return lambda at: "not supported" if at.is_cluster else feature(at)
 
 
 if __name__ == "__main__":

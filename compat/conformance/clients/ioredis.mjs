@@ -1,5 +1,5 @@
 // ioredis of any major version: a plain client, or the cluster's.
-import { ask, collect, failure, Inbox, library, main, MANY, patiently, sorted } from "./scenario.mjs";
+import { request, collect, failure, Inbox, library, main, MANY, patiently, sorted } from "./scenario.mjs";
 
 const Redis = library.default ?? library;
 
@@ -94,11 +94,11 @@ await main({
       const found = [await client.multi().get(at.live).exists(at.live).exec()];
       for (const changes of [false, true]) {
         await client.watch(at.live);
-        if (changes) await ask("put", { key: at.live, value: "changed" });
+        if (changes) await request("put", { key: at.live, value: "changed" });
         found.push(await client.multi().type(at.live).exec());
       }
       found.push(await failure(() => client.multi().get(at.live).set(at.live, "x").exec()));
-      await ask("delete", { key: at.live });
+      await request("delete", { key: at.live });
       return found.slice(0, at.is_cluster ? 3 : 4);
     }),
 
@@ -165,9 +165,9 @@ await main({
         hearer.on("pmessage", (pattern, channel, text) => inbox.put(pattern, channel, text));
         const found = [await other.config("SET", "notify-keyspace-events", "KEA")];
         await hearer.psubscribe(`__keyspace@0__:${at.live}`, "__keyevent@0__:del");
-        await ask("put", { key: at.live, value: "notified" });
+        await request("put", { key: at.live, value: "notified" });
         found.push(await inbox.take(1));
-        await ask("delete", { key: at.live });
+        await request("delete", { key: at.live });
         found.push(sorted(await inbox.take(2)), await other.config("SET", "notify-keyspace-events", ""));
         return found;
       }),
@@ -178,13 +178,13 @@ await main({
       using(alone(at), async (reader) => {
         const inbox = new Inbox();
         hearer.on("message", (channel, keys) => inbox.put(channel, keys));
-        await ask("put", { key: at.live, value: "before" });
+        await request("put", { key: at.live, value: "before" });
         const id = await hearer.client("ID");
         await hearer.subscribe("__redis__:invalidate");
         const found = [await reader.client("TRACKING", "ON", "REDIRECT", id), await reader.get(at.live)];
-        await ask("put", { key: at.live, value: "after" });
+        await request("put", { key: at.live, value: "after" });
         found.push(await inbox.take(1), await reader.get(at.live), await reader.client("TRACKING", "OFF"));
-        await ask("delete", { key: at.live });
+        await request("delete", { key: at.live });
         return found;
       }),
     ),
@@ -212,7 +212,7 @@ await main({
 
   "reconnect after a restart": feature(async (client) => {
     const before = await client.get("plain");
-    await ask("restart");
+    await request("restart");
     return [before, await patiently(() => client.get("plain"))];
   }),
 
@@ -224,5 +224,5 @@ await main({
           await using(alone({ ...at, port: at.other_port }), (stranger) => failure(() => stranger.get(at.live))),
           client.nodes("master").length,
         ])
-      : "has none",
+      : "not supported",
 });

@@ -210,7 +210,7 @@ def acl(at: At) -> Any:
 def cluster(at: At) -> Any:
     """Redirections are followed, and the cluster checks its slots."""
     if not at.is_cluster:
-        return "has none"
+        return "not supported"
     found = cli(at, "--cluster", "check", f"{at.host}:{at.port}")
     return [
         [cli(at, "get", f"many:{number:03d}") for number in range(6)],

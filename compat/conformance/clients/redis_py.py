@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ClusterDownError, RedisClusterException
 from redis.retry import Retry
 
-from compat.conformance.clients.scenario import At, Expected, ask, in_order, main, plain
+from compat.conformance.clients.scenario import At, Expected, in_order, main, plain, request
 from compat.waiting import eventually
 
 # Longer than any reply takes on a busy machine.
@@ -177,7 +177,7 @@ async def transactions(kit: Kit, client: Any) -> Any:
             await settle(two.watch(kit.at.live))
             found.append(await settle(two.get(kit.at.live)))
             if changes:
-                ask("put", key=kit.at.live, value=f"changed by {kit.is_async} {kit.protocol}")
+                request("put", key=kit.at.live, value=f"changed by {kit.is_async} {kit.protocol}")
             two.multi()
             two.type(kit.at.live)
             try:
@@ -185,7 +185,7 @@ async def transactions(kit: Kit, client: Any) -> Any:
             except redis.WatchError:
                 found.append("aborted")
             await settle(two.reset())
-        ask("delete", key=kit.at.live)
+        request("delete", key=kit.at.live)
         return found
     finally:
         await close(plain_client)
@@ -275,9 +275,9 @@ async def notifications(kit: Kit, client: Any) -> Any:
         listener = hearer.pubsub()
         await settle(listener.psubscribe(f"__keyspace@0__:{kit.at.live}", "__keyevent@0__:del"))
         found = [await message_of(listener) for _ in range(2)]
-        ask("put", key=kit.at.live, value=f"notified {kit.is_async} {kit.protocol}")
+        request("put", key=kit.at.live, value=f"notified {kit.is_async} {kit.protocol}")
         found.append(await message_of(listener))
-        ask("delete", key=kit.at.live)
+        request("delete", key=kit.at.live)
         found += [await message_of(listener) for _ in range(2)]
         found.append((await settle(hearer.config_get("notify-keyspace-events")))["notify-keyspace-events"])
         await settle(hearer.config_set("notify-keyspace-events", ""))
@@ -291,7 +291,7 @@ async def tracking(kit: Kit, client: Any) -> Any:
     """By redirection: a subscriber gets invalidations of another client. redis-py does not expose RESP3's."""
     reader, hearer = kit.plain(single_connection_client=True), kit.plain(protocol=2)
     try:
-        ask("put", key=kit.at.live, value=f"before {kit.is_async} {kit.protocol}")
+        request("put", key=kit.at.live, value=f"before {kit.is_async} {kit.protocol}")
         listener = hearer.pubsub()
         await settle(listener.subscribe("__redis__:invalidate"))
         found = [await message_of(listener)]
@@ -299,12 +299,12 @@ async def tracking(kit: Kit, client: Any) -> Any:
         redirect = max(int(each["id"]) for each in clients)
         found.append(await settle(reader.execute_command("CLIENT", "TRACKING", "ON", "REDIRECT", redirect)))
         await settle(reader.get(kit.at.live))
-        ask("put", key=kit.at.live, value=f"after {kit.is_async} {kit.protocol}")
+        request("put", key=kit.at.live, value=f"after {kit.is_async} {kit.protocol}")
         found.append(await message_of(listener))
         found.append(await settle(reader.get(kit.at.live)))
         found.append(await settle(reader.client_getredir()) == redirect)
         found.append(await settle(reader.execute_command("CLIENT", "TRACKING", "OFF")))
-        ask("delete", key=kit.at.live)
+        request("delete", key=kit.at.live)
         await settle(listener.aclose() if kit.is_async else listener.close())
         return found
     finally:
@@ -315,14 +315,14 @@ async def tracking(kit: Kit, client: Any) -> Any:
 async def cache(kit: Kit, client: Any) -> Any:
     """redis-py's own client-side cache, which only blocking RESP3 clients have."""
     if kit.is_async or kit.protocol == 2:
-        return "has none"
+        return "not supported"
     from redis.cache import CacheConfig
 
-    ask("put", key=kit.at.live, value="1")
+    request("put", key=kit.at.live, value="1")
     cached = kit.client(cache_config=CacheConfig())
     try:
         found = [cached.get(kit.at.live), cached.get(kit.at.live)]
-        ask("put", key=kit.at.live, value="2")
+        request("put", key=kit.at.live, value="2")
         found.append(
             eventually(
                 lambda: cached.get(kit.at.live),
@@ -334,7 +334,7 @@ async def cache(kit: Kit, client: Any) -> Any:
         found.append(
             (cached.get_node_from_key(kit.at.live).redis_connection if kit.at.is_cluster else cached).get_cache().size
         )
-        ask("delete", key=kit.at.live)
+        request("delete", key=kit.at.live)
         return found
     finally:
         cached.close()
@@ -375,7 +375,7 @@ async def tls(kit: Kit, client: Any) -> Any:
 
 async def reconnect(kit: Kit, client: Any) -> Any:
     found = [await settle(client.get("plain"))]
-    ask("restart")
+    request("restart")
     ends = monotonic() + MESSAGE_S_MAX
     while True:  # what a caller's own retry would be
         try:
@@ -389,7 +389,7 @@ async def reconnect(kit: Kit, client: Any) -> Any:
 async def redirects(kit: Kit, client: Any) -> Any:
     """The cluster client finds every owner; a plain one gets MOVED."""
     if not kit.at.is_cluster:
-        return "has none"
+        return "not supported"
     stranger = kit.plain(port=kit.at.other_port)
     try:
         return [
@@ -449,7 +449,7 @@ def in_variants(feature: Feature, variants: Sequence[tuple[bool, int]]) -> Calla
     return run_all
 
 
-HAS_NO_CACHE = dict.fromkeys(("asyncio, RESP2", "asyncio, RESP3", "blocking, RESP2"), "has none")
+HAS_NO_CACHE = dict.fromkeys(("asyncio, RESP2", "asyncio, RESP3", "blocking, RESP2"), "not supported")
 EXPECTED = {
     "client-side cache": Expected(
         "redis-py's cache asks for Redis 7.4 or later", HAS_NO_CACHE | {"blocking, RESP3": [b"1", b"1", b"2", 1]}

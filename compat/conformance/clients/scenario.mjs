@@ -1,27 +1,27 @@
-// What both JavaScript clients' scripts share; the protocol with who runs them is told in scenario.py.
+// Shared by the JavaScript scripts. scenario.py describes the protocol with the runner.
 import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
 
-// The packages are installed beside the tests; the folder and the package's name come from who runs this.
+// The runner passes the folder where the packages are installed, and the package's name.
 const [, , folder, name] = process.argv;
 const require = createRequire(`${folder}/`);
 export const library = require(name);
 const { version } = require(`${name}/package.json`);
 
 const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
-const say = (told) => process.stdout.write(`${JSON.stringify(told)}\n`);
+const send = (line) => process.stdout.write(`${JSON.stringify(line)}\n`);
 
 export const MANY = Array.from({ length: 300 }, (_, at) => `many:${String(at).padStart(3, "0")}`);
 export const MESSAGE_MS_MAX = 20_000;
 export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-// Have something done to the server, and wait for it.
-export const ask = async (what, given = {}) => {
-  say({ do: what, ...given });
+// Have the runner change a key or restart the server, and wait for it.
+export const request = async (action, options = {}) => {
+  send({ do: action, ...options });
   if ((await lines.next()).done) process.exit(0);
 };
 
-// Addresses are each server's own.
+// The port of an address differs between servers.
 export const errorText = (error) => `${error.constructor.name}: ${error.message.replace(/(?<=127\.0\.0\.1:)\d+/g, "PORT")}`;
 export const failure = (call) => Promise.resolve().then(call).catch(errorText);
 export const sorted = (values) => [...values].map((value) => JSON.stringify(value)).sort();
@@ -32,7 +32,7 @@ export const collect = async (stream) => {
   return found;
 };
 
-// A caller's own retry, for as long as a server takes to come back.
+// Retries a call, for as long as a server takes to restart.
 export const patiently = async (call) => {
   const ends = Date.now() + MESSAGE_MS_MAX;
   for (;;) {
@@ -45,7 +45,7 @@ export const patiently = async (call) => {
   }
 };
 
-// Messages that are waited for one by one.
+// Received messages; `take` waits for a number of them.
 export class Inbox {
   #messages = [];
   #waiting = null;
@@ -74,14 +74,14 @@ const plain = (_, value) => {
 };
 
 export const main = async (features) => {
-  say({ version, features: Object.keys(features), expected: {} });
+  send({ version, features: Object.keys(features), expected: {} });
   for await (const line of lines) {
     const { feature, at } = JSON.parse(line);
     try {
       const outcome = await features[feature](at);
       process.stdout.write(`${JSON.stringify({ outcome: outcome ?? null }, plain)}\n`);
     } catch (error) {
-      say({ error: String(error.stack) });
+      send({ error: String(error.stack) });
     }
   }
   process.exit(0);

@@ -1,7 +1,7 @@
 """Shared by the Python scripts: read a feature's name, run it, print its outcome.
 
-Lines of JSON on the standard streams. In: `{"feature": name, "at": {...}}`. Out: any number of `{"do": ...}`, which is
-done before the script gets an empty line back, and then `{"outcome": ...}` or `{"error": text}`.
+Lines of JSON on the standard streams. In: `{"feature": name, "at": {...}}`. Out: any number of requests `{"do": ...}`,
+each of which gets an empty object back once it is done, and then `{"outcome": ...}` or `{"error": text}`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# Addresses are each server's own.
+# The port of an address, which differs between servers.
 PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
 
 
@@ -22,7 +22,7 @@ PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
 class At:
     """A server's address and protocol.
 
-    live is a key that the script may have changed. In a cluster `port` is its owner's, `other_port` another node's.
+    live: a key that the script may change. In a cluster, `port` is the port of its owner, `other_port` of another node.
     """
 
     host: str
@@ -36,9 +36,9 @@ class At:
     live: str
 
 
-def ask(what: str, **arguments: str) -> None:
-    """Ask the runner to `put` or `delete` a key or to `restart` the server, and wait for it."""
-    print(json.dumps({"do": what, **arguments}), flush=True)
+def request(action: str, **arguments: str) -> None:
+    """Have the runner `put` or `delete` a key, or `restart` the server, and wait for it."""
+    print(json.dumps({"do": action, **arguments}), flush=True)
     if not sys.stdin.readline():
         raise SystemExit
 
@@ -66,7 +66,7 @@ def error_text(error: Exception) -> str:
 class Expected(NamedTuple):
     """The outcome of a feature that the installed real server does not have."""
 
-    why: str
+    reason: str
     outcome: Any
 
 
@@ -74,16 +74,18 @@ def main(
     version: str, features: Mapping[str, Callable[[At], Any]], expected: Mapping[str, Expected] | None = None
 ) -> None:
     """Run features until the input ends."""
-    told = {name: {"why": each.why, "outcome": plain(each.outcome)} for name, each in (expected or {}).items()}
-    print(json.dumps({"version": version, "features": list(features), "expected": told}), flush=True)
+    outcomes = {
+        name: {"reason": each.reason, "outcome": plain(each.outcome)} for name, each in (expected or {}).items()
+    }
+    print(json.dumps({"version": version, "features": list(features), "expected": outcomes}), flush=True)
     for line in iter(sys.stdin.readline, ""):
-        asked = json.loads(line)
-        answer: dict[str, Any]
+        task = json.loads(line)
+        result: dict[str, Any]
         try:
-            answer = {"outcome": plain(features[asked["feature"]](At(**asked["at"])))}
+            result = {"outcome": plain(features[task["feature"]](At(**task["at"])))}
         except Exception:
-            answer = {"error": traceback.format_exc(limit=-2)}
-        print(json.dumps(answer), flush=True)
+            result = {"error": traceback.format_exc(limit=-2)}
+        print(json.dumps(result), flush=True)
 
 
 def in_order(values: Iterable[Any]) -> list[Any]:

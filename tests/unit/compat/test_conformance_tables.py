@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compat.conformance.dataset import standard
-from compat.conformance.matrix import Cell, difference, is_none
+from compat.conformance.matrix import Cell, difference, is_unsupported
 from compat.conformance.page import BEGIN, END, put_into, tables
 from compat.conformance.transcripts import Replay
 
@@ -15,17 +15,17 @@ PAGE = Path(__file__).parents[3] / "docs" / "clients.md"
 
 
 def test_the_first_difference_is_shown_with_its_place() -> None:
-    told = difference({"a": [1, 2], "b": 1}, {"a": [1, 3], "b": 2})
-    assert told.splitlines() == ["at /a/1", "    the real server: 2", "    ours:            3"]
+    problem = difference({"a": [1, 2], "b": 1}, {"a": [1, 3], "b": 2})
+    assert problem.splitlines() == ["at /a/1", "    the real server: 2", "    ours:            3"]
     assert difference([1], [1, 2]).startswith("at /\n")
 
 
 def test_a_client_has_no_such_thing_only_if_no_variant_has() -> None:
-    assert is_none("has none")
-    assert is_none([["RESP2", "has none"], ["RESP3", "has none"]])
-    assert not is_none([["RESP2", "has none"], ["RESP3", 1]])
-    assert not is_none([])
-    assert not is_none(None)
+    assert is_unsupported("not supported")
+    assert is_unsupported([["RESP2", "not supported"], ["RESP3", "not supported"]])
+    assert not is_unsupported([["RESP2", "not supported"], ["RESP3", 1]])
+    assert not is_unsupported([])
+    assert not is_unsupported(None)
 
 
 def test_cells_stand_in_rows_of_features_and_columns_of_clients() -> None:

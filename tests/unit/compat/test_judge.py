@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compat.conformance.judge import Answer, Deviations, Judge, mismatches
+from compat.conformance.judge import Deviations, Judge, ReplyDeviation, mismatches
 from compat.conformance.wire import Reply, replies_in
 
 
@@ -13,8 +13,8 @@ def reply(data: bytes) -> Reply:
     return found
 
 
-def judge(*answers: Answer, config_values: dict[str, str] | None = None) -> Judge:
-    deviations = Deviations(answers, (), {}, {}, {}, {}, config_values or {}, {}, {})
+def judge(*reply_deviations: ReplyDeviation, config_values: dict[str, str] | None = None) -> Judge:
+    deviations = Deviations(reply_deviations, (), {}, {}, {}, {}, config_values or {}, {}, {})
     return Judge(deviations, {b"timeout", b"port"}, {b"get"}, {b"a", b"b"})
 
 
@@ -61,7 +61,7 @@ def test_anything_else_is_not(line: bytes, theirs: bytes, ours: bytes) -> None:
 
 
 def test_a_deviation_explains_the_answers_of_its_command_alone() -> None:
-    one = judge(Answer("get", ["GET"], "-ERR .*", r"\$-1", "a reason"))
+    one = judge(ReplyDeviation("get", ["GET"], "-ERR .*", r"\$-1", "a reason"))
     assert one.is_same([b"GET", b"a"], reply(b"-ERR no\r\n"), reply(b"$-1\r\n"))
     assert not one.is_same([b"GET", b"a"], reply(b"$-1\r\n"), reply(b"-ERR no\r\n"))
     assert not one.is_same([b"HGET", b"a"], reply(b"-ERR no\r\n"), reply(b"$-1\r\n"))
@@ -88,5 +88,5 @@ def test_names_without_a_line_and_lines_without_a_name_are_found() -> None:
 def test_every_deviation_has_a_reason() -> None:
     deviations = Deviations.load()
     tables = [table for table in vars(deviations).values() if isinstance(table, dict)]
-    reasons = [each.why for each in (*deviations.answers, *deviations.bytes_answers)]
+    reasons = [each.reason for each in (*deviations.reply_deviations, *deviations.bytes_deviations)]
     assert all(reasons) and all(reason for table in tables for reason in table.values())
