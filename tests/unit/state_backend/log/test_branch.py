@@ -1,0 +1,100 @@
+"""A generation that begins with a copy of a swept one has its snapshot and the epochs behind it, or is not begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from state_backend.apply import snapshots
+from state_backend.apply.replay import read_snapshot
+from state_backend.log import branch
+from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
+from state_backend.log.log_writer import LogWriter
+from state_backend.log.sweep import sweep
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.errors import LogCorruptError, RewoundCheckpointError
+from state_backend.model.records import Change, Op
+
+STATE = StateDescriptor("s", key="k", value="v")
+FAR_MS = 1 << 50
+SNAPSHOT, LAST = 4, 7
+
+
+def put(number: int) -> Change:
+    """Return a change that is too large to stand in an epoch's file."""
+    return Change("s", Op.PUT, b"%d" % number, None, b"x" * 70_000)
+
+
+def writer_of(root: Path, query_id: str = "q", **more: Any) -> LogWriter:
+    return LogWriter(root, "job", [STATE], query_id, **more)
+
+
+def job_of(root: Path) -> tuple[JobLog, CurrentGeneration]:
+    log = ChangeLog(root).job("job")
+    current = log.current()
+    assert current is not None
+    return log, current
+
+
+def keys(root: Path) -> list[int]:
+    with read_snapshot(root, "job") as shown:
+        return sorted(map(int, shown.scan(0, 1 << 20)[1]))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A log of the query `q` that begins with a snapshot, because the epochs before it are swept."""
+    with writer_of(tmp_path) as writer:
+        for number in range(LAST + 1):
+            writer.publish([put(number)], number)
+            if number == SNAPSHOT:
+                log, current = job_of(tmp_path)
+                with read_snapshot(tmp_path, "job") as shown:
+                    snapshots.write(log, current, shown)
+                sweep(log, current, FAR_MS, retention_ms=0)
+    log, current = job_of(tmp_path)
+    assert log.numbers(current.generation) == list(range(SNAPSHOT, LAST + 1))
+    return tmp_path
+
+
+def test_a_query_that_returns_has_its_snapshot_and_all_epochs_behind_it(root: Path) -> None:
+    writer_of(root, "another").publish([put(100)])
+    back = writer_of(root)
+    assert (back.generation, back.publish([put(LAST + 1)])) == ("q.3", LAST + 1)
+    assert keys(root) == list(range(LAST + 2))
+    log, current = job_of(root)
+    assert (log.floor("q.3"), log.numbers("q.3")) == (SNAPSHOT, list(range(SNAPSHOT, LAST + 2)))
+    assert [manifest.epoch for manifest in log.snapshots(current)] == [SNAPSHOT]
+
+
+@pytest.mark.parametrize("number", range(SNAPSHOT + 1, LAST))
+def test_a_checkpoint_may_be_set_back_to_any_epoch_behind_the_snapshot(root: Path, number: int) -> None:
+    assert writer_of(root, on_rewind="truncate").publish([put(100)], number) == number
+    assert keys(root) == [*range(number), 100]
+
+
+@pytest.mark.parametrize("number", [1, SNAPSHOT - 1, SNAPSHOT])
+def test_a_checkpoint_may_not_be_set_back_to_what_the_snapshot_has(root: Path, number: int) -> None:
+    writer = writer_of(root, on_rewind="truncate")
+    with pytest.raises(RewoundCheckpointError, match=f"set back to epoch {number}"):
+        writer.publish([put(100)], number)
+    assert keys(root) == list(range(LAST + 1))
+
+
+def test_a_copy_does_not_reach_over_a_missing_epoch(root: Path) -> None:
+    log, current = job_of(root)
+    assert branch.reaches(log, current, LAST)
+    (root / "job" / "q.1" / "epochs" / f"{LAST - 1}.json").unlink()
+    assert not branch.reaches(log, current, LAST)
+    assert branch.reaches(log, current, LAST - 1)
+
+
+@pytest.mark.parametrize("pattern", [f"snapshots/{SNAPSHOT}/*.arrow", f"changes/{LAST}-*.arrow"])
+def test_a_missing_file_that_was_not_swept_is_an_error(root: Path, pattern: str) -> None:
+    (file,) = (root / "job" / "q.1").glob(pattern)
+    file.unlink()
+    writer_of(root, "another").publish([put(100)])
+    with pytest.raises(LogCorruptError, match=r"files of generation q\.1 are missing"):
+        writer_of(root)
