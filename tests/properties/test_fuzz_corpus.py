@@ -85,12 +85,12 @@ def test_an_internal_error_is_found(subject: Subject, monkeypatch: pytest.Monkey
 
 def test_half_a_reply_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Dispatcher, "error_reply", lambda *ignored: b"$10\r\nhalf")
-    with pytest.raises(FoundError, match="whole replies"):
+    with pytest.raises(FoundError, match="complete replies"):
         subject.run(b"\0\0nope\r\n")
 
 
 def test_a_connection_that_always_has_more_to_do_is_found_and_leaves_nothing_behind(subject: Subject) -> None:
-    with pytest.MonkeyPatch.context() as patched, pytest.raises(FoundError, match="come to rest"):
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(FoundError, match="not idle"):
         patched.setattr(connection, "TURN_NS_MAX", 0)
         patched.setattr(Connection, "_progress", lambda *ignored: True)
         subject.run(b"\0\0PING\r\n")
