@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from state_backend.log.epochs import ChangeFile, Epoch, EpochRef, runs_in, slots_of_run, to_stream
 from state_backend.model.errors import LogCorruptError
+from state_backend.model.key_groups import KeyGroups
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.model.slots import slot_of
 
@@ -23,10 +23,15 @@ EPOCH = Epoch(
     description=2,
     files=(ChangeFile("7-ab.arrow", 1000, 12345, 4, ((0, 10, 3), (10, 16383, 1))),),
     inline=(b"\x00\xff", b""),
+    origin=4,
+    format=2,
+    log_bytes=5000,
+    slots=KeyGroups.of([(0, 99)]),
+    offsets=('{"0": 7}', "9"),
 )
 
 
-@pytest.mark.parametrize("epoch", [EPOCH, replace(EPOCH, previous=None, files=(), inline=(), replaces=())])
+@pytest.mark.parametrize("epoch", [EPOCH, Epoch(epoch=0, term=1, previous=None, clock_ms=1)])
 def test_an_epoch_comes_back_as_it_was_written(epoch: Epoch) -> None:
     assert Epoch.from_bytes(epoch.to_bytes(), "7.json") == epoch
 
@@ -59,6 +64,15 @@ def test_an_epoch_of_a_newer_format_says_to_upgrade() -> None:
 
     with pytest.raises(LogCorruptError, match="upgrade sparkis"):
         Epoch.from_bytes(json.dumps(newer | {"checksum": _checksum(newer)}).encode(), "7.json")
+
+
+def test_an_epoch_of_an_older_version_without_a_size_has_none() -> None:
+    older = json.loads(EPOCH.to_bytes())
+    del older["log_bytes"], older["checksum"]
+    from state_backend.log.epochs import _checksum
+
+    content = json.dumps(older | {"checksum": _checksum(older)}).encode()
+    assert Epoch.from_bytes(content, "7.json").log_bytes == 0
 
 
 def test_runs_come_back_from_a_stream() -> None:

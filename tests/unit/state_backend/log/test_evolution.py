@@ -61,6 +61,11 @@ def late(root: Path) -> tuple[str, ...]:
             "the type of its column 'k' was date in this log and is now timestamp, with other keys",
         ),
         (
+            VALUE | {"columns": {"k": "int"}},
+            VALUE | {"columns": {"k": "double"}},
+            "the type of its column 'k' was int in this log and is now double, with other keys",
+        ),
+        (
             FIELDS | {"columns": {"f": "float"}},
             FIELDS | {"columns": {"f": "double"}},
             "the type of its column 'f' was float in this log and is now double",
@@ -91,6 +96,8 @@ def test_what_would_leave_wrong_keys_or_mixtures_behind_is_refused_with_what_to_
         ({}, {"deletion": "gone"}, None),
         ({"columns": {"k": "int"}}, {"columns": {"k": "string"}}, None),
         ({"kind": "list", "length_max": 5}, {"kind": "list", "length_max": 9}, None),
+        ({}, {"columns": {"v": "double"}}, None),
+        ({"columns": {"v": "int"}}, {}, None),
         ({"columns": {"v": "int"}}, {"columns": {"v": "double"}}, "the column 'v' was int and is now double"),
         ({}, {"encoding": "json"}, "its encoding was text and is now json, for each value from its next change on"),
         (
