@@ -46,17 +46,20 @@ def whole(spark: SparkSession, checkpoint: Path, batch: int, **options: str) -> 
 
 
 def shown(client: redis.Redis, job: str) -> dict[str, Any]:
-    """Return all keys of a job, read one by one."""
-    found: dict[str, Any] = {}
-    for key in client.scan_iter(match=f"{job}:*", count=1000):
-        kind = client.type(key)
-        if kind == "hash":
-            found[key] = client.hgetall(key)
-        elif kind == "list":
-            found[key] = client.lrange(key, 0, -1)
-        else:
-            found[key] = client.get(key)
-    return found
+    """Return all keys of a job with their values."""
+    keys = list(client.scan_iter(match=f"{job}:*", count=1000))
+    with client.pipeline(transaction=False) as asked:
+        for key in keys:
+            asked.type(key)
+        kinds = asked.execute()
+        for key, kind in zip(keys, kinds, strict=True):
+            if kind == "hash":
+                asked.hgetall(key)
+            elif kind == "list":
+                asked.lrange(key, 0, -1)
+            else:
+                asked.get(key)
+        return dict(zip(keys, asked.execute(), strict=True))
 
 
 def some_rows(random: Random, minute: int) -> list[dict[str, Any]]:

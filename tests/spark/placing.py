@@ -47,8 +47,15 @@ def batch(number: int) -> Iterator[dict[str, Any]]:
 
 def everything(url: str) -> dict[str, Any]:
     """Return all keys and values."""
-    with redis.Redis.from_url(url, decode_responses=True) as client:
-        return {key: _read(client, key) for key in client.scan_iter(count=1000)}
+    with redis.Redis.from_url(url, decode_responses=True) as client, client.pipeline(transaction=False) as asked:
+        keys = list(client.scan_iter(count=1000))
+        for key in keys:
+            asked.type(key)
+        kinds = asked.execute()
+        for key, kind in zip(keys, kinds, strict=True):
+            command, *rest = READERS[kind]
+            asked.execute_command(command, key, *rest)
+        return dict(zip(keys, asked.execute(), strict=True))
 
 
 def answers(url: str) -> dict[str, Any] | str:
@@ -57,11 +64,6 @@ def answers(url: str) -> dict[str, Any] | str:
         return everything(url)
     except redis.RedisError as error:
         return str(error)
-
-
-def _read(client: redis.Redis, key: str) -> Any:
-    command, *rest = READERS[client.type(key)]
-    return client.execute_command(command, key, *rest)
 
 
 class ByHand:

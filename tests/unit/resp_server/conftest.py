@@ -87,11 +87,17 @@ class Client:
         return self.send([word.encode() for word in line.split()])
 
 
-@pytest.fixture
-def keyspace() -> Keyspace:
-    store = MemoryStore("g1")
+@pytest.fixture(scope="session")
+def store() -> MemoryStore:
+    """The job's state, which no test changes."""
+    made = MemoryStore("g1")
     runs = list(runs_of(CHANGES, [state.name for state in STATES]))
-    store.apply(EpochChanges(4, 1, NOW_MS - 1000, runs), STATES)
+    made.apply(EpochChanges(4, 1, NOW_MS - 1000, runs), STATES)
+    return made
+
+
+@pytest.fixture
+def keyspace(store: MemoryStore) -> Keyspace:
     found = Keyspace()
     found.put(Job("job", "g1", STATES, store, committed_epoch=6, committed_clock_ms=NOW_MS + 500, is_stale=False))
     return found
