@@ -32,10 +32,10 @@ if os.environ.get("SPARKIS_PURE"):  # `make test-pure`: but what is about the co
         "tests/server/test_tls_sockets.py",
         "tests/server/test_split_of_a_request.py",
         "tests/server/test_without_the_core.py",
-        "tests/unit/resp_server/test_native_glob.py",
-        "tests/unit/state_backend/lmdb/test_lmdb_store.py::test_a_compiled_step_of_a_scan_is_python_s",
-        "tests/unit/state_backend/native/test_native_lookup.py",
-        "tests/unit/state_backend/native/test_native_damage.py",
+        "tests/unit/resp_server/native/test_glob.py",
+        "tests/unit/state_backend/lmdb/test_store.py::test_a_compiled_step_of_a_scan_is_python_s",
+        "tests/unit/state_backend/native/test_lookup.py",
+        "tests/unit/state_backend/native/test_lookup_of_damage.py",
     )
 
 # Marks of tests that run only where `-m` names the mark.

@@ -16,7 +16,7 @@ UPSTREAM_PASSWORD_VARIABLE = "SPARKIS_UPSTREAM_PASSWORD"
 # The signals that may end a process that maps a damaged file into memory.
 CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 
-SOURCE = str(Path(__file__).resolve().parent.parent)
+SOURCE = str(Path(__file__).resolve().parents[2])
 
 
 def environment() -> dict[str, str]:

@@ -17,12 +17,12 @@ from time import sleep
 from typing import Any, TypeVar
 
 import redis
-from driver import JOB, Orders
 
 from benchmarks import processes
 from compat.conformance.servers import free_port
 from compat.waiting import eventually
 from state_backend.log.change_log import ChangeLog
+from tests.adversity.driver import JOB, Orders
 
 Found = TypeVar("Found")
 

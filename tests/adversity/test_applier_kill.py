@@ -10,13 +10,24 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from appliers import GENERATION, JOB, KEYS, QUERY_ID, ROUNDS, STATES, RunningApplier, changes_of, epoch_at, growing_log
 
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.records import Change, Op, changes_in, runs_of
 from state_backend.store.store import EpochChanges
+from tests.adversity.appliers import (
+    GENERATION,
+    JOB,
+    KEYS,
+    QUERY_ID,
+    ROUNDS,
+    STATES,
+    RunningApplier,
+    changes_of,
+    epoch_at,
+    growing_log,
+)
 
 pytestmark = pytest.mark.kill
 

@@ -11,22 +11,22 @@ from pathlib import Path
 from threading import enumerate as enumerate_threads
 from typing import Any
 
-import driver
 import pyarrow as pa
 import pytest
 import redis
-from driver import JOB, counts, states
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from scene import MARKERS, Scene
 
 import sparkis
 from compat.waiting import eventually
 from spark_hooks.publish import task as sink_task
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
+from tests.adversity import driver
+from tests.adversity.driver import JOB, counts, states
+from tests.adversity.scene import MARKERS, Scene
 
 pytestmark = pytest.mark.spark
 

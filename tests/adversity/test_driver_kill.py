@@ -9,10 +9,10 @@ from pathlib import Path
 from time import sleep
 
 import pytest
-from driver import JOB
-from scene import Process, Scene
 
 from compat.waiting import eventually
+from tests.adversity.driver import JOB
+from tests.adversity.scene import Process, Scene
 
 pytestmark = [pytest.mark.kill, pytest.mark.spark]
 

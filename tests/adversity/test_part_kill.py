@@ -7,12 +7,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from appliers import GENERATION, JOB, QUERY_ID, ROUNDS, STATES, RunningApplier, changes_of, growing_log
 
 from compat.waiting import eventually
 from state_backend.apply.replay import read_snapshot
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
+from tests.adversity.appliers import GENERATION, JOB, QUERY_ID, ROUNDS, STATES, RunningApplier, changes_of, growing_log
 
 pytestmark = pytest.mark.kill
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fleet import Fleet
 
 from compat.waiting import eventually
+from tests.adversity.fleet import Fleet
 
 
 def test_it_takes_over_from_one_that_was_killed_and_steps_back_when_that_one_is_started_again(fleet: Fleet) -> None:

@@ -8,12 +8,12 @@ import resource
 import signal
 
 import pytest
-from fleet import KEYS, Fleet
 from redis import Redis
-from scene import children_of
 
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.programs.registry import FENCED_CODE
+from tests.adversity.fleet import KEYS, Fleet
+from tests.adversity.scene import children_of
 
 # Less than any store needs for its next epoch.
 FULL_BYTES = 16 << 10

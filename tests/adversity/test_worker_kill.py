@@ -15,13 +15,13 @@ import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from scene import Scene, children_of
 
 from compat.conformance.servers import Running, sparkis_server
 from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from tests.adversity.scene import Scene, children_of
 
 pytestmark = pytest.mark.kill
 

@@ -6,9 +6,9 @@ import re
 import subprocess
 
 import pytest
-from example import ROOT, command, environment
 
 from compat.waiting import WAIT_S_MAX
+from tests.examples.example import ROOT, command, environment
 
 pytestmark = pytest.mark.spark
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from example import run
+
+from tests.examples.example import run
 
 pytestmark = pytest.mark.spark
 

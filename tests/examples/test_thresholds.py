@@ -7,7 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from example import ROOT, run
+
+from tests.examples.example import ROOT, run
 
 pytestmark = pytest.mark.spark
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from example import run
+
+from tests.examples.example import run
 
 pytestmark = pytest.mark.spark
 

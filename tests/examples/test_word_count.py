@@ -7,7 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from example import run
+
+from tests.examples.example import run
 
 pytestmark = pytest.mark.spark
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import publish_values, reading
 
 from resp_server.protocol.replies import encode
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from tests.large.conftest import publish_values, reading
 
 pytestmark = pytest.mark.large
 

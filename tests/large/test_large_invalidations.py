@@ -12,12 +12,12 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from conftest import WAIT_S_MAX, memory_mb, publish_values, reading
 
 from resp_server.push.tracking_table import HOLDER_BYTES, INVALIDATION_BYTES_PER_CHANGE_MAX, KEY_OVERHEAD_BYTES
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from tests.large.conftest import WAIT_S_MAX, memory_mb, publish_values, reading
 
 pytestmark = pytest.mark.large
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import reading
 
 from resp_server.protocol.replies import encode
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import KEY_BYTES_MAX, VALUE_BYTES_MAX, Change, Op
+from tests.large.conftest import reading
 
 pytestmark = pytest.mark.large
 

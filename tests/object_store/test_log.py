@@ -98,7 +98,7 @@ def test_an_epoch_that_was_acknowledged_is_never_overwritten(root: str) -> None:
 import sys
 from state_backend.model.errors import LogError
 sys.path.insert(0, sys.argv[3])
-from test_log import one, writer_of
+from tests.object_store.test_log import one, writer_of
 print("ready", flush=True)
 for line in sys.stdin:
     try:

@@ -8,11 +8,11 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from steps import result_of
 
 from compat.conformance.wire import replies_in
 from resp_server import native
 from resp_server.proxy.reply_splitter import Frames, items_of
+from tests.properties.steps import result_of
 
 MANY_BYTES = 1 << 20
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from steps import result_of
 
 from resp_server.metrics.stats import CommandStats, Stats
 from resp_server.protocol.request_parser import RequestParser
@@ -18,6 +17,7 @@ from resp_server.proxy.reply_splitter import Frames, items_of, pack
 from resp_server.proxy.requests import UpstreamRequest
 from resp_server.session.epoch_feed import NO_EPOCHS, NOTHING, Epochs, ReplyEpochs
 from state_backend.model.slots import SLOTS, slot_of
+from tests.properties.steps import result_of
 
 pytestmark = pytest.mark.skipif(hop is None, reason="the compiled core is not built")
 

@@ -7,7 +7,6 @@ from itertools import accumulate, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from steps import result_of
 
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
@@ -17,6 +16,7 @@ from resp_server.proxy.reply_splitter import Frames, items_of
 from resp_server.proxy.request_policy import scan_reply, split_by_slot
 from resp_server.proxy.slot_map import SlotMap, runs_of
 from state_backend.model.slots import SLOTS, position_of, slot_of
+from tests.properties.steps import result_of
 
 TABLE = command_table()
 keys = st.one_of(st.binary(max_size=8), st.sampled_from([b"a{tag}", b"b{tag}", b"same", b"same"]))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import test_stores_agree as stores
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -30,6 +29,7 @@ from state_backend.model.records import Change, runs_of
 from state_backend.model.slots import SLOTS, slot_of
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges
+from tests.properties import test_stores_agree as stores
 
 # As they stand in an epoch of the log; the key formats of these are not those of the keys, which nobody looks at here.
 STATES = stores.STATES

@@ -8,8 +8,6 @@ from typing import Any
 from unittest.mock import patch
 
 import lmdb
-import test_slots_move as moves
-import test_stores_agree as stores
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -24,6 +22,8 @@ from state_backend.model.errors import LogCorruptError
 from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import Snapshot
+from tests.properties import test_slots_move as moves
+from tests.properties import test_stores_agree as stores
 
 
 class Died(Exception):

@@ -16,7 +16,6 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
-from schedules import ScheduledFilesystem, Scheduler
 
 from state_backend.apply.applier import Applier
 from state_backend.apply.compactor import compact
@@ -36,6 +35,7 @@ from state_backend.model.errors import (
     SparkisError,
 )
 from state_backend.model.records import Change, Op, changes_in
+from tests.properties.schedules import ScheduledFilesystem, Scheduler
 
 STATE = StateDescriptor("s", key="k", value="v")
 FAR_MS = 1 << 50

@@ -15,7 +15,6 @@ from types import CodeType, FrameType
 from typing import Any
 
 import uvloop
-from conftest import NOW_MS, Peer
 
 from compat.waiting import WAIT_S_MAX, eventually_async
 from resp_server.cluster.topology import Topology
@@ -31,6 +30,7 @@ from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges
+from tests.server.conftest import NOW_MS, Peer
 
 STATES = [
     StateDescriptor("n", key="k", value="v"),

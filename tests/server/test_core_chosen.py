@@ -9,12 +9,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from conftest import Peer
 
 from compat.conformance.dataset import Dataset
 from compat.conformance.servers import Running, sparkis_server, wait_for_keys
 from compat.conformance.wire import requests
 from resp_server.native import CORE
+from tests.server.conftest import Peer
 
 pytestmark = pytest.mark.skipif(CORE != "compiled", reason="the compiled core is not built")
 

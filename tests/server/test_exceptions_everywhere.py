@@ -13,13 +13,13 @@ from types import CodeType
 from typing import Any
 
 import pytest
-from conftest import Peer
-from faults import KEYS, LONG_LIST, InjectedError, Scene
 
 from compat.conformance.wire import NotAReplyError, reply_at, request
 from compat.waiting import WAIT_S_MAX
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.store import EpochChanges
+from tests.server.conftest import Peer
+from tests.server.faults import KEYS, LONG_LIST, InjectedError, Scene
 
 EVERYTHING = b">2\r\n$10\r\ninvalidate\r\n_\r\n"
 END = b"$3\r\nend\r\n"

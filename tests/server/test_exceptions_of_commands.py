@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from conftest import Peer
-from faults import ERROR, KEYS, InjectedError, Scene
 
 from compat.conformance.wire import replies_in, request
 from resp_server.command_table.table import Command
 from resp_server.proxy.dispatcher import INTERNAL_COMMANDS
 from resp_server.proxy.request_policy import single_key_at
 from resp_server.serving.server import Server
+from tests.server.conftest import Peer
+from tests.server.faults import ERROR, KEYS, InjectedError, Scene
 
 AFTER, BEFORE = b"$5\r\nafter\r\n", b"$6\r\nbefore\r\n"
 

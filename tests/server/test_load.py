@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from functools import partial
 
 import pytest
-from conftest import NOW_MS, Running
 
 from benchmarks import load
 from compat.conformance.wire import request
@@ -18,6 +17,7 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges
+from tests.server.conftest import NOW_MS, Running
 
 native = pytest.importorskip("benchmarks.native.load", reason="the load generator is not compiled")
 

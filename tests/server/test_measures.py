@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from nodes import PATIENT
 
 from compat.conformance.dataset import Dataset
 from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection
+from tests.server.nodes import PATIENT
 
 WORKERS = 2
 

@@ -17,7 +17,6 @@ from time import sleep
 from typing import Any
 
 import pytest
-from nodes import HALVES, PATIENT, Nodes
 
 from compat.conformance.servers import (
     CONTROL_TOKEN,
@@ -35,6 +34,7 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.key_groups import KeyGroups
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.model.slots import SLOTS, slot_of
+from tests.server.nodes import HALVES, PATIENT, Nodes
 
 KEYS = 60
 LONG_BYTES = 24 << 20

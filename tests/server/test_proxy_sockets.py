@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from faults import KEYS, Scene
 
 from compat.conformance.wire import request
 from resp_server import native
+from tests.server.faults import KEYS, Scene
 
 
 @pytest.fixture(params=["own", "asyncio"])

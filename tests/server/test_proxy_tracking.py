@@ -9,8 +9,6 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
-from caching import CachingClient
-from nodes import HALVES, Nodes
 
 from compat.conformance.servers import CONTROL_TOKEN
 from compat.waiting import WAIT_S_MAX, eventually
@@ -18,6 +16,8 @@ from resp_server.net.client import Client
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from tests.server.caching import CachingClient
+from tests.server.nodes import HALVES, Nodes
 
 STATES = [StateDescriptor("n", key="k", value="v")]
 KEYS = [b"job:n:%d" % number for number in range(40)]

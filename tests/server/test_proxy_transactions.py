@@ -13,7 +13,6 @@ from threading import Event, Thread
 from typing import Any, cast
 
 import pytest
-from nodes import HALVES, Nodes
 from redis import Redis, WatchError
 
 from compat.conformance.servers import CONTROL_TOKEN
@@ -27,6 +26,7 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from state_backend.model.slots import slot_of
 from tests.properties.steps import result_of
+from tests.server.nodes import HALVES, Nodes
 
 STATES = [StateDescriptor("n", key="k", value="v"), StateDescriptor("still", key="k", value="v")]
 KEYS = [b"job:n:%d" % number for number in range(40)]

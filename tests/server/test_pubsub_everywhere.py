@@ -12,7 +12,6 @@ from time import sleep
 from typing import Any
 
 import pytest
-from nodes import HALVES, Nodes
 
 from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_proxy, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, Reply, request
@@ -23,6 +22,7 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from state_backend.model.slots import slot_of
+from tests.server.nodes import HALVES, Nodes
 
 STATES = [StateDescriptor("v", key="k", value="v")]
 KEYS = [b"j:v:%d" % each for each in range(20)]

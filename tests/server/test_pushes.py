@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import OtherProcesses
+
+from tests.server.conftest import OtherProcesses
 
 pytestmark = pytest.mark.pure
 

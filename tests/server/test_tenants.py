@@ -10,7 +10,6 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from nodes import PATIENT
 
 from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, replies_in, request, requests
@@ -19,6 +18,7 @@ from state_backend.codec import packed_map
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from tests.server.nodes import PATIENT
 
 MINE, OTHERS = "mine", "rival"
 # What of the other job is never sent, so that nothing but the state itself can have told it.

@@ -11,7 +11,13 @@ from functools import partial
 from typing import Any
 
 import pytest
-from test_sockets import (
+
+from compat.conformance.certificates import Authority
+from compat.waiting import WAIT_S_MAX, eventually
+from resp_server import native
+from resp_server.net.tls import TlsFiles
+from state_backend.lmdb.store import LmdbStore
+from tests.server.test_sockets import (
     GET_LARGE,
     LARGE,
     PING,
@@ -23,12 +29,6 @@ from test_sockets import (
     lmdb,  # noqa: F401  a fixture
     mixture,
 )
-
-from compat.conformance.certificates import Authority
-from compat.waiting import WAIT_S_MAX, eventually
-from resp_server import native
-from resp_server.net.tls import TlsFiles
-from state_backend.lmdb.store import LmdbStore
 
 Start = Callable[..., Any]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import OtherProcesses
 
 from resp_server.session import transaction
 from state_backend.lmdb.store import LmdbStore
@@ -17,6 +16,7 @@ from state_backend.model.records import Change, Op, runs_of
 from state_backend.store import pinned_epochs
 from state_backend.store.keyspace import Job
 from state_backend.store.store import EpochChanges
+from tests.server.conftest import OtherProcesses
 
 pytestmark = pytest.mark.pure
 

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from nodes import HALVES, Nodes
 
 from compat.conformance.servers import CONTROL_TOKEN, Running
 from compat.conformance.wire import Connection
@@ -18,6 +17,7 @@ from compat.waiting import WAIT_S_MAX, eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from tests.server.nodes import HALVES, Nodes
 
 # `default`, who may do little and needs no password, is not who proxies and nodes are.
 USERS = """

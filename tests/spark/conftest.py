@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from micro_batches import Batches, Settings, local_session
 from pyspark.sql import SparkSession
 
 import sparkis
 from compat.waiting import WAIT_S_MAX
 from spark_hooks.publish import publisher, sink, table
 from spark_hooks.serving import placement, supervised_process
+from tests.spark.micro_batches import Batches, Settings, local_session
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

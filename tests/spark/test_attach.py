@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import redis
-from attaching import SCHEMA, Attach, attached, shown
-from micro_batches import Batches, start
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from compat.waiting import WAIT_S_MAX
+from tests.spark.attaching import SCHEMA, Attach, attached, shown
+from tests.spark.micro_batches import Batches, start
 
 __all__ = ["attached"]
 

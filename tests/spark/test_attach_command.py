@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from attaching import SCHEMA
-from micro_batches import Batches, start
-from processes import sparkis as command
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from compat.waiting import WAIT_S_MAX
+from tests.spark.attaching import SCHEMA
+from tests.spark.micro_batches import Batches, start
+from tests.spark.processes import sparkis as command
 
 pytestmark = pytest.mark.slow
 

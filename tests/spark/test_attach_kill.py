@@ -15,14 +15,14 @@ from time import sleep
 
 import pytest
 import redis
-from attaching import SCHEMA, SEED, shown, some_rows, whole
-from micro_batches import Batches
-from processes import Command, served
-from processes import sparkis as command
 from pyspark.sql import SparkSession
 
 from compat.waiting import eventually
 from state_backend.log.change_log import ChangeLog
+from tests.spark.attaching import SCHEMA, SEED, shown, some_rows, whole
+from tests.spark.micro_batches import Batches
+from tests.spark.processes import Command, served
+from tests.spark.processes import sparkis as command
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow]
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import redis
-from attaching import SCHEMA, Attach, attached, current_of, epochs_of, generations_of, shown
-from micro_batches import Batches, Settings, start
-from processes import served
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -21,6 +18,9 @@ from compat.waiting import WAIT_S_MAX, eventually
 from sparkis import Attachment, SparkisError
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.errors import DescriptorError, FencedWriterError, LogUnavailableError
+from tests.spark.attaching import SCHEMA, Attach, attached, current_of, epochs_of, generations_of, shown
+from tests.spark.micro_batches import Batches, Settings, start
+from tests.spark.processes import served
 
 __all__ = ["attached"]
 

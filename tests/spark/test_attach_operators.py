@@ -21,7 +21,15 @@ from typing import Any
 import pandas as pd
 import pytest
 import redis
-from attaching import (
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.streaming.state import GroupState
+
+from compat.waiting import WAIT_S_MAX
+from tests.spark.attaching import (
     SCHEMA,
     SEED,
     Attach,
@@ -34,15 +42,7 @@ from attaching import (
     text,
     whole,
 )
-from micro_batches import Batches, Settings
-from pyspark import cloudpickle
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
-from pyspark.sql.streaming.readwriter import DataStreamWriter
-from pyspark.sql.streaming.state import GroupState
-
-from compat.waiting import WAIT_S_MAX
+from tests.spark.micro_batches import Batches, Settings
 
 __all__ = ["attached"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pyspark
 import pytest
 import redis
-from attaching import Attach, attached, shown
 
 from compat.waiting import WAIT_S_MAX, eventually
+from tests.spark.attaching import Attach, attached, shown
 
 __all__ = ["attached"]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from attaching import CHANGELOG, ROCKSDB, SCHEMA, Attach, attached, rocksdb, shown
-from micro_batches import Batches, Settings, start
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from compat.waiting import WAIT_S_MAX
 from state_backend.model.errors import DescriptorError
+from tests.spark.attaching import CHANGELOG, ROCKSDB, SCHEMA, Attach, attached, rocksdb, shown
+from tests.spark.micro_batches import Batches, Settings, start
 
 __all__ = ["attached"]
 

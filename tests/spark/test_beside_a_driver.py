@@ -11,12 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import hiredis
-import placing
 import pytest
-from micro_batches import Batches, local_session, start
-from placing import is_running
-from processes import Command
-from processes import sparkis as command
 from pyspark.sql import SparkSession
 
 import sparkis
@@ -26,6 +21,11 @@ from resp_server.registry.record import read_record
 from resp_server.registry.report import Report
 from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 from state_backend.log.filesystems import open_filesystem
+from tests.spark import placing
+from tests.spark.micro_batches import Batches, local_session, start
+from tests.spark.placing import is_running
+from tests.spark.processes import Command
+from tests.spark.processes import sparkis as command
 
 TOKEN = "of-the-tests"
 

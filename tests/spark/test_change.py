@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from micro_batches import Batches, failure_of, start
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -18,6 +17,7 @@ from compat.waiting import WAIT_S_MAX
 from spark_hooks import cli
 from sparkis import StateDescriptor
 from state_backend.model.errors import DescriptorError
+from tests.spark.micro_batches import Batches, failure_of, start
 
 Make = Callable[[str], Batches]
 

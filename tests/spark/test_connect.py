@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import redis
-from micro_batches import Batches, failure_of, start
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
@@ -20,6 +19,7 @@ from compat.waiting import WAIT_S_MAX, eventually
 from sparkis import StateDescriptor
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.errors import DescriptorError
+from tests.spark.micro_batches import Batches, failure_of, start
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import redis
-from processes import served, sparkis, status
 
 from compat.waiting import eventually
+from tests.spark.processes import served, sparkis, status
 
 State = dict[str, Any]
 

@@ -10,13 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import placing
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from micro_batches import local_session
-from placing import ByHand
-from processes import served
 from redis.cluster import RedisCluster
 
 import sparkis
@@ -24,6 +20,10 @@ from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net import children
 from spark_hooks import demo
 from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
+from tests.spark import placing
+from tests.spark.micro_batches import local_session
+from tests.spark.placing import ByHand
+from tests.spark.processes import served
 
 pytestmark = pytest.mark.cluster
 

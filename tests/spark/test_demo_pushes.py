@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import redis
-from processes import sparkis
 from redis.cache import CacheConfig
 
 from compat.waiting import WAIT_S_MAX, eventually
+from tests.spark.processes import sparkis
 
 pytestmark = pytest.mark.slow
 

@@ -9,12 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import placing
 import pytest
 import redis
-from micro_batches import Batches, local_session, start
-from placing import ByHand, everything, is_running
-from processes import served
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -23,6 +19,10 @@ import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net import children
 from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
+from tests.spark import placing
+from tests.spark.micro_batches import Batches, local_session, start
+from tests.spark.placing import ByHand, everything, is_running
+from tests.spark.processes import served
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import redis
-from micro_batches import Batches, failure_of, start
 from pyspark.sql import DataFrame
 
 import sparkis
 from compat.waiting import WAIT_S_MAX
 from state_backend.model.records import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from tests.spark.micro_batches import Batches, failure_of, start
 
 Make = Callable[[str], Batches]
 

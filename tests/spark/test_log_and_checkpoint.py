@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import redis
-from micro_batches import Batches, start
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -18,6 +17,7 @@ from compat.waiting import eventually
 from resp_server.net.client import Client
 from resp_server.programs import status
 from state_backend.model.errors import DescriptorError
+from tests.spark.micro_batches import Batches, start
 
 Make = Callable[[str], Batches]
 

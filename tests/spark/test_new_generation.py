@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import redis
-from micro_batches import Batches, start
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
@@ -23,6 +22,7 @@ from compat.waiting import eventually
 from resp_server.net.client import Client
 from resp_server.programs import status
 from state_backend.log.promotion import promote
+from tests.spark.micro_batches import Batches, start
 
 Make = Callable[[str], Batches]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from micro_batches import Batches, local_session, start
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -17,6 +16,7 @@ from compat.object_store.faulty_proxy import FaultyProxy
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import INLINE_BYTES_MAX
 from state_backend.model.errors import LogUnavailableError
+from tests.spark.micro_batches import Batches, local_session, start
 
 BUCKET = "sparkis-query"
 ROOT = f"s3a://{BUCKET}/logs"

@@ -11,19 +11,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import placing
 import pytest
 import redis
-from micro_batches import Batches, local_session, start
-from placing import ByHand, is_running
 from pyspark.sql import SparkSession
-from standalone import standalone
 
 import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net import children
 from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 from spark_hooks.sessions import is_stopped
+from tests.spark import placing
+from tests.spark.micro_batches import Batches, local_session, start
+from tests.spark.placing import ByHand, is_running
+from tests.spark.standalone import standalone
 
 pytestmark = pytest.mark.cluster
 
@@ -42,8 +42,8 @@ DRIVER = """
 import json, sys
 from pathlib import Path
 from pyspark.sql import SparkSession
-import placing
-from test_placement_clusters import EXECUTORS, local_session, placed
+from tests.spark import placing
+from tests.spark.test_placement_clusters import EXECUTORS, local_session, placed
 spark = local_session("local-cluster[2,1,1024]", **EXECUTORS)
 with placed(spark, Path(sys.argv[1]), executors=2) as endpoint:
     executors = [placing.executor_of(placing.parent_of(pid)) for pid in placing.server_pids(endpoint)]
@@ -122,12 +122,11 @@ def test_a_driver_that_other_machines_can_reach_has_servers_that_ask_for_a_passw
 
 
 def test_a_driver_that_is_killed_leaves_nothing_behind(tmp_path: Path):
-    paths = [str(Path(__file__).parent), children.environment()["PYTHONPATH"]]
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        env=os.environ | {"PYTHONPATH": children.environment()["PYTHONPATH"]},
     )
     assert driver.stdout is not None and driver.stdin is not None
     processes = json.loads(driver.stdout.readline())

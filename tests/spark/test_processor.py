@@ -12,8 +12,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import redis
-from attaching import SCHEMA, shown, text, whole
-from micro_batches import Batches, Settings, failure_of, start
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -24,6 +22,8 @@ import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
 from sparkis import AttachedState
 from state_backend.model.errors import DescriptorError
+from tests.spark.attaching import SCHEMA, shown, text, whole
+from tests.spark.micro_batches import Batches, Settings, failure_of, start
 
 Make = Callable[[str], Batches]
 

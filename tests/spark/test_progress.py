@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from micro_batches import Batches, Settings, start
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -15,6 +14,7 @@ import sparkis
 from compat.waiting import WAIT_S_MAX
 from sparkis import StateDescriptor
 from state_backend.apply.replay import read_snapshot
+from tests.spark.micro_batches import Batches, Settings, start
 
 Make = Callable[[str], Batches]
 

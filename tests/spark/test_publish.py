@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from micro_batches import Batches, failure_of, start
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -17,6 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import sparkis
 from compat.waiting import eventually
 from sparkis import StateDescriptor
+from tests.spark.micro_batches import Batches, failure_of, start
 
 Make = Callable[[str], Batches]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from micro_batches import Batches, start
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -17,6 +16,7 @@ from compat.waiting import eventually
 from spark_hooks.publish import table
 from state_backend.apply.applier import STALE_AFTER_S
 from state_backend.model.errors import DescriptorError, FencedWriterError
+from tests.spark.micro_batches import Batches, start
 
 Make = Callable[[str], Batches]
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import redis
-from micro_batches import Batches
 from pyspark.sql import SparkSession
+
+from tests.spark.micro_batches import Batches
 
 README = Path(__file__).parents[2] / "README.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)

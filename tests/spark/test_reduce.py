@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import redis
-from micro_batches import Batches, failure_of, start
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import sparkis
 from sparkis import StateDescriptor
+from tests.spark.micro_batches import Batches, failure_of, start
 
 Make = Callable[[str], Batches]
 

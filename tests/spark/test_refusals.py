@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from micro_batches import Batches, failure_of, start
 from pyspark.sql import SparkSession
 
 import sparkis
 from compat.waiting import eventually
 from sparkis import SparkisError, StateDescriptor
 from state_backend.model.errors import DescriptorError, LogUnavailableError
+from tests.spark.micro_batches import Batches, failure_of, start
 
 Make = Callable[[str], Batches]
 

@@ -11,11 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import placing
 import pytest
 import redis
-from micro_batches import Batches, start
-from processes import served, sparkis, status
 from pyspark.sql import SparkSession
 
 import sparkis as public
@@ -23,6 +20,9 @@ from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.native import CORE
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
+from tests.spark import placing
+from tests.spark.micro_batches import Batches, start
+from tests.spark.processes import served, sparkis, status
 
 pytestmark = pytest.mark.usefixtures("no_log_left_over")
 

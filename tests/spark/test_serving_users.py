@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import redis
-from micro_batches import Batches, Settings, start
 from pyspark.sql import SparkSession
 
 import sparkis
@@ -17,6 +16,7 @@ from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net.children import UPSTREAM_PASSWORD_VARIABLE
 from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 from state_backend.model.errors import SparkisError
+from tests.spark.micro_batches import Batches, Settings, start
 
 pytestmark = pytest.mark.usefixtures("no_log_left_over")
 

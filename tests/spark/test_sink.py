@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import redis
-from micro_batches import Batches, failure_of, start
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -21,6 +20,7 @@ from sparkis import StateDescriptor
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.epochs import Epoch
 from state_backend.store.store import Snapshot
+from tests.spark.micro_batches import Batches, failure_of, start
 
 TEMPS = "sensor string, temp double"
 Make = Callable[[str], Batches]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 
-from attaching import SCHEMA
-from micro_batches import local_session
 from pyspark.sql import functions as F
+
+from tests.spark.attaching import SCHEMA
+from tests.spark.micro_batches import local_session
 
 
 def main(folder: str, checkpoint: str) -> None:

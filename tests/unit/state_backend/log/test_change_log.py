@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from moves_like_hdfs import like_hdfs
 
 from state_backend.log import log_writer
 from state_backend.log.change_log import ChangeLog, JobLog, check_writable
@@ -28,6 +27,7 @@ from state_backend.model.errors import (
 )
 from state_backend.model.records import Change, Op, changes_in, runs_of
 from tests.unit.state_backend.dying import Died, Dying
+from tests.unit.state_backend.log.moves_like_hdfs import like_hdfs
 
 TEMP = StateDescriptor("temp", key="k", value="v")
 CITY = StateDescriptor("city", key="k", field="f", value="v")

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pyarrow.fs
 import pytest
-from moves_like_hdfs import like_hdfs
 
 from state_backend.log.change_log import check_writable
 from state_backend.log.filesystems import (
@@ -24,6 +23,7 @@ from state_backend.log.filesystems import (
 )
 from state_backend.log.filesystems.arrow import CONTENT, ArrowFilesystem
 from state_backend.model.errors import LogUnavailableError
+from tests.unit.state_backend.log.moves_like_hdfs import like_hdfs
 
 
 @pytest.fixture(params=["local", "arrow", "hdfs"])

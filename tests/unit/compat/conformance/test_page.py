@@ -11,7 +11,7 @@ from compat.conformance.matrix import Cell, difference, is_unsupported
 from compat.conformance.page import BEGIN, END, put_into, tables
 from compat.conformance.transcripts import Replay
 
-PAGE = Path(__file__).parents[3] / "docs" / "clients.md"
+PAGE = Path(__file__).parents[4] / "docs" / "clients.md"
 
 
 def test_the_first_difference_is_shown_with_its_place() -> None:

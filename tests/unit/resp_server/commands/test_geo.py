@@ -17,8 +17,8 @@ from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemorySnapshot, MemoryStore
 from state_backend.store.store import EpochChanges
+from tests.unit.resp_server.commands.test_chunked_reply import SteppingClient
 from tests.unit.resp_server.conftest import NOW_MS
-from tests.unit.resp_server.test_set_commands import SteppingClient
 
 STATES = [StateDescriptor("at", member="member", score="score", key_format="at:<key>")]
 MANY = 5000
