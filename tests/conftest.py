@@ -44,28 +44,31 @@ LEFT_OUT = ("slow", "large", "cluster")
 # Whole files go to the processes that run tests: those that take longest begin first, so that none is left over at the
 # end, when most processes have nothing more to do. First these (from `--durations=0`), then by folder.
 LONGEST_FILES = (
-    "spark/test_serving",
-    "spark/test_beside_a_driver",
-    "spark/test_sink",
-    "spark/test_executors",
-    "spark/test_processor",
-    "spark/test_attach_log",
-    "server/test_turns_of_a_proxy",
     "properties/test_sweeping_schedules",
+    "server/test_turns_of_a_proxy",
+    "spark/test_sink",
+    "spark/test_serving",
+    "spark/test_executors",
+    "spark/test_attach_log",
     "spark/test_demo",
-    "spark/test_new_generation",
-    "clients/test_cluster_clients",
-    "adversity/test_state_servers",
+    "spark/test_beside_a_driver",
+    "properties/test_core_agrees",
+    "differential/test_same_replies",
+    "differential/test_same_through_a_proxy",
     "adversity/test_batches",
+    "spark/test_processor",
+    "properties/test_stores_agree",
+    "server/test_turns_of_the_loop",
     "server/test_proxy_replica_choice",
-    "server/test_exceptions_everywhere",
     "server/test_proxy",
+    "adversity/test_state_servers",
+    "spark/test_new_generation",
     "server/test_workers",
-    "server/test_proxy_transactions",
-    "server/test_tls",
+    "properties/test_slots_move",
     "object_store/test_log",
+    "clients/test_cluster_clients",
+    "properties/test_core_ranks",
     "object_store/test_cost",
-    "properties/test_snapshots_in_parts",
 )
 LONGEST_FOLDERS = (
     "spark",
@@ -78,6 +81,11 @@ LONGEST_FOLDERS = (
     "packaging",
     "unit",
 )
+
+# Options of the JVM of every Spark driver that a test, or its program, starts: Spark's launcher reads them. A JVM
+# that lives for a minute gains nothing from the optimising compiler, and spends half its time in it.
+SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED_JVM)
 
 # No example has to be found, or run, within a time.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

@@ -21,8 +21,7 @@ def local_session(master: str, **settings: str) -> SparkSession:
     quiet = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        # A JVM that lives for a minute gains nothing from the optimising compiler, and spends half its time in it.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", ""),  # as for drivers: tests/conftest.py
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",

@@ -22,7 +22,6 @@ QUERIES = Path(__file__).with_name("queries.scala")
 SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
 }
