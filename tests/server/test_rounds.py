@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import LARGE_BYTES, NOW_MS, STATES, Peer
 
 from compat.conformance.wire import request
 from resp_server.cluster.topology import Topology
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges
+from tests.server.conftest import LARGE_BYTES, NOW_MS, STATES, Peer
 
 pytestmark = pytest.mark.pure
 
