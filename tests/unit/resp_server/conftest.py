@@ -21,6 +21,7 @@ from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges
 
 NOW_MS = 1_700_000_000_000
+TABLE = command_table()
 LARGE = 1500
 
 STATES = [
@@ -109,7 +110,7 @@ def connect(keyspace: Keyspace) -> Callable[..., Client]:
 
     def made(**settings: object) -> Client:
         config = ServerConfig(**settings)  # type: ignore[arg-type]
-        return Client(ServerContext(config, keyspace, command_table(), clock=lambda: NOW_MS))
+        return Client(ServerContext(config, keyspace, TABLE, clock=lambda: NOW_MS))
 
     return made
 

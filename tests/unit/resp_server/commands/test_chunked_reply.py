@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from compat.conformance.wire import Reply, reply_at
-from resp_server.commands import chunked_reply, command_table, dump, generic, random_items, sort
+from resp_server.commands import chunked_reply, dump, generic, random_items, sort
 from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from resp_server.protocol.errors import ReplyError
@@ -18,7 +18,7 @@ from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges
-from tests.unit.resp_server.conftest import NOW_MS, Client
+from tests.unit.resp_server.conftest import NOW_MS, TABLE, Client
 
 STATES = [
     StateDescriptor("text", value="value", key_format="<key>"),
@@ -65,7 +65,7 @@ def keyspace() -> Keyspace:
 
 @pytest.fixture
 def ask(keyspace: Keyspace) -> Callable[..., Reply]:
-    client = SteppingClient(ServerContext(ServerConfig(), keyspace, command_table(), clock=lambda: NOW_MS))
+    client = SteppingClient(ServerContext(ServerConfig(), keyspace, TABLE, clock=lambda: NOW_MS))
 
     def asked(line: str, protocol: int = 3) -> Reply:
         client.session.protocol = protocol

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from compat.conformance.wire import Reply, reply_at
-from resp_server.commands import chunked_reply, command_table, geo
+from resp_server.commands import chunked_reply, geo
 from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from state_backend.codec.geohash import Circle, distance, point_of, score_of
@@ -18,7 +18,7 @@ from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemorySnapshot, MemoryStore
 from state_backend.store.store import EpochChanges
 from tests.unit.resp_server.commands.test_chunked_reply import SteppingClient
-from tests.unit.resp_server.conftest import NOW_MS
+from tests.unit.resp_server.conftest import NOW_MS, TABLE
 
 STATES = [StateDescriptor("at", member="member", score="score", key_format="at:<key>")]
 MANY = 5000
@@ -43,7 +43,7 @@ def keyspace() -> Keyspace:
 
 @pytest.fixture
 def client(keyspace: Keyspace) -> SteppingClient:
-    return SteppingClient(ServerContext(ServerConfig(), keyspace, command_table(), clock=lambda: NOW_MS))
+    return SteppingClient(ServerContext(ServerConfig(), keyspace, TABLE, clock=lambda: NOW_MS))
 
 
 def ask(client: SteppingClient, line: str) -> Reply:
