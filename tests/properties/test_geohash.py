@@ -85,7 +85,7 @@ def test_any_score_is_read_as_some_place(score: float) -> None:
 
 @pytest.mark.parametrize("place", [(180.1, 0.0), (0.0, 85.06), (float("nan"), 0.0), (0.0, float("-inf"))])
 def test_what_is_not_on_the_map_has_no_score(place: Point) -> None:
-    with pytest.raises(ValueError, match="no place on the map"):
+    with pytest.raises(ValueError, match="no point on the map"):
         score_of(*place)
 
 
