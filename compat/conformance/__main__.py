@@ -35,11 +35,11 @@ def main(arguments: list[str] | None = None) -> int:
             if "clients" in options.part:
                 for cell in _run_clients(options, targets, versions):
                     cells.append(cell)
-                    _tell(cell.is_right, f"{cell.client}, {cell.feature}, {cell.target}", cell.problem)
+                    _print_result(cell.is_right, f"{cell.client}, {cell.feature}, {cell.target}", cell.problem)
             if "transcripts" in options.part:
                 for replay in replays(targets):
                     replayed.append(replay)
-                    _tell(replay.is_right, f"{replay.client}, replayed, {replay.target}", replay.problem)
+                    _print_result(replay.is_right, f"{replay.client}, replayed, {replay.target}", replay.problem)
     if cells and replayed and not options.client and not options.feature:
         text = page.tables(cells, versions, replayed)
         print(f"\n{text}")
@@ -82,7 +82,7 @@ def _compare(left: Address, right: Address, examples: int) -> bool:
     for name, sent, found in differences(left, right, examples):
         commands, requests, is_good = commands + 1, requests + sent, is_good and not found
         for each in found:
-            _tell(False, name, each)
+            _print_result(False, name, each)
     print(f"{requests} requests of {commands} commands, in RESP2 and RESP3: {'alike' if is_good else 'NOT alike'}")
     return is_good
 
@@ -93,11 +93,11 @@ def _run_clients(options: argparse.Namespace, targets: Targets, versions: dict[s
             continue
         with Script(client) as script:
             versions[client.name] = script.version
-            wanted = [each for each in script.features if each in (options.feature or script.features)]
-            yield from cells_of(script, wanted, targets)
+            chosen = [each for each in script.features if each in (options.feature or script.features)]
+            yield from cells_of(script, chosen, targets)
 
 
-def _tell(is_right: bool | None, what: str, problem: str) -> None:
+def _print_result(is_right: bool | None, what: str, problem: str) -> None:
     sign = page.SIGNS[is_right]
     print(f"{sign} {what}" + (f": {problem}" if problem else ""), flush=True)
 

@@ -34,13 +34,13 @@ def tables(cells: Sequence[Cell], versions: Mapping[str, str], replayed: Sequenc
             [mode, _signs([cell for cell in cli if cell.feature == mode])] for mode in _in_order(c.feature for c in cli)
         ]
         text += f"\n{_table([f'{CLI} {versions[CLI]}', 'tested'], modes)}"
-    shown = _in_order((each.client, each.what) for each in replayed)
+    pairs = _in_order((each.client, each.what) for each in replayed)
     rows = [
         [
             *pair,
             ", ".join(f"{each.target} {SIGNS[each.is_right]}" for each in replayed if (each.client, each.what) == pair),
         ]
-        for pair in shown
+        for pair in pairs
     ]
     return text + "\n" + _table(["client (not run)", "first requests", "replayed"], rows)
 

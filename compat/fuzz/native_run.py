@@ -138,7 +138,7 @@ REPLIES = [
 REPLIES += [b"*%d\r\n" % count + b"$1\r\nb\r\n" * count for count in (1, 2, 3, 4, 9)]
 REPLIES += [b"*2\r\n" * 12 + b":1\r\n" * 13, b"$70000\r\n" + b"x" * 70_000 + b"\r\n", b"*999999999\r\n", *SCRIPTS]
 # The indexes of those of REQUESTS that go through the hop.
-PLAIN = [at for at, asked in enumerate(REQUESTS) if any(words[0] in (b"GET", b"MGET") for words in asked)]
+PLAIN = [at for at, chosen in enumerate(REQUESTS) if any(words[0] in (b"GET", b"MGET") for words in chosen)]
 
 
 def of_hop(rng: random.Random, folder: str) -> Iterator[None]:

@@ -210,28 +210,28 @@ class Subject:
             return await self._run_scripted(options, chunks)
         target = self._target(data)
         await asyncio.sleep(STEP_S)
-        wires = await self._ask(target, chunks, 2 if options & TWO else 1)
+        wires = await self._send(target, chunks, 2 if options & TWO else 1)
         for wire in wires:
             _replies(wire)
         return b"".join(part for wire in wires for part in wire.sent)
 
     async def _run_scripted(self, options: int, chunks: Sequence[bytes]) -> bytes:
         """Run a proxy with servers that send the input as replies."""
-        asked = REQUESTS[chunks[0][0] % len(REQUESTS)] if chunks else REQUESTS[0]
+        chosen = REQUESTS[chunks[0][0] % len(REQUESTS)] if chunks else REQUESTS[0]
         scripted = ScriptedReplies([chunks[0][1:], *chunks[1:]] if chunks else [], greets=not options & TWO)
         target = ProxyTarget(options & (PASSWORD | NODE), self._loop, scripted)
         try:
             await asyncio.sleep(STEP_S)
             with patch("resp_server.proxy.upstream_cluster.LONG_TIMEOUT_S", 2.0):  # else a minute of retries
-                (wire,) = await self._ask(target, [_packed(asked, options)], 1)
+                (wire,) = await self._send(target, [_packed(chosen, options)], 1)
         finally:
             target.close()
         replies = [each for each in _replies(wire) if each.mark != ">"]
-        if not wire.is_closed and len(replies) != len(asked) + bool(options & PASSWORD):
-            raise FoundError(f"{len(replies)} replies to {len(asked)} requests")
+        if not wire.is_closed and len(replies) != len(chosen) + bool(options & PASSWORD):
+            raise FoundError(f"{len(replies)} replies to {len(chosen)} requests")
         return b"".join(wire.sent)
 
-    async def _ask(self, target: Target, chunks: Sequence[bytes], clients: int) -> list[Wire]:
+    async def _send(self, target: Target, chunks: Sequence[bytes], clients: int) -> list[Wire]:
         """Let clients send chunks in turn; return their transports."""
         connections = [target.connection() for _ in range(clients)]
         wires = [Wire(each) for each in connections]
@@ -291,8 +291,8 @@ def _target_options_of(data: bytes) -> int:
     return data[0] & TARGET_OPTIONS if data else 0
 
 
-def _packed(asked: Sequence[Sequence[bytes]], options: int) -> bytes:
-    return requests([(b"AUTH", b"secret"), *asked] if options & PASSWORD else asked)
+def _packed(chosen: Sequence[Sequence[bytes]], options: int) -> bytes:
+    return requests([(b"AUTH", b"secret"), *chosen] if options & PASSWORD else chosen)
 
 
 def _is_waiting(connection: Connection, wire: Wire) -> bool:

@@ -20,7 +20,7 @@ slot at that epoch, the epoch gets no snapshot; a later epoch will.
     write      write a snapshot, or a part of one, from a store
 
 `sweep` removes the files that the newest snapshot covers. Readers use only the two newest complete snapshots. So no
-reader begins with one that is being removed, or with one that took so long to write that some of its files are gone.
+reader begins with one that is being removed, or with one that took so long to write that some of its files are removed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Many plain values and small maps in a write transaction, written together: the hot path of an epoch.
 
-A change is plain if it puts, or folds in, a value that never expires, where no record is or one of the same state. So
-is one that puts a small map as a whole, if there is a compiled core and events of keys are not recorded. All other
-changes take the general path, `LmdbTransaction.apply`.
+A change is plain if it puts, or folds in, a value that never expires, and the key has no record or one of the same
+state. A change that puts a full small map is plain, too, if there is a compiled core and events of keys are not
+recorded. All other changes take the general path, `LmdbTransaction.apply`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PUT, FOLD = int(Op.PUT), int(Op.FOLD)
 NEW_VALUE, CHANGED_VALUE = bytes((KeyEvent.NEW, KeyEvent.SET)), bytes((KeyEvent.SET,))
-# So many rows are packed and written between two updates of the counts: what happened to their keys is in memory.
+# The counts are updated after so many rows, whose keys are in memory until then.
 ROWS_MAX = 65_536
 
 
@@ -93,7 +93,7 @@ class PlainValues:
         self._keys.records.put_many(items)
         slots = (at[:SLOT_BYTES] for (at, _), is_new in zip(items, are_new, strict=True) if is_new)
         new = {(int.from_bytes(slot, "big"), number): count for slot, count in Counter(slots).items()}
-        self._note(len(items), new, [name_of(record) for _, record in items], are_new)
+        self._count(len(items), new, [name_of(record) for _, record in items], are_new)
         import pyarrow as pa
 
         return run.take(pa.array(remaining, pa.int64()))
@@ -123,11 +123,11 @@ class PlainValues:
             PIECE_BYTES,
             packed_map.BYTES_MAX,
             packed_map.FIELDS_MAX,
-            keys.events is not None,  # each change of a key is told
+            keys.events is not None,  # each change of a key has its own events
         )
         while packing.begin(ROWS_MAX, maxsize if keys.events is not None else keys.changed_keys.keys_max):
             keys.records.put_many(packing)
-            self._note(packing.changed, packing.new, packing.names, packing.are_new)
+            self._count(packing.changed, packing.new, packing.names, packing.are_new)
         remaining = [np.frombuffer(rows, np.bool_) for rows in packing.left]
         return [
             run if rows.all() else run.take(pa.array(np.flatnonzero(rows)))
@@ -144,10 +144,10 @@ class PlainValues:
         tags = [state.number | forms[state.kind] << 16 if state and state.kind in forms else -1 for state in states]
         return np.array(tags, np.int32)
 
-    def _note(
+    def _count(
         self, changed: int, new: Mapping[tuple[int, int], int], names: Sequence[bytes], are_new: Iterable[bool]
     ) -> None:
-        """Count what was written; new: by (slot, number of the state), how many of the keys there were not."""
+        """Count written records; record their keys and events. new: how many keys are new, by (slot, state number)."""
         keys = self._keys
         keys.changed += changed
         keys.counts.add_new(new)
@@ -158,11 +158,11 @@ class PlainValues:
                 keys.events.add(name, NEW_VALUE if is_new else CHANGED_VALUE)
 
     def _folded(self, keys: list[bytes], values: list[bytes], state: WrittenState) -> list[bytes]:
-        """Return the values that a plain run of folds puts; of several at one position only the first is right."""
+        """Return the values that a plain run of folds puts. If several have one position, only the first is valid."""
         assert state.reduction is not None
         get, fold = self._keys.records.get, state.reduction.fold
         headers: dict[int, bytes] = {}
-        made: list[bytes] = []
+        results: list[bytes] = []
         for key, value, at in zip(keys, values, places_of(keys), strict=True):
             length = len(key)
             header = headers.get(length) or headers.setdefault(length, HEADER.pack(length, 0, state.number, VALUE))
@@ -174,5 +174,5 @@ class PlainValues:
                 except (ValueError, ArithmeticError):
                     name = self._keys.meta.names()[state.number]
                     folded(state.reduction, Change(name, Op.FOLD, key, None, value), old)  # raises
-            made.append(value)
-        return made
+            results.append(value)
+        return results

@@ -88,7 +88,7 @@ class SetWriter:
         *,
         keeps_old: bool,
     ) -> None:
-        """Write a set that was small, or whose old members are not kept."""
+        """Write a set that was small, or whose old members are replaced."""
         is_sorted = state.kind is Kind.SORTED_SET
         before = _scores_in(old) if old is not None and keeps_old else {}
         after = {member: score for member, score in (before | scores).items() if score is not None}

@@ -1,7 +1,7 @@
 """CRC-32 of long texts with the processor's carry-less multiplication, ten times as fast as with tables (measured).
 
-The way is that of Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction" (Intel, 2009),
-with its constants for the reflected polynomial. x86-64 alone; elsewhere `can_fold` is false.
+The algorithm and its constants for the reflected polynomial are from Gopal et al., "Fast CRC Computation for Generic
+Polynomials Using PCLMULQDQ Instruction" (Intel, 2009). Only for x86-64; elsewhere `can_fold` is false.
 """
 
 from libc.stdint cimport uint8_t, uint32_t
@@ -72,6 +72,6 @@ cdef extern from *:
     static uint32_t fold(uint32_t crc, const uint8_t* at, size_t size) { return crc; }
     #endif
     """
-    bint can_fold() noexcept nogil  # whether this processor can
-    # Take in some text of 16 bytes at least; CRCs are as they are within, not complemented.
+    bint can_fold() noexcept nogil  # whether this processor has the instructions
+    # Return the CRC after a text of at least 16 bytes. CRCs are not complemented, neither the given nor the returned one.
     uint32_t fold(uint32_t crc, const uint8_t* at, size_t size) noexcept nogil

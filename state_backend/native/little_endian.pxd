@@ -1,4 +1,4 @@
-"""ProcessStats in the machine's own byte order, which is little-endian, at any address."""
+"""Numbers in the byte order of the machine, which is little-endian, at any address."""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy

@@ -3,7 +3,7 @@
 
 A look-up in a large store waits for memory at each level of LMDB's B+ tree. `Pages.find` walks down the tree with all
 look-ups in step: while one waits for its cache line, the others continue. After many look-ups in one version the branches
-are read once, into a directory of leaves, and each walk begins at its leaf. `Pages.scan` walks along the leaves.
+are read once, into a directory of leaves, and later walks begin at their leaves. `Pages.scan` walks along the leaves.
 
 The walk reads LMDB's pages where LMDB maps them; it calls no LMDB function, and it never writes. The caller has an open
 read transaction of py-lmdb: until it ends, LMDB does not reuse the pages of its version. `Pages.learn` reads the roots of
@@ -66,11 +66,11 @@ cdef enum:
     DEPTH_MAX = 32
     GUESSES_MAX = 4  # in one page; its nodes are some hundred at most
     FOLDED_BYTES_MIN = 24  # below, tables are as fast (measured)
-    KEYS_BITS = 62  # a position is less than 2^46, and stands before 16 more bits
-    KEYS_UPPER = 1 << KEYS_BITS  # positions are 46 bits of a name's first 64
+    KEYS_BITS = 62  # the first 64 bits of a name are a position, which is less than 2^46, and 16 more bits
+    KEYS_UPPER = 1 << KEYS_BITS
     CACHE_LINE_BYTES = 64
-    # A directory of up to LEAVES_MAX leaves is built once a version had a look-up for every so many leaves. It takes 4 to
-    # 7 ns a leaf to build, and saves some 50 ns a look-up (measured with 100,000 and a million keys).
+    # A directory of up to LEAVES_MAX leaves is built when a version has had one look-up for every so many leaves. Building
+    # takes 4 to 7 ns a leaf, and saves some 50 ns a look-up (measured with 100,000 and a million keys).
     LEAVES_PER_LOOKUP = 8
     LEAVES_MAX = 1 << 20
     DIRECTORY_BITS_MAX = 20
@@ -237,16 +237,16 @@ cdef inline bint enter(const Map* map, Lookup* lookup, uint64_t number, bint is_
 
 
 cdef inline double share_of(uint64_t lower, uint64_t at, uint64_t upper) noexcept nogil:
-    """Return how far `at` is on the way from `lower` to `upper`, 0 to 1."""
+    """Return the position of `at` between `lower` and `upper`, from 0 to 1."""
     return <double><int64_t>((at - lower) >> 1) / <double><int64_t>(((upper - lower) >> 1) + 1)
 
 
 cdef inline uint32_t split_of(const Lookup* lookup) noexcept nogil:
     """Return the node to compare next, between the first and the last of a range of two or more.
 
-    Names are hashes, or ids followed by hashes or numbers of nodes, which are spread evenly. So the place of a name is
-    guessed from its distance to the names around the range (interpolation search). After GUESSES_MAX guesses the search
-    is binary.
+    Names are hashes, or ids followed by hashes or by numbers of nodes, which are evenly distributed. So the index of a name
+    is guessed from its distance to the names around the range (interpolation search). After GUESSES_MAX guesses the
+    search is binary.
     """
     cdef uint32_t nodes = lookup.last - lookup.first
     cdef uint64_t lower = 0, upper = ~(<uint64_t>0)
@@ -254,7 +254,7 @@ cdef inline uint32_t split_of(const Lookup* lookup) noexcept nogil:
     if not lookup.guesses:
         return lookup.first + (nodes >> 1)
     if lookup.lower == lookup.high or lookup.upper == lookup.high:
-        # One of the names around has the same id. If the other has another id, the numbers of this id begin, or end, there.
+        # One of the names around has the same id. If the other one has another id, this id's numbers begin, or end, there.
         if lookup.lower == lookup.high:
             lower = lookup.lower_low
         if lookup.upper == lookup.high:
@@ -336,7 +336,7 @@ cdef inline void begin(const Tree* tree, Lookup** lookups, size_t count) noexcep
 
 
 cdef void search(const Map* map, Lookup** lookups, size_t count) noexcept nogil:
-    """Find on the page of each look-up the last node whose name is not greater than its own, or the first node.
+    """Find on the page of each look-up the last node whose name is not greater than the look-up's, or the first node.
 
     In step, after `aim`; at most IN_STEP_MAX.
     """
@@ -370,7 +370,7 @@ cdef void search(const Map* map, Lookup** lookups, size_t count) noexcept nogil:
 
 
 cdef inline void search_behind(const Map* map, const Lookup* before, Lookup* lookup, uint64_t upper) noexcept nogil:
-    """Find the same for a name on the page where a lower name was found: it is most often one of the next nodes."""
+    """Do the same for a name on the page where a lower name was found: most often it is at one of the next nodes."""
     cdef const uint8_t* node
     cdef uint64_t high, low
     cdef uint32_t step = 1
@@ -648,7 +648,7 @@ cdef class Pages:
         )
 
     def populate(self, size_t bytes_max):
-        """Ask the system to map the file's pages, up to `bytes_max`; return for how many bytes it was asked.
+        """Have the system map the file's pages, up to `bytes_max`; return the number of bytes that it has mapped.
 
         A store that was just opened is slow until its pages are mapped. The call takes about 0.2 s per GB in memory and
         releases the interpreter's lock: run it in a thread. It reads no page itself, so that it does no harm if the

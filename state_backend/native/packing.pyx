@@ -1,19 +1,19 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Makes a store's names and records of the plain rows in sorted runs of changes (see `state_backend.model.records`).
 
-A row is plain if all it does is to put a value, or a small map as a whole, that never expires, at a key where nothing
-stands or the same form of the same state. A `Packing` yields of these, in the order of their positions, what py-lmdb's
-`putmulti` takes; it writes nothing. All other rows are *left*: for them, and for the rows behind them at one position, the
-general path looks at what stands there.
+A row is plain if it puts a value or a full small map that never expires, and the key has no record, or one of the same form
+and state. A `Packing` yields the names and records of plain rows in the order of their positions, as py-lmdb's `putmulti`
+takes them; it writes nothing. All other rows are *left* to the general path, and so are the rows after them at the same
+position.
 
     name      position (6), big endian
     record    name bytes u32 | expire_at_ms i64: 0 | state number u16 | form u8 | key | value or packed map | CRC-32 u32
 
-What stands at a name is looked up in LMDB's pages, `LANES` names in step (see `lookup`), as the last commit left them; or,
-without pages, asked of a function that sees what the transaction wrote.
+The old record of a name is looked up in LMDB's pages as of the last commit, for `LANES` names in step (see `lookup`).
+Without pages, a function looks it up, which sees what the transaction wrote.
 
-No row becomes an object of Python: each pair that is yielded is the same tuple of the same two buffers, whose content is
-good until the next one is asked for.
+No row becomes a Python object: each yielded pair is the same tuple of the same two buffers, whose content is valid until the
+next pair is yielded.
 """
 
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -35,7 +35,7 @@ cdef extern from *:
 
 cdef enum:
     LANES = IN_STEP_MAX
-    # So many rows ahead their numbers are asked of memory, and then their texts.
+    # Numbers, and then texts, are prefetched so many rows ahead.
     NUMBERS_AHEAD = 24
     TEXTS_AHEAD = 12
     PUT = 1  # see `state_backend.model.records.Op`
@@ -44,9 +44,9 @@ cdef enum:
     NAME_BYTES = 6
     CHECK_BYTES = 4
     SLOT_AT = 32  # in a position
-    # So many bytes of records are made together; the last one may be longer.
+    # About so many bytes of records are made together; the last record may exceed this.
     RECORDS_BYTES = 1 << 16
-    # Rows of which the run is noted once: a power of two.
+    # The run of a row is found by blocks of rows; the size of a block is this power of two.
     BLOCK_BITS = 10
 
 cdef struct Texts:
@@ -93,7 +93,7 @@ cdef inline bint is_set(const Bits* bits, int64_t row) noexcept nogil:
 
 
 cdef inline bint text_at(const Texts* texts, int64_t row, const uint8_t** text, size_t* size) noexcept nogil:
-    """Find a row's text; False if it does not lie within the column."""
+    """Find a row's text; False if it is not within the column."""
     cdef int64_t start = texts.ends[row], end = texts.ends[row + 1]
     if start < 0 or end < start or end > texts.bytes_:
         return False
@@ -112,14 +112,14 @@ cdef inline bint is_same_key(const PlainRow* one, const PlainRow* other) noexcep
 
 
 cdef const uint8_t* data_of(object buffer, int64_t bytes_min) except? NULL:
-    """Return where a buffer of Arrow begins; ValueError for one that is too short."""
+    """Return the address of an Arrow buffer; ValueError if it is too short."""
     if buffer is None or buffer.size < bytes_min:
         raise ValueError("a run of changes has a column that is shorter than its rows")
     return <const uint8_t*><size_t>buffer.address
 
 
 cdef class Shown:
-    """A buffer of memory that its owner keeps and changes."""
+    """A read-only buffer over memory that its owner changes and frees."""
 
     cdef const uint8_t* text
     cdef size_t size
@@ -129,16 +129,17 @@ cdef class Shown:
 
 
 cdef class Packing:
-    """The rows of some runs, to be taken in the order of their positions, a portion after the other.
+    """Iterates over the plain rows of some runs in the order of their positions, in portions.
 
-    order: the rows, counted over all runs, sorted by position; those of one position in their order. tags: for each run those
-    of its states, as number | form << 16; -1 for those whose rows are left. pages: those of the version that the transaction
-    began with, as long as nothing was written at these positions since; None: `get` looks up. Longer values, and maps that are
-    longer or have more fields, are left. keeps_each: of several rows of a key all but the first are left.
+    order: the numbers of the rows, counted over all runs, sorted by position; rows of one position keep their order. tags: for
+    each run the tags of its states, number | form << 16; -1 for a state whose rows are left. pages: of the version that the
+    transaction began with, if it has written nothing at these positions; None: `get` looks up. Values longer than
+    `value_bytes_max`, and maps beyond `map_bytes_max` or `map_fields_max`, are left. keeps_each: if a key has several rows, all
+    but the first are left.
 
-    left: for each run a byte for each row, 1 if it is left. Of the portion:
-    changed: how many pairs were yielded. new: by (slot, state number), how many of them where nothing stood.
-    names: the keys of the first `names_max` of them. are_new: for each of these whether nothing stood there.
+    left: for each run a byte for each row, 1 if the row is left. In the current portion:
+    changed: how many pairs were yielded. new: how many of them have a new key, by (slot, state number).
+    names: the keys of the first `names_max` pairs. are_new: for each of these whether the key is new.
     """
 
     cdef Run* runs
@@ -227,7 +228,7 @@ cdef class Packing:
         free(self.records)
 
     cdef int take_in(self, Run* run, object batch, object tags) except -1:
-        """Learn where the columns of a run lie."""
+        """Read the addresses of the columns of a run."""
         cdef uint8_t[::1] left
         cdef const int32_t[::1] of_states = tags
         cdef int64_t rows = batch.num_rows
@@ -273,7 +274,7 @@ cdef class Packing:
         return run
 
     cdef inline void ask_ahead(self, int64_t at) noexcept nogil:
-        """Have memory bring what will be read soon: no processor foresees in which turn rows of many runs come."""
+        """Prefetch rows that are read soon: the processor cannot predict the order of rows from many runs."""
         cdef const Run* run
         cdef int64_t row
         if at + NUMBERS_AHEAD < self.order.shape[0]:
@@ -291,7 +292,7 @@ cdef class Packing:
             prefetch(run.values.content + run.values.ends[row])
 
     cdef bint fill(self, PlainRow* lane, Run* run, int64_t row) noexcept nogil:
-        """Learn what a row puts; False if it is left."""
+        """Fill a lane with what a row puts; False if the row is left."""
         cdef int16_t state = run.states[row]
         if run.ops[row] != PUT or state < 0 or state >= run.states_count or run.tags[state] < 0:
             return False
@@ -310,9 +311,9 @@ cdef class Packing:
         return 1 <= (lane.value[0] | <uint32_t>lane.value[1] << 8) <= self.map_fields_max
 
     cdef size_t gather(self, PlainRow* lanes, int64_t most) noexcept nogil:
-        """Find the next plain rows, one for a position; mark the others as left. Returns how many; 0 at the end.
+        """Find the next plain rows, one for each position; mark the others as left. Return their number; 0 at the end.
 
-        Of rows of one key that follow each other the last one counts, the others are done with it.
+        Only the last of consecutive plain rows of one key is used: it replaces the rows before it.
         """
         cdef size_t count = 0, size = 0
         cdef int64_t row
@@ -368,7 +369,7 @@ cdef class Packing:
                 return self.pair
 
     cdef bint look_up(self) except -1:
-        """Gather plain rows, look up what stands at their names, and make their records; False if there are none."""
+        """Gather plain rows, look up their old records, and make the new ones; False if no row remains."""
         cdef Lookup* each[LANES]
         cdef size_t i, count = 0
         cdef bint has_room = True
@@ -415,7 +416,7 @@ cdef class Packing:
             memcpy(text + HEADER_BYTES, lane.key, lane.key_bytes)
             memcpy(text + HEADER_BYTES + lane.key_bytes, lane.value, lane.value_bytes)
             text += lane.size
-        # In a loop of its own: a processor waits for what it reads in other pieces than it has just written.
+        # In a separate loop: a read that spans several recent writes makes the processor wait.
         for i in range(count):
             lane = &lanes[i]
             check = crc32_of(lane.record, lane.size - CHECK_BYTES)
@@ -423,7 +424,7 @@ cdef class Packing:
         return True
 
     cdef bint is_change(self, PlainRow* lane, const Lookup* found) except -1:
-        """Show a row's name and record. False if the same stands there, or something else: then the row is left."""
+        """Set the pair to a row's name and record. False if the old record is the same, or if the row is left."""
         cdef size_t start = HEADER_BYTES + lane.key_bytes
         cdef const uint8_t* old = NULL
         cdef size_t old_bytes = 0

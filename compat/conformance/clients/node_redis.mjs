@@ -183,7 +183,7 @@ await main({
       }),
     ),
 
-  // Its own client-side cache: a value is asked for once, until it changes.
+  // Its own client-side cache: a value is requested once, until it changes.
   "client-side cache": (at) =>
     using(
       connect(at, { RESP: 3, ...(at.is_cluster ? {} : { clientSideCache: { ttl: 0, maxEntries: 0 } }) }),

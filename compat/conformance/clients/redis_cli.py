@@ -19,7 +19,7 @@ from compat.conformance.wire import requests
 PROGRAM = shutil.which("redis-cli") or "redis-cli"
 RUN_S_MAX = 30.0
 PROMPT = re.compile(r"(?:^|[\r\n])[\d.]+:\d+(?:\[\d+\])?(?:\(TX\))?> ")
-TIME_TAKEN = re.compile(r"\(\d+\.\d+s\)")  # told where an answer takes half a second, as on a busy machine
+TIME_TAKEN = re.compile(r"\(\d+\.\d+s\)")  # printed if a reply takes half a second, as on a busy machine
 ESCAPE = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 ENVIRONMENT = {**os.environ, "TERM": "dumb", "HOME": "/nonexistent"}  # no history file, no colours
 
@@ -47,12 +47,14 @@ class Terminal:
 
     def __init__(self, at: At) -> None:
         self._main, child = pty.openpty()
-        termios.tcsetwinsize(child, (40, 120))  # a terminal without a size is asked for where its cursor is
+        termios.tcsetwinsize(
+            child, (40, 120)
+        )  # for a terminal without a size, redis-cli requests the position of the cursor
         self._process = subprocess.Popen(
             options(at), stdin=child, stdout=child, stderr=child, env={**ENVIRONMENT, "TERM": "xterm"}
         )
         os.close(child)
-        self.shown = ""
+        self.output = ""
         self.until(lambda text: PROMPT.search(text) is not None)
 
     def __enter__(self) -> Terminal:
@@ -65,26 +67,26 @@ class Terminal:
 
     def until(self, is_there: Any) -> str:
         """Read the output until it is enough, and return it."""
-        shown, ends = "", monotonic() + RUN_S_MAX
-        while not is_there(shown):
+        output, ends = "", monotonic() + RUN_S_MAX
+        while not is_there(output):
             ready, _, _ = select.select([self._main], [], [], max(0.0, ends - monotonic()))
             if not ready:
-                raise TimeoutError(f"what is shown is not enough: {shown!r}")
-            shown += ESCAPE.sub("", os.read(self._main, 65_536).decode("latin-1"))
-        return shown
+                raise TimeoutError(f"the output is not what is expected: {output!r}")
+            output += ESCAPE.sub("", os.read(self._main, 65_536).decode("latin-1"))
+        return output
 
     def enter(self, line: str) -> list[str]:
         """Type a line, and return the lines of the reply."""
         os.write(self._main, line.encode() + b"\r")
-        shown = self.until(lambda text: "\r\n" in text and PROMPT.search(text.partition("\r\n")[2]) is not None)
-        answer = shown.partition("\r\n")[2]
+        output = self.until(lambda text: "\r\n" in text and PROMPT.search(text.partition("\r\n")[2]) is not None)
+        answer = output.partition("\r\n")[2]
         lines = [PORT.sub("PORT", each) for each in PROMPT.split(answer)[0].splitlines()]
         return [line for line in lines if line.strip() and not TIME_TAKEN.fullmatch(line)]
 
-    def hint(self, text: str, wanted: str) -> bool:
-        """Type text without Enter, and tell whether a hint is shown."""
+    def hint(self, text: str, expected: str) -> bool:
+        """Type text without Enter, and tell whether redis-cli prints a hint."""
         os.write(self._main, text.encode())
-        return wanted in self.until(lambda shown: wanted in shown)
+        return expected in self.until(lambda output: expected in output)
 
 
 def one_command(at: At) -> Any:
@@ -140,9 +142,9 @@ def scan(at: At) -> Any:
     return [sorted(cli(at, "--scan", *options).splitlines()) for options in ((), ("--pattern", "many:*"))]
 
 
-def summary_of(shown: str) -> list[str]:
+def summary_of(output: str) -> list[str]:
     """Return the summary without parts that depend on the order of keys."""
-    found = re.sub(r"-------- summary -------", "\n", shown).splitlines()
+    found = re.sub(r"-------- summary -------", "\n", output).splitlines()
     return sorted(line for line in found if line and not line.startswith(("[", "#")))
 
 
@@ -183,7 +185,7 @@ def pipe(at: At) -> Any:
 
 
 def subscribe(at: At) -> Any:
-    """Messages are shown as they come, until the program is ended."""
+    """Messages are printed as they arrive, until the program ends."""
     command = [*options(at), "--csv", "psubscribe", "n?ws"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         assert process.stdout is not None
