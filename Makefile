@@ -42,7 +42,7 @@ check: $(READY) ## check format, lint, types and import rules
 	$(VENV_PYTHON) -m ruff format --check .
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m mypy $(CODE)
-	$(VENV)/bin/lint-imports --no-logo
+	$(VENV_PYTHON) scripts/lint_imports.py
 
 test: setup-test ## run the tests; ARGS go to pytest
 	@$(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -103,7 +103,7 @@ lock: $(VENV_PYTHON) ## write new versions into requirements.lock and requiremen
 	mv requirements-docs.lock.new requirements-docs.lock
 
 clean: ## remove all files that the other targets made
-	rm -rf $(VENV) .clients tests/clients/node_modules build dist */native/*.so *.egg-info mutants .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) .clients tests/clients/node_modules build dist */*/*.so *.egg-info mutants .mypy_cache .ruff_cache .pytest_cache \
 	       .hypothesis .import_linter_cache requirements*.lock.new
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -124,6 +124,6 @@ $(DOCS)/.ready: requirements-docs.lock | $(VENV_PYTHON)
 	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --no-input -r requirements-docs.lock
 	@touch $@
 
-$(NATIVE): setup.py $(wildcard */native/*.pyx */native/*.pxd) | $(READY)
+$(NATIVE): setup.py $(wildcard */*/*.pyx */*/*.pxd) | $(READY)
 	@sh scripts/native.sh $(VENV)
 	@touch $@

@@ -20,7 +20,7 @@ MODULES = [
     "state_backend.native.lookup",
     "state_backend.native.packing",
     "resp_server.native.core",
-    "resp_server.native.hop",
+    "resp_server.proxy.hop",
 ]
 if sys.platform == "linux":
     MODULES.append("resp_server.native.sockets")

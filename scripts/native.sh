@@ -6,7 +6,7 @@ venv=$1
 python=$PWD/$venv/bin/python
 ziglang=0.17.1
 
-find . -path ./"$venv" -prune -o -path './*/native/*.so' -print | xargs -r rm -f
+find state_backend resp_server benchmarks -name '*.so' -exec rm -f {} +
 if [ -n "${SPARKIS_PURE:-}" ]; then
     echo "setup: SPARKIS_PURE is set: no compiled core"
     exit 0

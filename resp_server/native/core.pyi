@@ -1,13 +1,26 @@
 """The types of `core.pyx`, which has the docstrings."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from resp_server.execution.context import ServerContext
 from resp_server.protocol.request_parser import Request
-from resp_server.session.session import Session
 
 NAMES: Sequence[tuple[bytes, int, int]]
+
+class FastPathHost(Protocol):
+    """The server whose requests the core answers (`execution.context.ServerContext`)."""
+
+    is_loading: bool
+    cluster: Any
+    stats: Any
+    view: Any
+    tracking: Any
+    noted_ns: int
+    change_counter: int
+
+    def report(self, error: Exception) -> object: ...
+    def invalid_for(self, session: Any, *, is_within: bool = False) -> bytes: ...
+    def pending_pushes(self, epoch_feed: Any) -> bytes: ...
 
 class Rules:
     def __init__(self, selectors: Sequence[tuple[Sequence[bytes], Sequence[bytes] | None]]) -> None: ...
@@ -20,9 +33,9 @@ class FastPath:
     @property
     def is_incomplete(self) -> bool: ...
     def __init__(
-        self, server: ServerContext, rules_of: Callable[[Any], Rules], note_slow: Callable[[Session, bytes, int], None]
+        self, server: FastPathHost, rules_of: Callable[[Any], Rules], note_slow: Callable[[Any, bytes, int], None]
     ) -> None: ...
-    def answer(self, session: Session, data: bytes) -> tuple[bytes, list[Request], bytes]: ...
+    def answer(self, session: Any, data: bytes) -> tuple[bytes, list[Request], bytes]: ...
 
 def past_items(data: bytes, at: int, missing: int) -> tuple[int, int]: ...
 def glob_matches(pattern: bytes, text: bytes) -> bool: ...

@@ -3,9 +3,17 @@
 import asyncio
 import socket
 from collections.abc import Callable
+from typing import Any, Protocol
 
-from resp_server.execution.context import ServerContext
 from resp_server.native.core import FastPath, InputInterceptor
+
+class PollerHost(Protocol):
+    """The server whose sockets the poller reads (`execution.context.ServerContext`)."""
+
+    stats: Any
+
+    def renew(self) -> None: ...
+    def report(self, error: Exception) -> object: ...
 
 class Transport(asyncio.Transport):
     def set_interceptor(self, interceptor: InputInterceptor) -> None: ...
@@ -14,7 +22,7 @@ class Poller:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        server: ServerContext,
+        server: PollerHost,
         fast_path: FastPath | None = None,
         has_siblings: bool = False,
     ) -> None: ...

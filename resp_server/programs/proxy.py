@@ -29,7 +29,7 @@ from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.pubsub_relay import connect_pubsub
 from resp_server.proxy.request_policy import APPLICATIONS_MAX
-from resp_server.proxy.topology_sources import FileSource, LogSource, RegistrySource, Source
+from resp_server.proxy.topology_sources import FileSource, LogSource, ProxyTopologySource, RegistrySource
 from resp_server.proxy.upstream_cluster import TIMEOUT_S, UpstreamCluster
 from resp_server.serving.server import Server
 from resp_server.serving.token import add_token_option, token_of
@@ -102,10 +102,10 @@ def serve(options: argparse.Namespace) -> None:
     uvloop.run(_serve(options))
 
 
-def _sources(options: argparse.Namespace) -> Sequence[Source]:
+def _sources(options: argparse.Namespace) -> Sequence[ProxyTopologySource]:
     """Return the topology source of each application; ValueError for invalid options."""
     token = token_of(options) if options.registry else ""
-    result: list[Source] = [FileSource(path) for path in options.cluster]
+    result: list[ProxyTopologySource] = [FileSource(path) for path in options.cluster]
     for text in options.registry:
         try:
             result.append(RegistrySource(*host_and_port(text), token))
@@ -150,7 +150,7 @@ async def _serve(options: argparse.Namespace) -> None:
         connection=ProxyConnection,
     )
     load_users(server.users)
-    server.context.upstreams = applications.facts
+    server.context.upstreams = applications.info_fields
     feeds = connect_pubsub(applications, server.context)
     applications.start()
     epoch_feed: list[asyncio.Task[None]] = []

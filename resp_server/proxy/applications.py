@@ -1,4 +1,4 @@
-"""The applications behind a proxy. With several, a key's job says which application has the key."""
+"""The applications behind a proxy. With several, the application of a key is that of the key's job."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ class Applications:
         self.each = each
         self.only = each[0] if len(each) == 1 else None
         self._clashes: set[tuple[str, str, str]] = set()
-        self._asked_again: set[tuple[str, str]] = set()  # retries after an error are scheduled
+        self._retrying: set[tuple[str, str]] = set()  # retries after an error are scheduled
 
     def start(self) -> None:
         """Start the connections to all applications."""
         for cluster in self.each:
             if self.only is None:
-                cluster.on_new_job = self.learn_keys
+                cluster.on_new_job = self.request_key_formats
             cluster.start()
 
-    def follow_keys(self, is_wanted: bool) -> None:
+    def follow_keys(self, is_on: bool) -> None:
         """Set whether all servers report changed keys."""
         for cluster in self.each:
-            cluster.follow_keys(is_wanted)
+            cluster.follow_keys(is_on)
 
     def stop(self) -> None:
         """Close all connections."""
         for cluster in self.each:
             cluster.stop()
 
-    def facts(self) -> Mapping[str, object]:
+    def info_fields(self) -> Mapping[str, object]:
         """Return the fields for INFO: one per server, with several applications prefixed with their numbers."""
         if self.only is not None:
-            return self.only.facts()
+            return self.only.info_fields()
         return {
             f"application{number}_{name}": value
             for number, each in enumerate(self.each)
-            for name, value in ({"name": each.name} | dict(each.facts())).items()
+            for name, value in ({"name": each.name} | dict(each.info_fields())).items()
         }
 
     def of(self, key: bytes) -> UpstreamCluster:
@@ -68,35 +68,35 @@ class Applications:
             (one, job), (other, its_job) = found[:2]
             raise PlainError(clash(one, job, other, its_job))
         for cluster in self.each:
-            if not cluster.keys.is_known:
-                raise LoadingError(f"the jobs of {cluster.name} are not known yet, retry in a moment")
-        return self.each[0]  # no job has such keys, so any application replies that it does not exist
+            if not cluster.keys.is_complete:
+                raise LoadingError(f"the jobs of {cluster.name} are not known yet; retry in a moment")
+        return self.each[0]  # no job has such keys, so any application can reply that the key does not exist
 
     def with_job(self, job: str) -> list[UpstreamCluster]:
         """Return the applications that have a job of this name."""
         return [cluster for cluster in self.each if job in cluster.keys.names]
 
-    def learn_keys(self, cluster: UpstreamCluster, address: str) -> None:
+    def request_key_formats(self, cluster: UpstreamCluster, address: str) -> None:
         """Request the key formats of a server's jobs."""
         for job in cluster.keys.names:
             for other in self.with_job(job):
-                self._say_once(cluster, other, job)
+                self._log_clash_once(cluster, other, job)
         sink = JobKeysReplySink(self, cluster, address)
         cluster.send(UpstreamRequest(JOBS, 0, 2, cluster.deadline_s(), sink, 0, address, is_long=True))
 
-    def learn_keys_later(self, cluster: UpstreamCluster, address: str) -> None:
+    def retry_key_formats(self, cluster: UpstreamCluster, address: str) -> None:
         """Request them again in a moment, after an error, if the server still belongs to the application."""
         row = (cluster.name, address)
 
-        def again() -> None:
-            self._asked_again.discard(row)
-            if cluster.knows(address):
-                self.learn_keys(cluster, address)
+        def retry() -> None:
+            self._retrying.discard(row)
+            if cluster.has_server(address):
+                self.request_key_formats(cluster, address)
 
-        if row not in self._asked_again and cluster.later(float("inf"), again):
-            self._asked_again.add(row)
+        if row not in self._retrying and cluster.retry_later(float("inf"), retry):
+            self._retrying.add(row)
 
-    def _say_once(self, one: UpstreamCluster, other: UpstreamCluster, job: str) -> None:
+    def _log_clash_once(self, one: UpstreamCluster, other: UpstreamCluster, job: str) -> None:
         row = (job, *sorted((one.name, other.name)))
         if one is not other and row not in self._clashes:
             self._clashes.add((row[0], row[1], row[2]))
@@ -106,7 +106,7 @@ class Applications:
 def clash(one: UpstreamCluster, job: str, other: UpstreamCluster, its_job: str) -> str:
     """Return the error text for a key that two applications could have."""
     if job == its_job:
-        return f"job '{job}' is in {one.name} and in {other.name}: its keys are not answered; rename one of the two"
+        return f"job '{job}' is in {one.name} and in {other.name}: its keys are not served; rename one of the two jobs"
     return (
         f"the key could be of job '{job}' in {one.name} and of job '{its_job}' in {other.name}: change the key format "
         "of one of them"
@@ -123,13 +123,13 @@ class JobKeysReplySink(BackgroundSink):
 
     def receive(self, reply: bytes) -> None:
         if reply[:1] == b"-":
-            self.applications.learn_keys_later(self.cluster, self.address)
-            logger.warning("%s does not tell its jobs: %s", self.address, reply[1:200].decode("utf-8", "replace"))
+            self.applications.retry_key_formats(self.cluster, self.address)
+            logger.warning("%s refused to list its jobs: %s", self.address, reply[1:200].decode("utf-8", "replace"))
             return
         try:
-            self.cluster.keys.learn(formats_in(reply))
+            self.cluster.keys.set_formats(formats_in(reply))
         except MALFORMED_REPLY_ERRORS as error:
-            logger.warning("%s tells jobs that cannot be read: %s", self.address, error)
+            logger.warning("%s listed its jobs in an unexpected form: %s", self.address, error)
 
 
 def formats_in(reply: bytes) -> dict[str, list[str]]:

@@ -7,7 +7,7 @@ from functools import partial
 
 from resp_server.protocol.errors import PlainError, TryAgainError
 from resp_server.protocol.replies import Pending
-from resp_server.proxy.epoch_floors import behind
+from resp_server.proxy.epoch_floors import indexes_behind
 from resp_server.proxy.raw_replies import JOINED_BYTES_MAX, RawReply, RawReplySender, ReplyChunks, as_bytes, chunks_of
 from resp_server.proxy.requests import ReplySink, UpstreamRequest
 from resp_server.proxy.upstream_cluster import LONG_TIMEOUT_S, UpstreamCluster
@@ -23,7 +23,7 @@ BATCH_BYTES_MAX = 256 << 20
 class ReplyBatch(Pending, ReplySink):
     """The replies to requests that arrived together, in request order.
 
-    Several servers are asked at once. If a reply is from an earlier epoch than one before it, its request is sent
+    Requests go to several servers at once. If a reply is from an earlier epoch than one before it, its request is sent
     again, until the deadline.
     """
 
@@ -40,7 +40,7 @@ class ReplyBatch(Pending, ReplySink):
         self._now_s, self._deadline_s = now_s, deadline_s
         self._replies: list[RawReply | None] = []
         self._epochs: dict[int, ReplyEpochs] = {}
-        self._again: dict[int, Callable[[], object]] = {}
+        self._retries: dict[int, Callable[[], object]] = {}
         self._silenced: set[int] = set()
         self._bytes = 0
         self._is_sealed = False
@@ -51,15 +51,15 @@ class ReplyBatch(Pending, ReplySink):
         """Add a finished reply."""
         self._replies.append(reply)
 
-    def ask(
+    def send(
         self, cluster: UpstreamCluster, packed: bytes, slot: int, is_silent: bool = False, master: str | None = None
     ) -> None:
         """Send a request to the owner of a slot, or to a master's shard, and add its reply."""
         deadline_s = self._deadline_s
         index = self.expect(is_silent)
-        ask = UpstreamRequest(packed, slot, self._session.protocol, deadline_s, self, index, None, master)
-        self._again[index] = partial(cluster.send_again, ask)
-        cluster.send(ask)
+        request = UpstreamRequest(packed, slot, self._session.protocol, deadline_s, self, index, None, master)
+        self._retries[index] = partial(cluster.send_again, request)
+        cluster.send(request)
 
     def expect(self, is_silent: bool = False) -> int:
         """Add a pending reply; return its index. A silent reply is waited for, but not sent to the client."""
@@ -69,13 +69,13 @@ class ReplyBatch(Pending, ReplySink):
             self._silenced.add(len(self._replies) - 1)
         return len(self._replies) - 1
 
-    def before_last(self, then: Callable[[], None]) -> None:
+    def before_last_reply(self, then: Callable[[], None]) -> None:
         """Call back once all replies before the last one have arrived. Call only while some of them are missing."""
         self._then = then
 
-    def again(self, index: int, ask: Callable[[], object]) -> None:
+    def set_retry(self, index: int, send: Callable[[], object]) -> None:
         """Set the function that sends the request of a pending reply again."""
-        self._again[index] = ask
+        self._retries[index] = send
 
     def __len__(self) -> int:
         return len(self._replies)
@@ -99,7 +99,7 @@ class ReplyBatch(Pending, ReplySink):
         self.put(index, self._error_reply(error))
 
     def refuse(self, index: int, error: Exception) -> None:
-        """Reply an exception to the current request, whose index is that of the last reply or of the next one."""
+        """Set the error reply of the current request; `index` is that of the last reply, or of the next one."""
         if index == len(self._replies):
             self.add(b"")
         else:
@@ -112,25 +112,25 @@ class ReplyBatch(Pending, ReplySink):
             return
         self._bytes += len(reply)
         if self._bytes > BATCH_BYTES_MAX:
-            error = PlainError(f"replies of more than {BATCH_BYTES_MAX} bytes were asked for at once")
+            error = PlainError(f"replies of more than {BATCH_BYTES_MAX} bytes were requested at once")
             reply = b"-%b\r\n" % error.line
         self._replies[index] = b"" if index in self._silenced else reply
         self._epochs[index] = epochs
         self.missing -= 1
-        if self._then is not None and self.missing == 1 and not self._ask_behind():
+        if self._then is not None and self.missing == 1 and not self._resend_behind():
             then, self._then = self._then, None
             then()
-        if not self.missing and self._is_sealed and not self._ask_behind():
+        if not self.missing and self._is_sealed and not self._resend_behind():
             self.resolve(self.joined)
 
-    def _ask_behind(self) -> bool:
-        """Send requests again whose replies are from an earlier epoch than one before them; return whether any are."""
+    def _resend_behind(self) -> bool:
+        """Send requests again whose replies are from an earlier epoch than one before; return whether any are sent."""
         seen = self._session.seen
         for epochs in self._epochs.values():
             seen.add(epochs)
         if len(set(map(id, self._epochs.values()))) <= 1:
             return False
-        late = behind([self._epochs.get(index, NO_EPOCHS) for index in range(len(self._replies))])
+        late = indexes_behind([self._epochs.get(index, NO_EPOCHS) for index in range(len(self._replies))])
         if self._now_s() >= self._deadline_s:
             error = TryAgainError("the servers are not at the same epoch")
             for index in late:
@@ -143,7 +143,7 @@ class ReplyBatch(Pending, ReplySink):
             self._replies[index] = None
             del self._epochs[index]
         for index in late:
-            self._again[index]()
+            self._retries[index]()
         return bool(late)
 
     def seal(self) -> None:
@@ -165,25 +165,25 @@ class ReplyBatch(Pending, ReplySink):
 
 
 class BatchHopSink:
-    """A batch's reply that comes through the compiled hop. by_slots: sends the request by the general path."""
+    """A batch's reply that comes through the compiled hop. send_by_slots: sends the request by the general path."""
 
-    def __init__(self, batch: ReplyBatch, index: int, by_slots: Callable[[], None]) -> None:
+    def __init__(self, batch: ReplyBatch, index: int, send_by_slots: Callable[[], None]) -> None:
         self._batch, self._index = batch, index
-        self._by_slots = by_slots
+        self._send_by_slots = send_by_slots
 
     @property
     def seen(self) -> Epochs:
         """The epochs that the client has seen."""
         return self._batch.seen_epochs(self._index)
 
-    def answered(self, reply: bytes | RawReplySender, epochs: ReplyEpochs) -> None:
+    def deliver(self, reply: bytes | RawReplySender, epochs: ReplyEpochs) -> None:
         """Store the reply, of at most a megabyte from each server."""
         self._batch.put(self._index, reply if isinstance(reply, bytes) else ReplyChunks(list(reply.texts)), epochs)
 
-    def ask_again(self, data: bytes, epochs: ReplyEpochs) -> None:
+    def resend(self, data: bytes, epochs: ReplyEpochs) -> None:
         """Send the request again by the general path."""
-        self._by_slots()
+        self._send_by_slots()
 
-    def fail(self, index: int, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Store an exception as the reply."""
         self._batch.fail(self._index, error)

@@ -23,7 +23,7 @@ SendPortion = Callable[[Request], ReplyBatch]
 
 
 def pack_in_steps(request: LongRequest) -> Steps[bytes]:
-    """Encode a request of many words in steps. Encoded words are cleared in the request, but for the first ones."""
+    """Encode a request of many words in steps. Encoded words are cleared in the request, except the first portion."""
     texts = [b"*%d\r\n" % len(request)]
     size = 0
     for at in range(0, len(request), PORTION_WORDS):
@@ -45,44 +45,44 @@ class ChunkedRequest(Pending):
     def __init__(
         self,
         protocol: int,
-        cut: RequestSplit,
+        split: RequestSplit,
         portions: Iterator[Request],
-        ask: SendPortion,
+        send_portion: SendPortion,
         seconds_max: float,
         bytes_max: int,
     ) -> None:
         super().__init__(seconds_max, _too_late)
         self._protocol = protocol
-        self._cut = cut
+        self._split = split
         self._portions = portions
-        self._ask = ask
+        self._send_portion = send_portion
         self._bytes_max = bytes_max
         self._texts: list[bytes] = []
         self._bytes = self._count = 0
 
     def start(self) -> None:
         """Send the first portion."""
-        self._alone(self._ask_next)
+        self._attempt(self._send_next)
 
-    def _alone(self, step: Callable[[], None]) -> None:
+    def _attempt(self, step: Callable[[], None]) -> None:
         """Run a step; an exception that it raises becomes this request's reply."""
         try:
             step()
         except Exception as error:
-            self._end(error)
+            self._fail(error)
 
-    def _ask_next(self) -> None:
+    def _send_next(self) -> None:
         portion = next(self._portions, None)
         if portion is None:
-            self.resolve(self._joined)
+            self.resolve(self._merged)
             return
-        batch = self._ask(portion)
+        batch = self._send_portion(portion)
         if batch.missing:
-            batch.when_resolved(lambda: self._alone(lambda: self._take(*batch.replies())))
+            batch.when_resolved(lambda: self._attempt(lambda: self._receive(*batch.replies())))
         else:
-            self._take(*batch.replies())
+            self._receive(*batch.replies())
 
-    def _take(self, reply: RawReply) -> None:
+    def _receive(self, reply: RawReply) -> None:
         if is_error(reply):
             self.resolve(lambda: reply)
             return
@@ -91,17 +91,17 @@ class ChunkedRequest(Pending):
         self._texts += texts
         self._bytes += len(reply)
         if self._bytes > self._bytes_max:
-            raise PlainError(f"replies of more than {self._bytes_max} bytes were asked for at once")
-        self._ask_next()
+            raise PlainError(f"replies of more than {self._bytes_max} bytes were requested at once")
+        self._send_next()
 
-    def _end(self, error: Exception) -> None:
-        def answer() -> RawReply:
+    def _fail(self, error: Exception) -> None:
+        def raise_error() -> RawReply:
             raise error
 
-        self.resolve(answer)
+        self.resolve(raise_error)
 
-    def _joined(self) -> RawReply:
-        if self._cut.shape is int:
+    def _merged(self) -> RawReply:
+        if self._split.shape is int:
             return encode(self._count, self._protocol)
         return raw_reply_of([encode_header(list, self._count, self._protocol), *self._texts])
 

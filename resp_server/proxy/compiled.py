@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from state_backend.native import built
 
-hop = built("resp_server.native.hop")
+hop = built("resp_server.proxy.hop")
 PipelineBatch = None if hop is None else hop.PipelineBatch
-Asker = None if hop is None else hop.Asker
+ClientForwarder = None if hop is None else hop.ClientForwarder

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from resp_server.client.connection import Connection, ConnectionHost
 from resp_server.net.guarded import alone
-from resp_server.proxy.compiled import Asker
+from resp_server.proxy.compiled import ClientForwarder
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.session.epoch_feed import ReplyEpochs
 
@@ -19,35 +19,35 @@ class ProxyConnection(Connection):
         super().__init__(server, session_id)
         self._stats = server.context.stats
         self._proxy_dispatcher = cast(ProxyDispatcher, server.dispatcher)
-        self._asker: Any = None  # None: the hop is not built, or the client may not use it
+        self._forwarder: Any = None  # None: the hop is not built, or the client may not use it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         hop = self._proxy_dispatcher.hop
-        if hop is None or Asker is None or not self.is_calm:
+        if hop is None or ClientForwarder is None or not self.is_calm:
             return
-        self._asker = Asker(hop, self, self.transmit)
+        self._forwarder = ClientForwarder(hop, self, self.transmit)
         if self.is_polled:
-            cast(Any, transport).set_interceptor(self._asker)
+            cast(Any, transport).set_interceptor(self._forwarder)
 
     def data_received(self, data: bytes) -> None:
-        left = data
-        if self._asker is not None:
+        rest = data
+        if self._forwarder is not None:
             try:
-                left = self._asker.left_of(data)
+                rest = self._forwarder.forward_input(data)
             except Exception as error:
                 self.break_off(error)
                 return
-            self._stats.input_bytes += len(data) - len(left)
-        if left:
-            super().data_received(left)
+            self._stats.input_bytes += len(data) - len(rest)
+        if rest:
+            super().data_received(rest)
 
     def error_reply(self, error: Exception) -> bytes:
         """Return the error reply for an exception."""
         return self._proxy_dispatcher.error_reply(error)
 
     @alone
-    def ask_again(self, data: bytes, epochs: ReplyEpochs) -> None:
+    def resend(self, data: bytes, epochs: ReplyEpochs) -> None:
         """Answer requests by the general path, from servers that have reached the epochs of all replies so far."""
         self.session.seen.add(epochs)
         if self.take_back():
@@ -59,7 +59,7 @@ class ProxyConnection(Connection):
         self.send_pushed()
         data = self.take_input()
         if self.takes_requests and self.session.is_plain:
-            if not data or (not self._asker.ask(data) and self._asker.keeps_begun(data)):
+            if not data or (not self._forwarder.forward(data) and self._forwarder.store_partial(data)):
                 self.is_calm = True
             if self.is_calm or self.is_handed_over:
                 self.await_input()

@@ -43,7 +43,7 @@ from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.request_policy import SPLIT, Part, RequestPolicy, policy_of, single_key_at, split_by_slot, within
 from resp_server.proxy.requests import Merge, ReplyAggregator, ReplySink, ReplyStage, UpstreamRequest
 from resp_server.proxy.tracking_recorder import TrackingRecorder
-from resp_server.proxy.transactions import ExecRun, WatchRun
+from resp_server.proxy.transactions import ProxyExec, ProxyWatch
 from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import TrackingState
@@ -78,7 +78,7 @@ class ProxyDispatcher(Dispatcher):
         super().__init__(server)
         self.compiled = None  # a proxy has no keys to look up
         self._applications = applications
-        self._rules: dict[bytes, CommandRoute | None] = {}
+        self._routes: dict[bytes, CommandRoute | None] = {}
         only = applications.only
         # With several applications, each key must be checked, so there is no hop.
         self.hop = None if only is None or hop is None else hop.Hop(only, server, self._hop_commands())
@@ -104,12 +104,12 @@ class ProxyDispatcher(Dispatcher):
         names = ["get", "mget", *(each.name for each in self._table if each.name not in ("get", "mget"))]
         found = []
         for name in names:
-            rule = self._learn_rule(name.encode())
-            if rule is None or len(name) > HOP_NAME_BYTES_MAX or (rule.single_key_at != 1 and name != "mget"):
+            route = self._learn_route(name.encode())
+            if route is None or len(name) > HOP_NAME_BYTES_MAX or (route.single_key_at != 1 and name != "mget"):
                 continue
-            arity = rule.command.facts.arity
+            arity = route.command.facts.arity
             least = 3 if name == "mget" else abs(arity)  # an MGET of one key is forwarded as it is
-            found.append((name, least, arity if arity > 0 else PORTION_WORDS, rule.command_stats))
+            found.append((name, least, arity if arity > 0 else PORTION_WORDS, route.command_stats))
         return found
 
     def answer(
@@ -120,40 +120,42 @@ class ProxyDispatcher(Dispatcher):
         ends_ns: int = NEVER_NS,
         requests_max: int = sys.maxsize,
     ) -> Later | None:
-        session, applications, rules = context.session, self._applications, self._rules
+        session, applications, routes = context.session, self._applications, self._routes
         first = applications.each[0]
         batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply)
         answered, later = 0, None
         for request in requests[:requests_max]:
             answered += 1
-            place, is_to_wait = len(batch), False
+            index, must_wait = len(batch), False
             try:
                 name = request[0]
-                rule = rules[name] if name in rules else self._learn_rule(name)
+                route = routes[name] if name in routes else self._learn_route(name)
                 is_long = type(request) is LongRequest
-                is_lone = rule is not None and rule.single_key_at and session.is_plain and _fits(rule, request)
+                is_single = route is not None and route.single_key_at and session.is_plain and _fits(route, request)
                 cluster = applications.only
-                if rule is not None and is_lone and not is_long and cluster is not None:
-                    rule.command_stats.calls += 1
-                    session.last_command = rule.command.name
-                    slot = slot_of(request[rule.single_key_at])
-                    batch.ask(cluster, pack(request), slot)
+                if route is not None and is_single and not is_long and cluster is not None:
+                    route.command_stats.calls += 1
+                    session.last_command = route.command.name
+                    slot = slot_of(request[route.single_key_at])
+                    batch.send(cluster, pack(request), slot)
                     if perf_counter_ns() >= ends_ns:
                         break
                     continue
                 session.begin_command()
-                if is_long and self._ask_long(context, request, batch):
-                    is_to_wait = True
-                elif rule is not None and (session.transaction is not None or rule.command.facts.group == TRANSACTIONS):
-                    is_to_wait = self._transact(context, rule.command, request, batch)
-                elif not self._ask(context, request, batch):
-                    later = self._answer_here(context, request, batch)
+                if is_long and self._forward_long(context, request, batch):
+                    must_wait = True
+                elif route is not None and (
+                    session.transaction is not None or route.command.facts.group == TRANSACTIONS
+                ):
+                    must_wait = self._transact(context, route.command, request, batch)
+                elif not self._forward(context, request, batch):
+                    later = self._answer_locally(context, request, batch)
                 end_caching(session, request)
             except Exception as error:  # it fails this request only
                 release_reply(later)
                 later = None
-                self._refuse(session, request, batch, place, error)
-            if later is not None or is_to_wait or session.is_closing or perf_counter_ns() >= ends_ns:
+                self._reply_error(session, request, batch, index, error)
+            if later is not None or must_wait or session.is_closing or perf_counter_ns() >= ends_ns:
                 break
         del requests[:answered]
         if later is not None:
@@ -165,14 +167,14 @@ class ProxyDispatcher(Dispatcher):
         out += map(as_bytes, batch.replies())
         return None
 
-    def _refuse(self, session: Session, request: Request, batch: ReplyBatch, place: int, error: Exception) -> None:
+    def _reply_error(self, session: Session, request: Request, batch: ReplyBatch, index: int, error: Exception) -> None:
         """Reply the error that a request raised. Within MULTI, EXEC will be refused; an EXEC itself ends."""
         if session.transaction is not None:
             if request[0].lower() == b"exec":
                 session.end_transaction()
             else:
                 session.transaction.is_void = True
-        batch.refuse(place, error)
+        batch.refuse(index, error)
 
     def _check(self, context: CommandContext, command: Command, request: Request) -> None:
         super()._check(context, command, request)
@@ -190,40 +192,40 @@ class ProxyDispatcher(Dispatcher):
 
     def _split_of(self, command: Command, request: Request) -> RequestSplit | None:
         """Return how a long request is split; None: it is not forwarded, or not split."""
-        cut = super()._split_of(command, request)
-        if cut is None or (policy_of(command) is RequestPolicy.BY_KEYS and cut.shape in (int, list)):
-            return cut
+        split = super()._split_of(command, request)
+        if split is None or (policy_of(command) is RequestPolicy.BY_KEYS and split.shape in (int, list)):
+            return split
         if not is_whole(request):
             raise too_long(command)
         return None
 
-    def _ask_long(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
+    def _forward_long(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
         """Forward a long request; later requests wait. False: it takes the general path."""
         session = context.session
         command = self._table.find(request)
         command.check_arity(request)
         self._check(context, command, head_of(request))
-        cut = self._split_of(command, request)
+        split = self._split_of(command, request)
         if session.transaction is not None and not is_whole(request):
             raise too_long(command)
-        if cut is None or session.transaction is not None or session.db != 0:
+        if split is None or session.transaction is not None or session.db != 0:
             return False
         session.last_command = command.name
         self._stats.command_stats(command.name).calls += 1
-        self._show(session, command, request)
-        if session.is_silent:  # nobody gets the reply of this read
+        self._monitor(session, command, request)
+        if session.is_silent:  # a read whose reply is suppressed has no effect
             return True
         before = batch.missing
-        ask = self._asking_whole if single_key_at(command) else self._asking_in_portions
-        start = ask(context, command, request, cut, batch)
+        sender = self._unsplit_sender if single_key_at(command) else self._portion_sender
+        start = sender(context, command, request, split, batch)
         if before:
-            batch.before_last(start)  # earlier replies must not be from a later epoch
+            batch.before_last_reply(start)  # earlier replies must not be from a later epoch
         else:
             start()
         return True
 
-    def _asking_whole(
-        self, context: CommandContext, command: Command, request: Request, cut: RequestSplit, batch: ReplyBatch
+    def _unsplit_sender(
+        self, context: CommandContext, command: Command, request: Request, split: RequestSplit, batch: ReplyBatch
     ) -> Callable[[], None]:
         """Return a function that sends a long request about one key unsplit, so that its reply is from one epoch.
 
@@ -240,57 +242,61 @@ class ProxyDispatcher(Dispatcher):
             deadline_s = cluster.deadline_s(is_long=True)
             cluster.send(UpstreamRequest(packed, slot, session.protocol, deadline_s, sink, index, is_long=True))
 
-        def take(packed: bytes) -> None:
-            batch.again(index, partial(send, packed))
+        def send_first(packed: bytes) -> None:
+            batch.set_retry(index, partial(send, packed))
             send(packed)
 
-        step = ReplyStage(batch, index)
+        stage = ReplyStage(batch, index)
         return partial(
-            step.attempt, step.run_steps, pack_in_steps(cast(LongRequest, request)), take, self._server.clients.defer
+            stage.attempt,
+            stage.run_steps,
+            pack_in_steps(cast(LongRequest, request)),
+            send_first,
+            self._server.clients.defer,
         )
 
-    def _asking_in_portions(
-        self, context: CommandContext, command: Command, request: Request, cut: RequestSplit, batch: ReplyBatch
+    def _portion_sender(
+        self, context: CommandContext, command: Command, request: Request, split: RequestSplit, batch: ReplyBatch
     ) -> Callable[[], None]:
         """Return a function that sends a long request about keys of many slots in portions."""
         session, first = context.session, self._applications.each[0]
 
-        def ask(portion: Request) -> ReplyBatch:
+        def send(portion: Request) -> ReplyBatch:
             self._check(context, command, portion)
-            its_batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply)
-            if not self._ask_of(command, RequestPolicy.BY_KEYS, portion, session, its_batch):
-                raise PlainError("the request makes no sense")
-            its_batch.seal()
-            return its_batch
+            portion_batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply)
+            if not self._forward_by_policy(command, RequestPolicy.BY_KEYS, portion, session, portion_batch):
+                raise PlainError("the request is malformed")
+            portion_batch.seal()
+            return portion_batch
 
         pending = ChunkedRequest(
-            session.protocol, cut, cut.portions(command, request, PORTION_KEYS), ask, BATCH_S_MAX, BATCH_BYTES_MAX
+            session.protocol, split, split.portions(command, request, PORTION_KEYS), send, BATCH_S_MAX, BATCH_BYTES_MAX
         )
-        self.when_there(context, pending, partial(batch.put, batch.expect()))
+        self.on_resolved(context, pending, partial(batch.put, batch.expect()))
         return pending.start
 
     def _transact(self, context: CommandContext, command: Command, request: Request, batch: ReplyBatch) -> bool:
         """Handle a request within a transaction, or MULTI, EXEC and the like; return whether later requests must wait.
 
-        command: found by the request's first word only, so subcommands are not distinguished.
+        command: found by the request's first word only, without the subcommand.
         """
         session, transaction = context.session, context.session.transaction
         name, words = command.name, len(request)
         is_exec = name == "exec" and words == 1 and transaction is not None and not transaction.is_void
         is_watch = name == "watch" and words > 1 and transaction is None and session.db == 0
-        if (is_exec or is_watch) and self._may_be_asked(context, command, request):
+        if (is_exec or is_watch) and self._may_forward(context, command, request):
             if transaction is not None:
                 self._execute(context, transaction.requests, batch)
             else:
                 self._watch(context, request, batch)
             return True
         reply = self.reply_to(context, request)
-        reply = _whole(reply, session.protocol) if isinstance(reply, Sliced) else reply
+        reply = _encode_at_once(reply, session.protocol) if isinstance(reply, Sliced) else reply
         assert isinstance(reply, bytes)
         batch.add(b"" if session.is_silent else reply)
         return False
 
-    def _may_be_asked(self, context: CommandContext, command: Command, request: Request) -> bool:
+    def _may_forward(self, context: CommandContext, command: Command, request: Request) -> bool:
         """Tell whether a request may be forwarded; if not, this proxy replies the error."""
         session = context.session
         if not session.is_authenticated or session.user.denial(command, request) is not None:
@@ -310,10 +316,10 @@ class ProxyDispatcher(Dispatcher):
         if session.tracked is not None and not session.tracked.is_bcast:
             # EXEC may read an older epoch than that of the invalidations sent so far.
             sink = TrackingRecorder(batch, index, self._tracking, session.tracked, keys, is_cacheable=False)
-        run = ExecRun(self, self._applications, context, requests, watched, sink, index)
+        run = ProxyExec(self, self._applications, context, requests, watched, sink, index)
         start = partial(run.start, self._before_exec(session, requests, keys))
         if before:
-            batch.before_last(start)  # earlier replies must not be from a later epoch
+            batch.before_last_reply(start)  # earlier replies must not be from a later epoch
         else:
             start()
 
@@ -328,29 +334,29 @@ class ProxyDispatcher(Dispatcher):
         for each in requests if is_tracked or session.is_observed else ():
             command = self.command(each)
             if policy_of(command) is RequestPolicy.BY_KEYS:
-                self._show(session, command, each)
+                self._monitor(session, command, each)
             if is_tracked:
                 keys += keys_read(command, each)
             yield
-        self._show(session, self.command((b"exec",)), (b"exec",))
+        self._monitor(session, self.command((b"exec",)), (b"exec",))
 
     def _watch(self, context: CommandContext, request: Request, batch: ReplyBatch) -> None:
         session = context.session
         session.last_command = "watch"
-        self._show(session, self.command(request), request)
+        self._monitor(session, self.command(request), request)
         new = [key for key in dict.fromkeys(request[1:]) if (0, key) not in session.watched]
         try:
             if len(request) > PORTION_WORDS:
                 raise too_long(self.command(request), PORTION_WORDS)
             check_room_to_watch(session.watched, new)
-            places = [self.target_of(key)[0] for key in new]
+            numbers = [self.target_of(key)[0] for key in new]
         except ReplyError:
             self._stats.command_stats("watch").failed += 1
             raise
         self._stats.command_stats("watch").calls += 1
-        asked = [(self._applications.each[number], key) for number, key in zip(places, new, strict=True)]
-        if asked:
-            WatchRun(session.watched, asked, batch, batch.expect(session.is_silent)).ask()
+        targets = [(self._applications.each[number], key) for number, key in zip(numbers, new, strict=True)]
+        if targets:
+            ProxyWatch(session.watched, targets, batch, batch.expect(session.is_silent)).send()
         else:
             batch.add(b"" if session.is_silent else b"+OK\r\n")
 
@@ -358,33 +364,33 @@ class ProxyDispatcher(Dispatcher):
         """Return the command of a request that was queued."""
         return self._table.find(request)
 
-    def answer_within(self, context: CommandContext, request: Request) -> bytes | Pending:
+    def answer_local(self, context: CommandContext, request: Request) -> bytes | Pending:
         """Answer a queued request that is not forwarded."""
         reply = self.answer_queued(context, request)
         try:
-            return _whole(reply, context.session.protocol) if isinstance(reply, Sliced) else reply
+            return _encode_at_once(reply, context.session.protocol) if isinstance(reply, Sliced) else reply
         except Exception as error:
             return self.error_reply(error)
 
     def later_reply(self, context: CommandContext, pending: Pending) -> bytes | ReplyStream:
         return pending.joined() if isinstance(pending, ReplyBatch) else super().later_reply(context, pending)
 
-    def _learn_rule(self, name: bytes) -> CommandRoute | None:
+    def _learn_route(self, name: bytes) -> CommandRoute | None:
         command = self._table.get(name) if b"|" not in name else None
-        rule = None
+        route = None
         if command is not None:
             policy = policy_of(command)
-            rule = CommandRoute(
+            route = CommandRoute(
                 command,
                 policy,
                 single_key_at(command) if policy is RequestPolicy.BY_KEYS else 0,
                 self._stats.command_stats(command.name),
             )
-        if len(self._rules) < SPELLINGS_MAX:
-            self._rules[name] = rule
-        return rule
+        if len(self._routes) < SPELLINGS_MAX:
+            self._routes[name] = route
+        return route
 
-    def _ask(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
+    def _forward(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
         """Forward a request; False: this proxy replies itself, maybe with an error."""
         session = context.session
         try:
@@ -394,22 +400,24 @@ class ProxyDispatcher(Dispatcher):
             return False
         policy = policy_of(command)
         # All databases but 0 are empty, so this proxy can answer.
-        if policy is RequestPolicy.LOCAL or session.db != 0 or not self._may_be_asked(context, command, request):
+        if policy is RequestPolicy.LOCAL or session.db != 0 or not self._may_forward(context, command, request):
             return False
-        is_asked = self._ask_of(command, policy, request, session, batch)
-        if is_asked:
+        is_forwarded = self._forward_by_policy(command, policy, request, session, batch)
+        if is_forwarded:
             session.last_command = command.name
             self._stats.command_stats(command.name).calls += 1
-            if command.name != "info":  # its own part was run here, which sent it to monitors
-                self._show(session, command, request)
-        return is_asked
+            if (
+                command.name != "info"
+            ):  # the proxy's own sections were rendered by `reply_to`, which sent the request to monitors
+                self._monitor(session, command, request)
+        return is_forwarded
 
-    def _show(self, session: Session, command: Command, request: Request) -> None:
+    def _monitor(self, session: Session, command: Command, request: Request) -> None:
         """Send a forwarded request to monitors."""
         if session.is_observed:
             self._server.monitors.record(session, command, request)
 
-    def _ask_of(
+    def _forward_by_policy(
         self, command: Command, policy: RequestPolicy, request: Request, session: Session, batch: ReplyBatch
     ) -> bool:
         protocol, is_silent = session.protocol, session.is_silent
@@ -417,21 +425,21 @@ class ProxyDispatcher(Dispatcher):
             if policy is RequestPolicy.BY_CURSOR:
                 cursor(request[1])  # raises for an invalid cursor
             index = batch.expect(is_silent)
-            survey = KeyspaceQuery(self._applications, request, protocol, batch, index, within(session.user))
-            batch.again(index, survey.ask)
-            survey.ask()
+            query = KeyspaceQuery(self._applications, request, protocol, batch, index, within(session.user))
+            batch.set_retry(index, query.send)
+            query.send()
             return True
         if policy is RequestPolicy.ALL_JOBS:
-            return self._ask_about_jobs(command, request, session, batch)
+            return self._query_jobs(command, request, session, batch)
         if policy is RequestPolicy.ONE_JOB:
-            cluster = self._having(request[2].partition(b":")[0])[0]
+            cluster = self._applications_with(request[2].partition(b":")[0])[0]
             master = next(iter(cluster.slots.counts), None)
             if master is None:
                 raise ClusterDownError
-            batch.ask(cluster, pack((*within(session.user), *request)), 0, is_silent, master)
+            batch.send(cluster, pack((*within(session.user), *request)), 0, is_silent, master)
             return True
         tracked = session.tracked if session.tracked is not None and session.tracked.remembers else None
-        if command.name == "mget" and tracked is None and self._ask_for_many(command, request, session, batch):
+        if command.name == "mget" and tracked is None and self._forward_mget(command, request, session, batch):
             return True
         found = split_by_slot(command.facts, request, self.target_of)
         if found is None:
@@ -442,12 +450,12 @@ class ProxyDispatcher(Dispatcher):
         if command.name == "sort_ro":
             check_request(session.user, request)
         index = batch.expect(is_silent)
-        again = partial(self._ask_parts, command, parts, merge, session, batch, index, tracked)
-        batch.again(index, again)
-        again()
+        send = partial(self._send_parts, command, parts, merge, session, batch, index, tracked)
+        batch.set_retry(index, send)
+        send()
         return True
 
-    def _ask_parts(
+    def _send_parts(
         self,
         command: Command,
         parts: Sequence[Part],
@@ -457,23 +465,25 @@ class ProxyDispatcher(Dispatcher):
         index: int,
         tracked: TrackingState | None = None,
     ) -> None:
-        joined = ReplyAggregator(len(parts), merge, batch, index, self._server.clients.defer)
+        aggregator = ReplyAggregator(len(parts), merge, batch, index, self._server.clients.defer)
 
-        def ask() -> Steps[None]:
-            for place, part in enumerate(parts):
-                number, slot = cast("tuple[int, int]", part.place)
+        def send() -> Steps[None]:
+            for part_index, part in enumerate(parts):
+                number, slot = cast("tuple[int, int]", part.target)
                 cluster = self._applications.each[number]
-                sink: ReplySink = joined
+                sink: ReplySink = aggregator
                 if tracked is not None:
-                    sink = TrackingRecorder(joined, place, self._tracking, tracked, keys_read(command, part.request))
+                    sink = TrackingRecorder(
+                        aggregator, part_index, self._tracking, tracked, keys_read(command, part.request)
+                    )
                 cluster.send(
-                    UpstreamRequest(pack(part.request), slot, session.protocol, cluster.deadline_s(), sink, place)
+                    UpstreamRequest(pack(part.request), slot, session.protocol, cluster.deadline_s(), sink, part_index)
                 )
                 yield
 
-        joined.attempt(joined.run_steps, ask(), lambda _: None, self._server.clients.defer)
+        aggregator.attempt(aggregator.run_steps, send(), lambda _: None, self._server.clients.defer)
 
-    def _ask_for_many(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
+    def _forward_mget(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Forward an MGET through the compiled hop, one request per server; False if this is not possible now."""
         # The hop uses RESP2 connections. Earlier requests of this pipeline must use the same connections; otherwise
         # they could be answered later, and from a later epoch.
@@ -481,19 +491,19 @@ class ProxyDispatcher(Dispatcher):
             return False
         hop, packed, index = self.hop, pack(request), batch.expect(session.is_silent)
 
-        def by_slots() -> None:
+        def send_by_slots() -> None:
             found = split_by_slot(command.facts, request, self.target_of)
             assert found is not None  # it has keys
-            self._ask_parts(command, *found, session, batch, index)
+            self._send_parts(command, *found, session, batch, index)
 
-        def again() -> None:
-            if hop.ask(BatchHopSink(batch, index, by_slots), packed, 2) == len(packed):
-                self._stats.command_stats(command.name).calls -= 1  # the hop and our caller both count it
+        def send() -> None:
+            if hop.forward(BatchHopSink(batch, index, send_by_slots), packed, 2) == len(packed):
+                self._stats.command_stats(command.name).calls -= 1  # both the hop and the caller count the request
             else:
-                by_slots()
+                send_by_slots()
 
-        batch.again(index, again)
-        again()
+        batch.set_retry(index, send)
+        send()
         return True
 
     def target_of(self, key: bytes) -> tuple[int, int]:
@@ -502,7 +512,7 @@ class ProxyDispatcher(Dispatcher):
             return 0, slot_of(key)
         return self._applications.each.index(self._applications.of(key)), slot_of(key)
 
-    def _having(self, job: bytes) -> Sequence[UpstreamCluster]:
+    def _applications_with(self, job: bytes) -> Sequence[UpstreamCluster]:
         """Return the application that has a job; the first one if none has it, as it replies the error."""
         each = self._applications.each
         if self._applications.only is not None:
@@ -513,25 +523,24 @@ class ProxyDispatcher(Dispatcher):
             raise PlainError(clash(found[0], name, found[1], name))
         return found or each[:1]
 
-    def _ask_about_jobs(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
+    def _query_jobs(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Query all servers about their jobs; False if INFO needs no section of theirs."""
-        asked = self._applications.each
+        clusters: Sequence[UpstreamCluster] = self._applications.each
         if command.name == "info":
-            wanted = server_sections(request[1:])
-            if not wanted:
+            sections = server_sections(request[1:])
+            if not sections:
                 return False
-            answered = self.reply_to(CommandContext(session, self._server), request)
-            if isinstance(answered, bytes) and answered.startswith(b"-"):
-                batch.add(b"" if session.is_silent else answered)
+            own = self.reply_to(CommandContext(session, self._server), request)
+            if isinstance(own, bytes) and own.startswith(b"-"):
+                batch.add(b"" if session.is_silent else own)
                 return True
-            own = text_in(answered)
-            jobs = JobQueries(asked, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
-            jobs.info(own, wanted)
-            self._stats.command_stats("info").calls -= 1  # `reply_to` and our caller both count it
+            jobs = JobQueries(clusters, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
+            jobs.info(text_in(own), sections)
+            self._stats.command_stats("info").calls -= 1  # both `reply_to` and the caller count the request
             return True
         if command.name == "state|list":
-            asked = self._having(request[2])
-        jobs = JobQueries(asked, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
+            clusters = self._applications_with(request[2])
+        jobs = JobQueries(clusters, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
         if command.name == "state|list":
             jobs.states(request)
         elif command.name == "state|lag":
@@ -546,7 +555,7 @@ class ProxyDispatcher(Dispatcher):
         address = cluster.active_server(str(cluster.slots.owners[slot_of(key)]))
         return as_bytes(replies[0]).replace(encode(b"this server", 2), encode(address.encode(), 2))
 
-    def _answer_here(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Later | None:
+    def _answer_locally(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Later | None:
         """Answer a request without servers. A reply in steps is returned if no earlier reply is missing."""
         reply = self.reply_to(context, request)
         if isinstance(reply, Sliced):
@@ -556,18 +565,18 @@ class ProxyDispatcher(Dispatcher):
                 return None
             if not batch.missing:
                 return reply
-            reply = _whole(reply, context.session.protocol)
+            reply = _encode_at_once(reply, context.session.protocol)
         elif isinstance(reply, Pending):
-            self.when_there(context, reply, partial(batch.put, batch.expect(context.session.is_silent)))
+            self.on_resolved(context, reply, partial(batch.put, batch.expect(context.session.is_silent)))
             return None
         assert isinstance(reply, bytes)
         batch.add(b"" if context.session.is_silent else reply)
         return None
 
-    def when_there(self, context: CommandContext, pending: Pending, then: Callable[[Any], object]) -> None:
+    def on_resolved(self, context: CommandContext, pending: Pending, then: Callable[[Any], object]) -> None:
         """Call back with a pending reply once it is resolved, or with an error after its time limit."""
 
-        def answered() -> None:
+        def answer() -> None:
             late.cancel()
             pending.when_resolved(None)
             reply: RawReply
@@ -581,21 +590,21 @@ class ProxyDispatcher(Dispatcher):
             then(reply)
 
         loop = asyncio.get_running_loop()
-        late: asyncio.Handle = loop.call_later(pending.seconds_max, answered)
+        late: asyncio.Handle = loop.call_later(pending.seconds_max, answer)
         if pending.is_resolved:
             late.cancel()
-            late = loop.call_soon(answered)
+            late = loop.call_soon(answer)
         else:
-            pending.when_resolved(answered)
+            pending.when_resolved(answer)
 
 
-def _fits(rule: CommandRoute, request: Request) -> bool:
-    arity = rule.command.facts.arity
+def _fits(route: CommandRoute, request: Request) -> bool:
+    arity = route.command.facts.arity
     return len(request) == arity if arity > 0 else len(request) >= -arity
 
 
-def _whole(sliced: Sliced, protocol: int) -> bytes:
-    """Encode a reply in steps at once, as it waits behind others. The longest such reply of a proxy is COMMAND's."""
+def _encode_at_once(sliced: Sliced, protocol: int) -> bytes:
+    """Encode a sliced reply at once, because earlier replies are missing. The longest such reply is COMMAND's."""
     encoder = SlicedEncoder(sliced, protocol)
     steps = []
     try:

@@ -1,4 +1,6 @@
-"""Which servers a proxy may ask so that epochs never go back, on any slot and for any client. Pure.
+"""The epochs that a server must have reached before a proxy sends it a request, so that no client sees epochs go back.
+
+Pure.
 
 A server announces the epochs that its replies are from (STATE FOLLOW). When another server takes over a slot, the
 epochs that the server before had announced become the slot's *floor*: a server below the floor gets no request. The
@@ -14,9 +16,9 @@ from resp_server.session.epoch_feed import GONE, NOTHING, Epochs, ReplyEpochs, l
 from state_backend.model.slots import SLOTS
 
 
-def has_reached(epochs: Epochs, floor: Epochs, gone: Collection[str] = ()) -> bool:
+def has_reached(epochs: Epochs, floor: Epochs, removed: Collection[str] = ()) -> bool:
     """Tell whether a server at these epochs has reached a floor; removed jobs do not count."""
-    return all(epochs.get(job, GONE) >= reached for job, reached in floor.items() if job not in gone)
+    return all(epochs.get(job, GONE) >= reached for job, reached in floor.items() if job not in removed)
 
 
 def is_behind(epochs: Epochs, seen: Epochs) -> bool:
@@ -24,14 +26,14 @@ def is_behind(epochs: Epochs, seen: Epochs) -> bool:
     return any(epochs.get(job, reached) < reached for job, reached in seen.items())
 
 
-def together(epochs: ReplyEpochs, more: ReplyEpochs) -> ReplyEpochs:
+def union_of(epochs: ReplyEpochs, more: ReplyEpochs) -> ReplyEpochs:
     """Return the epochs of two replies, each once."""
     if epochs is more or not more:
         return epochs
     return epochs + tuple(each for each in more if not any(each is other for other in epochs)) if epochs else more
 
 
-def behind(replies: Sequence[ReplyEpochs]) -> list[int]:
+def indexes_behind(replies: Sequence[ReplyEpochs]) -> list[int]:
     """Return the indexes of the replies that are from earlier epochs than a reply before them."""
     found = []
     newest: Epochs = NOTHING
@@ -57,12 +59,11 @@ class EpochFloors:
             self._ends = ends_of_runs(self.by_slot)
         return self._ends
 
-    def leave(self, slots: Iterable[int], epochs: Epochs) -> None:
-        """Raise the floors of slots that change their server to the epochs of the server before."""
+    def raise_to(self, slots: Iterable[int], epochs: Epochs) -> None:
+        """Raise the floors of slots whose server changes to the epochs of the server before."""
         self._ends = None
-        made: dict[
-            int, tuple[Epochs, Epochs]
-        ] = {}  # by identity; the old floor is referenced so that its id stays unique
+        # (old floor, new floor) by the old one's id; the reference to the old one keeps its id unique.
+        made: dict[int, tuple[Epochs, Epochs]] = {}
         for slot in slots:
             before = self.by_slot[slot]
             if id(before) not in made:

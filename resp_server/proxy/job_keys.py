@@ -18,10 +18,10 @@ class JobKeys:
     def __init__(self) -> None:
         self._writers: dict[str, int] = {}  # each job's term
         self._formats: dict[str, Sequence[KeyFormat]] = {}
-        self._known: dict[str, int] = {}  # the terms whose formats are known
+        self._format_terms: dict[str, int] = {}  # the term of each job's formats
         self._pattern: re.Pattern[bytes] | None = None
         self._pattern_jobs: list[str] = []
-        self.is_heard = False
+        self.has_formats = False
 
     @property
     def names(self) -> Sequence[str]:
@@ -29,9 +29,9 @@ class JobKeys:
         return list(self._writers)
 
     @property
-    def is_known(self) -> bool:
+    def is_complete(self) -> bool:
         """Tell whether the key formats of all jobs are known."""
-        return self.is_heard and self._writers.items() <= self._known.items()
+        return self.has_formats and self._writers.items() <= self._format_terms.items()
 
     def epoch_reported(self, job: str, reached: Reached) -> bool:
         """Handle a server's announcement of a job's epoch; tell whether its key formats have to be requested."""
@@ -40,18 +40,18 @@ class JobKeys:
         self._writers[job] = reached[0]
         return True
 
-    def learn(self, formats: Mapping[str, Sequence[str]]) -> None:
+    def set_formats(self, formats: Mapping[str, Sequence[str]]) -> None:
         """Take the key formats of one server's jobs."""
-        self.is_heard = True
+        self.has_formats = True
         for job, texts in formats.items():
             self._formats[job] = [KeyFormat.parse(text) for text in texts]
-            self._known[job] = self._writers.setdefault(job, 0)
+            self._format_terms[job] = self._writers.setdefault(job, 0)
         self._compile()
 
-    def forget(self, job: str) -> None:
+    def remove(self, job: str) -> None:
         """Remove a job."""
-        for known in (self._writers, self._formats, self._known):
-            known.pop(job, None)
+        for by_job in (self._writers, self._formats, self._format_terms):
+            by_job.pop(job, None)
         self._compile()
 
     def _compile(self) -> None:

@@ -23,10 +23,10 @@ def rows_in(reply: bytes) -> list[Row]:
     return [dict(zip(row[::2], row[1::2], strict=True)) for row in reader.gets()]
 
 
-def shares_of(held: Iterable[KeyGroups]) -> list[float]:
+def shares_of(slots_of_servers: Iterable[KeyGroups]) -> list[float]:
     """Return the share of each server's keys that is counted: the share of its slots that no server before it owns."""
     counted, shares = NONE, []
-    for slots in held:
+    for slots in slots_of_servers:
         shares.append(len(slots - counted) / len(slots) if slots else 0.0)
         counted |= slots
     return shares
@@ -38,11 +38,11 @@ def merged_jobs(answers: Sequence[Sequence[Row]]) -> list[Row]:
     for rows in _by("name", answers):
         newest = max(rows, key=lambda row: int(row["committed"]))
         shares = shares_of(KeyGroups.parse(row["slots"]) for row in rows)
-        held = NONE
+        owned = NONE
         for row in rows:
-            held |= KeyGroups.parse(row["slots"])
+            owned |= KeyGroups.parse(row["slots"])
         stored = {"store_bytes": sum(row["store_bytes"] for row in rows)} if "store_bytes" in newest else {}
-        merged.append(newest | _progress(rows) | {"keys": _sum(rows, "keys", shares), "slots": str(held)} | stored)
+        merged.append(newest | _progress(rows) | {"keys": _sum(rows, "keys", shares), "slots": str(owned)} | stored)
     return merged
 
 
@@ -53,10 +53,10 @@ def merged_lags(answers: Sequence[Sequence[Row]]) -> list[Row]:
 
 def merged_states(answers: Sequence[Sequence[Row]], shares: Sequence[float]) -> list[Row]:
     """Merge the rows of STATE LIST. shares: see `shares_of`."""
-    kept = [[row | {"share": share} for row in rows] for rows, share in zip(answers, shares, strict=True)]
+    with_shares = [[row | {"share": share} for row in rows] for rows, share in zip(answers, shares, strict=True)]
     return [
         {"name": rows[0]["name"], "kind": rows[0]["kind"], "keys": _sum(rows, "keys", [row["share"] for row in rows])}
-        for rows in _by("name", kept)
+        for rows in _by("name", with_shares)
     ]
 
 
@@ -83,13 +83,13 @@ def job_lines(jobs: Sequence[Row]) -> str:
     stored = sum(row.get("store_bytes", 0) for row in jobs)
     lines = [f"sparkis_jobs:{len(jobs)}\r\nsparkis_store_bytes:{stored}\r\n"]
     for row in jobs:
-        known = {name: "unknown" if value is None else value for name, value in row.items()}
+        shown = {name: "unknown" if value is None else value for name, value in row.items()}
         held = "none" if row["held_back_epoch"] is None else row["held_back_epoch"]
         lines.append(
-            f"job_{known['name']}:epoch={known['applied']},committed_epoch={known['committed']},"
-            f"lag_epochs={known['lag_epochs']},lag_ms={known['lag_ms']},committed_at={known['committed_at']},"
-            f"age_ms={known['age_ms']},stale={known['stale']},incomplete={known['incomplete']},held_back_epoch={held},"
-            f"keys={known['keys']},store_bytes={known.get('store_bytes', 0)}\r\n"
+            f"job_{shown['name']}:epoch={shown['applied']},committed_epoch={shown['committed']},"
+            f"lag_epochs={shown['lag_epochs']},lag_ms={shown['lag_ms']},committed_at={shown['committed_at']},"
+            f"age_ms={shown['age_ms']},stale={shown['stale']},incomplete={shown['incomplete']},held_back_epoch={held},"
+            f"keys={shown['keys']},store_bytes={shown.get('store_bytes', 0)}\r\n"
         )
     return "".join(lines)
 
@@ -105,7 +105,7 @@ def _by(name: str, answers: Sequence[Sequence[Row]]) -> Iterable[list[Row]]:
 def _progress(rows: Sequence[Row]) -> Row:
     applied, committed = min(row["applied"] for row in rows), max(row["committed"] for row in rows)
     lags = [row["lag_ms"] for row in rows]
-    known = {
+    progress = {
         "applied": applied,
         "committed": committed,
         "lag_epochs": max(0, committed - applied),
@@ -117,7 +117,7 @@ def _progress(rows: Sequence[Row]) -> Row:
     held = max(rows, key=lambda row: -1 if row["held_back_epoch"] is None else row["held_back_epoch"])
     age |= {"held_back_epoch": held["held_back_epoch"], "held_back_since": held["held_back_since"]}
     errors = dict.fromkeys(row["error"] for row in rows if row["error"])
-    return known | age | flags | {"error": "; ".join(errors)}
+    return progress | age | flags | {"error": "; ".join(errors)}
 
 
 def _sum(rows: Sequence[Row], name: str, shares: Sequence[float]) -> int | None:

@@ -13,7 +13,7 @@ from resp_server.commands.generic import cursor
 from resp_server.protocol.errors import ClusterDownError, ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
-from resp_server.proxy.epoch_floors import together
+from resp_server.proxy.epoch_floors import union_of
 from resp_server.proxy.raw_replies import RawReply, as_bytes, is_error
 from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.request_policy import POSITION_BITS, merge_all, scan_reply
@@ -23,11 +23,11 @@ from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from state_backend.model.slots import HASH_BITS, SLOTS
 
 TOPOLOGY = pack((b"CLUSTER", b"INFO"))
-# Requests per server: the query, between two requests for the server's topology version.
-ASKS = 3
+# The query, between two requests for the server's topology version.
+REQUESTS_PER_SHARD = 3
 
 
-class Place(NamedTuple):
+class QueriedShard(NamedTuple):
     """A shard that is queried, by its master."""
 
     cluster: UpstreamCluster
@@ -60,57 +60,57 @@ class KeyspaceQuery(ReplyStage):
         # Servers that do not agree within a short request's deadline will not agree soon.
         self._agree_s = first.deadline_s()
         if self._is_scan:
-            self._number, self._cursor = self._place_of(bytes(request[1]))
+            self._number, self._cursor = self._split_cursor(bytes(request[1]))
 
-    def _place_of(self, word: bytes) -> tuple[int, int]:
+    def _split_cursor(self, word: bytes) -> tuple[int, int]:
         """Split a cursor into the number of its application and the cursor for that application's servers."""
         if len(self._applications) == 1 or not word.isdigit():
             return 0, cursor(word)
         number, position = divmod(int(word), 1 << POSITION_BITS)
         if number < len(self._applications):
             return number, position
-        return len(self._applications) - 1, cursor(word)  # behind the end
+        return len(self._applications) - 1, cursor(word)  # after the last application
 
-    def ask(self) -> None:
-        """Send the query to all servers concerned."""
+    def send(self) -> None:
+        """Send the query to its servers."""
         self.reopen()
-        self.attempt(self._ask)
+        self.attempt(self._send)
 
-    def _ask(self) -> None:
-        asked = self._applications
+    def _send(self) -> None:
+        queried = self._applications
         if self._is_scan:
-            asked = asked[self._number : self._number + 1]
-        if not all(each.slots.is_whole for each in asked):
-            self._end(ClusterDownError())
+            queried = queried[self._number : self._number + 1]
+        if not all(each.slots.is_complete for each in queried):
+            self._fail(ClusterDownError())
             return
         request = self._request
         if self._is_scan:
             request = (request[0], b"%d" % self._cursor, *request[2:])
-            slots = asked[0].slots
+            slots = queried[0].slots
             at = min(self._cursor >> HASH_BITS, SLOTS - 1)
             self._last = slots.last_of_run(at)
-            self._places = [Place(asked[0], str(slots.owners_of_version[at]), slots.version, 0)]
+            self._shards = [QueriedShard(queried[0], str(slots.owners_of_version[at]), slots.version, 0)]
         else:
-            self._places = [
-                Place(each, master, each.slots.version, count)
-                for each in asked
+            self._shards = [
+                QueriedShard(each, master, each.slots.version, count)
+                for each in queried
                 for master, count in each.slots.counts.items()
             ]
         packed = pack((*self._within, *request))
         self._epochs = NO_EPOCHS
-        self._replies: list[RawReply | None] = [None] * (ASKS * len(self._places))
+        self._replies: list[RawReply | None] = [None] * (REQUESTS_PER_SHARD * len(self._shards))
         self._missing = len(self._replies)
-        for at, (cluster, master, _, _) in enumerate(self._places):
-            for place, each in enumerate((TOPOLOGY, packed, TOPOLOGY), ASKS * at):
-                ask = UpstreamRequest(
-                    each, 0, self._protocol, self._deadline_s, self, place, None, master, not self._is_scan
+        for number, (cluster, master, _, _) in enumerate(self._shards):
+            for index, each in enumerate((TOPOLOGY, packed, TOPOLOGY), REQUESTS_PER_SHARD * number):
+                sent = UpstreamRequest(
+                    each, 0, self._protocol, self._deadline_s, self, index, None, master, not self._is_scan
                 )
-                cluster.send(ask)
+                cluster.send(sent)
 
     def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
         """Store one reply; evaluate them after the last one."""
         self._replies[index] = reply
-        self._epochs = together(self._epochs, epochs)
+        self._epochs = union_of(self._epochs, epochs)
         self._missing -= 1
         if not self._missing:
             self._done([each for each in self._replies if each is not None])
@@ -120,28 +120,30 @@ class KeyspaceQuery(ReplyStage):
         if error is not None:
             self.finish(error, self._epochs)
             return
-        others = [
-            place
-            for place, (before, _, after) in zip(self._places, zip(*[iter(replies)] * ASKS, strict=True), strict=True)
+        unequal = [
+            shard
+            for shard, (before, _, after) in zip(
+                self._shards, zip(*[iter(replies)] * REQUESTS_PER_SHARD, strict=True), strict=True
+            )
             if any(
-                b"\r\ncluster_current_epoch:%d\r\n" % place.version not in as_bytes(each) for each in (before, after)
+                b"\r\ncluster_current_epoch:%d\r\n" % shard.version not in as_bytes(each) for each in (before, after)
             )
         ]
-        if others or any(place.version != place.cluster.slots.version for place in self._places):
-            for place in others:
-                place.cluster.refresh(place.cluster.active_server(place.master))
-            if not self._places[0].cluster.later(self._agree_s, lambda: self.attempt(self._ask)):
-                self._end(TryAgainError("the servers do not show the same version of the topology"))
+        if unequal or any(shard.version != shard.cluster.slots.version for shard in self._shards):
+            for shard in unequal:
+                shard.cluster.refresh(shard.cluster.active_server(shard.master))
+            if not self._shards[0].cluster.retry_later(self._agree_s, lambda: self.attempt(self._send)):
+                self._fail(TryAgainError("the servers do not have the same version of the topology"))
         elif self._is_scan:
             count = len(self._applications)
-            self._make(lambda answers: scan_reply(as_bytes(answers[0]), self._last, self._number, count), replies[1:2])
+            self._merge(lambda replies: scan_reply(as_bytes(replies[0]), self._last, self._number, count), replies[1:2])
         else:
-            weights = [place.slots for place in self._places]
-            self._make(lambda answers: merge_all(self._name, answers, weights), replies[1::ASKS])
+            weights = [shard.slots for shard in self._shards]
+            self._merge(lambda replies: merge_all(self._name, replies, weights), replies[1::REQUESTS_PER_SHARD])
 
-    def _make(self, merge: Merge, answers: Sequence[RawReply]) -> None:
-        defer = self._places[0].cluster.defer
-        self.run_steps(merge_or_error(merge, answers), lambda reply: self.finish(reply, self._epochs), defer)
+    def _merge(self, merge: Merge, replies: Sequence[RawReply]) -> None:
+        defer = self._shards[0].cluster.defer
+        self.run_steps(merge_or_error(merge, replies), lambda reply: self.finish(reply, self._epochs), defer)
 
-    def _end(self, error: ReplyError) -> None:
+    def _fail(self, error: ReplyError) -> None:
         self.finish(b"-%b\r\n" % error.line)

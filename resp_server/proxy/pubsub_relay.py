@@ -2,13 +2,13 @@
 
     channels, patterns        at one server, the proxy's home: cluster nodes pass published messages to each other
     key notifications         at the active server of each shard, of all applications: each notifies of its own slots.
-                              A pattern that may match both kinds is subscribed at all servers; its messages that are
-                              no notifications count from the home alone
+                              A pattern that may match both kinds is subscribed at all servers; its messages other
+                              than notifications are taken from the home only
     shard channels            at the active server of the slot
     __sparkis__:...           nowhere: the proxy itself announces an epoch when all shards serve it
 
 With several applications the messages of clients go over the first one. The proxy's own settings (STATE NOTIFY) say
-which events are notified, whatever the servers' settings are. When a connection is lost or silent, clients that may
+which events are notified, regardless of the servers' settings. When a connection is lost or silent, clients that may
 have missed a message are disconnected, as the server would do.
 """
 
@@ -46,23 +46,23 @@ from state_backend.model.slots import slot_of
 
 logger = logging.getLogger("sparkis.proxy")
 
-# How long an epoch of all servers, or a change of active servers, goes unseen (guess).
+# The interval of checking for new epochs of all servers, and for changed active servers (guess).
 CHECK_S = 0.05
 # A server that cannot be reached is tried again after this.
 PAUSE_S = 0.5
-# A server that is silent for one timeout of the proxy is pinged; after this many it counts as lost (guess).
+# A server that is silent for one timeout of the proxy is pinged; after this many timeouts it counts as lost (guess).
 SILENT_TIMEOUTS_MAX = 5
 NAMES_PER_REQUEST = 1_000
-# How long a proxy stops reading a server's messages while its clients do not take them.
-PATIENCE_S = 1.0
-PATIENCE_STEP_S = 0.01
+# The longest pause of reading a server's messages while slow clients do not read theirs.
+SLOW_CLIENT_WAIT_S = 1.0
+SLOW_CLIENT_POLL_S = 0.01
 VERBS = {Way.CHANNEL: b"SUBSCRIBE", Way.PATTERN: b"PSUBSCRIBE", Way.SHARD: b"SSUBSCRIBE"}
 
 # The channels and patterns that a server is asked for.
 Names = dict[Way, set[bytes]]
 
 
-def _none() -> Names:
+def _no_names() -> Names:
     return {way: set() for way in VERBS}
 
 
@@ -72,20 +72,22 @@ class RelayConnection(asyncio.Protocol):
     def __init__(self, relay: PubsubRelay, cluster: UpstreamCluster, address: str) -> None:
         self.address = address
         self.cluster = cluster
-        self.desired = _none()
+        self.desired = _no_names()
         self._desired_bytes = 0
-        self.pings = 0  # sent, or to be sent when there is a connection
+        self.pings = 0  # sent, or to be sent once connected
         self.pongs = 0
         self._relay = relay
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._subscribed = _none()
-        self._changed = _none()  # added to or removed from `desired` since the last request
-        self._letters: str | None = None
+        self._subscribed = _no_names()
+        self._changed = _no_names()  # added to or removed from `desired` since the last request
+        self._events: str | None = None
         self._reader = hiredis.Reader()
         self._connecting: asyncio.Task[None] | None = None
         self._not_before_s = 0.0
-        self._silent_checks = 0  # since the last data; a count, as time also passes while this process stands
+        self._silent_checks = (
+            0  # since the last data; a count, because the clock also advances while this process is stopped
+        )
         self._paused_steps = 0
         self._delivery: Iterator[None] | None = None  # delivers the data that was received, in steps
 
@@ -94,12 +96,12 @@ class RelayConnection(asyncio.Protocol):
         count = sum(map(len, self.desired.values()))
         return count < SUBSCRIPTIONS_MAX and self._desired_bytes + len(name) <= SUBSCRIBED_BYTES_MAX
 
-    def set_desired(self, way: Way, name: bytes, is_wanted: bool) -> None:
+    def set_desired(self, way: Way, name: bytes, is_desired: bool) -> None:
         """Add a channel or pattern to this connection, or remove it."""
         names = self.desired[way]
-        if is_wanted is (name in names):
+        if is_desired is (name in names):
             return
-        if is_wanted:
+        if is_desired:
             names.add(name)
             self._desired_bytes += len(name)
         else:
@@ -107,7 +109,7 @@ class RelayConnection(asyncio.Protocol):
             self._desired_bytes -= len(name)
         self._changed[way].add(name)
 
-    def sync(self, letters: str) -> None:
+    def sync(self, events: str) -> None:
         """Subscribe to desired names, unsubscribe from others; connect if there is no connection."""
         if self._transport is None:
             self.pings = max(self.pings, self.pongs + 1)
@@ -115,9 +117,9 @@ class RelayConnection(asyncio.Protocol):
                 self._connecting = self._loop.create_task(self._connect())
             return
         words: list[Request] = []
-        if letters != self._letters:
-            self._letters = letters
-            words.append((b"STATE", b"NOTIFY", letters.encode()))
+        if events != self._events:
+            self._events = events
+            words.append((b"STATE", b"NOTIFY", events.encode()))
         for way, verb in VERBS.items():
             changed, has = self._changed[way], self._subscribed[way]
             if not changed:
@@ -140,7 +142,7 @@ class RelayConnection(asyncio.Protocol):
                 context = None if certificates is None else certificates.for_server()
                 transport, _ = await self._loop.create_connection(lambda: self, host, int(port), ssl=context)
         except (OSError, TimeoutError) as error:
-            logger.warning("no messages from %s: %s", self.address, why(error) or "it does not answer")
+            logger.warning("no messages from %s: %s", self.address, why(error) or "it does not reply")
             self._not_before_s = self._loop.time() + PAUSE_S
             return
         finally:
@@ -148,7 +150,7 @@ class RelayConnection(asyncio.Protocol):
         words: list[Request] = [] if password is None else [(b"AUTH", DEFAULT_USER, password.encode())]
         words += [(b"HELLO", b"3"), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
         transport.write(b"".join(map(pack, words)))
-        self._transport, self._subscribed, self._letters = transport, _none(), None
+        self._transport, self._subscribed, self._events = transport, _no_names(), None
         self._changed = {way: set(names) for way, names in self.desired.items()}
         self._silent_checks = 0
         self.pings = self.pongs = self.pings - 1  # the next ping stands for those of the lost connection
@@ -172,7 +174,7 @@ class RelayConnection(asyncio.Protocol):
         self._silent_checks += 1
         silent_s = self._silent_checks * CHECK_S
         if silent_s > SILENT_TIMEOUTS_MAX * timeout_s:
-            logger.warning("%s, which messages come from, says nothing any more", self.address)
+            logger.warning("no data from %s, a server of messages: closing the connection", self.address)
             self._transport.abort()
         elif silent_s > timeout_s and self.pings == self.pongs:
             self.pings += 1
@@ -232,7 +234,7 @@ class RelayConnection(asyncio.Protocol):
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, hiredis.ProtocolError):
-            logger.warning("messages of %s are not understood: %s", self.address, error)
+            logger.warning("%s sent a malformed message: %s", self.address, error)
         else:
             self._relay.server.report(error)
         assert self._transport is not None
@@ -252,21 +254,21 @@ class RelayConnection(asyncio.Protocol):
 
     def _refused(self, reason: str) -> None:
         """Subscribe again at the next check after a refusal: most likely a slot has moved."""
-        logger.warning("%s refuses: %s", self.address, reason)
+        logger.warning("%s refused a subscription: %s", self.address, reason)
         self._subscribed[Way.SHARD].clear()
         self._changed[Way.SHARD] |= self.desired[Way.SHARD]
         if reason.startswith("MOVED"):
             self.cluster.refresh(self.address)
 
     def _wait_for(self, recipients: list[Session]) -> None:
-        """Pause reading while clients do not take their messages, for `PATIENCE_S` at most."""
+        """Pause reading while clients do not take their messages, for `SLOW_CLIENT_WAIT_S` at most."""
         if self._transport is None:
             return
-        if self._relay.slow(recipients) and self._paused_steps * PATIENCE_STEP_S < PATIENCE_S:
+        if self._relay.slow(recipients) and self._paused_steps * SLOW_CLIENT_POLL_S < SLOW_CLIENT_WAIT_S:
             if not self._paused_steps:
                 self._transport.pause_reading()
             self._paused_steps += 1
-            self._loop.call_later(PATIENCE_STEP_S, self._wait_for, recipients)
+            self._loop.call_later(SLOW_CLIENT_POLL_S, self._wait_for, recipients)
         elif self._paused_steps:
             self._relay.stop_waiting_for(recipients)
             self._paused_steps = 0
@@ -364,9 +366,9 @@ class PubsubRelay:
                 del self._connections[target]
         for connection in closed:
             connection.close()
-        letters = self.server.config.notify_events
+        events = self.server.config.notify_events
         for connection in self._each():
-            connection.sync(letters)
+            connection.sync(events)
         if self._check_timer is None and not self._is_stopped and not self._is_empty:
             self._epochs = dict(self._reached())
             self._check_timer = asyncio.get_running_loop().call_later(CHECK_S, self._check)
@@ -379,8 +381,8 @@ class PubsubRelay:
 
     def _layout(self) -> object:
         """Return what subscriptions depend on besides clients: the notification settings and the active servers."""
-        letters = self.server.config.notify_events
-        return letters, [
+        events = self.server.config.notify_events
+        return events, [
             (each.slots.version, self._active_servers(at)) for at, each in enumerate(self._applications.each)
         ]
 
@@ -408,17 +410,17 @@ class PubsubRelay:
             for target in {*self._connections, *targets}:
                 self._assign_name(target, way, name, target in targets)
 
-    def _assign_name(self, target: tuple[int, str], way: Way, name: bytes, is_wanted: bool) -> None:
+    def _assign_name(self, target: tuple[int, str], way: Way, name: bytes, is_desired: bool) -> None:
         connections = self._connections[target]
         holder = next((connection for connection in connections if name in connection.desired[way]), None)
-        if holder is None and is_wanted:
+        if holder is None and is_desired:
             holder = next((connection for connection in connections if connection.has_room(name)), None)
             if holder is None:
                 number, address = target
                 holder = RelayConnection(self, self._applications.each[number], address)
                 connections.append(holder)
         if holder is not None:
-            holder.set_desired(way, name, is_wanted)
+            holder.set_desired(way, name, is_desired)
 
     def _check(self) -> None:
         """Announce epochs that all shards have reached; sync if active servers changed; check the connections."""
@@ -469,14 +471,14 @@ class PubsubRelay:
             yield
 
     def slow(self, recipients: Sequence[Session]) -> set[Session]:
-        """Return the clients whose output exceeds `output_pause_bytes`, without those that are waited for no more."""
+        """Return the clients to wait for: their output exceeds `output_pause_bytes`, and the wait is not over yet."""
         pause_bytes = self.server.config.output_pause_bytes
         full = {each for each in recipients if self.server.clients.output_bytes(each.id) > pause_bytes}
         self._slow_clients -= set(recipients) - full
         return full - self._slow_clients
 
     def stop_waiting_for(self, recipients: Sequence[Session]) -> None:
-        """Wait no more for clients that are still slow, until they have caught up."""
+        """Stop waiting for clients that are still slow, until they have caught up."""
         self._slow_clients |= self.slow(recipients)
 
     def when_synced(self, then: Callable[[], None]) -> None:
@@ -505,10 +507,12 @@ class PubsubRelay:
         for way, names in connection.desired.items():
             for session in [each for name in names for each in self._hub.sessions(way, name)]:
                 if session.id in self.server.sessions:
-                    self.server.clients.cut(session.id, f"{connection.address}, which its messages come from, is gone")
+                    self.server.clients.cut(
+                        session.id, f"the connection to {connection.address}, which sends its messages, was lost"
+                    )
 
 
-class _Counted(BackgroundSink):
+class PublishReplySink(BackgroundSink):
     """Takes a server's reply to a PUBLISH."""
 
     def __init__(self, pending: Pending, count: Callable[[int], int]) -> None:
@@ -548,11 +552,11 @@ class ProxyMessageBus(MessageBus):
         found = Found()  # the proxy's own clients: the server counts their relay connections
         pending = Pending(2 * cluster.timeout_s, _too_late)
         packed = pack((b"SPUBLISH" if way is Way.SHARD else b"PUBLISH", channel, text))
-        counted = _Counted(pending, lambda count: max(count - found.names, 0) + found.clients)
+        sink = PublishReplySink(pending, lambda count: max(count - found.names, 0) + found.clients)
         address = None if way is Way.SHARD else home
 
         def ask() -> None:
-            cluster.send(UpstreamRequest(packed, slot_of(channel), 2, cluster.deadline_s(), counted, 0, address))
+            cluster.send(UpstreamRequest(packed, slot_of(channel), 2, cluster.deadline_s(), sink, 0, address))
 
         self._deliveries.add(self.hub.counting(found, way, channel), lambda: None, ask)
         return pending

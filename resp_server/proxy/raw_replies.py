@@ -1,6 +1,6 @@
 """Servers' replies as undecoded bytes: one text, or the chunks in which a long reply arrived, which are never joined.
 
-To copy a reply of 256 MB would block the event loop for a quarter of a second. So a long reply is split, merged with
+Copying a reply of 256 MB would block the event loop for a quarter of a second. So a long reply is split, merged with
 others and sent chunk by chunk, each step in a turn of its own.
 """
 
@@ -36,7 +36,7 @@ RawReply = bytes | ReplyChunks
 
 
 def raw_reply_of(parts: Sequence[RawReply]) -> RawReply:
-    """Return one reply made of parts."""
+    """Join parts to one reply."""
     is_long = sum(map(len, parts)) > JOINED_BYTES_MAX
     if ReplyChunks in set(map(type, parts)):
         parts = list(chunks_of(parts))
@@ -52,25 +52,25 @@ def chunks_of(parts: Iterable[RawReply]) -> Iterator[bytes]:
             yield part
 
 
-def as_bytes(answer: RawReply) -> bytes:
+def as_bytes(reply: RawReply) -> bytes:
     """Return a reply as one text. For replies that are long in theory only."""
-    return b"".join(answer.texts) if isinstance(answer, ReplyChunks) else answer
+    return b"".join(reply.texts) if isinstance(reply, ReplyChunks) else reply
 
 
-def is_error(answer: RawReply) -> bool:
+def is_error(reply: RawReply) -> bool:
     """Tell whether a reply is an error."""
-    return isinstance(answer, bytes) and answer[:1] == b"-"
+    return isinstance(reply, bytes) and reply[:1] == b"-"
 
 
-def split_header(answer: RawReply) -> tuple[bytes, list[bytes]]:
+def split_header(reply: RawReply) -> tuple[bytes, list[bytes]]:
     """Return the first line of a reply, and the texts after it."""
-    first, *others = answer.texts if isinstance(answer, ReplyChunks) else [answer]
+    first, *others = reply.texts if isinstance(reply, ReplyChunks) else [reply]
     head, _, body = first.partition(b"\r\n")
     return head, [body, *others]
 
 
-def done(found: RawReply | Steps[RawReply]) -> Steps[RawReply]:
-    """Return a result; if it is made in steps, run these."""
+def result_of(found: RawReply | Steps[RawReply]) -> Steps[RawReply]:
+    """Return a result; if it is computed in steps, run them."""
     if isinstance(found, Generator):
         return (yield from found)
     return found
@@ -80,7 +80,7 @@ class RawReplySender:
     """Sends a raw reply in steps, as `SlicedEncoder` does with other replies. Frees each text once it is sent."""
 
     pins_epoch = False
-    has_begun = True  # nothing can go wrong any more
+    has_begun = True  # no error can occur any more
 
     def __init__(self, texts: Iterable[bytes], size: int) -> None:
         self.texts = iter(texts)

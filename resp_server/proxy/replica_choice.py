@@ -1,4 +1,4 @@
-"""Which server of a shard is active: its master, or a replica in place of it. Pure.
+"""The choice of a shard's active server: the master, or a replica in its place. Pure.
 
 One server at a time answers for a shard, so that its epochs do not go back and forth. A replica is active while the
 master is unreachable, or lags another server of the shard for too long; the master is active again once it has caught
@@ -12,23 +12,23 @@ from collections.abc import Mapping, Sequence
 from resp_server.proxy.epoch_floors import has_reached
 from resp_server.session.epoch_feed import NOTHING, Epochs
 
-# Somewhat longer than two servers apply an epoch apart, and well below the deadline of a request: the other server then
-# answers a client that has seen the epoch in time.
+# Longer than the time between two servers' applying of an epoch. Well below the deadline of a request, so that the
+# other server still answers a client that has seen the epoch.
 BEHIND_S_MAX = 0.25
 
 
 class ReplicaChoice:
-    """A master, its replicas that may be asked, and the active one of these servers."""
+    """A master, its replicas that can answer, and the active one of these servers."""
 
     def __init__(self, master: str, replicas: Sequence[str], active: str | None = None) -> None:
         self.master = master
         self.servers = (master, *replicas)
         self.active = active if active in self.servers else master
-        self._awaited: Epochs = NOTHING  # epochs of another server that the active one had not reached then
+        self._awaited: Epochs = NOTHING  # epochs of another server that the active one had not reached at `_since_s`
         self._since_s = 0.0
 
     def choose(self, epochs: Mapping[str, Epochs], now_s: float) -> str:
-        """Return the active server from now on. epochs: those of each server that can be asked."""
+        """Return the active server from now on. epochs: those of each server that can answer."""
         usable = {each: epochs[each] for each in self.servers if each in epochs}
         is_usable = self.active in usable
         if (is_usable and self._is_behind_for_long(usable, now_s)) or (not is_usable and usable):

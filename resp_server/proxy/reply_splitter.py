@@ -1,6 +1,6 @@
 """Splits the bytes from a server into complete replies, without decoding them.
 
-A reply that arrives in parts is stored as parts. A long text is not parsed again until its end has arrived.
+A reply that arrives in pieces is stored in pieces. A long text is not parsed again until its end has arrived.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ANSWERS_AT_ONCE = 64
 STEP_BYTES = 8 << 10
 
 
-# Its type stub accepts only requests of one word.
+# The type stub of hiredis accepts only requests of one word.
 _pack = cast(Callable[[tuple[Any, ...]], bytes], hiredis.pack_command)
 
 
@@ -66,7 +66,7 @@ class Frames:
         self._missing = 1  # the missing items of this reply
         self._text_missing = 0  # the missing bytes of a long text, including its line end
         self._text_end = b""
-        # Set once the bytes behind the replies that `feed` returned are invalid; further bytes are ignored.
+        # Set if the bytes after the replies that `feed` returned are invalid; further bytes are ignored.
         self.error: FrameError | None = None
 
     @property
@@ -107,7 +107,7 @@ class Frames:
         if self._text_missing:
             return []
         if self._text_end != b"\r\n":
-            self.error = FrameError("a text does not end where it was said to")
+            self.error = FrameError("a text is longer than its length line says")
             return []
         replies: list[RawReply] = []
         self._missing -= 1
@@ -172,14 +172,14 @@ def _is_length(digits: bytes) -> bool:
 
 
 def _item(data: bytes, at: int) -> tuple[int, int]:
-    """Return where an item's own bytes end, and how many items it contains. An end behind the data: bytes are missing.
+    """Return the offset after an item's own bytes, and the number of items in it. Past the data: bytes are missing.
 
     FrameError for bytes that a client could parse differently.
     """
     end = data.find(b"\r\n", at)
     if end < 0:
         if len(data) - at > LINE_BYTES_MAX + 1:  # one byte of the line end may be there
-            raise _no_reply(data, at)
+            raise _unexpected(data, at)
         return len(data) + 1, 0
     mark = data[at]
     digits = data[at + 1 : end]
@@ -191,17 +191,17 @@ def _item(data: bytes, at: int) -> tuple[int, int]:
     if line in NAMED:
         return end + 2, 0
     if mark not in LENGTHS or not _is_length(digits):
-        raise _no_reply(data, at)
+        raise _unexpected(data, at)
     number = int(digits)
     if mark in BULKS:
         after = end + 4 + number
         if after <= len(data) and data[after - 2 : after] != b"\r\n":
-            raise FrameError(f"a text of {number} bytes does not end there")
+            raise FrameError(f"a text is longer than its length line says, {number} bytes")
         return after, 0
     return end + 2, 2 * number if mark in MAP else number
 
 
-def _no_reply(data: bytes, at: int) -> FrameError:
+def _unexpected(data: bytes, at: int) -> FrameError:
     return FrameError(f"no reply begins with {data[at : at + 16]!r}")
 
 

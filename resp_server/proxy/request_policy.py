@@ -1,4 +1,4 @@
-"""How a request is split over servers and their replies merged, as the command table says. Pure.
+"""How a request is split over servers and their replies are merged, by the facts of its command. Pure.
 
 A command with keys goes to the owner of their slot. Keys of several slots are split if a tip of the command allows it
 (`request_policy:multi_shard`); the replies are summed (`response_policy:agg_sum`) or put in order. The proxy itself
@@ -81,9 +81,9 @@ def single_key_at(command: Command) -> int:
 
 
 class Part(NamedTuple):
-    """The part of a request that one slot of an application answers."""
+    """The part of a request for one target: the slot, or the application and the slot, of its keys."""
 
-    place: Hashable
+    target: Hashable
     request: Request
 
 
@@ -107,7 +107,7 @@ def split_by_slot(
 def split_in_steps(
     facts: Facts, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
 ) -> Steps[tuple[list[Part], Merge] | None]:
-    """Do the same as `split_by_slot`, in steps."""
+    """Return the same as `split_by_slot`, in steps."""
     keys = [key for key, _ in keys_of(facts, request) or ()]
     if not keys:
         return None
@@ -121,8 +121,8 @@ def split_in_steps(
     if SPLIT not in facts.tips:
         raise CrossSlotError
     parts = []
-    for where, some in places.items():
-        parts.append(Part(where, (request[0], *(keys[place] for place in some))))
+    for target, some in places.items():
+        parts.append(Part(target, (request[0], *(keys[place] for place in some))))
         if not len(parts) % KEYS_AT_ONCE:
             yield
     return parts, sum_of_replies if SUMMED in facts.tips else partial(array_in_order, places=list(places.values()))
@@ -142,14 +142,14 @@ def merge_all(name: str, replies: Sequence[RawReply], weights: Sequence[int]) ->
     return choices([reply for reply, _ in found], [weight for _, weight in found])[0] if found else replies[0]
 
 
-# A cursor is a position that begins with the slot, so that it means the same to every server and proxy. The number of
+# A cursor is a position that begins with the slot, so all servers and proxies read it alike. The number of
 # the application comes before the position.
 POSITION_BITS = SLOT_BITS + HASH_BITS
 APPLICATIONS_MAX = 1 << (53 - POSITION_BITS)
 
 
 def scan_reply(reply: bytes, last_slot: int, application: int = 0, applications: int = 1) -> bytes:
-    """Return SCAN's reply, cut off after the last slot of a run of slots: other servers own the slots behind it."""
+    """Return SCAN's reply, cut off after the last slot of a run of slots: other servers own the slots after it."""
     reader = hiredis.Reader()
     reader.feed(reply)
     cursor, keys = reader.gets()

@@ -1,8 +1,8 @@
 """Requests to servers, and the sinks of their replies. Knows no connection.
 
 A client's request waits as one index of a `ReplyBatch`, which is a `ReplySink`. Stages (`ReplyStage`) may stand between
-that sink and the servers; each makes one reply of several. Replies arrive in the turn of another client, or of a timer.
-An exception raised there is passed on (`fail`) to the sink that waits, which alone turns it into an error reply.
+that sink and the servers; each merges several replies into one. Replies arrive in the turn of another client, or of a
+timer. An exception raised there is passed on (`fail`) to the sink that waits, which alone turns it into an error reply.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import ParamSpec, Protocol
 import hiredis
 
 from resp_server.protocol.errors import PlainError, ReplyError, internal_error
-from resp_server.proxy.epoch_floors import together
-from resp_server.proxy.raw_replies import RawReply, Result, Steps, as_bytes, done, is_error
+from resp_server.proxy.epoch_floors import union_of
+from resp_server.proxy.raw_replies import RawReply, Result, Steps, as_bytes, is_error, result_of
 from resp_server.proxy.reply_splitter import FrameError, array_in_order, pack
 from resp_server.session.epoch_feed import NO_EPOCHS, NOTHING, Epochs, ReplyEpochs
 from state_backend.model.errors import SparkisError
@@ -49,10 +49,10 @@ MALFORMED_REPLY_ERRORS = (
 )
 
 
-def merge_or_error(merge: Merge, answers: Sequence[RawReply]) -> Steps[RawReply]:
+def merge_or_error(merge: Merge, replies: Sequence[RawReply]) -> Steps[RawReply]:
     """Merge servers' replies; if one is malformed, return an error reply."""
     try:
-        found: RawReply = yield from done(merge(answers))
+        found: RawReply = yield from result_of(merge(replies))
     except MALFORMED_REPLY_ERRORS as error:
         return malformed_reply(error)
     return found
@@ -60,8 +60,8 @@ def merge_or_error(merge: Merge, answers: Sequence[RawReply]) -> Steps[RawReply]
 
 def malformed_reply(error: Exception) -> bytes:
     """Log a reply of an unexpected form; return the error reply for it."""
-    logger.warning("what a server answered is not understood: %s", error, exc_info=error)
-    return b"-%b\r\n" % PlainError("what a server answered is not understood").line
+    logger.warning("a server's reply has an unexpected form: %s", error, exc_info=error)
+    return b"-%b\r\n" % PlainError("a server's reply has an unexpected form").line
 
 
 class ReplySink(Protocol):
@@ -81,7 +81,7 @@ class ReplySink(Protocol):
 class InFlightRequest(Protocol):
     """Requests that were sent to a server together, one or several, and wait for their replies.
 
-    remaining: how many replies are still to come. deadline_s: by when they have to.
+    remaining: the number of missing replies. deadline_s: the time by which they have to arrive.
     """
 
     deadline_s: float
@@ -94,15 +94,15 @@ class InFlightRequest(Protocol):
         """Take an exception in place of all remaining replies."""
 
     def next_request(self) -> UpstreamRequest:
-        """Return the next request that has no reply as one of its own; its reply is not waited for here any more."""
+        """Return the next request without a reply as a single request, which takes over waiting for the reply."""
 
 
 @dataclass(slots=True)
 class UpstreamRequest:
     """A request to the active server of a slot, or of a master's shard, or to the server with an address.
 
-    floor: the epochs that the server must have reached; set when the server is chosen. queued_until_s: until when the
-    request waits for these epochs, and for a connection. redirects: how many MOVED errors it got.
+    floor: the epochs that the server must have reached; set when the server is chosen. queued_until_s: the time until
+    which the request waits for these epochs, and for a connection. redirects: the number of MOVED errors so far.
     """
 
     packed: bytes
@@ -227,7 +227,7 @@ class ReplyAggregator(ReplyStage):
 
     def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
         self._replies[index] = reply
-        self._epochs = together(self._epochs, epochs)
+        self._epochs = union_of(self._epochs, epochs)
         self._missing -= 1
         if self._missing:
             return
@@ -241,7 +241,7 @@ class ReplyAggregator(ReplyStage):
             self.finish(error, self._epochs)
 
 
-class Asker(Protocol):
+class RequestSender(Protocol):
     """Sends requests to servers. defer: calls back in a later turn."""
 
     defer: Defer
@@ -250,14 +250,16 @@ class Asker(Protocol):
         """Send a request; its sink gets the reply later, or an error at once or later."""
 
 
-def send_mget_by_slots(asker: Asker, keys: Sequence[bytes], deadline_s: float, sink: ReplySink, index: int) -> None:
+def send_mget_by_slots(
+    sender: RequestSender, keys: Sequence[bytes], deadline_s: float, sink: ReplySink, index: int
+) -> None:
     """Request the values of keys, one MGET for each slot; the sink gets one array."""
     places: dict[int, list[int]] = {}
     for at, key in enumerate(keys):
         places.setdefault(slot_of(key), []).append(at)
-    joined = ReplyAggregator(
-        len(places), partial(array_in_order, places=list(places.values())), sink, index, asker.defer
+    aggregator = ReplyAggregator(
+        len(places), partial(array_in_order, places=list(places.values())), sink, index, sender.defer
     )
     for number, (slot, some) in enumerate(places.items()):
         packed = pack((b"MGET", *(keys[at] for at in some)))
-        asker.send(UpstreamRequest(packed, slot, 2, deadline_s, joined, number, sends=1))
+        sender.send(UpstreamRequest(packed, slot, 2, deadline_s, aggregator, number, sends=1))

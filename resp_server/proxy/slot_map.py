@@ -31,12 +31,12 @@ class SlotMap:
     def _set(self, owners_of_version: list[str | None]) -> None:
         """Derive the facts of a version: the slots per server, and whether all slots have an owner."""
         self.owners_of_version = tuple(owners_of_version)
-        self.is_whole = None not in owners_of_version
+        self.is_complete = None not in owners_of_version
         self.counts = Counter(filter(None, owners_of_version))
         self._lasts = [last for _, last in runs_of(owners_of_version)]
 
-    def take(self, topology: Topology, term: int = NO_TERM) -> bool:
-        """Take a topology; False if it is not newer. With a higher term versions may start again."""
+    def apply(self, topology: Topology, term: int = NO_TERM) -> bool:
+        """Apply a topology; False if it is not newer. With a higher term versions may start again."""
         is_other_term = NO_TERM != term != self._term != NO_TERM
         if is_other_term and term < self._term:
             return False
@@ -57,7 +57,7 @@ class SlotMap:
         return True
 
     def moved(self, slot: int, address: str) -> None:
-        """Take an owner from a MOVED error; the next version of the topology replaces it."""
+        """Set the owner that a MOVED error names; the next version of the topology replaces it."""
         self.owners[slot], self._ends = address, None
 
     @property

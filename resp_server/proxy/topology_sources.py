@@ -25,7 +25,7 @@ from state_backend.model.errors import SparkisError
 logger = logging.getLogger("sparkis.proxy")
 
 # The interval of polling a log, and the pause before connecting to a registry again.
-LOOK_EVERY_S = 1.0
+POLL_S = 1.0
 RECORD = "registry.json"
 READ_BYTES_MAX = 64 << 10
 # A topology of a thousand nodes takes some 200 KB.
@@ -33,7 +33,7 @@ REPLY_BYTES_MAX = 4 << 20
 REACH_S_MAX = 5.0
 
 
-class Source(ABC):
+class ProxyTopologySource(ABC):
     """The source of one application's topology."""
 
     name: str
@@ -47,7 +47,7 @@ class Source(ABC):
         """Follow the source's changes until cancelled."""
 
 
-class FileSource(Source):
+class FileSource(ProxyTopologySource):
     """A file with a topology."""
 
     def __init__(self, path: str) -> None:
@@ -62,14 +62,14 @@ class FileSource(Source):
 
     def take(self, topology: Topology, name: str) -> None:
         """Apply a topology; TopologyError if the current one is newer."""
-        known = self.cluster.slots
-        if not self.cluster.take(topology, "the file") and topology.version < known.version:
+        current = self.cluster.slots
+        if not self.cluster.apply_topology(topology, "the file") and topology.version < current.version:
             raise TopologyError(
-                f"version {topology.version} of the topology is older than the servers' {known.version}"
+                f"version {topology.version} of the topology is older than the servers' {current.version}"
             )
 
 
-class LogSource(Source):
+class LogSource(ProxyTopologySource):
     """A registry's record under a log's root; the registry itself need not run."""
 
     def __init__(self, filesystem: Filesystem) -> None:
@@ -89,20 +89,20 @@ class LogSource(Source):
             except SparkisError as error:
                 problem = str(error)
             if problem and problem != self._problem:
-                logger.error("%s; going on with what is known", problem)
+                logger.error("%s; the current topology stays in use", problem)
             self._problem = problem
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_S)
 
     def _take(self, stored: bytes) -> None:
         try:
-            given = json.loads(stored)
-            if given["topology"] is not None:  # there is no server yet
-                self.cluster.take(Topology.of_json(given["topology"]), RECORD, int(given["term"]))
+            record = json.loads(stored)
+            if record["topology"] is not None:  # None: no server has registered yet
+                self.cluster.apply_topology(Topology.of_json(record["topology"]), RECORD, int(record["term"]))
         except (ValueError, KeyError, TypeError, TopologyError) as error:
             raise TopologyError(f"{self._filesystem.root}/{RECORD} is not a registry's record: {error}") from None
 
 
-class RegistrySource(Source):
+class RegistrySource(ProxyTopologySource):
     """A registry, which sends each new topology."""
 
     def __init__(self, host: str, port: int, token: str) -> None:
@@ -117,11 +117,11 @@ class RegistrySource(Source):
                 await self._watch()
                 problem = "it closed the connection"
             except (OSError, TimeoutError, hiredis.HiredisError, ValueError, TopologyError) as error:
-                problem = why(error) or "it does not answer"
+                problem = why(error) or "it does not reply"
             if problem != self._problem:
-                logger.error("%s: %s; going on with what is known", self.name, problem)
+                logger.error("%s: %s; the current topology stays in use", self.name, problem)
             self._problem = problem
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_S)
 
     async def _watch(self) -> None:
         async with asyncio.timeout(REACH_S_MAX):
@@ -146,7 +146,7 @@ class RegistrySource(Source):
     def _take(self, reply: object) -> None:
         match reply:
             case hiredis.ReplyError():
-                raise ValueError(f"it refuses: {reply}")
+                raise ValueError(f"it replied {reply}")
             case ["topology", term, str(text)]:
                 self._problem = ""
-                self.cluster.take(Topology.parse(text), self.name, int(str(term)))
+                self.cluster.apply_topology(Topology.parse(text), self.name, int(str(term)))

@@ -1,9 +1,9 @@
 """Records the keys of a reply for a client that tracks (CLIENT TRACKING), when the reply arrives.
 
-Not earlier: each connection to a server reports changed keys behind the replies from before the change (`STATE FOLLOW
-KEYS`), so an invalidation always comes after the reply that it concerns. When a connection was lost or another server
-took over, such reports may be missing: all keys were invalidated, and a reply that was requested before that is
-followed by an invalidation of its own keys.
+A server reports changed keys after the replies from before the change (`STATE FOLLOW KEYS`). So the keys are recorded
+when the reply arrives, and an invalidation always follows the reply that it concerns. When a connection is lost or
+another server takes over, reports may be missing. Then all keys are invalidated, and a reply that was requested before
+is followed by an invalidation of its own keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NEVER = -1
 
 
 class TrackingRecorder(ReplyStage):
-    """Passes a reply on and records its keys for the client. is_cacheable: False invalidates them behind the reply."""
+    """Passes a reply on and records its keys for the client. is_cacheable: False: the keys are invalidated after it."""
 
     def __init__(
         self,

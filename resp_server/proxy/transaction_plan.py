@@ -27,7 +27,7 @@ SHORT_COMMANDS_MAX = 512
 # Commands in one block. A command with keys of several slots is split into several (guess: leaves room for others).
 COMMANDS_MAX = REQUESTS_MAX * 9 // 10
 # Replies to commands that are checked in one step (guess: 0.1 ms).
-LOOKED_AT_ONCE = 512
+CHECKED_AT_ONCE = 512
 
 MULTI, EXEC = pack((b"MULTI",)), pack((b"EXEC",))
 
@@ -39,7 +39,7 @@ ReplyParts = tuple[tuple[int, int], ...] | None
 class BlockOwner(Protocol):
     """The transaction that a block belongs to."""
 
-    def answered(self) -> None:
+    def block_completed(self) -> None:
         """Called when a block's replies are complete."""
 
     def fail(self, index: int, error: Exception) -> None:
@@ -82,7 +82,7 @@ class TransactionBlock(ReplySink):
         upstream = self.cluster.upstream(ConnectionKey(self.address, protocol, is_long))
         if len(self.packed) > COMMANDS_MAX:
             raise PlainError(f"a transaction may have {COMMANDS_MAX} commands for one server; split it")
-        words = [pack((b"STATE", b"AT", *_named(epochs), b"%d" % clock_ms)), MULTI, *self.packed, EXEC]
+        words = [pack((b"STATE", b"AT", *_words_of(epochs), b"%d" % clock_ms)), MULTI, *self.packed, EXEC]
         if self.watched:
             pairs = [each for key, mark in self.watched.items() for each in (key, mark.text)]
             words.insert(0, pack((b"STATE", b"EXPECT", *pairs)))
@@ -99,7 +99,7 @@ class TransactionBlock(ReplySink):
         self.remaining -= len(replies)
         self.replies += replies
         if not self.remaining and self.is_complete:
-            self.owner.answered()
+            self.owner.block_completed()
 
     def fail_all(self, error: Exception) -> None:
         """Pass the exception on."""
@@ -122,7 +122,7 @@ class TransactionBlock(ReplySink):
         """Add the reply to a request that `next_request` returned."""
         self.replies.append(reply)
         if not self.remaining and self.is_complete:
-            self.owner.answered()
+            self.owner.block_completed()
 
     @property
     def is_complete(self) -> bool:
@@ -135,7 +135,7 @@ class TransactionBlock(ReplySink):
         return split_header(self.replies[-1])[0]
 
     @property
-    def is_dropped(self) -> bool:
+    def is_aborted(self) -> bool:
         """Tell whether EXEC ran nothing because a watched key changed."""
         return self.head + b"\r\n" in NOTHING_RUN.values()
 
@@ -145,14 +145,14 @@ class TransactionBlock(ReplySink):
         Among the items, only a slot that has moved or is not ready is such an error; others are replies to the client.
         """
         found = next(filter(is_error, self.replies), None)
-        if found is not None or self.is_dropped:
+        if found is not None or self.is_aborted:
             return None if found is None else as_bytes(found)
         if self.head[:1] != b"*":
-            return b"-%b\r\n" % PlainError("the transaction was not answered").line
+            return b"-%b\r\n" % PlainError("the server did not run the transaction").line
         self.items = yield from items_of(self.replies[-1])
-        for at in range(0, len(self.items), LOOKED_AT_ONCE):
+        for at in range(0, len(self.items), CHECKED_AT_ONCE):
             yield
-            for item in self.items[at : at + LOOKED_AT_ONCE]:
+            for item in self.items[at : at + CHECKED_AT_ONCE]:
                 if is_error(item) and as_bytes(item).startswith((b"-MOVED ", *RETRY_ERRORS)):
                     return as_bytes(item)
         return None
@@ -209,7 +209,7 @@ class TransactionPlanner:
                 return None
         parts = []
         for part in found[0]:
-            number, block = self._block_at(plan, *cast("tuple[int, int]", part.place))
+            number, block = self._block_at(plan, *cast("tuple[int, int]", part.target))
             parts.append((number, block.add(part.request)))
             yield
         return tuple(parts)
@@ -228,7 +228,7 @@ class TransactionPlanner:
         return plan.numbers[key], block
 
 
-def _named(epochs: dict[str, Reached]) -> list[bytes]:
+def _words_of(epochs: dict[str, Reached]) -> list[bytes]:
     return [
         each
         for job, (term, epoch) in epochs.items()

@@ -6,8 +6,8 @@ keys that must not have changed:
     STATE EXPECT key mark ...   STATE AT job term epoch ... clock   MULTI   its commands ...   EXEC
 
 The epoch of a job is the newest that any server has announced, so that no client sees it go back. A server that has
-passed that epoch keeps it pinned for a moment. One that has not reached it, or no longer pins it, replies so, and all
-blocks are sent again.
+passed that epoch keeps it pinned for a moment. A server that has not reached the epoch, or no longer pins it, replies
+NOEPOCH, and all blocks are sent again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from resp_server.protocol.errors import ReplyError, TryAgainError
 from resp_server.protocol.replies import Pending
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
-from resp_server.proxy.raw_replies import RawReply, Steps, as_bytes, done, is_error, raw_reply_of
+from resp_server.proxy.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, result_of
 from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.request_policy import split_in_steps
 from resp_server.proxy.requests import (
@@ -57,17 +57,17 @@ LOSSES_MAX = 2
 class QueuedCommands(CommandRouting, Protocol):
     """Answers queued commands that have no keys at the proxy itself."""
 
-    def answer_within(self, context: CommandContext, request: Request) -> bytes | Pending:
+    def answer_local(self, context: CommandContext, request: Request) -> bytes | Pending:
         """Return the reply to a queued command; it may be pending."""
 
-    def when_there(self, context: CommandContext, pending: Pending, then: Callable[[Any], object]) -> None:
+    def on_resolved(self, context: CommandContext, pending: Pending, then: Callable[[Any], object]) -> None:
         """Call back with a pending reply once it is resolved."""
 
     def error_reply(self, error: Exception) -> bytes:
         """Return the error reply for an exception."""
 
 
-class ExecRun(ReplyStage):
+class ProxyExec(ReplyStage):
     """One EXEC of a client."""
 
     def __init__(
@@ -89,11 +89,11 @@ class ExecRun(ReplyStage):
         self._deadline_s = applications.each[0].deadline_s(is_long=len(requests) > SHORT_COMMANDS_MAX)
         self._planner = TransactionPlanner(dispatcher, applications, context, self)
         self._plan = TransactionPlan()
-        self._made: Generator[Pending | None, bytes | None] | None = None  # merges the servers' replies
+        self._merging: Generator[Pending | None, bytes | None] | None = None  # merges the servers' replies
         # The epochs to read at, by application, and the visible jobs, by server address.
         self._epochs: dict[int, dict[str, Reached]] = {}
         self._jobs: dict[str, set[str]] = {}
-        self._waiting = 0
+        self._incomplete_blocks = 0
         self._losses = 0
         self._pause_s = PAUSE_S
 
@@ -121,10 +121,10 @@ class ExecRun(ReplyStage):
             self.finish(b"-%b\r\n" % error.line)
             return
         for number, _ in self._plan.blocks:
-            self._choose(number)
+            self._set_epochs(number)
 
-    def _choose(self, number: int) -> None:
-        """Choose the newest epochs that any server of an application has announced, unless they are chosen already."""
+    def _set_epochs(self, number: int) -> None:
+        """Set the epochs of an application to the newest that any of its servers has announced, unless they are set."""
         if number not in self._epochs:
             self._epochs[number] = dict(self._applications.each[number].newest)
 
@@ -132,39 +132,39 @@ class ExecRun(ReplyStage):
         if self._is_over:
             return
         clock_ms = self._context.server.clock()
-        self._waiting = 1  # so that nothing ends before all blocks are sent
+        self._incomplete_blocks = 1  # so that nothing ends before all blocks are sent
         is_sent = True
         for (number, address), block in self._plan.blocks.items():
             jobs = self._jobs.setdefault(address, set(block.cluster.seen.get(address, ())))
             epochs = {job: reached for job, reached in self._epochs[number].items() if job in jobs}
-            self._waiting += 1
+            self._incomplete_blocks += 1
             if not block.send(epochs, clock_ms, self._protocol):
-                self._waiting -= 1
+                self._incomplete_blocks -= 1
                 is_sent = False
-        self._waiting -= 1
+        self._incomplete_blocks -= 1
         if not is_sent:
             names = ", ".join(address for _, address in self._plan.blocks)
-            self._again(f"not all of {names} can be reached", self._send_again)
-        elif not self._waiting:
+            self._retry(f"not all of {names} can be reached", self._send_again)
+        elif not self._incomplete_blocks:
             self._finish()
 
     def _send_again(self) -> None:
-        if self._waiting:  # replies to the blocks sent before are still missing
-            self._again("no server answered in time", self._send_again)
+        if self._incomplete_blocks:  # replies to the blocks sent before are still missing
+            self._retry("no server block_completed in time", self._send_again)
         else:
             self._start()
 
-    def answered(self) -> None:
-        """Count a block whose replies are complete; finish after the last one."""
-        self._waiting -= 1
-        if not self._waiting and all(block.is_complete for block in self._plan.blocks.values()):
+    def block_completed(self) -> None:
+        """Handle a complete block; finish after the last one."""
+        self._incomplete_blocks -= 1
+        if not self._incomplete_blocks and all(block.is_complete for block in self._plan.blocks.values()):
             self.attempt(self._finish)
 
     # -- the servers' replies -----------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         """Finish with the reply, or send the blocks again."""
-        self.run_steps(self._read_all(), self._take_answers, self._defer)
+        self.run_steps(self._read_all(), self._handle_failed, self._defer)
 
     def _read_all(self) -> Steps[list[tuple[TransactionBlock, bytes]]]:
         """Read the servers' replies; return the blocks that were not run, with their errors."""
@@ -178,22 +178,22 @@ class ExecRun(ReplyStage):
             self.finish(malformed_reply(error))
         return failed
 
-    def _take_answers(self, failed: Sequence[tuple[TransactionBlock, bytes]]) -> None:
+    def _handle_failed(self, failed: Sequence[tuple[TransactionBlock, bytes]]) -> None:
         if self._is_over:
             return
         if not failed:
-            self._take_replies()
+            self._merge_replies()
             return
         for block, error in failed:
-            answer = as_bytes(block.replies[-1])
-            if answer.startswith(b"-NOEPOCH "):
-                self._take_held(block, answer)
-            elif not self._is_passing(block, error):
+            reply = as_bytes(block.replies[-1])
+            if reply.startswith(b"-NOEPOCH "):
+                self._adopt_pinned(block, reply)
+            elif not self._may_retry(block, error):
                 self.finish(error)
                 return
-        self._again("the servers have no epoch in common", self._start)
+        self._retry("the servers have no epoch in common", self._start)
 
-    def _is_passing(self, block: TransactionBlock, error: bytes) -> bool:
+    def _may_retry(self, block: TransactionBlock, error: bytes) -> bool:
         """Tell whether to try again: the slots have moved or are not ready, or a connection was lost."""
         if error.startswith(b"-MOVED "):
             block.cluster.refresh(block.address)
@@ -203,18 +203,18 @@ class ExecRun(ReplyStage):
         self._losses += 1
         return block.head[:6] != b"-EXECA" and self._losses <= LOSSES_MAX
 
-    def _take_held(self, block: TransactionBlock, answer: bytes) -> None:
+    def _adopt_pinned(self, block: TransactionBlock, reply: bytes) -> None:
         """Apply a server's NOEPOCH: read at the next epoch that it pins if it no longer pins the requested one."""
         number = next(number for (number, address) in self._plan.blocks if address == block.address)
-        epochs, held = self._epochs[number], held_in(answer)
-        self._jobs[block.address] = set(held)
-        for job, reached in held.items():
+        epochs, pinned = self._epochs[number], pinned_epochs_in(reply)
+        self._jobs[block.address] = set(pinned)
+        for job, reached in pinned.items():
             if job not in epochs:
                 epochs[job] = reached[-1]
             elif epochs[job] not in reached:
                 epochs[job] = min((each for each in reached if each > epochs[job]), default=epochs[job])
 
-    def _again(self, reason: str, then: Callable[[], None]) -> None:
+    def _retry(self, reason: str, then: Callable[[], None]) -> None:
         now_s = self._applications.each[0].now_s
         if now_s + self._pause_s > self._deadline_s:
             self.finish(b"-%b\r\n" % TryAgainError(reason).line)
@@ -222,34 +222,34 @@ class ExecRun(ReplyStage):
         asyncio.get_running_loop().call_later(self._pause_s, self.attempt, then)
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
 
-    def _take_replies(self) -> None:
+    def _merge_replies(self) -> None:
         """Merge the servers' replies, unless a watched key changed."""
-        if any(block.is_dropped for block in self._plan.blocks.values()):
+        if any(block.is_aborted for block in self._plan.blocks.values()):
             self.finish(NOTHING_RUN[self._protocol], tuple(self._epochs.values()))
             return
-        self._made = self._make()
-        self._go_on()
+        self._merging = self._merge()
+        self._continue()
 
-    def _go_on(self, reply: bytes | None = None) -> None:
-        """Continue until the next pending reply, or until the step's time is over. reply: what the last one became."""
+    def _continue(self, reply: bytes | None = None) -> None:
+        """Continue until the next pending reply, or the end of the step's time. reply: that of the last pending one."""
         ends_ns = perf_counter_ns() + STEPS_NS_MAX
-        made = self._made
+        made = self._merging
         assert made is not None
         try:
             while True:
                 own, reply = made.send(reply), None
                 if own is not None:
-                    self._dispatcher.when_there(self._queued, own, partial(self.attempt, self._go_on))
+                    self._dispatcher.on_resolved(self._queued, own, partial(self.attempt, self._continue))
                     return
                 if perf_counter_ns() >= ends_ns:
-                    self._defer(partial(self.attempt, self._go_on))
+                    self._defer(partial(self.attempt, self._continue))
                     return
         except StopIteration:
             pass
         except MALFORMED_REPLY_ERRORS as error:
             self.finish(malformed_reply(error))
 
-    def _make(self) -> Generator[Pending | None, bytes | None]:
+    def _merge(self) -> Generator[Pending | None, bytes | None]:
         """Merge the servers' replies. Yields each pending reply and receives its bytes; yields None between steps."""
         replies: list[RawReply] = []
         blocks = list(self._plan.blocks.values())
@@ -257,11 +257,11 @@ class ExecRun(ReplyStage):
             if number in self._plan.errors:
                 replies.append(self._dispatcher.error_reply(self._plan.errors[number]))
             elif parts is None:
-                own = self._dispatcher.answer_within(self._queued, request)
+                own = self._dispatcher.answer_local(self._queued, request)
                 if isinstance(own, Pending):
-                    there = yield own
-                    assert there is not None
-                    own = there
+                    resolved = yield own
+                    assert resolved is not None
+                    own = resolved
                 replies.append(own)
             else:
                 steps = self._joined(request, [blocks[at].items[place] for at, place in parts])
@@ -281,30 +281,30 @@ class ExecRun(ReplyStage):
         error = next(filter(is_error, found), None)
         if error is not None or len(found) == 1:
             return found[0] if error is None else error
-        again = yield from split_in_steps(self._dispatcher.command(request).facts, request, self._dispatcher.target_of)
-        assert again is not None
-        answer: RawReply = yield from done(again[1](found))
-        return answer
+        split = yield from split_in_steps(self._dispatcher.command(request).facts, request, self._dispatcher.target_of)
+        assert split is not None
+        merged: RawReply = yield from result_of(split[1](found))
+        return merged
 
 
-class WatchRun(ReplyStage):
+class ProxyWatch(ReplyStage):
     """One WATCH of a client: requests a mark of each key from its owner, and stores it in `watched`."""
 
     def __init__(
         self,
         watched: dict[tuple[int, bytes], Mark],
-        asked: Sequence[tuple[UpstreamCluster, bytes]],
+        targets: Sequence[tuple[UpstreamCluster, bytes]],
         sink: ReplySink,
         index: int,
     ) -> None:
         super().__init__(sink, index)
-        self._watched, self._asked = watched, asked
-        self._missing = len(asked)
+        self._watched, self._targets = watched, targets
+        self._missing = len(targets)
         self._error: bytes | None = None
 
-    def ask(self) -> None:
+    def send(self) -> None:
         """Send STATE MARK to the owners of the keys."""
-        for at, (cluster, key) in enumerate(self._asked):
+        for at, (cluster, key) in enumerate(self._targets):
             packed = pack((b"STATE", b"MARK", key))
             cluster.send(UpstreamRequest(packed, slot_of(key), 2, cluster.deadline_s(), self, at))
 
@@ -315,7 +315,7 @@ class WatchRun(ReplyStage):
             if is_error(mark):
                 self._error = self._error or mark
             else:
-                self._watched[0, self._asked[index][1]] = Mark.parse(mark.partition(b"\r\n")[2][:-2])
+                self._watched[0, self._targets[index][1]] = Mark.parse(mark.partition(b"\r\n")[2][:-2])
         except MALFORMED_REPLY_ERRORS as error:
             self._error = self._error or malformed_reply(error)
         self._missing -= 1
@@ -323,7 +323,7 @@ class WatchRun(ReplyStage):
             self.finish(self._error or b"+OK\r\n")
 
 
-def held_in(reply: bytes) -> dict[str, list[Reached]]:
+def pinned_epochs_in(reply: bytes) -> dict[str, list[Reached]]:
     """Parse a NOEPOCH reply: the epochs of each job that a server pins, the newest last."""
     words = reply[:-2].decode("utf-8", "surrogateescape").split(" ")[1:]
     rows = zip(words[::2], words[1::2], strict=True)

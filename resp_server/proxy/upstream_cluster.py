@@ -1,4 +1,4 @@
-"""The servers of one application: which server gets which request, and what is done with errors and lost connections.
+"""The servers of one application: routing of requests, handling of errors and of lost connections.
 
 Each server has one connection for look-ups and one for long requests (KEYS, DBSIZE), for each version of the protocol
 (`upstream_connection`). A request has a deadline. It is sent at most twice: again only when a connection was lost,
@@ -56,9 +56,9 @@ CLOSED = bytes(4 * SLOTS)
 class UpstreamCluster:
     """All servers of one application. Runs on the event loop's thread.
 
-    table, open_upstreams: the number of a key's connection, by the CRC of the key, and the connections by number; 0
-    leaves the request to the general path. seen: the newest epochs that each server ever announced; newest: those of
-    any server. is_level: all ready servers are at `newest`, so any of them may answer any client.
+    upstream_numbers, open_upstreams: the number of a key's connection, by the CRC of the key, and the connections by
+    number; 0: the request takes the general path. seen: the newest epochs that each server ever announced; newest:
+    those of any server. is_aligned: all ready servers are at `newest`, so the epochs of no client rule out a server.
     """
 
     name: str = "the application"
@@ -69,20 +69,21 @@ class UpstreamCluster:
     upstreams: dict[ConnectionKey, UpstreamConnection] = field(default_factory=dict)
     seen: dict[str, dict[str, Reached]] = field(default_factory=dict)
     newest: Epochs = field(default_factory=lambda: NOTHING)
-    is_level: bool = True
+    is_aligned: bool = True
     removed_jobs: set[str] = field(default_factory=set)
     moves: int = 0
     losses: int = 0
-    table: bytes = CLOSED
+    upstream_numbers: bytes = CLOSED
     open_upstreams: list[UpstreamConnection | None] = field(default_factory=lambda: [None])
-    # With these the servers have to speak TLS.
+    # With certificates the servers have to speak TLS.
     certificates: Certificates | None = field(default=None, repr=False)
-    # Whether servers have to report changed keys, and the function that takes these; None: any key may have changed.
+    # Whether servers have to report changed keys; and the function that is called with them. None: any key may have
+    # changed.
     follows_keys: bool = False
     on_changed: Callable[[Sequence[bytes] | None], None] = lambda keys: None
     # Called for a new job, and for one with a new writer: its states may differ.
     on_new_job: Callable[[UpstreamCluster, str], object] = lambda cluster, address: None
-    # Calls back in a later turn; replaced by the proxy's own function when it starts.
+    # Calls back in a retry_later turn; replaced by the proxy's own function when it starts.
     defer: Defer = lambda run: asyncio.get_running_loop().call_soon(run)
     # The compiled core's epoll for clients and servers, where there is one.
     poller: Any = None
@@ -90,22 +91,23 @@ class UpstreamCluster:
     def start(self) -> None:
         """Start the checks of connections and waiting requests."""
         self._loop = asyncio.get_running_loop()
-        # This clock stands while the process does: no server turns silent, and no request expires, because of that.
+        # This clock stops while the process is stopped, so servers do not seem silent and requests do not expire
+        # afterwards.
         self.clock = AwakeClock(2 * self.timeout_s / CHECKS_PER_TIMEOUT, self._loop.time)
         self._refreshing: set[str] = set()
         self._is_stopping = False
-        self._known: frozenset[str] = frozenset()
+        self._server_addresses: frozenset[str] = frozenset()
         self._floors = EpochFloors()
         self._shards: dict[str, ReplicaChoice] = {}
         self._master_floors: dict[str, Epochs] = {}
-        self._is_table_valid = True
+        self._has_upstream_numbers = True
         self._is_some_slot_behind = False
         self._unreported_since_s: dict[str, float] = {}
         self._newest_shared: ReplyEpochs = (self.newest,)
         self._long_replies = LongReplies(self)
         self._check()
 
-    def soon(self, then: Callable[[], None]) -> None:
+    def at_end_of_turn(self, then: Callable[[], None]) -> None:
         """Call back at the end of this turn of the event loop; without a poller, in the next turn."""
         if self.poller is not None:
             self.poller.call_before_flush(then)
@@ -132,7 +134,7 @@ class UpstreamCluster:
 
     @property
     def now_s(self) -> float:
-        """The present time of the clock of deadlines."""
+        """The time of the clock for deadlines."""
         return self.clock()
 
     def deadline_s(self, is_long: bool = False) -> float:
@@ -140,7 +142,7 @@ class UpstreamCluster:
         return self.clock() + (LONG_TIMEOUT_S if is_long else self.timeout_s)
 
     def send(self, request: UpstreamRequest) -> None:
-        """Send a request; its sink gets the reply later, or an error at once or later."""
+        """Send a request; its sink gets the reply retry_later, or an error at once or retry_later."""
         try:
             self._send(request)
         except Exception as error:
@@ -158,7 +160,7 @@ class UpstreamCluster:
                 return
             address = self.active_server(master)
             request.floor = self._floors.by_slot[request.slot] if request.master is None else self._floor_of(master)
-            if not self.is_level:
+            if not self.is_aligned:
                 request.floor = latest(request.floor, self.client_floor(request.sink.seen_epochs(request.index)))
         self.upstream(ConnectionKey(address, request.protocol, request.is_long)).add(request)
 
@@ -175,23 +177,23 @@ class UpstreamCluster:
             upstream = self.upstreams[key] = UpstreamConnection(self, key)
         return upstream
 
-    def knows(self, address: str) -> bool:
+    def has_server(self, address: str) -> bool:
         """Tell whether a server belongs to this application."""
-        return address in self._known
+        return address in self._server_addresses
 
     def active_server(self, master: str) -> str:
         """Return the server that answers for a master's shard now."""
         shard = self._shards.get(master)
         return master if shard is None else shard.active
 
-    def later(self, deadline_s: float, again: Callable[[], None]) -> bool:
+    def retry_later(self, deadline_s: float, retry: Callable[[], None]) -> bool:
         """Call back after a pause; False if that would be past a deadline, or the proxy stops."""
         if self._is_stopping or self.now_s + AGREE_PAUSE_S > deadline_s:
             return False
-        self._loop.call_later(AGREE_PAUSE_S, again)
+        self._loop.call_later(AGREE_PAUSE_S, retry)
         return True
 
-    def facts(self) -> Mapping[str, object]:
+    def info_fields(self) -> Mapping[str, object]:
         """Return the fields of INFO: the topology's version, and each server."""
         rows: dict[str, object] = {
             "topology_version": self.slots.version,
@@ -212,10 +214,10 @@ class UpstreamCluster:
 
     # -- the topology -------------------------------------------------------------------------------------------------
 
-    def take(self, topology: Topology, source: str, term: int = NO_TERM) -> bool:
-        """Take a topology; False if it is not newer than the present one."""
+    def apply_topology(self, topology: Topology, source: str, term: int = NO_TERM) -> bool:
+        """Apply a topology; False if it is not newer than the current one."""
         before = self._active_by_slot()
-        if not self.slots.take(topology, term):
+        if not self.slots.apply(topology, term):
             return False
         masters = self.slots.replicas.items()
         self._shards = {
@@ -232,7 +234,7 @@ class UpstreamCluster:
         )
         self._choose()
         self._raise_floors_of_moved(before)
-        self._known = frozenset(self._addresses())
+        self._server_addresses = frozenset(self._addresses())
         for address in self._addresses():
             self.upstream(ConnectionKey(address, 2, False)).connect()
         self._choose_active()
@@ -245,14 +247,14 @@ class UpstreamCluster:
             packed = pack((b"STATE", b"TOPOLOGY"))
             self.send(UpstreamRequest(packed, 0, 2, self.deadline_s(), TopologyReplySink(self, address), 0, address))
 
-    def learn(self, reply: bytes, address: str) -> None:
-        """Take a server's topology if it is newer than the present one."""
+    def receive_topology(self, reply: bytes, address: str) -> None:
+        """Handle a server's topology: apply it if it is newer."""
         self._refreshing.discard(address)
         if reply[:1] != b"$":
             logger.warning("%s refused to send its topology: %s", address, reply[1:200].decode("utf-8", "replace"))
             return
         try:
-            self.take(Topology.parse(reply.partition(b"\r\n")[2][:-2]), address)
+            self.apply_topology(Topology.parse(reply.partition(b"\r\n")[2][:-2]), address)
         except TopologyError as error:
             logger.warning("%s sent an invalid topology: %s", address, error)
 
@@ -269,14 +271,14 @@ class UpstreamCluster:
 
     def _raise_floors_of_moved(self, before: Sequence[str | None]) -> None:
         """Raise the floors of the slots whose active server has changed."""
-        left: dict[str, list[int]] = {}
+        moved: dict[str, list[int]] = {}
         for slot in compress(range(SLOTS), map(ne, before, self._active_by_slot())):
             was = before[slot]
             if was is not None:
-                left.setdefault(was, []).append(slot)
-        for address, slots in left.items():
+                moved.setdefault(was, []).append(slot)
+        for address, slots in moved.items():
             self.tracking_lost()
-            self._floors.leave(slots, dict(self.seen.get(address, NOTHING)))
+            self._floors.raise_to(slots, dict(self.seen.get(address, NOTHING)))
 
     # -- events of connections ----------------------------------------------------------------------------------------
 
@@ -292,10 +294,10 @@ class UpstreamCluster:
             self.newest, self._newest_shared = newest, (newest,)
         return self._newest_shared if epochs == self.newest else (epochs,)
 
-    def check_level(self) -> None:
-        """Update `is_level`: whether all ready servers have reached the newest epochs."""
+    def check_alignment(self) -> None:
+        """Update `is_aligned`: whether all ready servers have reached the newest epochs."""
         ready = [upstream for upstream in self.upstreams.values() if upstream.is_ready]
-        self.is_level = all(upstream.replies_from is self._newest_shared for upstream in ready)
+        self.is_aligned = all(upstream.reply_epochs is self._newest_shared for upstream in ready)
 
     def client_floor(self, seen: Epochs) -> Epochs:
         """Return the epochs that a client has seen, of this application's jobs."""
@@ -303,7 +305,7 @@ class UpstreamCluster:
 
     def on_epoch(self, upstream: UpstreamConnection, job: str, reached: Reached) -> None:
         """Handle a server's epoch of a job."""
-        self.check_level()
+        self.check_alignment()
         seen = self.seen.setdefault(upstream.key.address, {})
         if reached == GONE:
             seen.pop(job, None)
@@ -316,14 +318,15 @@ class UpstreamCluster:
         if upstream.is_connected:
             upstream.send_queued()
             if self._is_some_slot_behind:
-                self._invalidate_table()
+                self._invalidate_upstream_numbers()
 
     def state_changed(self, upstream: UpstreamConnection) -> None:
         """Handle a connection that was opened, or could not be."""
         if self._is_stopping:
             return
         self._choose_active()
-        # Not for long connections: a long reply takes its connection along, and the next one must not request it again.
+        # Not for long connections: a long reply takes over its connection, and the next connection must not repeat the
+        # request.
         if upstream.is_connected and not upstream.key.is_long:
             self.on_new_job(self, upstream.key.address)
         if upstream.is_connected:
@@ -337,7 +340,7 @@ class UpstreamCluster:
         """Close all connections to a server that does not reply."""
         for upstream in list(self.upstreams.values()):
             if upstream.key.address == address:
-                upstream.cut(f"{address} did not answer in time")
+                upstream.cut(f"{address} did not reply in time")
 
     def error_received(self, request: UpstreamRequest, reply: bytes, upstream: UpstreamConnection) -> None:
         """Follow a MOVED, try again after an error of `RETRY_ERRORS`, pass any other error on."""
@@ -347,9 +350,9 @@ class UpstreamCluster:
             elif reply[:7] == b"-MOVED ":
                 self._follow_moved(request, reply, upstream.key.address)
             elif request.is_long or not (
-                reply.startswith(RETRY_ERRORS) and self.later(request.deadline_s, lambda: self.send(request))
+                reply.startswith(RETRY_ERRORS) and self.retry_later(request.deadline_s, lambda: self.send(request))
             ):
-                request.sink.put(request.index, reply, upstream.replies_from)
+                request.sink.put(request.index, reply, upstream.reply_epochs)
         except Exception as error:
             request.fail_all(error)
 
@@ -367,9 +370,9 @@ class UpstreamCluster:
             if self._stays_open(upstream.key) and not self._is_stopping:
                 upstream.connect()
 
-    def follow_keys(self, is_wanted: bool) -> None:
+    def follow_keys(self, is_on: bool) -> None:
         """Have all servers report changed keys, from the next request on; or stop that."""
-        self.follows_keys = is_wanted
+        self.follows_keys = is_on
         for upstream in self.upstreams.values():
             upstream.follow()
 
@@ -392,38 +395,38 @@ class UpstreamCluster:
         if was != owner:
             if was is not None:
                 self.tracking_lost()
-                self._floors.leave([int(slot)], dict(self.seen.get(self.active_server(was), NOTHING)))
+                self._floors.raise_to([int(slot)], dict(self.seen.get(self.active_server(was), NOTHING)))
             self.slots.moved(int(slot), owner)
-            self._invalidate_table()
+            self._invalidate_upstream_numbers()
         self.refresh(address)
         self.moves += 1
         request.redirects += 1
         request.sends = 0
         if request.redirects <= REDIRECTS_AT_ONCE_MAX:
             self.send(request)
-        elif not self.later(request.deadline_s, lambda: self.send(request)):
-            request.refuse(TryAgainError(f"the servers do not agree on who answers slot {request.slot}"))
+        elif not self.retry_later(request.deadline_s, lambda: self.send(request)):
+            request.refuse(TryAgainError(f"the servers do not agree on the owner of slot {request.slot}"))
 
     # -- the active servers -------------------------------------------------------------------------------------------
 
     def _stays_open(self, key: ConnectionKey) -> bool:
         """Tell whether a connection stays open without requests, because its server announces epochs over it."""
-        return key.protocol == 2 and not key.is_long and key.address in self._known
+        return key.protocol == 2 and not key.is_long and key.address in self._server_addresses
 
     def _choose_active(self) -> None:
-        """Choose the active servers, send them what waits for others, and drop servers that were removed."""
+        """Choose the active servers, send them the requests queued for others, and drop removed servers."""
         self._apply_choice(self._choose())
 
     def _apply_choice(self, changed: Mapping[str, str]) -> None:
         """Apply a choice. changed: the servers before, by master, for the shards whose active server changed."""
         self._raise_floors(changed)
-        self._invalidate_table()
-        left = set(changed.values())
+        self._invalidate_upstream_numbers()
+        replaced = set(changed.values())
         for key, upstream in list(self.upstreams.items()):
-            if key.address not in self._known and upstream.is_idle:
+            if key.address not in self._server_addresses and upstream.is_idle:
                 upstream.close()
                 self.upstreams.pop(key, None)
-            elif not upstream.is_usable or key.address in left:
+            elif not upstream.is_usable or key.address in replaced:
                 for request in upstream.take_queued():
                     self.send(request)
 
@@ -448,36 +451,37 @@ class UpstreamCluster:
         for master, before in changed.items():
             self.tracking_lost()
             slots = [slot for slot, owner in enumerate(self.slots.owners) if owner == master]
-            self._floors.leave(slots, dict(self.seen.get(before, NOTHING)))
+            self._floors.raise_to(slots, dict(self.seen.get(before, NOTHING)))
 
     def _floor_of(self, master: str) -> Epochs:
         """Return the floor of all slots of a master together."""
-        if not self._is_table_valid:
-            self._build_table()
+        if not self._has_upstream_numbers:
+            self._build_upstream_numbers()
         return self._master_floors.get(master, NOTHING)
 
-    def _invalidate_table(self) -> None:
-        """Empty the table: requests take the general path until it is built again, before the next input is read."""
-        self.table = CLOSED
-        if self._is_table_valid:
-            self._is_table_valid = False
-            self._loop.call_soon(self._build_table)
+    def _invalidate_upstream_numbers(self) -> None:
+        """Clear `upstream_numbers`. Requests take the general path until it is rebuilt, before the next input."""
+        self.upstream_numbers = CLOSED
+        if self._has_upstream_numbers:
+            self._has_upstream_numbers = False
+            self._loop.call_soon(self._build_upstream_numbers)
 
-    def _build_table(self) -> None:
-        if self._is_table_valid:
+    def _build_upstream_numbers(self) -> None:
+        if self._has_upstream_numbers:
             return
-        self._is_table_valid = True
+        self._has_upstream_numbers = True
         numbers = bytearray(SLOTS)
         upstreams: list[UpstreamConnection | None] = [None]
         floors: dict[str, Epochs] = {}
-        known: dict[tuple[str, int], int] = {}
+        numbers_of_runs: dict[tuple[str, int], int] = {}
         is_behind = False
-        # By runs of slots, to be fast: each change of a connection builds the table, and nothing is answered meanwhile.
+        # By runs of slots, to be fast: each change of a connection rebuilds the numbers, and no request is answered
+        # meanwhile.
         for first, end in pairwise(sorted({0, *self.slots.ends, *self._floors.ends})):
             master, floor = self.slots.owners[first], self._floors.by_slot[first]
             if master is None:
                 continue
-            number = known.get((master, id(floor)))
+            number = numbers_of_runs.get((master, id(floor)))
             if number is None:
                 upstream = self.upstreams.get(ConnectionKey(self.active_server(master), 2, False))
                 is_ready = upstream is not None and upstream.is_ready
@@ -488,11 +492,11 @@ class UpstreamCluster:
                     if upstream not in upstreams:
                         upstreams.append(upstream)
                     number = upstreams.index(upstream)
-                known[master, id(floor)] = number
+                numbers_of_runs[master, id(floor)] = number
                 floors[master] = latest(floors.get(master, NOTHING), floor)
             if number:
                 numbers[first:end] = bytes([number]) * (end - first)
-        self.table, self.open_upstreams, self._master_floors = bytes(numbers) * 4, upstreams, floors
+        self.upstream_numbers, self.open_upstreams, self._master_floors = bytes(numbers) * 4, upstreams, floors
         self._is_some_slot_behind = is_behind
 
     def _check(self) -> None:
@@ -528,7 +532,7 @@ class UpstreamCluster:
         for job in {job for seen in self.seen.values() for job in seen} - epochs - self.removed_jobs:
             if now_s - self._unreported_since_s.setdefault(job, now_s) > REMOVED_AFTER_S and epochs:
                 self.removed_jobs.add(job)
-                self.keys.forget(job)
+                self.keys.remove(job)
                 for seen in self.seen.values():
                     seen.pop(job, None)
                 self._forget_newest(job)
@@ -538,8 +542,8 @@ class UpstreamCluster:
         self.newest = {name: reached for name, reached in self.newest.items() if name != job}
         self._newest_shared = (self.newest,)
         for upstream in self.upstreams.values():
-            upstream.replies_from = self.shared_epochs(upstream.epochs)
-        self.check_level()
+            upstream.reply_epochs = self.shared_epochs(upstream.epochs)
+        self.check_alignment()
 
 
 @dataclass
@@ -550,7 +554,7 @@ class TopologyReplySink(BackgroundSink):
     address: str
 
     def receive(self, reply: bytes) -> None:
-        self.cluster.learn(reply, self.address)
+        self.cluster.receive_topology(reply, self.address)
 
 
 async def connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
@@ -585,23 +589,23 @@ class LongReply:
         self.link = link
         self._epochs = epochs
         self.deadline_s = deadline_s
-        self.held_bytes = 0
+        self.buffered_bytes = 0
         self._others = others
-        self._ask = request
+        self._request = request
 
     def receive_replies(self, replies: Sequence[RawReply]) -> None:
         """Take the reply. Requests behind it were sent again elsewhere, so the socket is closed."""
         self._others.remove(self)
         self.link.forget()
         try:
-            self._ask.sink.put(self._ask.index, replies[0], self._epochs)
+            self._request.sink.put(self._request.index, replies[0], self._epochs)
         except Exception as error:
-            self._ask.fail_all(error)
+            self._request.fail_all(error)
 
     def disconnected(self, reason: str) -> None:
         """Reply with an error."""
         self._others.remove(self)
-        self._ask.refuse(PlainError(reason))
+        self._request.refuse(PlainError(reason))
 
 
 class LongReplies:
@@ -610,10 +614,10 @@ class LongReplies:
     def __init__(self, cluster: UpstreamCluster) -> None:
         self._cluster = cluster
         self._all: list[LongReply] = []
-        self._held_bytes = 0
+        self._buffered_bytes = 0
 
     def take(self, link: UpstreamProtocol, request: UpstreamRequest, epochs: ReplyEpochs) -> None:
-        """Take over a socket whose next reply is long; reading goes on as soon as there is room."""
+        """Take over a socket whose next reply is long; reading goes on as at_end_of_turn as there is room."""
         if link.partial_bytes > REPLY_BYTES_MAX:
             link.forget()
             request.refuse(PlainError(f"a reply is larger than {REPLY_BYTES_MAX} bytes"))
@@ -627,7 +631,7 @@ class LongReplies:
     def remove(self, reply: LongReply) -> None:
         """Remove a reply that is complete or lost."""
         self._all.remove(reply)
-        self._held_bytes -= reply.held_bytes
+        self._buffered_bytes -= reply.buffered_bytes
         self._go_on()
 
     def check(self, now_s: float) -> None:
@@ -635,13 +639,13 @@ class LongReplies:
         for reply in list(self._all):
             if now_s > reply.deadline_s:
                 reply.link.cut("a long reply did not come in time")
-            elif reply.held_bytes and reply.link.partial_bytes > reply.held_bytes:
-                grown = reply.link.partial_bytes - reply.held_bytes
-                if self._held_bytes + grown > REPLY_BYTES_MAX:
-                    reply.link.cut("too many long replies were asked for at once")
+            elif reply.buffered_bytes and reply.link.partial_bytes > reply.buffered_bytes:
+                grown = reply.link.partial_bytes - reply.buffered_bytes
+                if self._buffered_bytes + grown > REPLY_BYTES_MAX:
+                    reply.link.cut("too many long replies were requested at once")
                 else:
-                    self._held_bytes += grown
-                    reply.held_bytes += grown
+                    self._buffered_bytes += grown
+                    reply.buffered_bytes += grown
 
     def stop(self) -> None:
         """Cut them all."""
@@ -650,7 +654,7 @@ class LongReplies:
 
     def _go_on(self) -> None:
         for reply in self._all:
-            if not reply.held_bytes and self._held_bytes + reply.link.partial_bytes <= REPLY_BYTES_MAX:
-                reply.held_bytes = reply.link.partial_bytes
-                self._held_bytes += reply.held_bytes
+            if not reply.buffered_bytes and self._buffered_bytes + reply.link.partial_bytes <= REPLY_BYTES_MAX:
+                reply.buffered_bytes = reply.link.partial_bytes
+                self._buffered_bytes += reply.buffered_bytes
                 reply.link.pause(False)

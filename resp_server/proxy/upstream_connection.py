@@ -1,8 +1,8 @@
 """One connection from a proxy to a server: opened when needed, reopened when lost, shared by all clients.
 
 Requests of one turn of the event loop go out in one write; replies come in order. A server gets a request only when it
-has announced (STATE FOLLOW) the epochs that the request's floor asks for. If the next reply turns out to be long, the
-socket is left to that reply, and the requests behind it are sent again over a new one.
+has announced (STATE FOLLOW) the epochs that the request's floor asks for. If the next reply turns out to be long, it
+keeps the socket, and the requests after it are sent again over a new one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REPLY_BYTES_MAX = 256 << 20
 LONG_REPLY_BYTES = 1 << 20
 # Bytes of an incomplete reply that are parsed again with the next ones (guess).
 PARTIAL_BYTES_MAX = 32 << 10
-# The head of a push about changed keys; the keys follow as one text, or nil.
+# The start of a push about changed keys; the keys follow as one text, or nil.
 CHANGED = b">2\r\n$7\r\nchanged\r\n"
 
 
@@ -60,10 +60,10 @@ class HandshakeError(Exception):
 
 
 class UpstreamFacts(Protocol):
-    """What a connection needs to know of the application that its server belongs to.
+    """The facts of an application that a connection to one of its servers needs.
 
-    seen: what each server is known to have reached. gone_jobs: jobs that no server has any more. follows_keys: servers
-    have to report changed keys.
+    seen: the newest epochs that each server has announced. removed_jobs: jobs that no server has any more.
+    follows_keys: servers have to report changed keys.
     """
 
     @property
@@ -87,7 +87,7 @@ class UpstreamFacts(Protocol):
     def shared_epochs(self, epochs: Epochs) -> ReplyEpochs:
         """Return these epochs as an object that all servers at the same epochs share."""
 
-    def soon(self, then: Callable[[], None]) -> None:
+    def at_end_of_turn(self, then: Callable[[], None]) -> None:
         """Call back at the end of this turn of the event loop."""
 
     async def connect(
@@ -114,7 +114,7 @@ class UpstreamEvents(UpstreamFacts, Protocol):
     def on_epoch(self, upstream: UpstreamConnection, job: str, reached: Reached) -> None:
         """Handle a server's report of a job's epoch."""
 
-    def check_level(self) -> None:
+    def check_alignment(self) -> None:
         """Compare the epochs of all servers: one of them became ready."""
 
     def state_changed(self, upstream: UpstreamConnection) -> None:
@@ -157,8 +157,8 @@ class UpstreamConnection:
         self._last_received_s = 0.0
         self._floor: Epochs = NOTHING  # the server's epochs before this connection
         self.epochs: Epochs = NOTHING
-        self.replies_from: ReplyEpochs = NO_EPOCHS  # `epochs`, as those of a reply
-        self._follows_keys = False  # the server was asked to report changed keys
+        self.reply_epochs: ReplyEpochs = NO_EPOCHS  # `epochs`, as those of a reply
+        self._follows_keys = False  # the server reports changed keys
         self.is_ready = False
         self.is_detaching = False  # gave its socket to a long reply, and is connecting again
         self.reason = ""
@@ -184,9 +184,9 @@ class UpstreamConnection:
         return len(self._queue) + self._awaited_replies
 
     def add(self, request: UpstreamRequest) -> None:
-        """Send a request as soon as possible."""
+        """Send a request as at_end_of_turn as possible."""
         if self.pending_count >= REQUESTS_MAX or self._output_bytes() + len(request.packed) > WAITING_BYTES_MAX:
-            request.refuse(PlainError(f"too much waits to be asked of {self.key.address}"))
+            request.refuse(PlainError(f"too many requests wait for {self.key.address}"))
         elif self.is_ready and has_reached(self.epochs, request.floor or NOTHING, self._cluster.removed_jobs):
             request.sends += 1
             self.send(request.packed, request)
@@ -209,7 +209,7 @@ class UpstreamConnection:
         """Send with this turn's write. The connection has to be ready."""
         self._close_batch()
         if not self._out:
-            self._cluster.soon(self._flush)
+            self._cluster.at_end_of_turn(self._flush)
         self._out.append(packed)
         self._in_flight.append(in_flight)
         self._awaited_replies += in_flight.remaining
@@ -218,7 +218,7 @@ class UpstreamConnection:
         """Send the hop's batch with this turn's write, after the requests before. The connection has to be ready."""
         self._close_batch()
         if not self._out:
-            self._cluster.soon(self._flush)
+            self._cluster.at_end_of_turn(self._flush)
         self._in_flight.append(batch)
         self.batch = batch
 
@@ -250,7 +250,7 @@ class UpstreamConnection:
             if now_s > self._connected_s + PAUSE_S_MAX:
                 self._pause_s = 0.0
             if self._in_flight:
-                # A look-up may wait for the timeout, so this is its patience after it was asked.
+                # The deadline of a look-up is one timeout after it was sent, so this is `patience_s` after it was sent.
                 until_s = self._in_flight[0].deadline_s - timeout_s + patience_s
                 if now_s > max(until_s, self._last_received_s + patience_s):
                     self._cluster.cut_silent_server(self.key.address)
@@ -261,7 +261,7 @@ class UpstreamConnection:
                 if (request.queued_until_s or 0.0) > now_s:
                     self.add(request)
                 elif self.is_ready:
-                    request.refuse(TryAgainError(f"{self.key.address} is behind what was answered before"))
+                    request.refuse(TryAgainError(f"{self.key.address} has not reached the epochs of earlier replies"))
                 else:
                     request.refuse(PlainError(self.reason or f"{self.key.address} cannot be reached in time"))
 
@@ -289,7 +289,7 @@ class UpstreamConnection:
             if batch is self.batch:
                 self._close_batch()
             before = batch.remaining
-            at = batch.feed(data, at, self.replies_from)
+            at = batch.feed(data, at, self.reply_epochs)
             if not in_flight or in_flight[0] is not batch:
                 break
             self._awaited_replies -= before - batch.remaining
@@ -308,7 +308,7 @@ class UpstreamConnection:
                 self.handle_push(reply)
                 continue
             if not self._in_flight:
-                raise FrameError("more replies than questions")
+                raise FrameError("more replies than requests")
             in_flight = self._in_flight[0]
             remaining = in_flight.remaining
             if remaining == 1:
@@ -318,7 +318,7 @@ class UpstreamConnection:
                 self._cluster.error_received(in_flight.next_request(), reply, self)
             else:
                 try:
-                    in_flight.take([reply], self.replies_from)
+                    in_flight.take([reply], self.reply_epochs)
                 except Exception as error:
                     in_flight.fail_all(error)
                     if remaining > 1:
@@ -341,15 +341,15 @@ class UpstreamConnection:
         elif words[2] == b"epoch":
             job, reached = words[4].decode(), (int(words[5][1:]), int(words[6][1:]))
             others = {name: each for name, each in self.epochs.items() if name != job}
-            self.replies_from = self._cluster.shared_epochs(others if reached == GONE else {**others, job: reached})
-            self.epochs = self.replies_from[0]
+            self.reply_epochs = self._cluster.shared_epochs(others if reached == GONE else {**others, job: reached})
+            self.epochs = self.reply_epochs[0]
             self._cluster.on_epoch(self, job, reached)
 
     def follow(self) -> None:
-        """Ask the server to report changed keys, or to stop, as the application needs it now."""
+        """Request the server to report changed keys, or to stop, as `follows_keys` says."""
         if self._link is not None and self._follows_keys != self._cluster.follows_keys:
             self._follows_keys = self._cluster.follows_keys
-            packed = pack(epoch_feed(has_keys=self._follows_keys))
+            packed = pack(follow_request(has_keys=self._follows_keys))
             self.send(packed, UpstreamRequest(packed, 0, 2, self._cluster.deadline_s(), DiscardSink(), 0))
 
     def send_queued(self) -> None:
@@ -357,7 +357,7 @@ class UpstreamConnection:
         if not self.is_ready and self._link is not None:
             self.is_ready = has_reached(self.epochs, self._floor, self._cluster.removed_jobs)
             self.is_detaching &= not self.is_ready
-            self._cluster.check_level()
+            self._cluster.check_alignment()
         if self.is_ready and self._queue:
             for request in self.take_queued():
                 self.add(request)
@@ -370,10 +370,10 @@ class UpstreamConnection:
         if not in_flight.remaining or in_flight is request:
             self._in_flight.popleft()
         self.is_detaching, self.is_ready = True, False
-        behind = self._asks_waiting()
+        queued = self._take_in_flight()
         self._cluster.tracking_lost()
-        self._cluster.detach_long_reply(link, request, self.replies_from)
-        for each in behind:
+        self._cluster.detach_long_reply(link, request, self.reply_epochs)
+        for each in queued:
             self._cluster.send(each)
         self.connect()
 
@@ -381,14 +381,14 @@ class UpstreamConnection:
         """Handle the loss of the connection."""
         self._link, self.is_ready = None, False
         self._cluster.tracking_lost()
-        requests = [*self._asks_waiting(), *self.take_queued()]
+        requests = [*self._take_in_flight(), *self.take_queued()]
         self._failed(reason)
         self._was_reached = True
         log = logger.warning if requests else logger.info
-        log("lost the connection to %s with %d questions: %s", self.key.address, len(requests), reason)
+        log("lost the connection to %s with %d requests: %s", self.key.address, len(requests), reason)
         self._cluster.resend_lost(requests, reason)
 
-    def _asks_waiting(self) -> list[UpstreamRequest]:
+    def _take_in_flight(self) -> list[UpstreamRequest]:
         """Return the requests in flight, each as one of its own, and clear them."""
         self._close_batch()
         requests = []
@@ -434,7 +434,7 @@ class UpstreamConnection:
     async def _connect(self) -> None:
         host, _, port = self.key.address.rpartition(":")
         certificates = self._cluster.certificates
-        self.epochs, self.replies_from = NOTHING, NO_EPOCHS
+        self.epochs, self.reply_epochs = NOTHING, NO_EPOCHS
         self._floor = dict(self._cluster.seen.get(self.key.address, NOTHING))
         try:
             await self._pause()
@@ -449,8 +449,8 @@ class UpstreamConnection:
                     raise
         except Exception as error:
             if not isinstance(error, (OSError, ValueError, OverflowError, HandshakeError, FrameError)):
-                internal_error(error)  # those are no addresses, or of whoever is there
-            text = why(error) or "it does not answer"
+                internal_error(error)  # the others come from the address, or from the server
+            text = why(error) or "it does not reply"
             self._failed(f"{self.key.address} cannot be reached: {text}")
             self._was_reached = False
             if self._is_given_up():
@@ -483,7 +483,7 @@ class UpstreamConnection:
         self._pause_s = min(max(2 * self._pause_s, PAUSE_S), PAUSE_S_MAX)
 
 
-def epoch_feed(*, has_keys: bool) -> Request:
+def follow_request(*, has_keys: bool) -> Request:
     """Return the request that has a server announce epochs and topologies, and report changed keys."""
     return (b"STATE", b"FOLLOW", b"KEYS") if has_keys else (b"STATE", b"FOLLOW")
 
@@ -499,7 +499,7 @@ def _keys_in(text: bytes) -> list[bytes] | None:
     except hiredis.HiredisError as error:
         raise FrameError(f"a push about changed keys is malformed: {error}") from None
     if not isinstance(keys, list) or not all(isinstance(key, bytes) for key in keys):
-        raise FrameError("a push about changed keys has something else than keys")
+        raise FrameError("a push about changed keys contains values that are not keys")
     return keys
 
 
@@ -517,10 +517,10 @@ class UpstreamProtocol(asyncio.Protocol):
     """A socket to a server: a connection's, until it is left to a long reply."""
 
     _transport: asyncio.Transport
-    is_calm = False  # the server's core knows nothing of this
+    is_calm = False  # the compiled sockets read this attribute; the fast path is not for servers
 
     def __init__(self, upstream: UpstreamConnection) -> None:
-        self._lane = upstream
+        self._upstream = upstream
         self._receiver: ReplyReceiver | None = upstream
         self._frames = Frames(REPLY_BYTES_MAX)
         self._greeting: asyncio.Future[None] | None = None
@@ -540,7 +540,7 @@ class UpstreamProtocol(asyncio.Protocol):
         words: list[Request] = [] if password is None else [(b"AUTH", DEFAULT_USER, password.encode())]
         words += [(b"HELLO", b"%d" % protocol), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
         # The server announces its epochs after STATE FOLLOW's reply, so before the one to PING.
-        words += [(b"READONLY",), epoch_feed(has_keys=has_keys), (b"PING",)]
+        words += [(b"READONLY",), follow_request(has_keys=has_keys), (b"PING",)]
         self._words = words[:]
         self._greeting = asyncio.get_running_loop().create_future()
         self._transport.write(b"".join(map(pack, words)))
@@ -592,15 +592,15 @@ class UpstreamProtocol(asyncio.Protocol):
         try:
             if (
                 PipelineBatch is not None
-                and self._receiver is self._lane
+                and self._receiver is self._upstream
                 and self._greeting is None
                 and self._frames.is_empty
             ):
-                data = self._lane.take_batch_replies(self._partial_reply + data if self._partial_reply else data)
+                data = self._upstream.take_batch_replies(self._partial_reply + data if self._partial_reply else data)
                 self._partial_reply = b""
                 if not data:
                     return
-                if len(data) <= PARTIAL_BYTES_MAX and self._lane.has_partial_batch:
+                if len(data) <= PARTIAL_BYTES_MAX and self._upstream.has_partial_batch:
                     self._partial_reply = data
                     return
             replies = self._frames.feed(data)
@@ -609,8 +609,8 @@ class UpstreamProtocol(asyncio.Protocol):
             elif self._receiver is not None:
                 if replies:
                     self._receiver.receive_replies(replies)
-                if self._receiver is self._lane and self._frames.partial_bytes > LONG_REPLY_BYTES:
-                    self._lane.detach(self)
+                if self._receiver is self._upstream and self._frames.partial_bytes > LONG_REPLY_BYTES:
+                    self._upstream.detach(self)
             if self._frames.error is not None:
                 raise self._frames.error
         except Exception as error:
@@ -626,7 +626,7 @@ class UpstreamProtocol(asyncio.Protocol):
         assert self._greeting is not None
         for reply in map(as_bytes, replies):
             if reply[:1] == b">":
-                self._lane.handle_push(reply)
+                self._upstream.handle_push(reply)
                 continue
             word = self._words.pop(0)[0]
             # A server outside a cluster refuses READONLY: it needs none.

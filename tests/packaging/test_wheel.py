@@ -43,8 +43,8 @@ def test_it_holds_the_four_packages_and_nothing_else(names: list[str]) -> None:
 def test_the_sources_of_the_core_are_in_the_source_distribution_alone(sdist: Path, names: list[str]) -> None:
     with tarfile.open(sdist) as opened:
         of_source = {name.partition("/")[2] for name in opened.getnames()}
-    folders = [ROOT / package / "native" for package in ("state_backend", "resp_server")]
-    sources = {str(path.relative_to(ROOT)) for folder in folders for path in folder.glob("*.p[yx][xd]")}
+    folders = [ROOT / package for package in ("state_backend", "resp_server")]
+    sources = {str(path.relative_to(ROOT)) for folder in folders for path in folder.rglob("*.p[yx][xd]")}
     assert len(sources) > 5
     assert sources <= of_source
     assert sources.isdisjoint(names)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from resp_server.proxy.epoch_floors import EpochFloors, behind, has_reached, together
+from resp_server.proxy.epoch_floors import EpochFloors, has_reached, indexes_behind, union_of
 from resp_server.proxy.replica_choice import BEHIND_S_MAX, ReplicaChoice
 from resp_server.session.epoch_feed import GONE, NOTHING, Epochs, Reached, Seen, latest
 
@@ -61,7 +61,7 @@ class Guarded(RuleBasedStateMachine):
         for slot in slots:
             before = self.active[slot]
             if before != name:
-                self.floors.leave([slot], dict(self.by_name[before].told))
+                self.floors.raise_to([slot], dict(self.by_name[before].told))
                 self.active[slot] = name
 
     @invariant()
@@ -79,7 +79,7 @@ EPOCHS = st.dictionaries(st.sampled_from(JOBS), st.tuples(st.integers(0, 1), st.
 
 @given(st.lists(st.lists(EPOCHS, max_size=2).map(tuple)))
 def test_replies_are_in_order_but_for_those_that_are_said_to_be_behind(replies: list[tuple[Epochs, ...]]) -> None:
-    found = behind(replies)
+    found = indexes_behind(replies)
     newest: dict[str, Reached] = {}
     for number, told in enumerate(replies):
         is_earlier = any(reached < newest.get(job, GONE) for each in told for job, reached in each.items())
@@ -100,15 +100,15 @@ def test_a_client_has_seen_the_newest_of_what_it_was_answered_from(replies: list
 
 def test_what_parts_are_from_is_each_once() -> None:
     one, other = {"j": (1, 1)}, {"j": (1, 1)}
-    assert together((), (one,)) == (one,)
-    assert len(together((one,), (one, other))) == 2
-    assert together((one,), ()) == (one,)
+    assert union_of((), (one,)) == (one,)
+    assert len(union_of((one,), (one, other))) == 2
+    assert union_of((one,), ()) == (one,)
 
 
 def test_slots_that_leave_together_share_a_floor() -> None:
     floors = EpochFloors()
-    floors.leave(range(100), {"j": (1, 5)})
-    floors.leave(range(50), {"j": (1, 4), "k": (1, 1)})
+    floors.raise_to(range(100), {"j": (1, 5)})
+    floors.raise_to(range(50), {"j": (1, 4), "k": (1, 1)})
     assert floors.by_slot[0] is floors.by_slot[49]
     assert floors.by_slot[0] == {"j": (1, 5), "k": (1, 1)}
     assert floors.by_slot[50] is floors.by_slot[99]

@@ -63,13 +63,13 @@ class HopSink:
         self.again: list[bytes] = []
         self.failed: list[Exception] = []
 
-    def answered(self, reply: bytes, epochs: ReplyEpochs) -> None:
+    def deliver(self, reply: bytes, epochs: ReplyEpochs) -> None:
         self.replies.append(reply)
 
-    def ask_again(self, data: bytes, epochs: ReplyEpochs) -> None:
+    def resend(self, data: bytes, epochs: ReplyEpochs) -> None:
         self.again.append(data)
 
-    def fail(self, index: int, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         self.failed.append(error)
 
 
@@ -80,9 +80,9 @@ class Scene:
         self.upstreams = [UpstreamConnection(), UpstreamConnection()]
         self.sent: list[UpstreamRequest] = []
         self.cluster = SimpleNamespace(
-            table=bytes([1, 2] * (SLOTS // 2)),
+            upstream_numbers=bytes([1, 2] * (SLOTS // 2)),
             open_upstreams=[None, *self.upstreams],
-            is_level=True,
+            is_aligned=True,
             removed_jobs=set(),
             now_s=0.0,
             deadline_s=lambda: 1.0,
@@ -124,7 +124,7 @@ def parsed(data: bytes) -> list[list[bytes]]:
 def test_replies_come_in_the_order_of_the_requests(asked: list[tuple[bytes, ...]], cuts: list[int]) -> None:
     scene, sink = Scene(), HopSink()
     data = b"".join(map(pack, asked))
-    assert scene.hop.ask(sink, data, 2) == len(data)
+    assert scene.hop.forward(sink, data, 2) == len(data)
     for upstream in scene.upstreams:
         sent = upstream.asked()
         if not sent:
@@ -150,7 +150,7 @@ def test_what_is_taken_of_any_input_is_what_a_parser_finds(asked: list[tuple[byt
     at = data.draw(st.integers(0, len(as_bytes) - 1))
     as_bytes = as_bytes[:at] + data.draw(st.sampled_from([b"", b"*", b"\r\n", b"1", b"$", b"-"])) + as_bytes[at + 1 :]
     scene, sink = Scene(), HopSink()
-    took = scene.hop.ask(sink, as_bytes, 2)
+    took = scene.hop.forward(sink, as_bytes, 2)
     if took:
         found = [words for upstream in scene.upstreams for words in parsed(upstream.asked())]
         expected = parsed(as_bytes[:took])
@@ -175,7 +175,7 @@ def test_replies_are_cut_as_frames_cuts_them(replies: list[bytes], data: st.Data
     sent = sent[:at] + odd + sent[at + data.draw(st.integers(0, 1)) :]
     scene, takers = Scene(), [HopSink() for _ in range(len(replies) + 2)]
     for sink in takers:
-        scene.hop.ask(sink, pack((b"GET", b"k")), 2)
+        scene.hop.forward(sink, pack((b"GET", b"k")), 2)
     upstream = scene.upstream_of(b"k")
     upstream.asked()
     took = upstream.batches[0].feed(sent, 0, NO_EPOCHS)
@@ -191,7 +191,7 @@ def test_replies_from_uneven_epochs_are_asked_for_again() -> None:
         one = next(key for key in (b"%d" % n for n in range(99)) if slot_of(key) % 2 == 0)
         other = next(key for key in (b"%d" % n for n in range(99)) if slot_of(key) % 2 == 1)
         data = pack((b"GET", one)) + pack((b"GET", other))
-        assert scene.hop.ask(sink, data, 2) == len(data)
+        assert scene.hop.forward(sink, data, 2) == len(data)
         for upstream, epochs in zip(scene.upstreams, (first, second), strict=True):
             upstream.asked()
             upstream.batches[0].feed(b"$1\r\na\r\n", 0, epochs)
@@ -207,16 +207,16 @@ def test_replies_from_uneven_epochs_are_asked_for_again() -> None:
 def test_an_mget_is_answered_with_an_error_where_a_server_says_something_else(reply: bytes) -> None:
     scene, sink = Scene(), HopSink()
     key = b"k"
-    scene.hop.ask(sink, pack((b"MGET", key, key)), 2)
+    scene.hop.forward(sink, pack((b"MGET", key, key)), 2)
     upstream = scene.upstream_of(key)
     upstream.asked()
     assert upstream.batches[0].feed(reply, 0, NEW) == len(reply)
-    assert sink.replies == [b"-ERR what a server answered is not understood\r\n"]
+    assert sink.replies == [b"-ERR a server's reply has an unexpected form\r\n"]
 
 
 def test_what_was_lost_is_asked_again_as_it_was_and_an_mget_by_slots() -> None:
     scene, sink = Scene(), HopSink()
-    scene.hop.ask(sink, pack((b"GET", b"k")) + pack((b"MGET", b"k", b"k")), 2)
+    scene.hop.forward(sink, pack((b"GET", b"k")) + pack((b"MGET", b"k", b"k")), 2)
     upstream = scene.upstream_of(b"k")
     upstream.asked()
     batch = upstream.batches[0]
@@ -233,7 +233,7 @@ def test_what_was_lost_is_asked_again_as_it_was_and_an_mget_by_slots() -> None:
 def test_a_newer_protocol_has_its_own_nil_and_no_other_command() -> None:
     scene, sink = Scene(), HopSink()
     data = pack((b"GET", b"k"))
-    assert scene.hop.ask(sink, data + pack((b"STRLEN", b"k")), 3) == len(data)
+    assert scene.hop.forward(sink, data + pack((b"STRLEN", b"k")), 3) == len(data)
     upstream = scene.upstream_of(b"k")
     upstream.asked()
     upstream.batches[0].feed(b"$-1\r\n", 0, NEW)

@@ -186,7 +186,7 @@ GUARDS = {
     "execution/context.py:ServerContext.attempt",
     "proxy/requests.py:ReplyStage.attempt",
     "proxy/batch.py:ReplyBatch.put",
-    "proxy/dispatcher.py:ProxyDispatcher.when_there.<locals>.answered",
+    "proxy/dispatcher.py:ProxyDispatcher.on_resolved.<locals>.answer",
     "proxy/upstream_connection.py:UpstreamConnection._flush",
 }
 

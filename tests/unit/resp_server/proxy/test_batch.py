@@ -17,8 +17,8 @@ def test_what_comes_last_is_asked_for_when_what_is_before_it_is_there_and_as_new
     batch = ReplyBatch(Session(1, "", "", User.default(), 0), lambda: 0.0, 1.0, lambda error: b"-ERR\r\n")
     asked: list[str] = []
     first, second, last = (batch.expect() for _ in range(3))
-    batch.again(second, lambda: asked.append("second"))
-    batch.before_last(lambda: asked.append("last"))
+    batch.set_retry(second, lambda: asked.append("second"))
+    batch.before_last_reply(lambda: asked.append("last"))
     batch.seal()
     batch.put(first, b"+1\r\n", NEW)
     batch.put(second, b"+0\r\n", OLD)
@@ -43,7 +43,7 @@ def test_what_is_behind_is_asked_for_again_until_its_time_is_over(
     batch = ReplyBatch(Session(1, "", "", User.default(), 0), lambda: next(clock), 1.0, lambda error: b"-ERR\r\n")
     asked: list[int] = []
     first, second = batch.expect(), batch.expect()
-    batch.again(second, lambda: asked.append(second))
+    batch.set_retry(second, lambda: asked.append(second))
     batch.seal()
     batch.put(first, b"+1\r\n", NEW)
     for _ in range(100):

@@ -90,17 +90,17 @@ def test_the_mean_time_to_live_counts_by_the_keys_that_expire() -> None:
 
 def test_a_key_is_of_the_job_whose_name_or_format_it_has() -> None:
     keys = JobKeys()
-    assert not keys.is_known
+    assert not keys.is_complete
     assert keys.epoch_reported("a", (1, 0))
     assert not keys.epoch_reported("a", (1, 5))
     assert keys.job_of(b"a:value:1") == "a"
     assert keys.job_of(b"plane/1") is None
-    keys.learn({"a": ["a:value:<k>", "plane/<k>"]})
-    assert keys.is_known
+    keys.set_formats({"a": ["a:value:<k>", "plane/<k>"]})
+    assert keys.is_complete
     assert keys.job_of(b"plane/1") == "a"
     assert keys.epoch_reported("a", (2, 6))  # another writer, whose states may be others
-    assert not keys.is_known
-    keys.forget("a")
+    assert not keys.is_complete
+    keys.remove("a")
     assert keys.job_of(b"a:value:1") is keys.job_of(b"plane/1") is None
 
 
@@ -109,10 +109,10 @@ def test_versions_begin_anew_with_a_registry_of_a_higher_term_only() -> None:
         return Topology.of_json({"version": version, "nodes": [{"host": "h", "port": port, "slots": "0-16383"}]})
 
     slots = SlotMap()
-    assert slots.take(topology(5, 1))
-    assert not slots.take(topology(4, 2), 1)
-    assert slots.take(topology(6, 2), 1)
-    assert slots.take(topology(7, 3))
-    assert slots.take(topology(2, 4), 2)
-    assert not slots.take(topology(9, 5), 1)
+    assert slots.apply(topology(5, 1))
+    assert not slots.apply(topology(4, 2), 1)
+    assert slots.apply(topology(6, 2), 1)
+    assert slots.apply(topology(7, 3))
+    assert slots.apply(topology(2, 4), 2)
+    assert not slots.apply(topology(9, 5), 1)
     assert slots.owners[0] == "h:4"

@@ -1,0 +1,826 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""A proxy's hop: forwards plain reads from a client's buffer to the servers of their slots, and returns the replies.
+
+The hop cuts a client's input into requests, and appends each unchanged to a `PipelineBatch`: the requests that go over
+one connection in one round of the event loop. An MGET becomes one STATE MGET for each server. Replies are copied out of
+a server's data without decoding. When all replies of a `ClientBatch` have arrived, they are sent to the client.
+
+The hop stops at the first request that is no plain read; the general path answers it. Errors, pushes, incomplete
+replies and lost connections are also handled by the general path, which treats a batch as an `InFlightRequest`.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memchr, memcmp, memcpy, memset
+
+from resp_server.native.core cimport InputInterceptor
+from resp_server.native.wire cimport Output, Spec, Word, command_of, cut, number_line, put, put_line, reserve, set_spec
+from state_backend.native.lookup cimport slot_of
+
+from resp_server.session.epoch_feed import NO_EPOCHS
+from resp_server.protocol.request_parser import RequestParser
+from resp_server.proxy.requests import PING, REQUESTS_MAX, SENDS_MAX, UpstreamRequest, malformed_reply, send_mget_by_slots
+from resp_server.proxy.raw_replies import JOINED_BYTES_MAX, RawReplySender
+from resp_server.proxy.reply_splitter import FrameError
+from resp_server.proxy.epoch_floors import has_reached, indexes_behind, union_of
+
+cdef enum:
+    WORDS_MAX = 1024  # of a request; a longer one is forwarded in portions
+    WORD_BYTES_MAX = 16384
+    BATCH_REQUESTS_MAX = 256  # of one client's batch; bounds the buffered replies
+    ITEMS_MAX = 2048
+    COMMANDS_MAX = 128
+    UPSTREAMS_MAX = 256
+    SLOTS = 16384
+    LINE_BYTES_MAX = 65536
+    PARTIAL_BYTES_MAX = 32768  # of an incomplete request, which is parsed again with the next input (guess)
+    DEPTH_MAX = 8
+
+cdef struct Item:  # one value of a client's replies
+    size_t at  # in the buffer of replies
+    size_t size
+    uint16_t slot
+    uint8_t upstream
+    uint8_t epochs
+
+cdef struct Request:
+    const uint8_t* at
+    size_t size
+    const uint8_t* keys  # the first key of an MGET
+    uint32_t first  # of its items
+    uint32_t items
+    uint8_t command
+    bint is_array
+    bint is_error  # the reply is an error, stored in the first item
+
+cdef struct PendingReply:  # a server's reply that is still to come
+    void* client_batch
+    size_t start  # of the request in the pipeline's text
+    size_t end
+    uint32_t request
+    uint16_t slot
+    uint8_t upstream
+    bint is_done
+
+
+cdef Py_ssize_t line_bytes(const uint8_t* start, const uint8_t* end) noexcept nogil:
+    """Return the size of a line; 0: it is incomplete; -1: it is too long."""
+    cdef const uint8_t* at = start
+    while at < end:
+        at = <const uint8_t*>memchr(at, 13, end - at)
+        if at == NULL or at + 1 == end:
+            break
+        if at[1] == 10:
+            return at + 2 - start if at - start <= LINE_BYTES_MAX else -1
+        at += 1
+    return 0 if end - start <= LINE_BYTES_MAX else -1
+
+
+cdef Py_ssize_t reply_bytes(const uint8_t* start, const uint8_t* end, int depth) noexcept nogil:
+    """Return the size of a reply; 0: it is incomplete; -1: the general path handles it.
+
+    Bulk strings, nils, numbers, simple strings, and arrays of these are handled here.
+    """
+    cdef const uint8_t* at = start
+    cdef size_t size = 0, i
+    cdef Py_ssize_t took
+    if at == end:
+        return 0
+    if at[0] == 36:
+        if end - at >= 2 and at[1] == 45:
+            if end - at < 5:
+                return 0 if memcmp(at, b"$-1\r\n", end - at) == 0 else -1
+            return 5 if memcmp(at, b"$-1\r\n", 5) == 0 else -1
+        took = number_line(at + 1, end, &size)
+        if took <= 0:
+            return took
+        at += 1 + took
+        if <size_t>(end - at) < size + 2:
+            return 0
+        return at + size + 2 - start if at[size] == 13 and at[size + 1] == 10 else -1
+    if at[0] == 42 and depth < DEPTH_MAX:
+        took = number_line(at + 1, end, &size)
+        if took <= 0:
+            return took
+        at += 1 + took
+        for i in range(size):
+            took = reply_bytes(at, end, depth + 1)
+            if took <= 0:
+                return took
+            at += took
+        return at - start
+    if at[0] == 43:
+        return line_bytes(at, end)
+    if at[0] == 58:
+        at += 1
+        if at < end and at[0] == 45:
+            at += 1
+        took = number_line(at, end, &size)
+        return took if took <= 0 else at + took - start
+    return -1
+
+
+cdef class ClientBatch:
+    """The requests that one client sent at once, and their replies so far."""
+
+    cdef object sink
+    cdef object data  # the requests as received
+    cdef int protocol
+    cdef Output buffer
+    cdef Item* items
+    cdef Request* requests
+    cdef size_t item_count, request_count, missing
+    cdef list epoch_sets  # the distinct epochs of replies, by their ids
+    cdef object last_epochs
+    cdef uint8_t last_epochs_id
+    cdef bint is_finished
+    cdef dict long_replies  # replies of more than a megabyte, by the index of their request
+    cdef size_t long_reply_bytes
+
+    def __cinit__(self):
+        self.epoch_sets = []
+        self.long_replies = {}
+
+    def __dealloc__(self):
+        free(self.buffer.data)
+        free(self.items)
+        free(self.requests)
+
+    cdef int epochs_id(self, epochs) except -1:
+        """Return the id of a reply's epochs."""
+        cdef int i
+        if epochs is not self.last_epochs:
+            for i in range(len(self.epoch_sets)):
+                if self.epoch_sets[i] is epochs:
+                    break
+            else:
+                i = len(self.epoch_sets)
+                if i == 255:  # never reached by the replies of one round
+                    self.epoch_sets[254] = union_of(self.epoch_sets[254], epochs)
+                    return 254
+                self.epoch_sets.append(epochs)
+            self.last_epochs, self.last_epochs_id = epochs, i
+        return self.last_epochs_id
+
+    cdef int add_reply(self, const PendingReply* entry, const char* data, size_t size, epochs) except -1:
+        """Store a reply: to a request, or to some of an MGET's keys."""
+        cdef Request* request = &self.requests[entry.request]
+        cdef Item* item = &self.items[request.first]
+        cdef int number = self.epochs_id(epochs)
+        cdef size_t at = self.buffer.used, i
+        put(&self.buffer, data, size)
+        if not request.is_array:
+            item.at, item.size, item.epochs = at, size, number
+            self.missing -= 1
+            return 0
+        for i in range(request.items):
+            if item[i].upstream == entry.upstream:
+                item[i].epochs = number
+                self.missing -= 1
+        if size and data[0] == 45:
+            self.set_error(request, at, size)
+        elif not self.split_array(request, entry.upstream, at, at + size):
+            reply = malformed_reply(FrameError("the reply to an MGET is not one value per key"))
+            at = self.buffer.used
+            put(&self.buffer, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
+            self.set_error(request, at, PyBytes_GET_SIZE(reply))
+        return 0
+
+    cdef int add_long_reply(self, const PendingReply* entry, reply, epochs) except -1:
+        """Store a long reply, which is not copied, to a request with one item."""
+        self.items[self.requests[entry.request].first].epochs = self.epochs_id(epochs)
+        self.long_replies[entry.request] = reply
+        self.long_reply_bytes += len(reply)
+        self.missing -= 1
+        return 0
+
+    cdef void set_error(self, Request* request, size_t at, size_t size) noexcept:
+        if not request.is_error:
+            request.is_error = True
+            self.items[request.first].at, self.items[request.first].size = at, size
+
+    cdef bint split_array(self, Request* request, uint8_t upstream, size_t start, size_t stop) noexcept:
+        """Split an array in the buffer into the values of the keys that were requested from one server."""
+        cdef const uint8_t* base = <const uint8_t*>self.buffer.data
+        cdef const uint8_t* at = base + start
+        cdef const uint8_t* end = base + stop
+        cdef size_t count = 0, i
+        cdef Item* item = &self.items[request.first]
+        cdef Py_ssize_t took
+        if at == end or at[0] != 42:
+            return False
+        took = number_line(at + 1, end, &count)
+        if took <= 0:
+            return False
+        at += 1 + took
+        for i in range(request.items):
+            if item[i].upstream != upstream:
+                continue
+            if at == end or at[0] != 36:
+                return False
+            took = reply_bytes(at, end, 0)
+            if took <= 0 or not count:
+                return False
+            if not request.is_error:
+                item[i].at, item[i].size = at - base, took
+            at += took
+            count -= 1
+        return at == end and not count
+
+    cdef joined_replies(self):
+        """Return the replies in order: bytes, or a sender that sends long replies in steps."""
+        cdef Output out
+        cdef size_t i
+        if self.buffer.used + self.long_reply_bytes > <size_t>JOINED_BYTES_MAX:
+            return RawReplySender(self.reply_texts(), self.buffer.used + self.long_reply_bytes)
+        if self.request_count == 1 and not self.requests[0].is_array and self.protocol == 2:
+            return PyBytes_FromStringAndSize(self.buffer.data + self.items[0].at, self.items[0].size)
+        out.data, out.used, out.size = NULL, 0, 0
+        try:
+            reserve(&out, self.buffer.used + 16 * self.request_count)
+            for i in range(self.request_count):
+                self.put_reply(&out, i)
+            return PyBytes_FromStringAndSize(out.data, out.used)
+        finally:
+            free(out.data)
+
+    def reply_texts(self):
+        """Iterate over the replies; each is one text of at most a megabyte, or the chunks of a long reply."""
+        for i in range(self.request_count):
+            if i in self.long_replies:
+                yield from self.long_replies.pop(i).reply_texts
+            else:
+                yield self.reply_text(i)
+
+    cdef bytes reply_text(self, size_t index):
+        """Return the reply to a request."""
+        cdef Output out
+        out.data, out.used, out.size = NULL, 0, 0
+        try:
+            reserve(&out, 64)
+            self.put_reply(&out, index)
+            return PyBytes_FromStringAndSize(out.data, out.used)
+        finally:
+            free(out.data)
+
+    cdef int put_reply(self, Output* out, size_t index) except -1:
+        """Write the reply to a request."""
+        cdef Request* request = &self.requests[index]
+        cdef size_t i
+        if request.is_error:
+            return self.put_value(out, &self.items[request.first])
+        if request.is_array:
+            put_line(out, 42, request.items)
+        for i in range(request.items):
+            self.put_value(out, &self.items[request.first + i])
+        return 0
+
+    cdef int put_value(self, Output* out, const Item* item) except -1:
+        cdef const char* data = self.buffer.data + item.at
+        if self.protocol != 2 and item.size == 5 and memcmp(data, b"$-1\r\n", 5) == 0:
+            return put(out, b"_\r\n", 3)
+        return put(out, data, item.size)
+
+    cdef epochs(self):
+        """Return the epochs of the replies."""
+        cdef object epochs = NO_EPOCHS
+        for each in self.epoch_sets:
+            epochs = union_of(epochs, each)
+        return epochs
+
+    cdef bint has_older_reply(self) except -1:
+        """Tell whether a reply is from an earlier epoch than a reply before it."""
+        cdef size_t i, j
+        cdef Request* request
+        cdef list each = []
+        if len(self.epoch_sets) <= 1 or self.request_count == 1:
+            return False
+        for i in range(self.request_count):
+            request, epochs = &self.requests[i], NO_EPOCHS
+            for j in range(request.items):
+                epochs = union_of(epochs, self.epoch_sets[self.items[request.first + j].epochs])
+            each.append(epochs)
+        return bool(indexes_behind(each))
+
+
+cdef class PipelineBatch:
+    """The requests over one connection in one round: an `InFlightRequest` (see `resp_server.proxy.requests`)."""
+
+    cdef Hop hop
+    cdef object upstream
+    cdef readonly double deadline_s
+    cdef readonly bint has_partial
+    cdef PendingReply* pending
+    cdef size_t count, size, next, room
+    cdef Output out
+    cdef bytes text
+    cdef list client_batches
+
+    def __cinit__(self, Hop hop, upstream, double deadline_s, size_t room):
+        self.hop, self.upstream, self.deadline_s, self.room = hop, upstream, deadline_s, room
+        self.client_batches = []
+
+    def __dealloc__(self):
+        free(self.pending)
+        free(self.out.data)
+
+    @property
+    def remaining(self):
+        return self.count - self.next
+
+    @remaining.setter
+    def remaining(self, size_t remaining):
+        self.next = self.count - min(remaining, self.count)
+
+    cdef int add(self, ClientBatch client_batch, uint32_t request, uint16_t slot, uint8_t upstream, size_t start) except -1:
+        """Expect one more reply: to the request between `start` and the end of the output."""
+        cdef PendingReply* pending
+        cdef PendingReply* entry
+        if self.count == self.size:
+            pending = <PendingReply*>realloc(self.pending, (self.size * 2 + 16) * sizeof(PendingReply))
+            if pending == NULL:
+                raise MemoryError
+            self.pending, self.size = pending, self.size * 2 + 16
+        entry = &self.pending[self.count]
+        entry.client_batch, entry.request, entry.slot, entry.upstream = <void*>client_batch, request, slot, upstream
+        entry.start, entry.end, entry.is_done = start, self.out.used, False
+        self.count += 1
+        self.room -= 1
+        return 0
+
+    def close(self):
+        """Close the batch to further requests; return its requests encoded."""
+        self.text = PyBytes_FromStringAndSize(self.out.data, self.out.used)
+        free(self.out.data)
+        self.out.data, self.out.used, self.out.size = NULL, 0, 0
+        return self.text
+
+    def feed(self, bytes data, size_t start, epochs):
+        """Take replies from an offset of received data; return the offset after them.
+
+        The data after it is an incomplete reply (`has_partial`), or belongs to the general path.
+        """
+        cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(data)
+        return start + self.accept_all(base + start, base + PyBytes_GET_SIZE(data), epochs)
+
+    cdef size_t accept_all(self, const uint8_t* start, const uint8_t* end, epochs) except? 0:
+        cdef const uint8_t* at = start
+        cdef Py_ssize_t took = 1
+        cdef size_t index
+        self.has_partial = False
+        while self.next < self.count:
+            took = reply_bytes(at, end, 0)
+            if took <= 0:
+                break
+            index = self.next
+            self.next += 1
+            self.accept(index, <const char*>at, took, epochs)
+            at += took
+        self.has_partial = took == 0
+        return at - start
+
+    def take(self, replies, epochs):
+        """Take the next replies."""
+        cdef bytes reply
+        cdef size_t index
+        for reply in replies:
+            if self.next >= self.count:
+                raise FrameError("more replies than requests")
+            index = self.next
+            self.next += 1
+            self.accept(index, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), epochs)
+
+    cdef int accept(self, size_t index, const char* data, size_t size, epochs) except -1:
+        """Take a reply; after the last one of a client, send the client its replies. An exception fails this client only."""
+        cdef PendingReply* entry = &self.pending[index]
+        cdef ClientBatch client_batch = <ClientBatch>entry.client_batch
+        if entry.is_done:
+            return 0
+        entry.is_done = True
+        if client_batch.is_finished:
+            return 0
+        try:
+            client_batch.add_reply(entry, data, size, epochs)
+            if not client_batch.missing:
+                self.hop.deliver(client_batch)
+        except Exception as error:
+            self.hop.fail_batch(client_batch, error)
+        return 0
+
+    cdef int accept_long(self, size_t index, reply, epochs) except -1:
+        """Do the same with a long reply."""
+        cdef PendingReply* entry = &self.pending[index]
+        cdef ClientBatch client_batch = <ClientBatch>entry.client_batch
+        entry.is_done = True
+        try:
+            client_batch.add_long_reply(entry, reply, epochs)
+            if not client_batch.missing:
+                self.hop.deliver(client_batch)
+        except Exception as error:
+            self.hop.fail_batch(client_batch, error)
+        return 0
+
+    def fail_all(self, error):
+        """Fail all pending replies."""
+        cdef size_t index
+        for index in range(self.next, self.count):
+            self.fail(index, error)
+
+    def fail(self, index, error):
+        """Fail a pending reply. index: see `put`."""
+        cdef size_t at = -1 - index if index < 0 else index
+        cdef ClientBatch client_batch = <ClientBatch>self.pending[at].client_batch
+        self.pending[at].is_done = True
+        if not client_batch.is_finished:
+            self.hop.fail_batch(client_batch, error)
+
+    def next_request(self):
+        """Return the next request as one of its own; for an MGET a PING, as an MGET is not sent again unchanged."""
+        cdef size_t index = self.next
+        cdef PendingReply* entry = &self.pending[index]
+        if index >= self.count:
+            raise IndexError("no reply is pending")
+        self.next += 1
+        if (<ClientBatch>entry.client_batch).requests[entry.request].is_array:
+            return UpstreamRequest(PING, 0, 2, self.deadline_s, self, index, self.upstream.key.address, sends=SENDS_MAX)
+        return UpstreamRequest(self.text[entry.start : entry.end], entry.slot, 2, self.deadline_s, self, index, sends=1)
+
+    def seen_epochs(self, index):
+        """Return the epochs that the client has seen."""
+        cdef size_t at = -1 - index if index < 0 else index
+        return (<ClientBatch>self.pending[at].client_batch).sink.seen
+
+    def put(self, index, reply, epochs=NO_EPOCHS):
+        """Take the reply to a request of `next_request`. A negative index, -1 - i, is that of an MGET sent again by slots."""
+        cdef size_t at = -1 - index if index < 0 else index
+        cdef PendingReply* entry = &self.pending[at]
+        cdef bint is_array = (<ClientBatch>entry.client_batch).requests[entry.request].is_array
+        cdef ClientBatch client_batch = <ClientBatch>entry.client_batch
+        if entry.is_done or client_batch.is_finished:
+            return
+        # The general path merges long replies to an MGET. If the connection was left to a long reply, the reply to the
+        # PING in place of the MGET arrives here.
+        if is_array and (type(reply) is not bytes or (index >= 0 and reply[:1] == b"+")):
+            self.hop.restart(client_batch)
+            return
+        if type(reply) is not bytes:
+            self.accept_long(at, reply, epochs)
+            return
+        if index >= 0 and is_array and reply[:1] == b"-" and self.hop.cluster.now_s < self.deadline_s:
+            try:
+                keys = RequestParser().feed(self.text[entry.start : entry.end])[0][2:]
+                send_mget_by_slots(self.hop.cluster, keys, self.deadline_s, self, -1 - index)
+            except Exception as error:
+                self.fail(index, error)
+            return
+        self.accept(at, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), epochs)
+
+
+cdef class Hop:
+    """Forwards plain reads of a proxy's clients to the servers of one application.
+
+    commands: (name, minimum of words, maximum of words, `CommandStats`); the first one is GET, the second MGET.
+    has_partial: the last input ends with an incomplete request.
+    """
+
+    cdef readonly object cluster
+    cdef object server, stats
+    cdef list names, command_stats
+    cdef Spec specs[COMMANDS_MAX]
+    cdef int commands
+    cdef uint64_t calls[COMMANDS_MAX]
+    cdef uint64_t input_bytes, output_bytes  # of clients
+    cdef Word words[WORDS_MAX]
+    cdef Item items[ITEMS_MAX]
+    cdef Request requests[BATCH_REQUESTS_MAX]
+    cdef size_t item_count, request_count
+    cdef uint32_t new_replies[UPSTREAMS_MAX]  # expected over each connection, by its number
+    cdef int upstreams[UPSTREAMS_MAX]
+    cdef int upstream_count
+    cdef list batches
+    cdef public bint has_partial
+    cdef readonly object last_command
+
+    def __init__(self, cluster, server, commands):
+        cdef int i = 0
+        self.cluster, self.server, self.stats = cluster, server, server.stats
+        self.names, self.command_stats, self.batches = [], [], [None] * UPSTREAMS_MAX
+        for name, least, most, command_stats in commands[:COMMANDS_MAX]:
+            set_spec(&self.specs[i], name.encode(), least, most)
+            self.names.append(name)
+            self.command_stats.append(command_stats)
+            i += 1
+        self.commands = i
+        self.stats.collectors.append(self.collect)
+
+    def forward(self, sink, bytes data, int protocol):
+        """Forward the plain reads at the front of a buffer; return their size; 0: none can be forwarded now."""
+        return self.forward_buffer(sink, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), protocol)
+
+    cdef size_t forward_buffer(self, sink, const uint8_t* data, size_t size, int protocol) except? 0:
+        cdef size_t took = self.cut_requests(data, data + size, protocol)
+        cdef ClientBatch client_batch
+        if not took:
+            return 0
+        if not self.reserve_batches(sink):
+            self.has_partial = False
+            return 0
+        client_batch = ClientBatch.__new__(ClientBatch)
+        client_batch.sink, client_batch.protocol = sink, protocol
+        client_batch.data = PyBytes_FromStringAndSize(<const char*>data, took)
+        client_batch.items = <Item*>malloc(self.item_count * sizeof(Item))
+        client_batch.requests = <Request*>malloc(self.request_count * sizeof(Request))
+        if client_batch.items == NULL or client_batch.requests == NULL:
+            raise MemoryError
+        memcpy(client_batch.items, self.items, self.item_count * sizeof(Item))
+        memcpy(client_batch.requests, self.requests, self.request_count * sizeof(Request))
+        client_batch.item_count = client_batch.missing = self.item_count
+        client_batch.request_count = self.request_count
+        try:
+            self.send(client_batch)
+        except BaseException:
+            client_batch.is_finished = True  # the general path answers the requests
+            raise
+        return took
+
+    cdef size_t cut_requests(self, const uint8_t* start, const uint8_t* end, int protocol) except? 0:
+        """Parse the plain reads at the front of a buffer, and find the connection of each key; return their size."""
+        cdef const uint8_t* at = start
+        cdef bytes table = self.cluster.upstream_numbers
+        cdef const uint8_t* numbers = <const uint8_t*>PyBytes_AS_STRING(table)
+        cdef size_t count = 0, i, first
+        cdef Py_ssize_t took
+        cdef int command
+        cdef Request* request
+        cdef Item* item
+        self.has_partial = False
+        self.item_count = self.request_count = 0
+        if PyBytes_GET_SIZE(table) < SLOTS:
+            return 0
+        while at < end and self.request_count < BATCH_REQUESTS_MAX:
+            took = cut(at, end, self.words, WORDS_MAX, WORD_BYTES_MAX, &count)
+            if took <= 0:
+                self.has_partial = took == 0
+                break
+            command = command_of(self.specs, self.commands, self.words)
+            if command < 0 or (command > 1 and protocol != 2):
+                break
+            if not self.specs[command].least <= count <= self.specs[command].most:
+                break
+            count = count - 1 if command == 1 else 1
+            first = self.item_count
+            if first + count > ITEMS_MAX:
+                break
+            for i in range(count):
+                item = &self.items[first + i]
+                item.slot = slot_of(self.words[1 + i].at, self.words[1 + i].size)
+                item.upstream = numbers[item.slot]
+                item.at = item.size = item.epochs = 0
+                if not item.upstream:
+                    break
+            else:
+                request = &self.requests[self.request_count]
+                request.at, request.size = at, took
+                request.keys = self.words[0].at + self.words[0].size + 2
+                request.first, request.items = first, count
+                request.command, request.is_array, request.is_error = command, command == 1, False
+                self.item_count += count
+                self.request_count += 1
+                at += took
+                continue
+            break
+        return at - start
+
+    cdef bint reserve_batches(self, sink) except -1:
+        """Open a batch at each connection; False if one is full, or its server is behind the epochs that the client has seen."""
+        cdef size_t i
+        cdef int number
+        cdef PipelineBatch batch
+        cdef list open_upstreams = self.cluster.open_upstreams
+        memset(self.new_replies, 0, sizeof(self.new_replies))
+        self.upstream_count = 0
+        for i in range(self.item_count):
+            number = self.items[i].upstream
+            if not self.new_replies[number]:
+                self.upstreams[self.upstream_count] = number
+                self.upstream_count += 1
+            self.new_replies[number] += 1  # an upper limit: an MGET expects one reply for all its keys
+        for i in range(self.upstream_count):
+            number = self.upstreams[i]
+            upstream = open_upstreams[number] if number < len(open_upstreams) else None
+            if upstream is None:
+                return False
+            batch = upstream.batch
+            if not self.cluster.is_aligned:
+                floor = self.cluster.client_floor(sink.seen)
+                if not has_reached(upstream.epochs, floor, self.cluster.removed_jobs):
+                    return False
+            if batch is None:
+                if not upstream.has_room(self.new_replies[number]):
+                    return False
+            elif batch.room < self.new_replies[number]:
+                return False
+            self.batches[number] = batch
+        for i in range(self.upstream_count):
+            number = self.upstreams[i]
+            if self.batches[number] is None:
+                upstream = open_upstreams[number]
+                batch = PipelineBatch(self, upstream, self.cluster.deadline_s(), REQUESTS_MAX - min(<size_t>REQUESTS_MAX, upstream.pending_count))
+                upstream.begin_batch(batch)
+                self.batches[number] = batch
+        return True
+
+    cdef int send(self, ClientBatch client_batch) except -1:
+        """Append the requests to the batches of their connections."""
+        cdef size_t i, start
+        cdef int j
+        cdef PipelineBatch batch
+        cdef Request* request
+        cdef uint8_t number
+        for j in range(self.upstream_count):
+            batch = self.batches[self.upstreams[j]]
+            batch.client_batches.append(client_batch)
+        for i in range(client_batch.request_count):
+            request = &client_batch.requests[i]
+            self.calls[request.command] += 1
+            if request.is_array:
+                for j in range(self.upstream_count):
+                    self.send_mget(client_batch, i, self.upstreams[j])
+            else:
+                number = client_batch.items[request.first].upstream
+                batch = <PipelineBatch>self.batches[number]
+                start = batch.out.used
+                put(&batch.out, request.at, request.size)
+                batch.add(client_batch, i, client_batch.items[request.first].slot, number, start)
+        for j in range(self.upstream_count):
+            self.batches[self.upstreams[j]] = None
+        self.last_command = self.names[client_batch.requests[client_batch.request_count - 1].command]
+        return 0
+
+    cdef int send_mget(self, ClientBatch client_batch, uint32_t index, uint8_t number) except -1:
+        """Append a STATE MGET for those keys of an MGET that one server owns, if there are any."""
+        cdef Request* request = &client_batch.requests[index]
+        cdef Item* item = &client_batch.items[request.first]
+        cdef PipelineBatch batch = <PipelineBatch>self.batches[number]
+        cdef size_t i, count = 0, size = 0, start = batch.out.used
+        cdef const uint8_t* at = request.keys
+        cdef const uint8_t* end = request.at + request.size
+        cdef Py_ssize_t took
+        for i in range(request.items):
+            count += item[i].upstream == number
+        if not count:
+            return 0
+        put_line(&batch.out, 42, count + 2)
+        put(&batch.out, b"$5\r\nSTATE\r\n$4\r\nMGET\r\n", 21)
+        for i in range(request.items):
+            took = 1 + number_line(at + 1, end, &size) + size + 2
+            if item[i].upstream == number:
+                put(&batch.out, at, took)
+            at += took
+        return batch.add(client_batch, index, 0, number, start)
+
+    def collect(self):
+        """Add the counts of requests and bytes to the server's statistics."""
+        cdef int i
+        self.stats.input_bytes += self.input_bytes
+        self.stats.output_bytes += self.output_bytes
+        self.input_bytes = self.output_bytes = 0
+        for i in range(self.commands):
+            self.command_stats[i].calls += self.calls[i]
+            self.calls[i] = 0
+
+    cdef int deliver(self, ClientBatch client_batch) except -1:
+        """Send a client its replies; if one is from an earlier epoch than a reply before it, resend the requests."""
+        client_batch.is_finished = True
+        epochs = client_batch.last_epochs if len(client_batch.epoch_sets) == 1 else client_batch.epochs()
+        if client_batch.has_older_reply():
+            self.resend(client_batch, epochs)
+        else:
+            client_batch.sink.deliver(client_batch.joined_replies(), epochs)
+        return 0
+
+    cdef int resend(self, ClientBatch client_batch, epochs) except -1:
+        """Have the general path resend a batch's requests; they were counted already."""
+        cdef size_t i
+        for i in range(client_batch.request_count):
+            self.command_stats[client_batch.requests[i].command].calls -= 1
+        client_batch.sink.resend(client_batch.data, epochs)
+        return 0
+
+    cdef int restart(self, ClientBatch client_batch) except -1:
+        """Drop a batch's replies, and have the general path resend its requests."""
+        client_batch.is_finished = True
+        try:
+            self.resend(client_batch, NO_EPOCHS)
+        except Exception as error:
+            self.server.report(error)
+        return 0
+
+    cdef int fail_batch(self, ClientBatch client_batch, error) except -1:
+        """Handle an exception: it fails a single request; several requests are resent, as it may concern only one."""
+        client_batch.is_finished = True
+        try:
+            if client_batch.request_count == 1:
+                client_batch.sink.fail(error)
+            else:
+                self.server.report(error)
+                self.resend(client_batch, NO_EPOCHS)
+        except Exception as another:
+            self.server.report(another)
+        return 0
+
+
+cdef class ClientForwarder(InputInterceptor):
+    """Forwards the plain reads of one client of a proxy, and sends it the replies.
+
+    Until the replies are sent, the client's connection is handed over (`client.connection.Connection.hand_over`).
+    """
+
+    cdef Hop hop
+    cdef object connection, session, write, last_epochs
+    cdef bytes partial_request  # the start of a request that the hop may forward
+
+    def __init__(self, Hop hop, connection, write):
+        self.hop, self.connection, self.session, self.write = hop, connection, connection.session, write
+        self.partial_request = b""
+
+    cdef size_t intercept(self, const uint8_t* data, size_t size) except? 0:
+        if self.partial_request or not self.try_forward(data, size):
+            return 0
+        self.hop.input_bytes += size
+        return size
+
+    def forward_input(self, bytes data):
+        """Forward the plain reads at the front of received data; return the data if there are none, else b""."""
+        if self.partial_request:
+            data, self.partial_request = self.partial_request + data, b""
+        if self.try_forward(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)) or self.store_partial(data):
+            return b""
+        return data
+
+    cdef bint try_forward(self, const uint8_t* data, size_t size) except -1:
+        """Forward the plain reads at the front of received data, if the connection has no other work; return whether any are."""
+        self.hop.has_partial = False
+        return self.connection.is_calm and self.session.is_plain and self.forward_buffer(data, size)
+
+    def forward(self, bytes data):
+        """Forward the plain reads at the front of buffered input; return whether there are any."""
+        return self.forward_buffer(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+    cdef bint forward_buffer(self, const uint8_t* data, size_t size) except -1:
+        cdef size_t took
+        connection, session = self.connection, self.session
+        try:
+            took = self.hop.forward_buffer(self, data, size, session.protocol)
+        except Exception as error:  # nothing was sent: the general path meets the exception again, and replies with the error
+            self.hop.server.report(error)
+            return False
+        if not took:
+            return False
+        session.last_command = self.hop.last_command
+        connection.hand_over(PyBytes_FromStringAndSize(<const char*>data + took, size - took) if took < size else b"")
+        return True
+
+    def store_partial(self, bytes data):
+        """Store data if it is the start of a request; return whether it is."""
+        if not self.hop.has_partial or PyBytes_GET_SIZE(data) > PARTIAL_BYTES_MAX:
+            return False
+        self.partial_request = data
+        return True
+
+    @property
+    def seen(self):
+        """The epochs that this client has seen."""
+        return self.session.seen.epochs
+
+    def resend(self, data, epochs):
+        """Have the general path answer the requests, from servers that have reached these epochs."""
+        self.connection.resend(data, epochs)
+
+    def fail(self, error):
+        """Send an error reply for an exception."""
+        self.deliver(self.connection.error_reply(error), NO_EPOCHS)
+
+    def deliver(self, reply, epochs):
+        """Send the replies, then handle the input that arrived meanwhile. An exception ends this connection only."""
+        cdef Hop hop = self.hop
+        connection, session = self.connection, self.session
+        try:
+            if not connection.take_back():
+                return
+            if epochs is not self.last_epochs:  # equal epochs were added with an earlier reply
+                session.seen.add(epochs)
+                self.last_epochs = epochs
+            session.active_ms = hop.server.view.now_ms
+            if type(reply) is not bytes:
+                connection.send_in_steps(reply)
+                return
+            hop.output_bytes += len(reply)
+            self.write(reply)
+            if connection.is_drained:
+                connection.is_calm = True
+            else:
+                connection.go_on()
+        except Exception as error:
+            connection.break_off(error)
