@@ -161,11 +161,11 @@ class ProxyTarget(Target):
             connection=ProxyConnection,
         )
         self._restrict(proxy)
-        proxy.context.upstreams = applications.facts
+        proxy.context.upstreams = applications.info_fields
         self._relay = connect_pubsub(applications, proxy.context)
         applications.start()
         for cluster, node_topology in zip(many, topologies, strict=False):
-            cluster.take(node_topology, "the target")
+            cluster.apply_topology(node_topology, "the target")
         return proxy
 
     def _add(self, host: str, node_topology: Topology) -> None:

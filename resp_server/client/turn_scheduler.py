@@ -15,7 +15,7 @@ from time import perf_counter_ns
 # The length of a round, and of the deferred turns in it (guess: as long as one turn).
 ROUND_NS_MAX = 5_000_000
 # Longer input is deferred (guess: some 30 GETs, which take longer than the queue costs).
-MUCH_BYTES = 1024
+LONG_INPUT_BYTES = 1024
 
 
 class ScheduledTurn:

@@ -86,15 +86,15 @@ class Topology:
     def parse(cls, text: str | bytes) -> Topology:
         """Read a topology from a JSON text; TopologyError."""
         try:
-            given = json.loads(text)
+            data = json.loads(text)
         except ValueError as error:
             raise TopologyError(f"the topology is not JSON: {error}") from None
-        return cls.of_json(given)
+        return cls.of_json(data)
 
     @classmethod
-    def of_json(cls, given: Any) -> Topology:
+    def of_json(cls, data: Any) -> Topology:
         """Read a topology from decoded JSON; TopologyError."""
-        version, rows = _fields("the topology", given, {"version": int, "nodes": list}, {})
+        version, rows = _fields("the topology", data, {"version": int, "nodes": list}, {})
         if version < 0:
             raise TopologyError(f"the topology's version is {version}; give a number from 0 on")
         if not 1 <= len(rows) <= NODES_MAX:
@@ -112,8 +112,8 @@ class Topology:
         for node in self.nodes:
             if name in (node.id, node.address):
                 return node
-        known = ", ".join(node.address for node in self.nodes[:5])
-        raise TopologyError(f"no node {name!r} in version {self.version} of the topology; there are {known} ...")
+        addresses = ", ".join(node.address for node in self.nodes[:5])
+        raise TopologyError(f"no node {name!r} in version {self.version} of the topology; there are {addresses} ...")
 
     @cached_property
     def by_id(self) -> Mapping[str, Node]:
@@ -174,49 +174,49 @@ class Topology:
             assigned |= node.slots
 
 
-def _fields(what: str, given: Any, required: Mapping[str, type], optional: Mapping[str, type]) -> list[Any]:
+def _fields(subject: str, data: Any, required: Mapping[str, type], optional: Mapping[str, type]) -> list[Any]:
     """Return the fields of a JSON object, the required ones first; None for a missing optional one; TopologyError."""
-    if not isinstance(given, dict):
-        raise TopologyError(f"{what} is not a JSON object but {given!r:.80}")
+    if not isinstance(data, dict):
+        raise TopologyError(f"{subject} is not a JSON object but {data!r:.80}")
     kinds = {**required, **optional}
-    unknown = given.keys() - kinds.keys()
+    unknown = data.keys() - kinds.keys()
     if unknown:
-        raise TopologyError(f"{what} has an unknown field {min(unknown)!r}; the fields are {', '.join(kinds)}")
+        raise TopologyError(f"{subject} has an unknown field {min(unknown)!r}; the fields are {', '.join(kinds)}")
     for name, kind in kinds.items():
-        if name in given and type(given[name]) is not kind:
-            raise TopologyError(f"{what}: {name} is {given[name]!r:.80}, not of type {kind.__name__}")
-        if name in required and name not in given:
-            raise TopologyError(f"{what} has no field {name!r}")
-    return [given.get(name) for name in kinds]
+        if name in data and type(data[name]) is not kind:
+            raise TopologyError(f"{subject}: {name} is {data[name]!r:.80}, not of type {kind.__name__}")
+        if name in required and name not in data:
+            raise TopologyError(f"{subject} has no field {name!r}")
+    return [data.get(name) for name in kinds]
 
 
 def _node(number: int, row: Any) -> Node:
-    what = f"node {number}"
+    subject = f"node {number}"
     host, port, node_id, slots, replica_of, health = _fields(
-        what,
+        subject,
         row,
         {"host": str, "port": int},
         {"id": str, "slots": str, "replica_of": str, "health": str},
     )
-    _check_host(what, host)
+    _check_host(subject, host)
     if not 1 <= port <= PORT_MAX:
-        raise TopologyError(f"{what}: port {port} is not from 1 to {PORT_MAX}")
+        raise TopologyError(f"{subject}: port {port} is not from 1 to {PORT_MAX}")
     if node_id is None:
         node_id = hashlib.sha1(f"{host}:{port}".encode(), usedforsecurity=False).hexdigest()
     elif not NODE_ID.fullmatch(node_id):
         raise TopologyError(
-            f"{what}: id {node_id!r:.80} is not 40 hex digits in lower case; leave it out to have one made"
+            f"{subject}: id {node_id!r:.80} is not 40 hex digits in lower case; leave it out to have one made"
         )
     if health is not None and health not in list(Health):
-        raise TopologyError(f"{what}: health {health!r:.80} is none of {', '.join(Health)}")
+        raise TopologyError(f"{subject}: health {health!r:.80} is none of {', '.join(Health)}")
     try:
         groups = KeyGroups.parse(slots or "")
     except KeyGroupsError as error:
-        raise TopologyError(f"{what}: {error}") from None
+        raise TopologyError(f"{subject}: {error}") from None
     return Node(node_id, host, port, groups, replica_of, Health(health or Health.ONLINE))
 
 
-def _check_host(what: str, host: str) -> None:
+def _check_host(subject: str, host: str) -> None:
     """Refuse a host that no client can connect to. Other characters would also break the lines of CLUSTER NODES."""
     try:
         address = ip_address(host)
@@ -224,9 +224,9 @@ def _check_host(what: str, host: str) -> None:
         # A malformed IPv4 address is no host name either.
         if HOST_NAME.fullmatch(host) and not re.fullmatch(r"[0-9.]+", host):
             return
-        raise TopologyError(f"{what}: host {host!r:.80} is neither an IP address nor a host's name") from None
+        raise TopologyError(f"{subject}: host {host!r:.80} is neither an IP address nor a host's name") from None
     if address.is_unspecified:
-        raise TopologyError(f"{what}: host {host} is one to listen on; give the address that clients connect to")
+        raise TopologyError(f"{subject}: host {host} is one to listen on; give the address that clients connect to")
 
 
 def _with_master_id(node: Node, ids: Mapping[str, str]) -> Node:

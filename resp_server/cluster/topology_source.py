@@ -13,7 +13,7 @@ logger = logging.getLogger("sparkis.server")
 
 FILE_BYTES_MAX = 1 << 20
 # How long a change of the file goes unseen (guess: faster than a person who has just written it checks).
-CHECK_EVERY_S = 0.5
+POLL_S = 0.5
 
 
 class TopologyTarget(Protocol):
@@ -86,7 +86,7 @@ class TopologyFile:
     async def follow(self) -> None:
         """Read the file again and again; a bad content is logged, and the topology before stays."""
         while True:
-            await asyncio.sleep(CHECK_EVERY_S)
+            await asyncio.sleep(POLL_S)
             try:
                 self.read()
             except TopologyError as error:

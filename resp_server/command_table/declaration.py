@@ -19,7 +19,7 @@ Arity, conversion and error texts follow from the signature. The docstring's fir
 All other facts of a Redis command are in the reference table; those of a command of ours are given to the decorator.
 
 The function returns plain Python values (see `protocol.replies`) or raises ReplyError. To query the other processes
-that serve the same port, it uses `ServerContext.gather` and a function that is declared with `@question("...")`.
+that serve the same port, it uses `ServerContext.gather` and a function that is declared with `@peer_query("...")`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from resp_server.protocol.replies import Reply
 
 Body = Callable[..., Reply]
 Convert = Callable[[bytes], Any]
-# A function of (the `ServerContext` of the process, the argument of the question).
-Answer = Callable[[Any, Any], Any]
+# A function of (the `ServerContext` of the process, the argument of the query).
+Respond = Callable[[Any, Any], Any]
 
 INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 INTEGER_MAX = 2**63 - 1
@@ -152,7 +152,7 @@ def _converter(name: str, hint: Any) -> Convert | None:
     if get_origin(hint) is Annotated and callable(get_args(hint)[1]):
         convert: Convert = get_args(hint)[1]
         return convert
-    raise DeclarationError(f"argument {name!r} is of a type that no text is turned into: {hint!r}")
+    raise DeclarationError(f"argument {name!r} has a type without a converter: {hint!r}")
 
 
 @dataclass(frozen=True)
@@ -191,21 +191,21 @@ def command(name: str, own: Facts | None = None) -> Callable[[Body], Declaration
 
 
 @dataclass(frozen=True)
-class Question:
-    """A query that a command sends to every process of the server; argument and answer are JSON."""
+class PeerQuery:
+    """A query that a command sends to every process of the server; argument and response are JSON."""
 
     name: str
-    answer: Answer
+    respond: Respond
 
 
-def question(name: str) -> Callable[[Answer], Question]:
-    """Declare a function that computes a process' answer to a question."""
-    return partial(Question, name)
+def peer_query(name: str) -> Callable[[Respond], PeerQuery]:
+    """Declare a function that computes a process' response to a query."""
+    return partial(PeerQuery, name)
 
 
-def questions_in(module: ModuleType) -> list[Question]:
-    """Return the questions that a module declares."""
-    return [each for each in vars(module).values() if isinstance(each, Question)]
+def peer_queries_in(module: ModuleType) -> list[PeerQuery]:
+    """Return the queries that a module declares."""
+    return [each for each in vars(module).values() if isinstance(each, PeerQuery)]
 
 
 def declared_in(module: ModuleType) -> list[Declaration]:

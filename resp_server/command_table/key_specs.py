@@ -17,21 +17,21 @@ MIGRATE_OPTIONS = 6
 MIGRATE_SKIPPED = {b"AUTH": 1, b"AUTH2": 2}
 SORT_SKIPPED = {b"LIMIT": 2, b"GET": 1, b"BY": 1}
 
-Found = list[tuple[bytes, Sequence[str]]]
+FlaggedKeys = list[tuple[bytes, Sequence[str]]]
 
 
-def keys_of(facts: Facts, request: Sequence[bytes]) -> Found | None:
+def keys_of(facts: Facts, request: Sequence[bytes]) -> FlaggedKeys | None:
     """Return the keys of a request with their access flags; None if the request does not match a specification."""
-    places = places_of(facts, request)
-    return None if places is None else [(request[at], flags) for at, flags in places]
+    positions = key_positions(facts, request)
+    return None if positions is None else [(request[at], flags) for at, flags in positions]
 
 
-def places_of(facts: Facts, request: Sequence[bytes]) -> list[tuple[int, Sequence[str]]] | None:
+def key_positions(facts: Facts, request: Sequence[bytes]) -> list[tuple[int, Sequence[str]]] | None:
     """Return the positions of the keys of a request, with their access flags; None as for `keys_of`."""
     found: list[tuple[int, Sequence[str]]] = []
     for spec in facts.key_specs:
         if "incomplete" in spec["flags"]:
-            return _of_migrate(found, request)
+            return _migrate_positions(found, request)
         positions = _positions(spec, request)
         if positions is None:
             return None
@@ -39,18 +39,20 @@ def places_of(facts: Facts, request: Sequence[bytes]) -> list[tuple[int, Sequenc
     return found
 
 
-def _of_migrate(found: list[tuple[int, Sequence[str]]], request: Sequence[bytes]) -> list[tuple[int, Sequence[str]]]:
+def _migrate_positions(
+    found: list[tuple[int, Sequence[str]]], request: Sequence[bytes]
+) -> list[tuple[int, Sequence[str]]]:
     """Return the positions of MIGRATE's keys: the key argument, or the keys after KEYS; none if it has both."""
-    (one, flags), at = found[0], MIGRATE_OPTIONS
+    (key_argument, flags), at = found[0], MIGRATE_OPTIONS
     while at < len(request):
         word = request[at].upper()
         if word == b"KEYS" and at + 1 < len(request):
-            return [] if request[one] else [(place, flags) for place in range(at + 1, len(request))]
+            return [] if request[key_argument] else [(place, flags) for place in range(at + 1, len(request))]
         at += 1 + MIGRATE_SKIPPED.get(word, 0)
     return found
 
 
-def _stored(request: Sequence[bytes]) -> Sequence[int]:
+def _sort_destination(request: Sequence[bytes]) -> Sequence[int]:
     """Return the position of the key after SORT's last STORE."""
     found: Sequence[int] = ()
     at = 2
@@ -64,8 +66,8 @@ def _stored(request: Sequence[bytes]) -> Sequence[int]:
 
 def _positions(spec: Mapping[str, Any], request: Sequence[bytes]) -> Sequence[int] | None:
     if spec["begin_search"]["type"] == "unknown" and "update" in spec["flags"]:
-        return _stored(request)
-    first = _begin(spec["begin_search"], request)
+        return _sort_destination(request)
+    first = _search_start(spec["begin_search"], request)
     if first is None:
         return ()
     rule = spec["find_keys"]["spec"]
@@ -73,12 +75,12 @@ def _positions(spec: Mapping[str, Any], request: Sequence[bytes]) -> Sequence[in
         case "range":
             return _range(first, rule["lastkey"], rule["keystep"], rule["limit"], len(request))
         case "keynum":
-            return _counted(first, rule, request)
+            return _counted_positions(first, rule, request)
         case _:
             return ()
 
 
-def _begin(search: Mapping[str, Any], request: Sequence[bytes]) -> int | None:
+def _search_start(search: Mapping[str, Any], request: Sequence[bytes]) -> int | None:
     """Return the position at which the search for keys begins: fixed, or after a keyword; None if there is none."""
     rule = search["spec"]
     if search["type"] == "index":
@@ -89,8 +91,8 @@ def _begin(search: Mapping[str, Any], request: Sequence[bytes]) -> int | None:
     start, step = rule["startfrom"], 1
     if start < 0:
         start, step = len(request) + start, -1
-    places = range(start, 0 if step < 0 else len(request), step)
-    return next((at + 1 for at in places if request[at].upper() == word), None)
+    positions = range(start, 0 if step < 0 else len(request), step)
+    return next((at + 1 for at in positions if request[at].upper() == word), None)
 
 
 def _range(first: int, last: int, step: int, limit: int, size: int) -> Sequence[int] | None:
@@ -107,7 +109,7 @@ def _range(first: int, last: int, step: int, limit: int, size: int) -> Sequence[
     return range(first, end + 1, step) if first < size and end < size else None
 
 
-def _counted(first: int, rule: Mapping[str, int], request: Sequence[bytes]) -> Sequence[int] | None:
+def _counted_positions(first: int, rule: Mapping[str, int], request: Sequence[bytes]) -> Sequence[int] | None:
     """Return as many positions as an argument of the request gives; None for an invalid number, or for 0."""
     at = first + rule["keynumidx"]
     if at >= len(request) or not INTEGER.fullmatch(request[at]) or int(request[at]) <= 0:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from resp_server.command_table.declaration import Declaration, DeclarationError, Question, check_count
+from resp_server.command_table.declaration import Declaration, DeclarationError, PeerQuery, check_count
 from resp_server.command_table.facts import Facts
-from resp_server.command_table.key_specs import places_of
+from resp_server.command_table.key_specs import key_positions
 from resp_server.protocol.errors import (
     ReadOnlyError,
     ReplyError,
@@ -62,7 +62,7 @@ class Command:
 
     def keys_in(self, request: Sequence[bytes]) -> Sequence[tuple[int, Sequence[str]]]:
         """Return the positions of a request's keys, with their access flags; without words that only choose a slot."""
-        return [(at, flags) for at, flags in places_of(self.facts, request) or () if "not_key" not in flags]
+        return [(at, flags) for at, flags in key_positions(self.facts, request) or () if "not_key" not in flags]
 
     def channels_in(self, request: Sequence[bytes]) -> Sequence[tuple[int, bool]]:
         """Return (position, whether it is a pattern) of each channel of a request."""
@@ -109,14 +109,14 @@ class CommandTable:
         redis: Mapping[str, Facts],
         declarations: Iterable[Declaration],
         refusals: Mapping[str, Refusal] | None = None,
-        questions: Iterable[Question] = (),
+        peer_queries: Iterable[PeerQuery] = (),
     ) -> None:
         """Join the reference table with the declarations; DeclarationError if they do not match.
 
         redis: the reference table. refusals: the error replies of commands, or containers, that are not served.
-        questions: the queries that commands send to the other processes of the server.
+        peer_queries: the queries that commands send to the other processes of the server.
         """
-        self.questions = {each.name: each for each in questions}
+        self.peer_queries = {each.name: each for each in peer_queries}
         declared = _by_name(declarations)
         facts = _with_own(redis, declared)
         refusals = refusals or {}

@@ -6,7 +6,7 @@ A function reads the keyspace and returns plain Python values. What a command is
 
 from __future__ import annotations
 
-from resp_server.command_table.declaration import declared_in, questions_in
+from resp_server.command_table.declaration import declared_in, peer_queries_in
 from resp_server.command_table.facts import redis_facts
 from resp_server.command_table.table import CommandTable
 from resp_server.commands import (
@@ -83,5 +83,5 @@ def command_table() -> CommandTable:
         redis_facts(),
         [each for group in GROUPS for each in declared_in(group)],
         REFUSALS,
-        [each for group in GROUPS for each in questions_in(group)],
+        [each for group in GROUPS for each in peer_queries_in(group)],
     )

@@ -13,10 +13,10 @@ from typing import Any
 from resp_server.acl.log import AclLogEntry, merge_entries
 from resp_server.acl.rules import CATEGORIES, Denial, Selector, User, denial_text
 from resp_server.acl.users import Change, Outcome
-from resp_server.command_table.declaration import OneOrMore, command, integer, question
+from resp_server.command_table.declaration import OneOrMore, command, integer, peer_query
 from resp_server.command_table.table import Command
 from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.protocol.errors import PlainError, ReplyError, typed
+from resp_server.protocol.errors import PlainError, ReplyError, client_text
 from resp_server.protocol.replies import OK, Reply, ReplySet
 
 GENPASS_BITS = 256
@@ -69,7 +69,7 @@ def acl_cat(context: CommandContext, category: bytes | None = None) -> Reply:
         return [each.encode() for each in CATEGORIES]
     wanted = category.decode("latin-1").lower()
     if wanted not in CATEGORIES:
-        raise PlainError(f"Unknown category '{typed(category[:CATEGORY_BYTES_MAX])}'")
+        raise PlainError(f"Unknown category '{client_text(category[:CATEGORY_BYTES_MAX])}'")
     all_commands = [each for one in context.server.table for each in (one, *one.subcommands.values())]
     return [each.name.encode() for each in all_commands if f"@{wanted}" in each.facts.acl_categories]
 
@@ -130,7 +130,7 @@ def acl_dryrun(context: CommandContext, name: bytes, *words: OneOrMore) -> Reply
     """Simulates the execution of a command by a user, without executing the command."""
     user = context.server.users.get(name)
     if user is None:
-        raise PlainError(f"User '{typed(name)}' not found")
+        raise PlainError(f"User '{client_text(name)}' not found")
     target = _command_of(context, words)
     target.check_arity(words)
     denial = user.denial(target, words)
@@ -141,7 +141,7 @@ def _command_of(context: CommandContext, words: Sequence[bytes]) -> Command:
     try:
         return context.server.table.find(words)
     except ReplyError:
-        raise PlainError(f"Command '{typed(words[0])}' not found") from None
+        raise PlainError(f"Command '{client_text(words[0])}' not found") from None
 
 
 def _denial_text(user: User, target: Command, words: Sequence[bytes], denial: Denial) -> bytes:
@@ -161,13 +161,13 @@ def acl_log(context: CommandContext, argument: bytes | None = None) -> Reply:
     )
 
 
-@question("denials")
+@peer_query("denials")
 def denials(server: ServerContext, nothing: None) -> Sequence[dict[str, Any]]:
     """Return this process's entries of ACL LOG."""
     return server.users.denials.to_json()
 
 
-@question("reset denials")
+@peer_query("reset denials")
 def reset_denials(server: ServerContext, nothing: None) -> None:
     """Clear this process's entries of ACL LOG."""
     server.users.denials.reset()

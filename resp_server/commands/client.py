@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Annotated, Any
 
-from resp_server.command_table.declaration import INTEGER_MAX, OneOrMore, command, integer, question
+from resp_server.command_table.declaration import INTEGER_MAX, OneOrMore, command, integer, peer_query
 from resp_server.commands.connection import client_name, library_text
 from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.protocol.errors import PlainError, ReplyError, syntax_error, typed
+from resp_server.protocol.errors import PlainError, ReplyError, client_text, syntax_error
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from resp_server.session.session import ReplyMode, Session
-from resp_server.session.subscriptions import Subscriptions, Way
+from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import TrackingState
 
 NOT_TRACKED = TrackingState()
@@ -58,7 +58,7 @@ def client_setinfo(context: CommandContext, attribute: bytes, value: bytes) -> R
         case b"lib-ver":
             context.session.lib_ver = library_text(attribute, value)
         case _:
-            raise PlainError(f"Unrecognized option '{typed(attribute)}'")
+            raise PlainError(f"Unrecognized option '{client_text(attribute)}'")
     return OK
 
 
@@ -116,7 +116,7 @@ def client_list(context: CommandContext, *options: bytes) -> Reply:
     return context.server.gather(client_lines, {"ids": unique_ids, "kind": kind}, merge)
 
 
-@question("client lines")
+@peer_query("client lines")
 def client_lines(server: ServerContext, filters: Mapping[str, Any]) -> list[tuple[int, str]]:
     """Return (id, line of CLIENT LIST) of this process's clients, by ids (None: all) and kind (empty: any)."""
     sessions, ids, kind = server.sessions, filters["ids"], filters["kind"]
@@ -132,7 +132,7 @@ def kind_of(session: Session) -> str:
 
 def _client_type(word: bytes) -> bytes:
     if word.lower() not in CLIENT_TYPES:
-        raise PlainError(f"Unknown client type '{typed(word)}'")
+        raise PlainError(f"Unknown client type '{client_text(word)}'")
     return word.lower()
 
 
@@ -148,22 +148,22 @@ def client_line(server: ServerContext, session: Session, now_ms: int) -> str:
     transaction = session.transaction
     queued, queued_bytes = (-1, 0) if transaction is None else (len(transaction.requests), transaction.size_bytes)
     subscribed = session.subscriptions or Subscriptions()
-    channels, patterns, shard_channels = (len(subscribed.of(kind)) for kind in Way)
+    channels, patterns, shard_channels = (len(subscribed.of(kind)) for kind in SubscriptionKind)
     tracked = session.tracked or NOT_TRACKED
     flags = "P" * (session.subscriptions is not None) + "x" * (transaction is not None)
     flags += "t" * tracked.is_on + "R" * tracked.is_broken + "B" * tracked.is_bcast + "r" * session.is_readonly
-    flags = "O" * session.is_monitor + "b" * session.is_held_back + flags
+    flags = "O" * session.is_monitor + "b" * session.is_paused + flags
     flags = flags + "e" * session.is_no_evict + "T" * session.is_no_touch or "N"
     output_bytes = server.clients.output_bytes(session.id)
     return (
         f"id={session.id} addr={session.address} laddr={session.local_address} fd=-1 "
-        f"name={typed(session.name)} age={(now_ms - session.created_ms) // 1000} "
+        f"name={client_text(session.name)} age={(now_ms - session.created_ms) // 1000} "
         f"idle={(now_ms - session.active_ms) // 1000} flags={flags} db={session.db} "
         f"sub={channels} psub={patterns} ssub={shard_channels} multi={queued} "
         f"watch={len(session.watched)} qbuf=0 qbuf-free=0 argv-mem=0 multi-mem={queued_bytes} rbs=0 "
         f"rbp=0 obl=0 oll=0 omem={output_bytes} tot-mem={output_bytes} events=r cmd={session.last_command or 'NULL'} "
-        f"user={typed(session.user.name)} redir={tracked.redirect if tracked.is_on else -1} resp={session.protocol} "
-        f"lib-name={typed(session.lib_name)} lib-ver={typed(session.lib_ver)}\n"
+        f"user={client_text(session.user.name)} redir={tracked.redirect if tracked.is_on else -1} "
+        f"resp={session.protocol} lib-name={client_text(session.lib_name)} lib-ver={client_text(session.lib_ver)}\n"
     )
 
 
@@ -172,7 +172,7 @@ def client_kill(context: CommandContext, *words: OneOrMore) -> Reply:
     """Terminates open connections."""
     is_old_form = len(words) == 1
     # With the old form, a client may kill itself.
-    filters = {"skipme": False, "addr": typed(words[0])} if is_old_form else _kill_options(context.server, words)
+    filters = {"skipme": False, "addr": client_text(words[0])} if is_old_form else _kill_options(context.server, words)
 
     def merge(responses: Sequence[list[int]]) -> Reply:
         killed = [each for response in responses for each in response]
@@ -195,7 +195,7 @@ def _kill_options(server: ServerContext, words: Sequence[bytes]) -> dict[str, An
         if word is None or name not in KILL_FILTERS:
             raise syntax_error()
         if name == "user" and server.users.get(word) is None:
-            raise PlainError(f"No such user '{typed(word)}'")
+            raise PlainError(f"No such user '{client_text(word)}'")
         filters[name] = KILL_FILTERS[name](word)
     return filters
 
@@ -230,14 +230,14 @@ KILL_FILTERS: Mapping[str, Callable[[bytes], Any]] = {
     "id": _kill_id,
     "maxage": _kill_age_s,
     "type": lambda word: _client_type(word).decode(),
-    "addr": typed,
-    "laddr": typed,
-    "user": typed,
+    "addr": client_text,
+    "laddr": client_text,
+    "user": client_text,
     "skipme": _kill_skipme,
 }
 
 
-@question("kill clients")
+@peer_query("kill clients")
 def kill_clients(server: ServerContext, filters: Mapping[str, Any]) -> list[int]:
     """Close the connections that pass all filters, and return their ids; the caller's own is listed but not closed."""
     now_ms = server.clock()
@@ -254,7 +254,7 @@ def _passes_filters(session: Session, filters: Mapping[str, Any], now_ms: int) -
         filters.get("addr", session.address) == session.address
         and filters.get("laddr", session.local_address) == session.local_address
         and filters.get("type", kind) == kind
-        and filters.get("user", typed(session.user.name)) == typed(session.user.name)
+        and filters.get("user", client_text(session.user.name)) == client_text(session.user.name)
         and filters.get("id", session.id) == session.id
         and (now_ms - session.created_ms) // 1000 >= filters.get("maxage", 0)
         and not (filters["skipme"] and session.id == filters["caller"])
@@ -278,7 +278,7 @@ def client_pause(context: CommandContext, timeout: bytes, mode: bytes = b"ALL") 
     return context.server.gather(pause_clients, until_ms, lambda responses: OK)
 
 
-@question("pause clients")
+@peer_query("pause clients")
 def pause_clients(server: ServerContext, until_ms: int) -> None:
     """Pause all clients of this process until a time."""
     server.pause(until_ms)
@@ -290,7 +290,7 @@ def client_unpause(context: CommandContext) -> Reply:
     return context.server.gather(unpause_clients, None, lambda responses: OK)
 
 
-@question("unpause clients")
+@peer_query("unpause clients")
 def unpause_clients(server: ServerContext, nothing: None) -> None:
     """Resume all clients of this process."""
     server.unpause()

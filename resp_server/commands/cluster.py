@@ -11,7 +11,7 @@ from resp_server.cluster.topology import Node
 from resp_server.command_table.declaration import command, integer
 from resp_server.commands.generic import SLICE_ENTRIES, sliced
 from resp_server.execution.context import CommandContext
-from resp_server.protocol.errors import PlainError, cluster_disabled, typed
+from resp_server.protocol.errors import PlainError, client_text, cluster_disabled
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_at, slot_of
 
@@ -116,7 +116,7 @@ def _node(node_view: NodeView, node_id: bytes) -> Node:
     for node in node_view.topology.nodes:
         if node.id.encode() == node_id:
             return node
-    raise PlainError(f"Unknown node {typed(node_id)}")
+    raise PlainError(f"Unknown node {client_text(node_id)}")
 
 
 @command("cluster|keyslot")

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from resp_server.command_table.declaration import OneOrMore, command, integer, question
+from resp_server.command_table.declaration import OneOrMore, command, integer, peer_query
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.net.listeners import ACCEPTED_MAX
 from resp_server.net.tls import ACCEPTS_AT_ONCE
-from resp_server.protocol.errors import PlainError, ReplyError, syntax_error, typed
+from resp_server.protocol.errors import PlainError, ReplyError, client_text, syntax_error
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import OK, Reply, Sliced
 from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of, shown_letters
@@ -247,7 +247,9 @@ def _matching_settings(
         for name in settings:
             if matches(name.encode()):
                 matched.setdefault(name, name.encode())
-    yield [word for name, typed in matched.items() for word in (typed, settings[name].render(server).encode())]
+    yield [
+        word for name, client_text in matched.items() for word in (client_text, settings[name].render(server).encode())
+    ]
 
 
 @command("config|set")
@@ -265,11 +267,11 @@ def _changes(server: ServerContext, pairs: Sequence[tuple[bytes, bytes]]) -> Map
     names = [name.decode("utf-8", "replace").lower() for name, _ in pairs]
     for at, (name, (as_typed, _)) in enumerate(zip(names, pairs, strict=True)):
         if name not in settings:
-            raise PlainError(f"Unknown option or number of arguments for CONFIG SET - '{typed(as_typed)}'")
+            raise PlainError(f"Unknown option or number of arguments for CONFIG SET - '{client_text(as_typed)}'")
         if not settings[name].is_modifiable:
-            raise _failed(typed(as_typed), "can't set immutable config")
+            raise _failed(client_text(as_typed), "can't set immutable config")
         if name in names[:at]:
-            raise _failed(typed(as_typed), "duplicate parameter")
+            raise _failed(client_text(as_typed), "duplicate parameter")
     changes: dict[str, Any] = {}
     for name, (_, value) in zip(names, pairs, strict=True):
         setting = settings[name]
@@ -288,7 +290,7 @@ def _failed(name: str, reason: str) -> PlainError:
     return PlainError(f"CONFIG SET failed (possibly related to argument '{name}') - {reason}")
 
 
-@question("configure")
+@peer_query("configure")
 def configure(server: ServerContext, changes: Mapping[str, Any]) -> None:
     """Change settings of this process."""
     server.configure(changes)
@@ -300,7 +302,7 @@ def config_resetstat(context: CommandContext) -> Reply:
     return context.server.gather(reset_statistics, None, lambda responses: OK)
 
 
-@question("reset statistics")
+@peer_query("reset statistics")
 def reset_statistics(server: ServerContext, nothing: None) -> None:
     """Reset the statistics of this process."""
     server.reset_statistics()

@@ -12,8 +12,8 @@ from resp_server.protocol.errors import (
     PlainError,
     ReplyError,
     WrongPassError,
+    client_text,
     syntax_error,
-    typed,
 )
 from resp_server.protocol.replies import OK, Reply
 from resp_server.session.session import RESP2
@@ -141,7 +141,7 @@ def _hello_options(words: tuple[bytes, ...]) -> tuple[tuple[bytes, bytes] | None
             name = client_name(words[at + 1])
             at += 2
         else:
-            raise PlainError(f"Syntax error in HELLO option '{typed(words[at])}'")
+            raise PlainError(f"Syntax error in HELLO option '{client_text(words[at])}'")
     return credentials, name
 
 
@@ -165,7 +165,7 @@ def _is_printable(word: bytes) -> bool:
 
 def library_text(attribute: bytes, word: bytes) -> bytes:
     """Check the name or version of a client library for CLIENT SETINFO; `attribute` is the option as typed."""
-    check_length(typed(attribute), word)
+    check_length(client_text(attribute), word)
     if not _is_printable(word):
-        raise PlainError(f"{typed(attribute)} cannot contain spaces, newlines or special characters.")
+        raise PlainError(f"{client_text(attribute)} cannot contain spaces, newlines or special characters.")
     return word

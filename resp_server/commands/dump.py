@@ -128,7 +128,7 @@ def _chunks(view: KeyspaceView, key: bytes) -> Iterator[Sequence[LongBulk]]:
     for batch in batched(encode()):
         length += sum(map(len, batch))
         yield []
-    yield LongItems([LongBulk(length, rdb.sealed(_rechunked(encode()), version))])
+    yield LongItems([LongBulk(length, rdb.with_footer(_rechunked(encode()), version))])
 
 
 def _rechunked(fragments: Fragments) -> Fragments:

@@ -18,7 +18,7 @@ from resp_server.commands.chunked_reply import WorkingMemory, chunked_reply, sor
 from resp_server.commands.generic import batched
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.doubles import strict_double
-from resp_server.protocol.errors import PlainError, syntax_error, typed
+from resp_server.protocol.errors import PlainError, client_text, syntax_error
 from resp_server.protocol.replies import NULL_ARRAY, DoubleText, Reply
 from state_backend.codec.geohash import (
     Box,
@@ -266,9 +266,9 @@ def geosearch(
 
     search.read_options(words, lambda option, rest: search.read_center_or_shape(option, rest, check_member))
     if search.point is None and search.member is None:
-        raise PlainError(f"exactly one of FROMMEMBER or FROMLONLAT can be specified for {typed(name)}")
+        raise PlainError(f"exactly one of FROMMEMBER or FROMLONLAT can be specified for {client_text(name)}")
     if search.radius is None and search.box is None:
-        raise PlainError(f"exactly one of BYRADIUS and BYBOX can be specified for {typed(name)}")
+        raise PlainError(f"exactly one of BYRADIUS and BYBOX can be specified for {client_text(name)}")
     search.check()
     return _search_reply(context, key, search) if exists else []
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from resp_server.acl.visibility import VisibleJob
-from resp_server.command_table.declaration import command, question
+from resp_server.command_table.declaration import command, peer_query
 from resp_server.commands.server import last_save_s
 from resp_server.commands.state import age_ms, committed_at, lag_ms
 from resp_server.config import REDIS_VERSION
@@ -18,7 +18,7 @@ from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.native import CORE
 from resp_server.protocol.replies import Reply, Verbatim
-from resp_server.session.subscriptions import Way
+from resp_server.session.subscriptions import SubscriptionKind
 from state_backend.store.store import Applied, Snapshot
 
 Section = Mapping[str, object]
@@ -52,19 +52,19 @@ def info(context: CommandContext, *names: bytes) -> Reply:
     return context.server.gather(process_stats, None, merge)
 
 
-@question("process stats")
+@peer_query("process stats")
 def process_stats(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     """Return this process's statistics."""
     sessions, tracking = server.sessions.values(), server.tracking
     watch_counts = [len(each.watched) for each in sessions if each.watched]
     pending_output = [server.clients.output_bytes(each.id) for each in sessions]
-    channels, patterns, shard_channels = (len(server.message_bus.hub.names(kind)) for kind in Way)
+    channels, patterns, shard_channels = (len(server.message_bus.hub.names(kind)) for kind in SubscriptionKind)
     own = ProcessStats.of_this_process(server.stats, len(sessions), server.process.memory_at_start)
     own = replace(
         own,
         output_bytes=sum(pending_output),
-        output_bytes_most=max(pending_output, default=0),
-        held_back=sum(each.is_held_back for each in sessions),
+        largest_output_bytes=max(pending_output, default=0),
+        held_back=sum(each.is_paused for each in sessions),
         watching=len(watch_counts),
         watched_keys=sum(watch_counts),
         tracking=len(tracking.clients),
@@ -141,7 +141,7 @@ def _clients(context: CommandContext, total: ProcessStats) -> Section:
         "cluster_connections": 0,
         "maxclients": context.server.config.clients_max,
         "client_recent_max_input_buffer": 0,
-        "client_recent_max_output_buffer": total.output_bytes_most,
+        "client_recent_max_output_buffer": total.largest_output_bytes,
         "blocked_clients": total.held_back,
         "tracking_clients": total.tracking,
         "pubsub_clients": total.subscribed,
@@ -161,7 +161,7 @@ def _memory(context: CommandContext, total: ProcessStats) -> Section:
     these when memory is short. Fields about parts that only Redis has are 0.
     """
     used, peak, started = total.resident_bytes, total.resident_bytes_peak, total.started_bytes
-    overhead = min(used, total.own_bytes)
+    overhead = min(used, total.private_bytes)
     machine = _machine_bytes()
     return {
         "used_memory": used,

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from resp_server.command_table.declaration import command, question
+from resp_server.command_table.declaration import command, peer_query
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.latency import Event, LatencyEvents, Sample
 from resp_server.metrics.stats import CommandStats, Stats
-from resp_server.protocol.errors import PlainError, typed
+from resp_server.protocol.errors import PlainError, client_text
 from resp_server.protocol.replies import Reply, Verbatim
 
 # As Redis draws a graph: samples per line, rows, and the marks of a row from low to high.
@@ -43,13 +43,13 @@ ADVICE = {
 }
 
 
-@question("latency events")
+@peer_query("latency events")
 def latency_events(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     """Return this process's latency events."""
     return server.slow_requests.latency.to_json()
 
 
-@question("reset latency events")
+@peer_query("reset latency events")
 def reset_latency_events(server: ServerContext, names: list[str]) -> list[str]:
     """Remove events of this process, all if `names` is empty; return the names of those removed."""
     removed = [
@@ -65,7 +65,7 @@ def latency_latest(context: CommandContext) -> Reply:
 
     def merge(responses: Sequence[Any]) -> Reply:
         events = LatencyEvents.joined(responses).each.items()
-        return [[name.encode(), *event.samples[-1], event.most_ms] for name, event in events]
+        return [[name.encode(), *event.samples[-1], event.max_ms] for name, event in events]
 
     return context.server.gather(latency_events, None, merge)
 
@@ -100,8 +100,8 @@ def latency_graph(context: CommandContext, event: bytes) -> Reply:
     def merge(responses: Sequence[Any]) -> Reply:
         recorded = LatencyEvents.joined(responses).each.get(event.decode("latin-1"))
         if recorded is None:
-            raise PlainError(f"No samples available for event '{typed(event)}'")
-        return Verbatim(graph(typed(event), recorded, now_s).encode("utf-8", "surrogateescape"))
+            raise PlainError(f"No samples available for event '{client_text(event)}'")
+        return Verbatim(graph(client_text(event), recorded, now_s).encode("utf-8", "surrogateescape"))
 
     return context.server.gather(latency_events, None, merge)
 
@@ -110,7 +110,7 @@ def graph(name: str, event: Event, now_s: int) -> str:
     """Draw an event's samples as Redis does; below each sample is its age, written downwards."""
     times = [milliseconds for _, milliseconds in event.samples]
     least, most = min(times), max(times)
-    lines = [f"{name} - high {most} ms, low {least} ms (all time high {event.most_ms} ms)", "-" * GRAPH_COLUMNS]
+    lines = [f"{name} - high {most} ms, low {least} ms (all time high {event.max_ms} ms)", "-" * GRAPH_COLUMNS]
     samples = list(event.samples)
     for start in range(0, len(samples), GRAPH_COLUMNS):
         lines += [""] * (start > 0)
@@ -161,7 +161,7 @@ def report(events: LatencyEvents, is_monitored: bool) -> str:
         seconds = event.samples[-1][0] - event.samples[0][0]
         lines.append(
             f"{number}. {name}: {len(times)} latency spikes (average {mean}ms, mean deviation {deviation}ms, period "
-            f"{seconds / len(times):.2f} sec). Worst all time event {event.most_ms}ms."
+            f"{seconds / len(times):.2f} sec). Worst all time event {event.max_ms}ms."
         )
     lines += ["", "I have a few advices for you:", "", *(f"- {ADVICE[name]}" for name in events.each if name in ADVICE)]
     return "\n".join(lines) + "\n"
@@ -194,7 +194,7 @@ def _full_names(context: CommandContext, names: Sequence[bytes]) -> list[str]:
     return list(dict.fromkeys(all_names))
 
 
-@question("statistics")
+@peer_query("statistics")
 def statistics(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     """Return this process's command statistics."""
     return server.stats.to_json()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from resp_server.command_table.declaration import command, question
+from resp_server.command_table.declaration import command, peer_query
 from resp_server.commands.info import process_stats
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.process_stats import ProcessStats
@@ -47,7 +47,7 @@ def _total(responses: Sequence[Mapping[str, Any]]) -> ProcessStats:
 
 def _stats(context: CommandContext, total: ProcessStats) -> Reply:
     used, started = total.resident_bytes, total.started_bytes
-    overhead = min(used, total.own_bytes)
+    overhead = min(used, total.private_bytes)
     visible_jobs = list(context.visibility_of(context.jobs).jobs())
     keys = sum(each.countable_keys for each in visible_jobs)
     stored, _ = stored_bytes(context)
@@ -136,7 +136,7 @@ def memory_purge(context: CommandContext) -> Reply:
     return context.server.gather(purge, None, lambda responses: OK)
 
 
-@question("purge")
+@peer_query("purge")
 def purge(server: ServerContext, nothing: None) -> None:
     """Let the C library return its unused memory to the system."""
     release_free_memory()

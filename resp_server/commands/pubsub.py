@@ -6,7 +6,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from resp_server.command_table.declaration import OneOrMore, command, question
+from resp_server.command_table.declaration import OneOrMore, command, peer_query
 from resp_server.command_table.facts import Facts
 from resp_server.commands.generic import batched, reply_chunks, sliced
 from resp_server.execution.context import CommandContext, ServerContext
@@ -15,7 +15,7 @@ from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import OK, Frames, Pending, Reply, Sliced
 from resp_server.push.keyspace_notifications import ClassesError, classes_of
 from resp_server.push.message_bus import POST, post_of
-from resp_server.session.subscriptions import Way
+from resp_server.session.subscriptions import SubscriptionKind
 
 # Channel names of a reply that is made at once (guess: well below a millisecond); more are sent in steps.
 NAMES_AT_ONCE = 1_024
@@ -26,53 +26,55 @@ NAMES_BYTES_MAX = 8 << 20
 @command("subscribe")
 def subscribe(context: CommandContext, *channels: OneOrMore) -> Reply:
     """Listens for messages published to channels."""
-    return _subscribe(context, Way.CHANNEL, channels)
+    return _subscribe(context, SubscriptionKind.CHANNEL, channels)
 
 
 @command("psubscribe")
 def psubscribe(context: CommandContext, *patterns: OneOrMore) -> Reply:
     """Listens for messages published to channels that match one or more patterns."""
-    return _subscribe(context, Way.PATTERN, patterns)
+    return _subscribe(context, SubscriptionKind.PATTERN, patterns)
 
 
 @command("ssubscribe")
 def ssubscribe(context: CommandContext, *channels: OneOrMore) -> Reply:
     """Listens for messages published to shard channels."""
-    return _subscribe(context, Way.SHARD, channels)
+    return _subscribe(context, SubscriptionKind.SHARD, channels)
 
 
 @command("unsubscribe")
 def unsubscribe(context: CommandContext, *channels: bytes) -> Reply:
     """Stops listening to messages posted to channels."""
-    return _unsubscribe(context, Way.CHANNEL, channels)
+    return _unsubscribe(context, SubscriptionKind.CHANNEL, channels)
 
 
 @command("punsubscribe")
 def punsubscribe(context: CommandContext, *patterns: bytes) -> Reply:
     """Stops listening to messages published to channels that match one or more patterns."""
-    return _unsubscribe(context, Way.PATTERN, patterns)
+    return _unsubscribe(context, SubscriptionKind.PATTERN, patterns)
 
 
 @command("sunsubscribe")
 def sunsubscribe(context: CommandContext, *channels: bytes) -> Reply:
     """Stops listening to messages posted to shard channels."""
-    return _unsubscribe(context, Way.SHARD, channels)
+    return _unsubscribe(context, SubscriptionKind.SHARD, channels)
 
 
-def _subscribe(context: CommandContext, kind: Way, names: Sequence[bytes]) -> Reply:
+def _subscribe(context: CommandContext, kind: SubscriptionKind, names: Sequence[bytes]) -> Reply:
     message_bus = context.server.message_bus
     return message_bus.subscribed(context.session, message_bus.hub.subscribe(context.session, kind, names))
 
 
-def _unsubscribe(context: CommandContext, kind: Way, names: Sequence[bytes]) -> Reply:
+def _unsubscribe(context: CommandContext, kind: SubscriptionKind, names: Sequence[bytes]) -> Reply:
     message_bus = context.server.message_bus
     subscribed = context.session.subscriptions
     if not names and subscribed is not None and len(subscribed.of(kind)) > NAMES_AT_ONCE:
-        return Sliced(_unsubscribing(context, kind, list(subscribed.of(kind))), lambda: None, Frames, acts=True)
+        return Sliced(_unsubscribing(context, kind, list(subscribed.of(kind))), lambda: None, Frames, has_effect=True)
     return message_bus.subscribed(context.session, message_bus.hub.unsubscribe(context.session, kind, names))
 
 
-def _unsubscribing(context: CommandContext, kind: Way, names: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
+def _unsubscribing(
+    context: CommandContext, kind: SubscriptionKind, names: Sequence[bytes]
+) -> Iterator[Sequence[Reply]]:
     for batch in batched(names, NAMES_AT_ONCE):
         reply = _unsubscribe(context, kind, batch)
         yield [reply.make() if isinstance(reply, Pending) else reply]  # an unsubscription needs no other process
@@ -81,13 +83,13 @@ def _unsubscribing(context: CommandContext, kind: Way, names: Sequence[bytes]) -
 @command("publish")
 def publish(context: CommandContext, channel: bytes, message: bytes) -> Reply:
     """Posts a message to a channel."""
-    return context.server.message_bus.publish(context.session, Way.CHANNEL, channel, message)
+    return context.server.message_bus.publish(context.session, SubscriptionKind.CHANNEL, channel, message)
 
 
 @command("spublish")
 def spublish(context: CommandContext, channel: bytes, message: bytes) -> Reply:
     """Post a message to a shard channel"""
-    return context.server.message_bus.publish(context.session, Way.SHARD, channel, message)
+    return context.server.message_bus.publish(context.session, SubscriptionKind.SHARD, channel, message)
 
 
 @command(
@@ -114,7 +116,7 @@ def spublish(context: CommandContext, channel: bytes, message: bytes) -> Reply:
 )
 def state_publish(context: CommandContext, kind: bytes, name: bytes, message: bytes) -> Reply:
     """Posts a message to this node's clients only, on behalf of another node of the cluster."""
-    kinds = {b"CHANNEL": Way.CHANNEL, b"SHARD": Way.SHARD}
+    kinds = {b"CHANNEL": SubscriptionKind.CHANNEL, b"SHARD": SubscriptionKind.SHARD}
     if kind.upper() not in kinds:
         raise PlainError("STATE PUBLISH is for CHANNEL or SHARD")
     return context.server.message_bus.publish(context.session, kinds[kind.upper()], name, message, is_forwarded=False)
@@ -140,7 +142,7 @@ def state_notify(context: CommandContext, letters: bytes) -> Reply:
     return OK
 
 
-@question(POST)
+@peer_query(POST)
 def post(server: ServerContext, argument: dict[str, str]) -> Reply:
     """Send a message to the clients of this process; return how many got it."""
     return post_of(server.message_bus, argument)
@@ -149,31 +151,31 @@ def post(server: ServerContext, argument: dict[str, str]) -> Reply:
 @command("pubsub|channels")
 def pubsub_channels(context: CommandContext, pattern: bytes = b"*") -> Reply:
     """Returns the active channels."""
-    return _active_channels(context, Way.CHANNEL, pattern)
+    return _active_channels(context, SubscriptionKind.CHANNEL, pattern)
 
 
 @command("pubsub|shardchannels")
 def pubsub_shardchannels(context: CommandContext, pattern: bytes = b"*") -> Reply:
     """Returns the active shard channels."""
-    return _active_channels(context, Way.SHARD, pattern)
+    return _active_channels(context, SubscriptionKind.SHARD, pattern)
 
 
 @command("pubsub|numsub")
 def pubsub_numsub(context: CommandContext, *channels: bytes) -> Reply:
     """Returns a count of subscribers to channels."""
-    return _subscriber_counts(context, Way.CHANNEL, channels)
+    return _subscriber_counts(context, SubscriptionKind.CHANNEL, channels)
 
 
 @command("pubsub|shardnumsub")
 def pubsub_shardnumsub(context: CommandContext, *channels: bytes) -> Reply:
     """Returns the count of subscribers of shard channels."""
-    return _subscriber_counts(context, Way.SHARD, channels)
+    return _subscriber_counts(context, SubscriptionKind.SHARD, channels)
 
 
 @command("pubsub|numpat")
 def pubsub_numpat(context: CommandContext) -> Reply:
     """Returns a count of unique pattern subscriptions."""
-    return _gather_names(context, Way.PATTERN, len)
+    return _gather_names(context, SubscriptionKind.PATTERN, len)
 
 
 @command("pubsub|help")
@@ -182,7 +184,7 @@ def pubsub_help(context: CommandContext) -> Reply:
     return context.server.table.help("pubsub")
 
 
-def _active_channels(context: CommandContext, kind: Way, pattern: bytes) -> Reply:
+def _active_channels(context: CommandContext, kind: SubscriptionKind, pattern: bytes) -> Reply:
     matches = _matcher(context, pattern)
     hub = context.server.message_bus.hub
     if context.server.peers is None and len(hub.names(kind)) > NAMES_AT_ONCE:
@@ -197,7 +199,9 @@ def _matcher(context: CommandContext, pattern: bytes) -> Callable[[bytes], objec
     return lambda name: matches(name) and user.can_subscribe(name)
 
 
-def _gather_names(context: CommandContext, kind: Way, make_reply: Callable[[Collection[bytes]], Reply]) -> Reply:
+def _gather_names(
+    context: CommandContext, kind: SubscriptionKind, make_reply: Callable[[Collection[bytes]], Reply]
+) -> Reply:
     """Gather the subscribed names of all processes, of one kind, and make a reply of them."""
 
     def merge(responses: Sequence[list[str] | None]) -> Reply:
@@ -210,7 +214,7 @@ def _gather_names(context: CommandContext, kind: Way, make_reply: Callable[[Coll
     return context.server.gather(subscribed_names, kind.value.decode(), merge)
 
 
-def _subscriber_counts(context: CommandContext, kind: Way, names: Sequence[bytes]) -> Reply:
+def _subscriber_counts(context: CommandContext, kind: SubscriptionKind, names: Sequence[bytes]) -> Reply:
     def merge(responses: Sequence[list[int]]) -> Reply:
         counts = map(sum, zip(*responses, strict=True))
         return [word for pair in zip(names, counts, strict=True) for word in pair]
@@ -219,15 +223,15 @@ def _subscriber_counts(context: CommandContext, kind: Way, names: Sequence[bytes
     return context.server.gather(subscriber_counts, {"kind": kind.value.decode(), "names": texts}, merge)
 
 
-@question("subscribed names")
+@peer_query("subscribed names")
 def subscribed_names(server: ServerContext, kind: str) -> list[str] | None:
     """Return the names that this process's clients subscribed to, of one kind; None: too many bytes."""
-    names = server.message_bus.hub.names(Way(kind.encode()))
+    names = server.message_bus.hub.names(SubscriptionKind(kind.encode()))
     return [b64encode(name).decode() for name in names] if sum(map(len, names)) <= NAMES_BYTES_MAX else None
 
 
-@question("subscriber counts")
+@peer_query("subscriber counts")
 def subscriber_counts(server: ServerContext, argument: dict[str, Any]) -> list[int]:
     """Return the number of this process's subscribers for each channel."""
-    hub, kind = server.message_bus.hub, Way(argument["kind"].encode())
+    hub, kind = server.message_bus.hub, SubscriptionKind(argument["kind"].encode())
     return [hub.count(kind, b64decode(name)) for name in argument["names"]]

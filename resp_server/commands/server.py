@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from resp_server.acl.visibility import Visibility
-from resp_server.command_table.declaration import OneOrMore, command, question
+from resp_server.command_table.declaration import OneOrMore, command, peer_query
 from resp_server.commands.generic import sliced
 from resp_server.config import REDIS_VERSION
 from resp_server.execution.context import GATHER_S_MAX, CommandContext, ServerContext
 from resp_server.execution.exec_runner import ExecContext
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import OK, Pending, Reply, Verbatim
-from resp_server.push.monitor import ANNOUNCE, CUT, SHOW, MonitorLine
+from resp_server.push.monitor import ANNOUNCE_MONITORS, CUT_MONITORS, RELAY_LINES, MonitorLine
 
 ART = """\
    .  *   .      .   *
@@ -85,20 +85,20 @@ def monitor(context: CommandContext) -> Reply:
     return pending
 
 
-@question(ANNOUNCE)
-def monitors_are_elsewhere(server: ServerContext, nothing: None) -> None:
+@peer_query(ANNOUNCE_MONITORS)
+def set_remote_monitors(server: ServerContext, nothing: None) -> None:
     """Forward this process's requests to monitors at other processes from now on."""
-    server.monitors.set_elsewhere(True)
+    server.monitors.set_remote(True)
 
 
-@question(SHOW)
+@peer_query(RELAY_LINES)
 def show_requests(server: ServerContext, lines: Sequence[Sequence[Any]]) -> int:
     """Send another process's requests to the monitors here that may see them; return the number of monitors here."""
     server.monitors.take([MonitorLine.from_json(each) for each in lines])
     return len(server.monitors)
 
 
-@question(CUT)
+@peer_query(CUT_MONITORS)
 def cut_monitors(server: ServerContext, nothing: None) -> int:
     """Disconnect the monitors here, because another process could not forward all requests."""
     server.monitors.cut()

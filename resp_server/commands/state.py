@@ -16,7 +16,7 @@ from resp_server.command_table.declaration import OneOrMore, command
 from resp_server.command_table.facts import ANY_SLOTS, Facts
 from resp_server.commands.string import values_reply
 from resp_server.execution.context import CommandContext
-from resp_server.protocol.errors import NoPermError, PlainError, cluster_disabled, syntax_error, typed
+from resp_server.protocol.errors import NoPermError, PlainError, client_text, cluster_disabled, syntax_error
 from resp_server.protocol.replies import OK, Frames, Reply, encode
 from resp_server.session.session import Account
 from state_backend.model.clock import iso_text
@@ -127,7 +127,9 @@ def state_describe(context: CommandContext, name: bytes) -> Reply:
     states = next((visible.states for visible in context.visibility.jobs() if visible.job.name == job.name), ())
     state = next((each for each in states if each.name.encode() == state_name), None)
     if state is None:
-        raise PlainError(f"no such state '{typed(state_name)}' in job '{job.name}'; states: {_names(states) or 'none'}")
+        raise PlainError(
+            f"no such state '{client_text(state_name)}' in job '{job.name}'; states: {_names(states) or 'none'}"
+        )
     return _description(job, state)
 
 
@@ -299,5 +301,5 @@ def _job(context: CommandContext, name: bytes) -> Job:
         jobs = {}
     job = jobs.get(name.decode("utf-8", "surrogateescape"))
     if job is None:
-        raise PlainError(f"no such job '{typed(name)}'; jobs: {_names(list(jobs.values())) or 'none'}")
+        raise PlainError(f"no such job '{client_text(name)}'; jobs: {_names(list(jobs.values())) or 'none'}")
     return job

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from resp_server.command_table.declaration import command, integer, question
+from resp_server.command_table.declaration import command, integer, peer_query
 from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.protocol.errors import PlainError, syntax_error, typed
+from resp_server.protocol.errors import PlainError, client_text, syntax_error
 from resp_server.protocol.replies import OK, Reply, ReplySet
 from resp_server.push.invalidation_sender import RELAY, relayed
 from resp_server.push.tracking_table import PREFIX_BYTES_MAX, PREFIX_OVERHEAD_BYTES
@@ -80,7 +80,7 @@ class TrackingOptions:
                 for other in others:
                     if prefix.startswith(other) or other.startswith(prefix):
                         raise PlainError(
-                            f"Prefix '{typed(prefix)}' overlaps with {which} prefix '{typed(other)}'. "
+                            f"Prefix '{client_text(prefix)}' overlaps with {which} prefix '{client_text(other)}'. "
                             "Prefixes for a single client must not overlap."
                         )
 
@@ -130,13 +130,13 @@ def _no_such_client() -> PlainError:
     return PlainError("The client ID you want redirect to does not exist")
 
 
-@question("is a client here")
+@peer_query("is a client here")
 def is_client_here(server: ServerContext, session_id: int) -> bool:
     """Tell whether this process has a client."""
     return session_id in server.sessions
 
 
-@question(RELAY)
+@peer_query(RELAY)
 def push_invalidations(server: ServerContext, argument: Mapping[str, Any]) -> bool:
     """Send another process's invalidations to a client of this process; False if the client is not here."""
     return relayed(server.sessions, server.clients, argument)

@@ -16,7 +16,7 @@ from resp_server.execution.exec_runner import ExecPlan
 from resp_server.execution.watch import mark_of
 from resp_server.protocol.errors import ExecAbortError, NoEpochError, PlainError, syntax_error
 from resp_server.protocol.replies import OK, FirstOf, Reply
-from resp_server.session.transaction import Mark, ReadsAt, check_room_to_watch
+from resp_server.session.transaction import Mark, ReadPoint, check_watch_limits
 from state_backend.store.keyspace import KeyspaceView
 
 # Keys that WATCH reads in one step: about a millisecond (guess: some 10 us each).
@@ -50,8 +50,8 @@ def exec_(context: CommandContext) -> Reply:
         raise PlainError("EXEC without MULTI")
     try:
         if cluster is not None:
-            cluster.check_slots(list(transaction.slots), session.is_readonly, may_differ=session.reads_at is not None)
-        if transaction.is_void:
+            cluster.check_slots(list(transaction.slots), session.is_readonly, may_differ=session.read_point is not None)
+        if transaction.is_aborted:
             raise ExecAbortError
         return ExecPlan(transaction.requests, _view(context), dict(session.watched))
     except BaseException:
@@ -61,10 +61,10 @@ def exec_(context: CommandContext) -> Reply:
 
 def _view(context: CommandContext) -> KeyspaceView:
     """Open the view that all commands of the transaction read."""
-    reads_at = context.session.reads_at
-    if reads_at is None:
+    read_point = context.session.read_point
+    if read_point is None:
         return context.server.pin()
-    view = context.server.pin_at(reads_at)
+    view = context.server.pin_at(read_point)
     if view is None:
         pinned = context.server.pinned_epochs.epochs()
         pinned_texts = [
@@ -107,7 +107,7 @@ def state_at(context: CommandContext, *words: OneOrMore) -> Reply:
         job.decode("utf-8", "surrogateescape"): (integer(term), integer(epoch))
         for job, term, epoch in zip(rows[::3], rows[1::3], rows[2::3], strict=True)
     }
-    context.session.reads_at = ReadsAt(epochs, integer(clock))
+    context.session.read_point = ReadPoint(epochs, integer(clock))
     return OK
 
 
@@ -118,12 +118,12 @@ def watch(context: CommandContext, *keys: OneOrMore) -> Reply:
     if session.transaction is not None:
         raise PlainError("WATCH inside MULTI is not allowed")
     new = [key for key in dict.fromkeys(keys) if (session.db, key) not in session.watched]
-    check_room_to_watch(session.watched, new)
+    check_watch_limits(session.watched, new)
     if len(new) <= WATCH_BATCH_KEYS:
         _watch(context, context.view, new)
         return OK
     reply = sliced(context, lambda view: _watch_in_batches(context, view, new), FirstOf)
-    reply.acts = True
+    reply.has_effect = True
     return reply
 
 
@@ -187,6 +187,6 @@ def state_expect(context: CommandContext, *words: OneOrMore) -> Reply:
         raise syntax_error()
     check_reads_all_keys(context)
     marks = {key: Mark.parse(text) for key, text in zip(words[::2], words[1::2], strict=True)}
-    check_room_to_watch(context.session.watched, marks)
+    check_watch_limits(context.session.watched, marks)
     context.session.watched.update({(0, key): mark for key, mark in marks.items()})
     return OK

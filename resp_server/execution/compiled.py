@@ -13,7 +13,7 @@ from resp_server import native
 from resp_server.acl.rules import KeyAccess, User
 from resp_server.command_table.table import CommandTable
 from resp_server.execution.context import ServerContext
-from resp_server.metrics.slow_log import together_as_one
+from resp_server.metrics.slow_log import batch_entry
 from resp_server.protocol.request_parser import Request, RequestParser
 from resp_server.session.session import Session
 
@@ -42,12 +42,12 @@ def fast_path_of(server: ServerContext) -> FastPath | None:
     if native.core is None:
         return None
 
-    def note(session: Session, data: bytes, elapsed_ns: int) -> None:
+    def record_slow(session: Session, data: bytes, elapsed_ns: int) -> None:
         """Record a slow request; of requests that were answered together, the first one and their number."""
         requests = RequestParser().feed(data)
-        server.slow_requests.record(session, server.table.find(requests[0]), together_as_one(requests), elapsed_ns)
+        server.slow_requests.record(session, server.table.find(requests[0]), batch_entry(requests), elapsed_ns)
 
-    fast_path: FastPath = native.core.FastPath(server, lambda user: rules_of(user, server.table), note)
+    fast_path: FastPath = native.core.FastPath(server, lambda user: rules_of(user, server.table), record_slow)
     return fast_path
 
 

@@ -12,7 +12,7 @@ from resp_server.acl.rules import Reason
 from resp_server.acl.users import Change, Outcome, Users
 from resp_server.acl.visibility import Visibility
 from resp_server.cluster.node_view import NodeView
-from resp_server.command_table.declaration import Question
+from resp_server.command_table.declaration import PeerQuery
 from resp_server.command_table.table import CommandTable
 from resp_server.config import ServerConfig
 from resp_server.execution.slow_requests import SlowRequests
@@ -28,9 +28,9 @@ from resp_server.push.monitor import Monitors
 from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed
 from resp_server.session.session import RESP2, Account, Session
-from resp_server.session.subscriptions import Subscriptions, Way
+from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import PUSH
-from resp_server.session.transaction import ReadsAt
+from resp_server.session.transaction import ReadPoint
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.key_groups import ALL
 from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange
@@ -115,7 +115,7 @@ class ServerContext:
         before, self.view = self.view, self._own_view(self.clock())
         before.close()
         for session in self.sessions.values():
-            session.serve_from(node.is_replica)
+            session.set_at_replica(node.is_replica)
         self.message_bus.leave_slots(node.slots)
 
     def configure(self, changes: Mapping[str, Any]) -> None:
@@ -143,7 +143,7 @@ class ServerContext:
 
     def update_observation(self) -> None:
         """Apply `is_observed` to all sessions, and the threshold of slow requests."""
-        self.noted_ns = self.slow_requests.threshold_ns
+        self.slow_ns = self.slow_requests.threshold_ns
         is_observed = self.is_observed
         for session in self.sessions.values():
             if session.is_observed != is_observed:
@@ -213,11 +213,11 @@ class ServerContext:
         epoch_feed.change_counter = self.change_counter
         return epoch_feed.pending_pushes(self.view.reached(), self._topology_version)
 
-    def pending_pushes_around(self, epoch_feed: EpochFeed) -> bytes:
+    def pushes_around_reply(self, epoch_feed: EpochFeed) -> bytes:
         """Move to the newest epochs, and return the pushes before a reply that may be from these or older epochs."""
         self.look()
         epoch_feed.change_counter = self.change_counter
-        return epoch_feed.pending_pushes_around(self.view.reached(), self._topology_version)
+        return epoch_feed.pushes_around_reply(self.view.reached(), self._topology_version)
 
     @property
     def _topology_version(self) -> int:
@@ -247,7 +247,7 @@ class ServerContext:
             self.tracking.listeners.pop(session.epoch_feed, None)
             session.epoch_feed = None
 
-    def invalid_for(self, session: Session, *, is_within: bool = False) -> bytes:
+    def pending_invalidations(self, session: Session, *, is_within: bool = False) -> bytes:
         """Return a client's encoded pending invalidations. is_within: see `TrackingState.take`."""
         tracked = session.tracked
         if tracked is None or not tracked.has_pending or tracked.redirect:
@@ -263,25 +263,25 @@ class ServerContext:
             pass  # each job's snapshot is opened by its first use, which later would be at another epoch
         return view
 
-    def pin_at(self, reads_at: ReadsAt) -> KeyspaceView | None:
+    def pin_at(self, read_point: ReadPoint) -> KeyspaceView | None:
         """Open a view of all jobs at given epochs and a given clock reading; None if one is no longer pinned."""
-        snapshots = self.pinned_epochs.snapshots_at(reads_at.epochs, reads_at.clock_ms, self.clock())
+        snapshots = self.pinned_epochs.snapshots_at(read_point.epochs, read_point.clock_ms, self.clock())
         if snapshots is None:
             return None
-        view = self.view_of(Keyspace(dict(self.keyspace.jobs), dict(self.keyspace.unreadable)), reads_at.clock_ms)
+        view = self.view_of(Keyspace(dict(self.keyspace.jobs), dict(self.keyspace.unreadable)), read_point.clock_ms)
         view.pin_to(snapshots)
         return view
 
-    def gather(self, question: Question, argument: Any, join: Callable[[Sequence[Any]], Reply]) -> Reply:
-        """Ask all processes that serve this port, and merge their answers, this process's first, into a reply.
+    def gather(self, query: PeerQuery, argument: Any, join: Callable[[Sequence[Any]], Reply]) -> Reply:
+        """Query all processes that serve this port, and merge their responses, this process's first, into a reply.
 
-        A process that does not answer in time is left out. `join` may raise ReplyError.
+        A process that does not respond in time is left out. `join` may raise ReplyError.
         """
-        own = question.answer(self, argument)
+        own = query.respond(self, argument)
         if self.peers is None:
             return join([own])
         pending = Pending(GATHER_S_MAX, lambda: join([own]))
-        self.peers.query(question.name, argument, lambda others: pending.resolve(lambda: join([own, *others])))
+        self.peers.query(query.name, argument, lambda others: pending.resolve(lambda: join([own, *others])))
         return pending
 
     def change_users(self, change: Change, caller: Session, finish: Callable[[Outcome], Reply]) -> Reply:
@@ -290,7 +290,7 @@ class ServerContext:
             outcome = self.users.change(change)
             self.apply_user_changes(caller.id)
             return finish(outcome)
-        pending = Pending(GATHER_S_MAX, no_answer)
+        pending = Pending(GATHER_S_MAX, users_not_changed)
         self.peers.change_users(change, caller.id, lambda answer: pending.resolve(lambda: finish(Outcome(**answer))))
         return pending
 
@@ -308,7 +308,7 @@ class ServerContext:
                 session.log_out()
                 session.close()  # it still gets its reply
             else:
-                session.look_at_user()
+                session.refresh_user()
                 if session.subscriptions is not None and not may_stay_subscribed(session.user, session.subscriptions):
                     self.clients.cut(session.id)
 
@@ -343,12 +343,16 @@ class ServerContext:
 
 def may_stay_subscribed(user: Account, subscriptions: Subscriptions) -> bool:
     """Tell whether a user may keep all of these subscriptions."""
-    return all(user.can_subscribe(name, is_pattern=way is Way.PATTERN) for way in Way for name in subscriptions.of(way))
+    return all(
+        user.can_subscribe(name, is_pattern=kind is SubscriptionKind.PATTERN)
+        for kind in SubscriptionKind
+        for name in subscriptions.of(kind)
+    )
 
 
-def no_answer() -> Reply:
+def users_not_changed() -> Reply:
     """Raise the error for users that could not be changed in time."""
-    raise PlainError("the users were not changed in time; look at ACL LIST before you try again")
+    raise PlainError("the users were not changed in time; check ACL LIST before you try again")
 
 
 @dataclass(slots=True)

@@ -81,8 +81,8 @@ class ExecRunner:
         self.pending: Pending | None = None
         self.when_done: Callable[[], None] = lambda: None
         self.pins_epoch = True
-        self.held_bytes = 0
-        self.has_begun = False
+        self.buffered_bytes = 0
+        self.has_started = False
         self.before: Iterator[None] = iter(())  # runs before the first command
         self.is_done = False
 
@@ -122,8 +122,8 @@ class ExecRunner:
                 return
             yield b""
         session.watched.clear()
-        session.reads_at = None
-        self.has_begun = True
+        session.read_point = None
+        self.has_started = True
         count = len(self._plan.requests)
         yield b"" if session.is_silent else encode_header(list, count, session.protocol)
         for request in self._plan.requests:
@@ -147,7 +147,7 @@ class ExecRunner:
         is_silent = is_skip or session.reply_mode in (ReplyMode.OFF, ReplyMode.SKIP)
         if not isinstance(reply, Sliced):
             yield b"" if is_silent else reply
-        elif is_silent and not reply.acts:
+        elif is_silent and not reply.has_effect:
             reply.release()
         else:
             reply.is_silent = is_silent
@@ -159,13 +159,13 @@ class ExecRunner:
                 try:
                     yield encoder.step()
                 except Exception as error:
-                    if encoder.has_begun:
+                    if encoder.has_started:
                         raise
                     yield self._dispatcher.error_reply(error)
                     return
-                self.held_bytes = encoder.held_bytes
+                self.buffered_bytes = encoder.buffered_bytes
         finally:
-            self.held_bytes = 0
+            self.buffered_bytes = 0
             encoder.close()
 
 

@@ -27,14 +27,14 @@ DIGEST_BYTES = 16
 COUNT_STEPS_MAX = 4
 
 # The digest of a map that cannot be counted in time: it equals none.
-NOT_SEEN = "?"
+NO_DIGEST = "?"
 
 
 def mark_of(run_id: str, view: KeyspaceView, key: bytes) -> Mark:
     """Return a key's mark; StoreError if the key cannot be read here."""
     snapshot = view.at(key)
-    seen, is_whole = _digest_of(snapshot, key)
-    return Mark(lineage_at(run_id, view, key), snapshot.applied.epoch, seen, is_whole)
+    digest, covers_value = _digest_of(snapshot, key)
+    return Mark(lineage_at(run_id, view, key), snapshot.applied.epoch, digest, covers_value)
 
 
 def lineage_at(run_id: str, view: KeyspaceView, key: bytes) -> str:
@@ -61,7 +61,7 @@ def _digest_of(snapshot: Snapshot, key: bytes) -> tuple[str, bool]:
                 sizes = snapshot.map_sizes(key)
                 size = sum(islice(sizes, COUNT_STEPS_MAX))
                 if next(sizes, None) is not None:
-                    return NOT_SEEN, False
+                    return NO_DIGEST, False
         case Kind.LIST:
             size = snapshot.list_size(key)
             if size <= ELEMENTS_MAX:
@@ -70,11 +70,11 @@ def _digest_of(snapshot: Snapshot, key: bytes) -> tuple[str, bool]:
             size, content = snapshot.set_size(key), snapshot.packed_set(key)
         case Kind.SORTED_SET:
             size, content = snapshot.sorted_size(key), snapshot.packed_sorted(key)
-    is_whole = content is not None and len(content) <= VALUE_BYTES_MAX
-    seen = blake2b(repr((entry.state, entry.kind.name, entry.expire_at_ms, size)).encode(), digest_size=DIGEST_BYTES)
-    if is_whole and content is not None:
-        seen.update(content)
-    return seen.hexdigest(), is_whole
+    covers_value = content is not None and len(content) <= VALUE_BYTES_MAX
+    digest = blake2b(repr((entry.state, entry.kind.name, entry.expire_at_ms, size)).encode(), digest_size=DIGEST_BYTES)
+    if covers_value and content is not None:
+        digest.update(content)
+    return digest.hexdigest(), covers_value
 
 
 class Watch:
@@ -91,10 +91,10 @@ class Watch:
             now = mark_of(self._run_id, self._view, key)
         except StoreError:
             return True  # it cannot be read here now
-        if now.seen != mark.seen or now.seen == NOT_SEEN:
+        if now.digest != mark.digest or now.digest == NO_DIGEST:
             return True
         changed = self._keys_changed(key, mark) if now.lineage == mark.lineage else None
-        return not mark.is_whole if changed is None else key in changed
+        return not mark.covers_value if changed is None else key in changed
 
     def _keys_changed(self, key: bytes, mark: Mark) -> Collection[bytes] | None:
         """Return the keys of its job that later epochs changed; None if the store does not know."""

@@ -19,12 +19,12 @@ Sample = tuple[int, int]
 class Event:
     """The samples of one kind of event."""
 
-    most_ms: int = 0
+    max_ms: int = 0
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
 
     def add(self, second: int, milliseconds: int) -> None:
         """Record one event; only the longest of each second is stored."""
-        self.most_ms = max(self.most_ms, milliseconds)
+        self.max_ms = max(self.max_ms, milliseconds)
         if self.samples and self.samples[-1][0] == second:
             milliseconds = max(milliseconds, self.samples.pop()[1])
         self.samples.append((second, milliseconds))
@@ -47,18 +47,18 @@ class LatencyEvents:
 
     def to_json(self) -> dict[str, tuple[int, list[Sample]]]:
         """Return the events as JSON, for another process of the server."""
-        return {name: (event.most_ms, list(event.samples)) for name, event in self.each.items()}
+        return {name: (event.max_ms, list(event.samples)) for name, event in self.each.items()}
 
     @classmethod
-    def joined(cls, told: Iterable[Mapping[str, tuple[int, Sequence[Sample]]]]) -> LatencyEvents:
+    def joined(cls, row: Iterable[Mapping[str, tuple[int, Sequence[Sample]]]]) -> LatencyEvents:
         """Merge the events of several processes: the longest of each second."""
-        whole = cls()
-        for events in told:
-            for name, (most_ms, samples) in events.items():
-                event = whole.each.setdefault(name, Event())
-                event.most_ms = max(event.most_ms, most_ms)
+        total = cls()
+        for events in row:
+            for name, (max_ms, samples) in events.items():
+                event = total.each.setdefault(name, Event())
+                event.max_ms = max(event.max_ms, max_ms)
                 longest = dict(event.samples)
                 for second, milliseconds in samples:
                     longest[second] = max(milliseconds, longest.get(second, 0))
                 event.samples = deque(sorted(longest.items()), maxlen=SAMPLES_MAX)
-        return whole
+        return total

@@ -29,9 +29,9 @@ class ProcessStats:
     watched_keys: int = 0
     held_back: int = 0  # clients, by CLIENT PAUSE
     started_bytes: int = 0  # resident memory at the start
-    own_bytes: int = 0  # memory that is not mapped from a file, or that was mapped at the start
+    private_bytes: int = 0  # memory that is not mapped from a file, or that was mapped at the start
     output_bytes: int = 0  # unsent replies and pushes
-    output_bytes_most: int = 0  # of one client
+    largest_output_bytes: int = 0  # of one client
     children_user_s: float = 0.0
     children_system_s: float = 0.0
     thread_user_s: float = 0.0
@@ -62,7 +62,7 @@ class ProcessStats:
             used.ru_stime,
             stats,
             started_bytes=before.resident_bytes,
-            own_bytes=resident - now.mapped_bytes + before.mapped_bytes,
+            private_bytes=resident - now.mapped_bytes + before.mapped_bytes,
             children_user_s=children.ru_utime,
             children_system_s=children.ru_stime,
             thread_user_s=thread.ru_utime,
@@ -70,25 +70,25 @@ class ProcessStats:
         )
 
     @classmethod
-    def total(cls, parts: Iterable[Self]) -> Self:
+    def total(cls, each_process: Iterable[Self]) -> Self:
         """Return the sum of several processes' stats."""
-        whole = cls()
-        for part in parts:
-            most = max(whole.output_bytes_most, part.output_bytes_most)
-            for name in vars(whole).keys() - {"stats"}:
-                setattr(whole, name, getattr(whole, name) + getattr(part, name))
-            whole.output_bytes_most = most
-            whole.stats.add(part.stats)
-        return whole
+        total = cls()
+        for part in each_process:
+            most = max(total.largest_output_bytes, part.largest_output_bytes)
+            for name in vars(total).keys() - {"stats"}:
+                setattr(total, name, getattr(total, name) + getattr(part, name))
+            total.largest_output_bytes = most
+            total.stats.add(part.stats)
+        return total
 
     def to_json(self) -> dict[str, Any]:
         """Return the stats as JSON, for another process of the server."""
         return {**vars(self), "stats": self.stats.to_json()}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Self:
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
         """Parse the output of `to_json`."""
-        return cls(**{**told, "stats": Stats.from_json(told["stats"])})
+        return cls(**{**row, "stats": Stats.from_json(row["stats"])})
 
 
 class Memory(NamedTuple):

@@ -31,9 +31,9 @@ class SlowRequest(NamedTuple):
         return [*self[:3], words, self.address, self.name.decode("latin-1")]
 
     @classmethod
-    def from_json(cls, told: Sequence[Any]) -> Self:
+    def from_json(cls, row: Sequence[Any]) -> Self:
         """Parse the output of `to_json`."""
-        number, at_ms, microseconds, words, address, name = told
+        number, at_ms, microseconds, words, address, name = row
         words = [word.encode("latin-1") for word in words]
         return cls(number, at_ms, microseconds, words, address, name.encode("latin-1"))
 
@@ -49,13 +49,13 @@ class SlowLog:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def number_as(self, first: int, step: int) -> None:
+    def set_id_sequence(self, first: int, step: int) -> None:
         """Use the ids `first`, `first + step`, ...; each process of a server has its own sequence."""
         self._next_id, self._step = first, step
 
     def add(self, at_ms: int, microseconds: int, words: Sequence[bytes], address: str, name: bytes, most: int) -> None:
         """Store a request; the log keeps at most `most` requests."""
-        self._entries.appendleft(SlowRequest(self._next_id, at_ms, microseconds, shortened(words), address, name))
+        self._entries.appendleft(SlowRequest(self._next_id, at_ms, microseconds, truncated(words), address, name))
         self._next_id += self._step
         self.cut(most)
 
@@ -73,21 +73,21 @@ class SlowLog:
         return list(islice(self._entries, count))
 
 
-def together_as_one(requests: Sequence[Sequence[bytes]]) -> Sequence[bytes]:
+def batch_entry(requests: Sequence[Sequence[bytes]]) -> Sequence[bytes]:
     """Return one log entry for requests that were answered together: the first one, and the number of the others."""
     more = len(requests) - 1
     return [*requests[0], b"... (%d more requests)" % more] if more else requests[0]
 
 
-def shortened(words: Sequence[bytes], words_max: int = WORDS_MAX, bytes_max: int = WORD_BYTES_MAX) -> list[bytes]:
+def truncated(words: Sequence[bytes], words_max: int = WORDS_MAX, bytes_max: int = WORD_BYTES_MAX) -> list[bytes]:
     """Return a request's words cut to the limits of a log."""
     kept = list(words[:words_max])
     if len(words) > words_max:
         kept[-1] = b"... (%d more arguments)" % (len(words) - words_max + 1)
-    return [_shortened(bytes(word), bytes_max) for word in kept]
+    return [_truncated(bytes(word), bytes_max) for word in kept]
 
 
-def _shortened(word: bytes, bytes_max: int) -> bytes:
+def _truncated(word: bytes, bytes_max: int) -> bytes:
     left_out = len(word) - bytes_max
     return word if left_out <= 0 else b"%b... (%d more bytes)" % (word[:bytes_max], left_out)
 

@@ -171,12 +171,12 @@ class Stats:
         return {name: getattr(self, name) for name in SUMS} | counted
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Self:
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
         """Parse the output of `to_json`."""
-        commands = {name: CommandStats(**command_stats) for name, command_stats in told["commands"].items()}
-        made = cls(commands=commands, errors=Counter(told["errors"]), denied=Counter(told["denied"]))
+        commands = {name: CommandStats(**command_stats) for name, command_stats in row["commands"].items()}
+        made = cls(commands=commands, errors=Counter(row["errors"]), denied=Counter(row["denied"]))
         for name in SUMS:
-            setattr(made, name, told[name])
+            setattr(made, name, row[name])
         return made
 
     def sample(self, seconds: float) -> None:

@@ -118,7 +118,7 @@ cdef class Core:
     cdef int put_members(self, const uint8_t* run, size_t size, int64_t first, int64_t last, bint is_reversed, bint has_scores) except -2
 
 cdef class FastPath:
-    cdef object server, stats, make_rules, note_slow
+    cdef object server, stats, make_rules, record_slow
     cdef Core core
     cdef Output output
     cdef list command_stats_of, names

@@ -1263,11 +1263,11 @@ cdef class InputInterceptor:
 cdef class FastPath:
     """The core with the stages around it, for one server: access control, pushes before the replies, statistics.
 
-    make_rules: makes the `Rules` of a user. note_slow: records slow requests.
+    make_rules: makes the `Rules` of a user. record_slow: records slow requests.
     """
 
     def __cinit__(self, server, rules_of, note):
-        self.server, self.stats, self.make_rules, self.note_slow = server, server.stats, rules_of, note
+        self.server, self.stats, self.make_rules, self.record_slow = server, server.stats, rules_of, note
         self.core = Core()
         self.output.data, self.output.size = <char*>malloc(16384), 16384
         if self.output.data == NULL:
@@ -1372,7 +1372,7 @@ cdef class FastPath:
             if tracked is not None:
                 if tracked.redirect or tracked.is_optin or tracked.is_optout:
                     return 0
-                if tracked.remembers:
+                if tracked.records_reads:
                     keys = []
         self.was_tried = True
         started_ns = monotonic_ns()
@@ -1392,12 +1392,12 @@ cdef class FastPath:
         self.count(elapsed_ns)
         session.active_ms = server.view.now_ms
         session.last_command = self.names[core.last_command]
-        if elapsed_ns >= <int64_t>server.noted_ns:
-            self.note_slow(session, PyBytes_FromStringAndSize(<const char*>data, took), elapsed_ns)
+        if elapsed_ns >= <int64_t>server.slow_ns:
+            self.record_slow(session, PyBytes_FromStringAndSize(<const char*>data, took), elapsed_ns)
         if tracked is not None or epoch_feed is not None:
-            pushes = b"" if tracked is None else server.invalid_for(session)
+            pushes = b"" if tracked is None else server.pending_invalidations(session)
             if keys is not None:
-                server.tracking.remember(tracked, keys)
+                server.tracking.record_keys(tracked, keys)
             if epoch_feed is not None and server.change_counter != epoch_feed.change_counter:
                 pushes = server.pending_pushes(epoch_feed) + pushes
             if pushes:

@@ -222,7 +222,7 @@ cdef class Poller:
     cdef bint look_ahead(self, Transport transport) except -1:
         protocol = transport.protocol
         return (
-            protocol.is_calm
+            protocol.is_idle
             and not transport.is_closed
             and self.fast_path.look_ahead(protocol.session, <const uint8_t*>transport.input, transport.input_bytes)
         )
@@ -501,10 +501,10 @@ cdef class Transport:
         cdef Poller poller = self.poller
         cdef size_t took = 0, answered, before = poller.out.used
         protocol = self.protocol
-        cdef bint is_calm = poller.fast_path is not None and protocol.is_calm
+        cdef bint is_idle = poller.fast_path is not None and protocol.is_idle
         if self.interceptor is not None and self.interceptor.intercept(<const uint8_t*>data, size):
             return 0
-        if is_calm:
+        if is_idle:
             took = poller.fast_path.answer_front(protocol.session, <const uint8_t*>data, size, &poller.out)
             if took:
                 poller.input_bytes += took
@@ -520,7 +520,7 @@ cdef class Transport:
         self.drop_partial()
         if poller.fast_path is not None:
             poller.fast_path.drop_lookaheads()  # the general path may change anything now
-        if is_calm:
+        if is_idle:
             answered = took
             requests = poller.fast_path.remaining_requests(protocol.session, <const uint8_t*>data, size, &took)
             poller.input_bytes += took - answered

@@ -145,18 +145,18 @@ cdef inline int set_spec(Spec* spec, bytes name, uint32_t least, uint32_t most) 
 
 cdef inline int command_of(const Spec* specs, int count, const Word* name) noexcept nogil:
     """Return the number of the command that a name, in whatever case, is of; -1 for none of these."""
-    cdef uint64_t typed[2]
+    cdef uint64_t client_text[2]
     cdef int i
     if name.size > COMMAND_BYTES_MAX:
         return -1
-    typed[0] = typed[1] = 0
-    memcpy(typed, name.at, name.size)
+    client_text[0] = client_text[1] = 0
+    memcpy(client_text, name.at, name.size)
     for i in range(count):
         # Setting the case bit where the name has a letter makes that letter of nothing but its two cases.
         if (
             specs[i].size == name.size
-            and (typed[0] | specs[i].case_bits[0]) == specs[i].name[0]
-            and (typed[1] | specs[i].case_bits[1]) == specs[i].name[1]
+            and (client_text[0] | specs[i].case_bits[0]) == specs[i].name[0]
+            and (client_text[1] | specs[i].case_bits[1]) == specs[i].name[1]
         ):
             return i
     return -1

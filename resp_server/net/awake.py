@@ -16,14 +16,14 @@ class AwakeClock:
     def __init__(self, step_s_max: float, time: Callable[[], float] = monotonic) -> None:
         self._time = time
         self._step_s_max = step_s_max
-        self._ticked_s = self._shown_s = time()
+        self._ticked_s = self._time_s = time()
 
     def __call__(self) -> float:
-        return self._shown_s + min(self._time() - self._ticked_s, self._step_s_max)
+        return self._time_s + min(self._time() - self._ticked_s, self._step_s_max)
 
     def tick(self) -> float:
         """Advance the clock, and return the time."""
         now_s = self._time()
-        self._shown_s += min(now_s - self._ticked_s, self._step_s_max)
+        self._time_s += min(now_s - self._ticked_s, self._step_s_max)
         self._ticked_s = now_s
-        return self._shown_s
+        return self._time_s

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import hiredis
 
-from resp_server.net.tls import TlsFiles, context_for_url, why
+from resp_server.net.tls import TlsFiles, context_for_url, reason_of
 from state_backend.model.errors import SparkisError
 
 DEFAULT_PORT = 6379
@@ -37,7 +37,7 @@ class Client:
     ) -> None:
         self.address = f"{host}:{port}"
         self._timeout_s = timeout_s
-        self._has_heard = False
+        self._has_received = False
         self._reader = hiredis.Reader(encoding="utf-8", errors="replace", replyError=ClientError)
         try:
             self._socket = socket.create_connection((host, port), timeout_s)
@@ -79,7 +79,7 @@ class Client:
             self._socket = tls.wrap_socket(plain, server_hostname=host)
         except OSError as error:
             plain.close()
-            raise ClientError(f"cannot connect to {self.address}: {why(error)}") from None
+            raise ClientError(f"cannot connect to {self.address}: {reason_of(error)}") from None
 
     def call(self, *words: str, timeout_s: float | None = None) -> Any:
         """Send one command and return its reply; ClientError if the reply is an error or too late."""
@@ -90,18 +90,18 @@ class Client:
             while (reply := self._reader.gets()) is False:
                 received = self._socket.recv(READ_BYTES)
                 if not received:
-                    raise ClientError(f"{self.address} closed the connection{self._perhaps()}")
-                self._has_heard = True
+                    raise ClientError(f"{self.address} closed the connection{self._hint()}")
+                self._has_received = True
                 self._reader.feed(received)
         except OSError as error:
-            raise ClientError(f"{self.address} did not answer {words[0]}: {why(error)}") from None
+            raise ClientError(f"{self.address} did not answer {words[0]}: {reason_of(error)}") from None
         if isinstance(reply, ClientError):
             raise ClientError(f"{self.address}: {reply}")
         return reply
 
-    def _perhaps(self) -> str:
+    def _hint(self) -> str:
         """Return a hint for a connection that closes before its first reply: perhaps only one side speaks TLS."""
-        if self._has_heard:
+        if self._has_received:
             return ""
         is_encrypted = isinstance(self._socket, ssl.SSLSocket)
         return ": does it ask for a certificate?" if is_encrypted else ": does it speak TLS (rediss://)?"

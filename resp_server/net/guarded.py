@@ -14,15 +14,17 @@ class Breakable(Protocol):
         """Close the connection because of an exception outside of a request. Never raises."""
 
 
-Its = TypeVar("Its", bound=Breakable)
+ConnectionT = TypeVar("ConnectionT", bound=Breakable)
 Arguments = ParamSpec("Arguments")
 
 
-def alone(method: Callable[Concatenate[Its, Arguments], None]) -> Callable[Concatenate[Its, Arguments], None]:
+def isolated(
+    method: Callable[Concatenate[ConnectionT, Arguments], None],
+) -> Callable[Concatenate[ConnectionT, Arguments], None]:
     """Decorate a connection's method: an exception closes this connection only."""
 
     @wraps(method)
-    def run(self: Its, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> None:
+    def run(self: ConnectionT, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> None:
         try:
             method(self, *arguments, **named)
         except Exception as error:

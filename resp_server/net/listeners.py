@@ -148,16 +148,16 @@ class PolledListener:
             except OSError as error:
                 log.error("no client can be let in: %s; trying again in %s s", error, ACCEPT_PAUSE_S)
                 self._loop.remove_reader(self._listener.fileno())
-                self._loop.call_later(ACCEPT_PAUSE_S, self._go_on)
+                self._loop.call_later(ACCEPT_PAUSE_S, self._resume)
                 return
-            take_client(self._poller, client, self._connect())
+            add_client(self._poller, client, self._connect())
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self._listener.fileno() >= 0:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
 
-def take_client(poller: Any, client: socket.socket, connection: asyncio.Protocol) -> None:
+def add_client(poller: Any, client: socket.socket, connection: asyncio.Protocol) -> None:
     """Add a client's socket to a poller, with TCP_NODELAY set, as asyncio does."""
     client.setblocking(False)
     if client.family != socket.AF_UNIX:

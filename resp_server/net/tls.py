@@ -34,7 +34,7 @@ CERTIFICATE_BEGINS, CERTIFICATE_ENDS = "-----BEGIN CERTIFICATE-----", "-----END 
 KEY_ENDS = "PRIVATE KEY-----"
 # OpenSSL's errors for a key that does not match the certificate: for a key of the same type; for one of another type,
 # in OpenSSL 3 and in OpenSSL 1.
-NOT_ITS_KEY = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED", "KEY_TYPE_MISMATCH")
+KEY_MISMATCHES = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED", "KEY_TYPE_MISMATCH")
 
 # A handshake takes two round trips and a few milliseconds. A slow one delays no other client; it only counts as one of
 # the handshakes in progress (guess).
@@ -47,7 +47,7 @@ ACCEPT_PAUSE_S = 0.5
 
 
 # The TLS object of a connection, its input (encrypted bytes received), and its output (encrypted bytes to send).
-Secured = tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]
+EncryptedStream = tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]
 
 
 class TlsError(SparkisError):
@@ -142,7 +142,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     """Return the context for accepted connections; TlsError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _show(context, files)
+    _load_certificate(context, files)
     if files.ca is not None:
         _trust(context, files.ca)
     context.verify_mode = files.verify_mode
@@ -155,7 +155,7 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False
     if files.cert is not None:
-        _show(context, files)
+        _load_certificate(context, files)
     if files.ca is not None:
         _trust(context, files.ca)
     elif files.cert is not None:
@@ -178,11 +178,11 @@ def context_for_url(files: TlsFiles | None) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         _trust(context, files.ca)
     if files is not None and files.cert is not None:
-        _show(context, files)
+        _load_certificate(context, files)
     return context
 
 
-def _show(context: ssl.SSLContext, files: TlsFiles) -> None:
+def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
     assert files.cert is not None and files.key is not None
 
     def no_password() -> str:
@@ -193,7 +193,7 @@ def _show(context: ssl.SSLContext, files: TlsFiles) -> None:
     try:
         context.load_cert_chain(files.cert, files.key, no_password)
     except ssl.SSLError as error:
-        if error.reason in NOT_ITS_KEY:
+        if error.reason in KEY_MISMATCHES:
             raise TlsError(
                 f"{KEY_OPTION} {files.key} is not the key of {CERT_OPTION} {files.cert}; give the key that the "
                 "certificate was made for, and in that file the server's certificate before those of its chain"
@@ -234,7 +234,7 @@ class Certificates:
     def __init__(self, files: TlsFiles) -> None:
         """Load the files; TlsError."""
         self._files = files
-        self._seen = self._look()
+        self._seen = self._stamps()
         self._read()
 
     def for_client(self) -> ssl.SSLContext:
@@ -253,7 +253,7 @@ class Certificates:
         self._client = client_context(self._files)
         self._server = server
 
-    def _look(self) -> list[tuple[int, ...] | None]:
+    def _stamps(self) -> list[tuple[int, ...] | None]:
         """Return (mtime, size, inode) of each file, which differ once it was replaced; None for a missing one."""
         seen: list[tuple[int, ...] | None] = []
         for path in (self._files.cert, self._files.key, self._files.ca):
@@ -265,7 +265,7 @@ class Certificates:
         return seen
 
     def _renew(self) -> None:
-        seen = self._look()
+        seen = self._stamps()
         if seen == self._seen:
             return
         self._seen = seen
@@ -282,7 +282,7 @@ def certificates_of(files: TlsFiles | None) -> Certificates | None:
     return None if files is None else Certificates(files)
 
 
-def why(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Return the reason for a connection's error, for log lines and error texts."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message}"
@@ -295,7 +295,7 @@ def why(error: BaseException) -> str:
 # -- accepted connections ---------------------------------------------------------------------------------------------
 
 
-async def take_in(
+async def accept_tls(
     client: socket.socket, protocol: Callable[[], asyncio.Protocol], certificates: Certificates, poller: Any = None
 ) -> bool:
     """Do the TLS handshake with a client and connect it to a protocol; if it fails, close the socket and return False.
@@ -310,11 +310,11 @@ async def take_in(
             )
         else:
             async with asyncio.timeout(HANDSHAKE_S_MAX):
-                secured = await _shake_hands(client, context)
+                secured = await _handshake(client, context)
             poller.add_encrypted(client, protocol(), *secured)
     except OSError as error:  # includes ssl.SSLError
         level = logging.INFO if isinstance(error, ssl.SSLError) else logging.DEBUG
-        logger.log(level, "a client was not taken in: %s", why(error))
+        logger.log(level, "a client was not taken in: %s", reason_of(error))
         client.close()
         return False
     except asyncio.CancelledError:
@@ -323,7 +323,7 @@ async def take_in(
     return True
 
 
-async def _shake_hands(
+async def _handshake(
     client: socket.socket, context: ssl.SSLContext
 ) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
     """Do the server's side of a handshake. OSError if it fails, for example for the client's certificate."""
@@ -370,7 +370,7 @@ class TlsListener:
         self._take = take
         self._has_room = has_room
         self._loop = asyncio.get_running_loop()
-        self._arriving: set[asyncio.Task[bool]] = set()
+        self._handshakes: set[asyncio.Task[bool]] = set()
         self._is_closed = False
         self._listen()
 
@@ -379,7 +379,7 @@ class TlsListener:
         self._is_closed = True
         self._loop.remove_reader(self._listener)
         self._listener.close()
-        for task in self._arriving:
+        for task in self._handshakes:
             task.cancel()
 
     def _listen(self) -> None:
@@ -397,10 +397,10 @@ class TlsListener:
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(ACCEPT_PAUSE_S, self._listen)
                 return
-            if not self._has_room(len(self._arriving)):
+            if not self._has_room(len(self._handshakes)):
                 client.close()
                 continue
             client.setblocking(False)
             task = self._loop.create_task(self._take(client))
-            self._arriving.add(task)
-            task.add_done_callback(self._arriving.discard)
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)

@@ -23,7 +23,7 @@ from resp_server.registry.record import FencedError, RegistryLease
 from resp_server.registry.service import CONNECTIONS_MAX, Registry
 from resp_server.registry.standby import ANSWER_S_MAX, Connect, wait_for_absence
 from resp_server.serving.token import add_token_option, token_of
-from resp_server.serving.token_port import ARRIVING_MAX
+from resp_server.serving.token_port import UNAUTHENTICATED_MAX
 from state_backend.log.filesystems import Filesystem, open_filesystem
 
 logger = logging.getLogger("sparkis.registry")
@@ -89,7 +89,7 @@ def serve(options: argparse.Namespace) -> int:
 async def _run(options: argparse.Namespace, token: str, certificates: Certificates | None) -> None:
     """Assign slots until shutdown; a standby registry waits until the leader fails, each time."""
     host = _advertised(options)
-    raise_file_limit(CONNECTIONS_MAX + ARRIVING_MAX)
+    raise_file_limit(CONNECTIONS_MAX + UNAUTHENTICATED_MAX)
     filesystem = open_filesystem(options.log)
     filesystem.make_folder("")
     shutdown = asyncio.create_task(until_shutdown(watches_input=options.child))

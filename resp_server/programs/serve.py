@@ -291,20 +291,20 @@ async def _serve(
     folder: Path,
     supervised: Mapping[str, int],
 ) -> None:
-    readers: JobCatalog
+    catalog: JobCatalog
     server: Server | Workers
     raise_file_limit(config.clients_max)
     if options.workers > 1:
-        readers = server = Workers(config, options.workers)
+        catalog = server = Workers(config, options.workers)
         load_users(server.users)
         await server.start_processes()
     else:
         keyspace = Keyspace()
-        readers, server = LocalJobCatalog(keyspace), Server(keyspace, config)
+        catalog, server = LocalJobCatalog(keyspace), Server(keyspace, config)
         load_users(server.users)
     retention_ms = int(options.retention * 60_000) if options.compact else None
-    appliers = Appliers(readers, list(roots), folder, retention_ms=retention_ms)
-    server.watch_event_demand(appliers.tell_events)
+    appliers = Appliers(catalog, list(roots), folder, retention_ms=retention_ms)
+    server.watch_event_demand(appliers.record_events)
     token = os.environ.pop(TOKEN_VARIABLE, None)
     membership = TopologySource(server)
     control = ControlListener(appliers, membership, token, certificates_of(config.tls)) if token else None

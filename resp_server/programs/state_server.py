@@ -220,7 +220,7 @@ async def _serve(
     appliers = Appliers(
         LocalJobCatalog(keyspace), list(roots), folder, retention_ms=retention_ms, slots=identity.desired_slots
     )
-    server.watch_event_demand(appliers.tell_events)
+    server.watch_event_demand(appliers.record_events)
     ended = asyncio.Event()
     host, port = options.advertise or (_own_host(config.hosts[0]), None)
     link = RegistryClient(

@@ -65,10 +65,10 @@ def double_text(number: float) -> bytes:
     text = repr(number)
     if "n" in text or 1e-3 <= abs(number) < 1e4:
         return text.encode()  # infinite, or in a range where both layouts are equal
-    return _laid_out(text)
+    return _fpconv_text(text)
 
 
-def _laid_out(text: str) -> bytes:
+def _fpconv_text(text: str) -> bytes:
     """Write the shortest digits in fpconv's layout, which switches to an exponent at other numbers than Python."""
     sign, text = ("-", text[1:]) if text[0] == "-" else ("", text)
     mantissa, _, exponent = text.partition("e")

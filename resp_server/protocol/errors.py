@@ -186,7 +186,7 @@ def _one_line(text: str) -> bytes:
     return text.replace("\r", " ").replace("\n", " ").encode("utf-8", "surrogateescape")
 
 
-def typed(word: bytes) -> str:
+def client_text(word: bytes) -> str:
     """Return a client's word for use in a text."""
     return _c_text(word).decode("utf-8", "surrogateescape")
 
@@ -218,19 +218,19 @@ def unknown_command(request: Sequence[bytes]) -> PlainError:
         if len(echoed) >= ECHO_BYTES_MAX:
             break
         echoed += b"'%b' " % _c_text(word[: ECHO_BYTES_MAX - len(echoed)])
-    name = typed(request[0][:ECHO_BYTES_MAX])
+    name = client_text(request[0][:ECHO_BYTES_MAX])
     args = echoed.decode("utf-8", "surrogateescape")
     return PlainError(f"unknown command '{name}', with args beginning with: {args}")
 
 
 def unknown_subcommand(container: str, word: bytes) -> PlainError:
     """Return the error for `CLIENT FOO`."""
-    return PlainError(f"unknown subcommand '{typed(word[:ECHO_BYTES_MAX])}'. Try {container.upper()} HELP.")
+    return PlainError(f"unknown subcommand '{client_text(word[:ECHO_BYTES_MAX])}'. Try {container.upper()} HELP.")
 
 
 def wrong_subcommand(container: str, word: bytes) -> PlainError:
     """Return the error for too many arguments of a subcommand that takes some or none; `word` is it, as typed."""
-    name = typed(word[:ECHO_BYTES_MAX])
+    name = client_text(word[:ECHO_BYTES_MAX])
     return PlainError(f"unknown subcommand or wrong number of arguments for '{name}'. Try {container.upper()} HELP.")
 
 

@@ -74,7 +74,7 @@ def crc64(data: bytes, checksum: int = 0) -> int:
     return checksum
 
 
-def sealed(parts: Iterable[bytes], version: int) -> Iterator[bytes]:
+def with_footer(parts: Iterable[bytes], version: int) -> Iterator[bytes]:
     """Yield the parts, then the footer."""
     checksum = 0
     for part in parts:

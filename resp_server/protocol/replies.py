@@ -131,8 +131,8 @@ class Sliced:
     shape: type = list
     count: int | Iterator[int] | None = None
     # Called after the last step with the nanoseconds that all steps took.
-    when_made: Callable[[int], None] = lambda nanoseconds: None
-    acts: bool = False
+    on_finished: Callable[[int], None] = lambda nanoseconds: None
+    has_effect: bool = False
     is_silent: bool = False
 
 
@@ -273,8 +273,8 @@ class ReplyStream(Protocol):
     """A reply that is sent in steps. pins_epoch: the epoch stays pinned until the reply is sent."""
 
     pins_epoch: bool
-    held_bytes: int
-    has_begun: bool
+    buffered_bytes: int
+    has_started: bool
     is_done: bool
 
     def step(self) -> bytes:
@@ -291,62 +291,62 @@ class SlicedEncoder:
         self._sliced = sliced
         self._protocol = protocol
         self._count = sliced.count
-        self._held: deque[bytes] = deque()
-        self._waiting: deque[Reply] = deque()  # items of the last part
+        self._buffered: deque[bytes] = deque()
+        self._items_left: deque[Reply] = deque()  # items of the last part
         self._bulk: Iterator[bytes] | None = None
         self._items = 0
         self._total = 0
         self._is_last = False
         self._nanoseconds = 0
         self.pins_epoch = True
-        self.held_bytes = 0
-        self.has_begun = False
+        self.buffered_bytes = 0
+        self.has_started = False
         self.is_done = False
 
     def step(self) -> bytes:
         """Make the next part, and return the bytes that can be sent now, which may be none.
 
-        Exceptions of a part are raised here; before `has_begun` the reply can still be an error.
+        Exceptions of a part are raised here; before `has_started` the reply can still be an error.
         """
         started_ns = perf_counter_ns()
         try:
-            made = self._step()
-            return b"" if self._sliced.is_silent else made
+            out_bytes = self._step()
+            return b"" if self._sliced.is_silent else out_bytes
         finally:
             self._nanoseconds += perf_counter_ns() - started_ns
 
     def _step(self) -> bytes:
-        if self._bulk is not None or self._waiting:
-            return self._send_waiting()
+        if self._bulk is not None or self._items_left:
+            return self._send_items()
         if self._is_last:
-            return self._send_held()
+            return self._send_buffered()
         if self._count is not None and not isinstance(self._count, int):
             return self._add_up(self._count)
         part = next(self._sliced.parts, None)
         if part is None:
-            return self._end()
+            return self._finish()
         if self._sliced.shape is int:
             self._total += sum(part)
             return b""
         if self._sliced.shape is FirstOf:
-            return self._only(part[0]) if part else b""
+            return self._send_only(part[0]) if part else b""
         self._items += len(part)
         if not part:
             return b""
         if type(part) is LongItems:
-            self._waiting.extend(part)
-            return self._begin() + self._send_waiting()
+            self._items_left.extend(part)
+            return self._start() + self._send_items()
         items = encode_items(part, self._protocol)
         if self._count is None:
-            self._held.append(items)
-            self.held_bytes += len(items)
+            self._buffered.append(items)
+            self.buffered_bytes += len(items)
             return b""
-        return self._begin() + items
+        return self._start() + items
 
     def close(self) -> None:
         """Release the pinned epoch. Call it once, at the end or at an early end."""
         self._sliced.release()
-        self._sliced.when_made(self._nanoseconds)
+        self._sliced.on_finished(self._nanoseconds)
 
     def _add_up(self, numbers: Iterator[int]) -> bytes:
         number = next(numbers, None)
@@ -356,12 +356,12 @@ class SlicedEncoder:
             self._total += number
         return b""
 
-    def _only(self, item: Reply) -> bytes:
-        self._waiting.append(item)
-        self._is_last = self.has_begun = True
-        return self._send_waiting()
+    def _send_only(self, item: Reply) -> bytes:
+        self._items_left.append(item)
+        self._is_last = self.has_started = True
+        return self._send_items()
 
-    def _send_waiting(self) -> bytes:
+    def _send_items(self) -> bytes:
         """Encode the rest of the last part: a piece of a long item, or the items up to the next long one."""
         out: list[bytes] = []
         if self._bulk is not None:
@@ -371,39 +371,39 @@ class SlicedEncoder:
             self._bulk = None
             out.append(b"\r\n")
         size = 0
-        while self._waiting and self._bulk is None and size < STEP_BYTES_MAX:
-            item = self._waiting.popleft()
+        while self._items_left and self._bulk is None and size < STEP_BYTES_MAX:
+            item = self._items_left.popleft()
             if type(item) is LongBulk:
                 out.append(b"$%d\r\n" % item.length)
                 self._bulk = item.parts
             elif type(item) is LongItems:
                 out.append(encode_header(list, len(item), self._protocol))
-                self._waiting.extendleft(reversed(item))
+                self._items_left.extendleft(reversed(item))
             elif type(item) is LongPair:
                 out.append(b"*2\r\n" if self._protocol >= 3 else b"")
-                self._waiting.extendleft(reversed(item))
+                self._items_left.extendleft(reversed(item))
             else:
                 out.append(encode(item, self._protocol))
                 size += len(out[-1])
-        self.is_done = self._is_last and not self._held and not self._waiting and self._bulk is None
+        self.is_done = self._is_last and not self._buffered and not self._items_left and self._bulk is None
         return b"".join(out)
 
-    def _send_held(self) -> bytes:
+    def _send_buffered(self) -> bytes:
         out: list[bytes] = []
         size = 0
-        while self._held and size < STEP_BYTES_MAX:
-            out.append(self._held.popleft())
+        while self._buffered and size < STEP_BYTES_MAX:
+            out.append(self._buffered.popleft())
             size += len(out[-1])
-        self.is_done = not self._held
+        self.is_done = not self._buffered
         return b"".join(out)
 
-    def _begin(self) -> bytes:
-        if self.has_begun:
+    def _start(self) -> bytes:
+        if self.has_started:
             return b""
-        self.has_begun = True
+        self.has_started = True
         return encode_header(self._sliced.shape, cast(int, self._count), self._protocol)
 
-    def _end(self) -> bytes:
+    def _finish(self) -> bytes:
         self.is_done = True
         if self._sliced.shape is int:
             return encode(self._total, self._protocol)
@@ -412,7 +412,7 @@ class SlicedEncoder:
         per_count = 2 if self._sliced.shape is dict else 1
         if self._count is None:
             self._count = self._items // per_count
-            self._is_last, self.is_done = True, not self._held
+            self._is_last, self.is_done = True, not self._buffered
         elif self._items != cast(int, self._count) * per_count:
             raise RuntimeError(f"a sliced reply promised {self._count} items and made {self._items}")
-        return self._begin()
+        return self._start()

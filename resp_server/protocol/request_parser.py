@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from resp_server.protocol.errors import ProtocolError, QueryBufferError, typed
+from resp_server.protocol.errors import ProtocolError, QueryBufferError, client_text
 from resp_server.protocol.inline import inline_words
 
 Request = Sequence[bytes]
@@ -93,7 +93,7 @@ class RequestParser:
         self.has_more = False
         self._chunks: list[bytes] = []
         self._chunk_bytes = 0
-        self._wanted_bytes = 0
+        self._needed_bytes = 0
         self._arguments: list[bytes] = []
         self._argument_bytes = 0
         self._missing = 0
@@ -111,7 +111,7 @@ class RequestParser:
         if self._chunks:
             self._chunks.append(data)
             self._chunk_bytes += len(data)
-            if self._chunk_bytes < self._wanted_bytes:
+            if self._chunk_bytes < self._needed_bytes:
                 self._check_size()
                 return []
             data = b"".join(self._chunks)
@@ -126,8 +126,8 @@ class RequestParser:
                 self._chunk_bytes = 0
                 return requests
             if rest and requests:  # the rest of the portion may be split together with the bytes after it
-                self._chunks, self._chunk_bytes, self._wanted_bytes = [data], len(data), 0
-                self._put_off(rest)
+                self._chunks, self._chunk_bytes, self._needed_bytes = [data], len(data), 0
+                self._buffer_rest(rest)
                 self._check_size()
                 return requests
         try:
@@ -135,20 +135,20 @@ class RequestParser:
         except ProtocolError as error:
             self.error = error
         if rest and self.error is None:
-            self._put_off(rest)
+            self._buffer_rest(rest)
         self._check_size()
         return requests
 
     def _portion_of(self, data: bytes) -> tuple[bytes, bytes]:
         """Return the first portion, and the rest. An argument whose length is known is never cut."""
-        size = max(PORTION_BYTES, self._wanted_bytes)
+        size = max(PORTION_BYTES, self._needed_bytes)
         return data[:size], data[size:]
 
-    def _put_off(self, rest: bytes) -> None:
+    def _buffer_rest(self, rest: bytes) -> None:
         """Buffer the bytes after a portion."""
         self._chunks.append(rest)
         self._chunk_bytes += len(rest)
-        self.has_more = self._chunk_bytes >= self._wanted_bytes
+        self.has_more = self._chunk_bytes >= self._needed_bytes
 
     def _check_size(self) -> None:
         if self.buffered_bytes > self.limits.query_buffer_bytes_max and self.error is None:
@@ -162,7 +162,7 @@ class RequestParser:
     def _parse(self, data: bytes, requests: list[Request]) -> None:
         """Parse bytes step by step; buffer the unfinished rest."""
         at = 0
-        self._wanted_bytes = 0
+        self._needed_bytes = 0
         steps = PORTION_STEPS if self._in_portions else len(data)
         while at < len(data):
             before = len(requests)
@@ -175,7 +175,7 @@ class RequestParser:
                 self.has_more = at < len(data)
                 break
         self._chunk_bytes = len(data) - at
-        self._wanted_bytes = max(0, self._wanted_bytes - at)
+        self._needed_bytes = max(0, self._needed_bytes - at)
         if self._chunk_bytes:
             self._chunks = [data[at:]]
 
@@ -206,13 +206,13 @@ class RequestParser:
         if line_end < 0:
             return at
         if data[at] != 0x24:  # $
-            raise ProtocolError(f"expected '$', got '{typed(data[at : at + 1])}'")
+            raise ProtocolError(f"expected '$', got '{client_text(data[at : at + 1])}'")
         if self._missing > WORDS_MAX:
             raise ProtocolError("invalid multibulk length")
         start = line_end + 2
         end = start + self._bulk_length(data[at + 1 : line_end])
         if len(data) < end + 2:
-            self._wanted_bytes = end + 2
+            self._needed_bytes = end + 2
             return at
         if data[end : end + 2] != b"\r\n":
             raise ProtocolError("expected a line end after a bulk string")
@@ -269,10 +269,10 @@ def split_requests(data: bytes) -> tuple[list[Request], bytes]:
         texts = parts[2::2]
         return ([texts], parts[last]) if parts[1:last:2] == _length_lines(texts) else ([], data)
     heads = parts[: last - last % stride : stride]
-    alike = len(heads) if heads.count(parts[0]) == len(heads) else _alike(heads)
-    if not count or not alike:
+    equal_count = len(heads) if heads.count(parts[0]) == len(heads) else _count_equal(heads)
+    if not count or not equal_count:
         return [], data
-    end = alike * stride
+    end = equal_count * stride
     words = parts[:end]
     del words[::stride]
     texts = words[1::2]
@@ -319,7 +319,7 @@ def _length_lines(texts: Sequence[bytes]) -> list[bytes]:
         return []
 
 
-def _alike(lines: Sequence[bytes]) -> int:
+def _count_equal(lines: Sequence[bytes]) -> int:
     """Return the number of lines at the front that equal the first."""
     return next((at for at, line in enumerate(lines) if line != lines[0]), len(lines))
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 from resp_server.client.connection import Connection, ConnectionHost
-from resp_server.net.guarded import alone
+from resp_server.net.guarded import isolated
 from resp_server.proxy.compiled import ClientForwarder
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.session.epoch_feed import ReplyEpochs
@@ -24,7 +24,7 @@ class ProxyConnection(Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         hop = self._proxy_dispatcher.hop
-        if hop is None or ClientForwarder is None or not self.is_calm:
+        if hop is None or ClientForwarder is None or not self.is_idle:
             return
         self._forwarder = ClientForwarder(hop, self, self.transmit)
         if self.is_polled:
@@ -46,7 +46,7 @@ class ProxyConnection(Connection):
         """Return the error reply for an exception."""
         return self._proxy_dispatcher.error_reply(error)
 
-    @alone
+    @isolated
     def resend(self, data: bytes, epochs: ReplyEpochs) -> None:
         """Answer requests by the general path, from servers that have reached the epochs of all replies so far."""
         self.session.seen.add(epochs)
@@ -60,8 +60,8 @@ class ProxyConnection(Connection):
         data = self.take_input()
         if self.takes_requests and self.session.is_plain:
             if not data or (not self._forwarder.forward(data) and self._forwarder.store_partial(data)):
-                self.is_calm = True
-            if self.is_calm or self.is_handed_over:
+                self.is_idle = True
+            if self.is_idle or self.is_handed_over:
                 self.await_input()
                 return
         self.answer_soon(data)

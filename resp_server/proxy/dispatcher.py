@@ -19,7 +19,7 @@ from resp_server.commands.generic import cursor
 from resp_server.commands.sort import check_request
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import SPELLINGS_MAX, Dispatcher, Later, end_caching, keys_read, release_reply
-from resp_server.execution.long_requests import RequestSplit, head_of, is_whole, too_long
+from resp_server.execution.long_requests import RequestSplit, first_portion, may_run_unsplit, too_long
 from resp_server.execution.slow_requests import NEVER_NS
 from resp_server.metrics.stats import CommandStats
 from resp_server.protocol.errors import (
@@ -47,7 +47,7 @@ from resp_server.proxy.transactions import ProxyExec, ProxyWatch
 from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import TrackingState
-from resp_server.session.transaction import check_room_to_watch
+from resp_server.session.transaction import check_watch_limits
 from state_backend.model.slots import slot_of
 
 # The keys of a long request that are requested at once. Each slot among them costs a request (measured: 20 to 80 us).
@@ -173,7 +173,7 @@ class ProxyDispatcher(Dispatcher):
             if request[0].lower() == b"exec":
                 session.end_transaction()
             else:
-                session.transaction.is_void = True
+                session.transaction.is_aborted = True
         batch.refuse(index, error)
 
     def _check(self, context: CommandContext, command: Command, request: Request) -> None:
@@ -195,7 +195,7 @@ class ProxyDispatcher(Dispatcher):
         split = super()._split_of(command, request)
         if split is None or (policy_of(command) is RequestPolicy.BY_KEYS and split.shape in (int, list)):
             return split
-        if not is_whole(request):
+        if not may_run_unsplit(request):
             raise too_long(command)
         return None
 
@@ -204,9 +204,9 @@ class ProxyDispatcher(Dispatcher):
         session = context.session
         command = self._table.find(request)
         command.check_arity(request)
-        self._check(context, command, head_of(request))
+        self._check(context, command, first_portion(request))
         split = self._split_of(command, request)
-        if session.transaction is not None and not is_whole(request):
+        if session.transaction is not None and not may_run_unsplit(request):
             raise too_long(command)
         if split is None or session.transaction is not None or session.db != 0:
             return False
@@ -235,7 +235,7 @@ class ProxyDispatcher(Dispatcher):
         key = request[single_key_at(command)]
         number, slot = self.target_of(key)
         cluster, index = self._applications.each[number], batch.expect()
-        tracked = session.tracked if session.tracked is not None and session.tracked.remembers else None
+        tracked = session.tracked if session.tracked is not None and session.tracked.records_reads else None
 
         def send(packed: bytes) -> None:
             sink: ReplySink = batch if tracked is None else TrackingRecorder(batch, index, tracking, tracked, [key])
@@ -282,7 +282,7 @@ class ProxyDispatcher(Dispatcher):
         """
         session, transaction = context.session, context.session.transaction
         name, words = command.name, len(request)
-        is_exec = name == "exec" and words == 1 and transaction is not None and not transaction.is_void
+        is_exec = name == "exec" and words == 1 and transaction is not None and not transaction.is_aborted
         is_watch = name == "watch" and words > 1 and transaction is None and session.db == 0
         if (is_exec or is_watch) and self._may_forward(context, command, request):
             if transaction is not None:
@@ -348,7 +348,7 @@ class ProxyDispatcher(Dispatcher):
         try:
             if len(request) > PORTION_WORDS:
                 raise too_long(self.command(request), PORTION_WORDS)
-            check_room_to_watch(session.watched, new)
+            check_watch_limits(session.watched, new)
             numbers = [self.target_of(key)[0] for key in new]
         except ReplyError:
             self._stats.command_stats("watch").failed += 1
@@ -438,7 +438,7 @@ class ProxyDispatcher(Dispatcher):
                 raise ClusterDownError
             batch.send(cluster, pack((*within(session.user), *request)), 0, is_silent, master)
             return True
-        tracked = session.tracked if session.tracked is not None and session.tracked.remembers else None
+        tracked = session.tracked if session.tracked is not None and session.tracked.records_reads else None
         if command.name == "mget" and tracked is None and self._forward_mget(command, request, session, batch):
             return True
         found = split_by_slot(command.facts, request, self.target_of)
@@ -560,7 +560,7 @@ class ProxyDispatcher(Dispatcher):
         reply = self.reply_to(context, request)
         if isinstance(reply, Sliced):
             reply.is_silent = context.session.is_silent
-            if reply.is_silent and not reply.acts:
+            if reply.is_silent and not reply.has_effect:
                 reply.release()
                 return None
             if not batch.missing:

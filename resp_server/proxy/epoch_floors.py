@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from resp_server.proxy.slot_map import ends_of_runs
-from resp_server.session.epoch_feed import GONE, NOTHING, Epochs, ReplyEpochs, latest
+from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, ReplyEpochs, latest
 from state_backend.model.slots import SLOTS
 
 
 def has_reached(epochs: Epochs, floor: Epochs, removed: Collection[str] = ()) -> bool:
     """Tell whether a server at these epochs has reached a floor; removed jobs do not count."""
-    return all(epochs.get(job, GONE) >= reached for job, reached in floor.items() if job not in removed)
+    return all(epochs.get(job, REMOVED) >= reached for job, reached in floor.items() if job not in removed)
 
 
 def is_behind(epochs: Epochs, seen: Epochs) -> bool:
@@ -36,7 +36,7 @@ def union_of(epochs: ReplyEpochs, more: ReplyEpochs) -> ReplyEpochs:
 def indexes_behind(replies: Sequence[ReplyEpochs]) -> list[int]:
     """Return the indexes of the replies that are from earlier epochs than a reply before them."""
     found = []
-    newest: Epochs = NOTHING
+    newest: Epochs = EMPTY_EPOCHS
     for number, epochs in enumerate(replies):
         if any(is_behind(each, newest) for each in epochs):
             found.append(number)
@@ -49,7 +49,7 @@ class EpochFloors:
     """The floor of each slot. Slots with the same history share one."""
 
     def __init__(self) -> None:
-        self.by_slot: list[Epochs] = [NOTHING] * SLOTS
+        self.by_slot: list[Epochs] = [EMPTY_EPOCHS] * SLOTS
         self._ends: list[int] | None = None
 
     @property

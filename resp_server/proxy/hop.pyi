@@ -35,7 +35,7 @@ class HopConnection(Protocol):
     """A client's connection (`proxy.connection.ProxyConnection`)."""
 
     session: Session
-    is_calm: bool
+    is_idle: bool
 
     @property
     def is_drained(self) -> bool: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from resp_server.session.epoch_feed import GONE, Reached
+from resp_server.session.epoch_feed import REMOVED, JobEpoch
 from state_backend.model.descriptor import KeyFormat
 
 
@@ -33,9 +33,9 @@ class JobKeys:
         """Tell whether the key formats of all jobs are known."""
         return self.has_formats and self._writers.items() <= self._format_terms.items()
 
-    def epoch_reported(self, job: str, reached: Reached) -> bool:
+    def epoch_reported(self, job: str, reached: JobEpoch) -> bool:
         """Handle a server's announcement of a job's epoch; tell whether its key formats have to be requested."""
-        if reached == GONE or reached[0] <= self._writers.get(job, -1):
+        if reached == REMOVED or reached[0] <= self._writers.get(job, -1):
             return False
         self._writers[job] = reached[0]
         return True

@@ -27,7 +27,7 @@ import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
 from resp_server.execution.context import ServerContext
-from resp_server.net.tls import why
+from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import ClusterDownError, PlainError
 from resp_server.protocol.replies import Frames, Pending, Reply
 from resp_server.protocol.request_parser import Request
@@ -37,11 +37,17 @@ from resp_server.proxy.requests import PING, BackgroundSink, UpstreamRequest
 from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.proxy.upstream_connection import ConnectionKey
 from resp_server.push.deliveries import TURN_NS_MAX
-from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE, may_be_of_keys
+from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE, may_match_notifications
 from resp_server.push.message_bus import MessageBus
-from resp_server.push.pubsub import OWN_CHANNELS, Found, MessageBatch
+from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch, ReceiverCount
 from resp_server.session.session import Session
-from resp_server.session.subscriptions import SUBSCRIBED_BYTES_MAX, SUBSCRIPTIONS_MAX, Way, check_name, message
+from resp_server.session.subscriptions import (
+    SUBSCRIBED_BYTES_MAX,
+    SUBSCRIPTIONS_MAX,
+    SubscriptionKind,
+    check_name,
+    message,
+)
 from state_backend.model.slots import slot_of
 
 logger = logging.getLogger("sparkis.proxy")
@@ -56,14 +62,18 @@ NAMES_PER_REQUEST = 1_000
 # The longest pause of reading a server's messages while slow clients do not read theirs.
 SLOW_CLIENT_WAIT_S = 1.0
 SLOW_CLIENT_POLL_S = 0.01
-VERBS = {Way.CHANNEL: b"SUBSCRIBE", Way.PATTERN: b"PSUBSCRIBE", Way.SHARD: b"SSUBSCRIBE"}
+VERBS = {
+    SubscriptionKind.CHANNEL: b"SUBSCRIBE",
+    SubscriptionKind.PATTERN: b"PSUBSCRIBE",
+    SubscriptionKind.SHARD: b"SSUBSCRIBE",
+}
 
 # The channels and patterns that a server is asked for.
-Names = dict[Way, set[bytes]]
+Names = dict[SubscriptionKind, set[bytes]]
 
 
 def _no_names() -> Names:
-    return {way: set() for way in VERBS}
+    return {kind: set() for kind in VERBS}
 
 
 class RelayConnection(asyncio.Protocol):
@@ -96,9 +106,9 @@ class RelayConnection(asyncio.Protocol):
         count = sum(map(len, self.desired.values()))
         return count < SUBSCRIPTIONS_MAX and self._desired_bytes + len(name) <= SUBSCRIBED_BYTES_MAX
 
-    def set_desired(self, way: Way, name: bytes, is_desired: bool) -> None:
+    def set_desired(self, kind: SubscriptionKind, name: bytes, is_desired: bool) -> None:
         """Add a channel or pattern to this connection, or remove it."""
-        names = self.desired[way]
+        names = self.desired[kind]
         if is_desired is (name in names):
             return
         if is_desired:
@@ -107,7 +117,7 @@ class RelayConnection(asyncio.Protocol):
         else:
             names.remove(name)
             self._desired_bytes -= len(name)
-        self._changed[way].add(name)
+        self._changed[kind].add(name)
 
     def sync(self, events: str) -> None:
         """Subscribe to desired names, unsubscribe from others; connect if there is no connection."""
@@ -120,16 +130,16 @@ class RelayConnection(asyncio.Protocol):
         if events != self._events:
             self._events = events
             words.append((b"STATE", b"NOTIFY", events.encode()))
-        for way, verb in VERBS.items():
-            changed, has = self._changed[way], self._subscribed[way]
+        for kind, verb in VERBS.items():
+            changed, has = self._changed[kind], self._subscribed[kind]
             if not changed:
                 continue
-            added, removed = (changed & self.desired[way]) - has, (changed & has) - self.desired[way]
+            added, removed = (changed & self.desired[kind]) - has, (changed & has) - self.desired[kind]
             words += _in_chunks(verb.replace(b"SUB", b"UNSUB"), removed)
             words += _in_chunks(verb, added)
             has -= removed
             has |= added
-            self._changed[way] = set()
+            self._changed[kind] = set()
         if words:
             self.pings += 1
             self._transport.write(b"".join([*map(pack, words), PING]))
@@ -142,7 +152,7 @@ class RelayConnection(asyncio.Protocol):
                 context = None if certificates is None else certificates.for_server()
                 transport, _ = await self._loop.create_connection(lambda: self, host, int(port), ssl=context)
         except (OSError, TimeoutError) as error:
-            logger.warning("no messages from %s: %s", self.address, why(error) or "it does not reply")
+            logger.warning("no messages from %s: %s", self.address, reason_of(error) or "it does not reply")
             self._not_before_s = self._loop.time() + PAUSE_S
             return
         finally:
@@ -151,7 +161,7 @@ class RelayConnection(asyncio.Protocol):
         words += [(b"HELLO", b"3"), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
         transport.write(b"".join(map(pack, words)))
         self._transport, self._subscribed, self._events = transport, _no_names(), None
-        self._changed = {way: set(names) for way, names in self.desired.items()}
+        self._changed = {kind: set(names) for kind, names in self.desired.items()}
         self._silent_checks = 0
         self.pings = self.pongs = self.pings - 1  # the next ping stands for those of the lost connection
         self._relay.sync()
@@ -243,20 +253,22 @@ class RelayConnection(asyncio.Protocol):
     def _receive(self, batch: MessageBatch, push: Sequence[Any]) -> Iterator[None]:
         match push:
             case [b"message", bytes(channel), bytes(text)]:
-                yield from self._relay.deliver(batch, self, Way.CHANNEL, channel, channel, text)
+                yield from self._relay.deliver(batch, self, SubscriptionKind.CHANNEL, channel, channel, text)
             case [b"pmessage", bytes(pattern), bytes(channel), bytes(text)]:
-                yield from self._relay.deliver(batch, self, Way.PATTERN, pattern, channel, text)
+                yield from self._relay.deliver(batch, self, SubscriptionKind.PATTERN, pattern, channel, text)
             case [b"smessage", bytes(channel), bytes(text)]:
-                yield from self._relay.deliver(batch, self, Way.SHARD, channel, channel, text)
+                yield from self._relay.deliver(batch, self, SubscriptionKind.SHARD, channel, channel, text)
             case [b"sunsubscribe", bytes(channel), _]:
-                self._subscribed[Way.SHARD].discard(channel)  # its slot has moved; the new owner is subscribed soon
-                self._changed[Way.SHARD].add(channel)
+                self._subscribed[SubscriptionKind.SHARD].discard(
+                    channel
+                )  # its slot has moved; the new owner is subscribed soon
+                self._changed[SubscriptionKind.SHARD].add(channel)
 
     def _refused(self, reason: str) -> None:
         """Subscribe again at the next check after a refusal: most likely a slot has moved."""
         logger.warning("%s refused a subscription: %s", self.address, reason)
-        self._subscribed[Way.SHARD].clear()
-        self._changed[Way.SHARD] |= self.desired[Way.SHARD]
+        self._subscribed[SubscriptionKind.SHARD].clear()
+        self._changed[SubscriptionKind.SHARD] |= self.desired[SubscriptionKind.SHARD]
         if reason.startswith("MOVED"):
             self.cluster.refresh(self.address)
 
@@ -298,7 +310,9 @@ class PubsubRelay:
         self._hub = server.message_bus.hub
         # By application and address. A server limits the subscriptions of a connection; further ones get another.
         self._connections: defaultdict[tuple[int, str], list[RelayConnection]] = defaultdict(list)
-        self._changed: dict[tuple[Way, bytes], None] = {}  # subscribed or unsubscribed by clients since `sync`
+        self._changed: dict[
+            tuple[SubscriptionKind, bytes], None
+        ] = {}  # subscribed or unsubscribed by clients since `sync`
         self._home: str | None = None
         self._waiting: list[tuple[dict[RelayConnection, int], Callable[[], None]]] = []
         self._epochs: dict[tuple[int, str], tuple[int, int]] = {}
@@ -334,9 +348,9 @@ class PubsubRelay:
         cluster = self._applications.each[number]
         return list(dict.fromkeys(cluster.active_server(master) for master in cluster.slots.counts))
 
-    def _subscriptions_changed(self, way: Way, name: bytes) -> None:
-        self._also_on_change(way, name)
-        self._changed[way, name] = None
+    def _subscriptions_changed(self, kind: SubscriptionKind, name: bytes) -> None:
+        self._also_on_change(kind, name)
+        self._changed[kind, name] = None
         self.sync_soon()
 
     def sync_soon(self) -> None:
@@ -352,12 +366,14 @@ class PubsubRelay:
         if layout != self._last_layout:
             self._last_layout = layout
             desired = (
-                (way, name)
+                (kind, name)
                 for connection in self._each()
-                for way, names in connection.desired.items()
+                for kind, names in connection.desired.items()
                 for name in names
             )
-            self._changed = dict.fromkeys([*desired, *((way, name) for way in Way for name in self._hub.names(way))])
+            self._changed = dict.fromkeys(
+                [*desired, *((kind, name) for kind in SubscriptionKind for name in self._hub.names(kind))]
+            )
         self._assign()
         closed = {connection for connection in self._each() if connection.is_empty}
         for target, connections in list(self._connections.items()):
@@ -388,7 +404,7 @@ class PubsubRelay:
 
     @property
     def _is_empty(self) -> bool:
-        return self._hub.is_empty and not self._hub.names(Way.SHARD)
+        return self._hub.is_empty and not self._hub.names(SubscriptionKind.SHARD)
 
     def _assign(self) -> None:
         """Assign changed names to the connections of the servers that have their messages."""
@@ -398,21 +414,23 @@ class PubsubRelay:
         ]
         at_home = [] if self.home is None else [(0, self.home)]
         first = self._applications.each[0]
-        for way, name in changed:
+        for kind, name in changed:
             targets: list[tuple[int, str]] = []
-            if name not in self._hub.names(way) or (way is not Way.SHARD and name.startswith(OWN_CHANNELS)):
+            if name not in self._hub.names(kind) or (
+                kind is not SubscriptionKind.SHARD and name.startswith(OWN_CHANNELS)
+            ):
                 pass
-            elif way is Way.SHARD:
+            elif kind is SubscriptionKind.SHARD:
                 owner = first.slots.owners[slot_of(name)]
                 targets = [] if owner is None else [(0, first.active_server(owner))]
             else:
-                targets = everywhere if may_be_of_keys(way, name) else at_home
+                targets = everywhere if may_match_notifications(kind, name) else at_home
             for target in {*self._connections, *targets}:
-                self._assign_name(target, way, name, target in targets)
+                self._assign_name(target, kind, name, target in targets)
 
-    def _assign_name(self, target: tuple[int, str], way: Way, name: bytes, is_desired: bool) -> None:
+    def _assign_name(self, target: tuple[int, str], kind: SubscriptionKind, name: bytes, is_desired: bool) -> None:
         connections = self._connections[target]
-        holder = next((connection for connection in connections if name in connection.desired[way]), None)
+        holder = next((connection for connection in connections if name in connection.desired[kind]), None)
         if holder is None and is_desired:
             holder = next((connection for connection in connections if connection.has_room(name)), None)
             if holder is None:
@@ -420,7 +438,7 @@ class PubsubRelay:
                 holder = RelayConnection(self, self._applications.each[number], address)
                 connections.append(holder)
         if holder is not None:
-            holder.set_desired(way, name, is_desired)
+            holder.set_desired(kind, name, is_desired)
 
     def _check(self) -> None:
         """Announce epochs that all shards have reached; sync if active servers changed; check the connections."""
@@ -451,22 +469,28 @@ class PubsubRelay:
     # -- called by connections ----------------------------------------------------------------------------------------
 
     def deliver(
-        self, batch: MessageBatch, connection: RelayConnection, way: Way, name: bytes, channel: bytes, text: bytes
+        self,
+        batch: MessageBatch,
+        connection: RelayConnection,
+        kind: SubscriptionKind,
+        name: bytes,
+        channel: bytes,
+        text: bytes,
     ) -> Iterator[None]:
         """Deliver a message to the clients subscribed to its channel or pattern, one client a step."""
-        is_of_keys = way is not Way.SHARD and channel.startswith((KEYSPACE, KEYEVENT))
+        is_of_keys = kind is not SubscriptionKind.SHARD and channel.startswith((KEYSPACE, KEYEVENT))
         is_from_home = connection.address == self._home and connection.cluster is self._applications.each[0]
-        if channel.startswith(OWN_CHANNELS) or not (is_of_keys or is_from_home or way is Way.SHARD):
+        if channel.startswith(OWN_CHANNELS) or not (is_of_keys or is_from_home or kind is SubscriptionKind.SHARD):
             return
         key = text if channel.startswith(KEYEVENT) else channel.removeprefix(KEYSPACE)
         frames: dict[int, bytes] = {}
-        for session in self._hub.sessions(way, name):
-            if not session.is_subscribed(way, name):
+        for session in self._hub.sessions(kind, name):
+            if not session.is_subscribed(kind, name):
                 continue  # it has unsubscribed
             if is_of_keys and not (session.user.is_unrestricted or session.user.can_read(key)):
                 continue
             if session.protocol not in frames:
-                frames[session.protocol] = message(way, name, channel, text, session.protocol)
+                frames[session.protocol] = message(kind, name, channel, text, session.protocol)
             batch.add(session, frames[session.protocol])
             yield
 
@@ -504,8 +528,8 @@ class PubsubRelay:
 
     def disconnect_listeners(self, connection: RelayConnection) -> None:
         """Disconnect the clients that may have missed a message."""
-        for way, names in connection.desired.items():
-            for session in [each for name in names for each in self._hub.sessions(way, name)]:
+        for kind, names in connection.desired.items():
+            for session in [each for name in names for each in self._hub.sessions(kind, name)]:
                 if session.id in self.server.sessions:
                     self.server.clients.cut(
                         session.id, f"the connection to {connection.address}, which sends its messages, was lost"
@@ -541,7 +565,9 @@ class ProxyMessageBus(MessageBus):
         self.applications = applications
         self.relay = relay
 
-    def publish(self, publisher: Session, way: Way, channel: bytes, text: bytes, *, is_forwarded: bool = True) -> Reply:
+    def publish(
+        self, publisher: Session, kind: SubscriptionKind, channel: bytes, text: bytes, *, is_forwarded: bool = True
+    ) -> Reply:
         if channel.startswith(OWN_CHANNELS):
             raise PlainError(f"channels that begin with {OWN_CHANNELS.decode()} are the server's own")
         cluster = self.applications.each[0]
@@ -549,16 +575,16 @@ class ProxyMessageBus(MessageBus):
         if home is None:
             raise ClusterDownError
         check_name(channel)
-        found = Found()  # the proxy's own clients: the server counts their relay connections
+        found = ReceiverCount()  # the proxy's own clients: the server counts their relay connections
         pending = Pending(2 * cluster.timeout_s, _too_late)
-        packed = pack((b"SPUBLISH" if way is Way.SHARD else b"PUBLISH", channel, text))
+        packed = pack((b"SPUBLISH" if kind is SubscriptionKind.SHARD else b"PUBLISH", channel, text))
         sink = PublishReplySink(pending, lambda count: max(count - found.names, 0) + found.clients)
-        address = None if way is Way.SHARD else home
+        address = None if kind is SubscriptionKind.SHARD else home
 
         def ask() -> None:
             cluster.send(UpstreamRequest(packed, slot_of(channel), 2, cluster.deadline_s(), sink, 0, address))
 
-        self._deliveries.add(self.hub.counting(found, way, channel), lambda: None, ask)
+        self._deliveries.add(self.hub.counting(found, kind, channel), lambda: None, ask)
         return pending
 
     def subscribed(self, session: Session, frames: bytes) -> Reply:

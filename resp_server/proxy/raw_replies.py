@@ -80,12 +80,12 @@ class RawReplySender:
     """Sends a raw reply in steps, as `SlicedEncoder` does with other replies. Frees each text once it is sent."""
 
     pins_epoch = False
-    has_begun = True  # no error can occur any more
+    has_started = True  # no error can occur any more
 
     def __init__(self, texts: Iterable[bytes], size: int) -> None:
         self.texts = iter(texts)
         self._text: Any = b""
-        self.held_bytes = size
+        self.buffered_bytes = size
         self.is_done = False
 
     def step(self) -> bytes:
@@ -102,7 +102,7 @@ class RawReplySender:
             out.append(self._text[:STEP_BYTES_MAX])
             size += len(out[-1])
             self._text = self._text[STEP_BYTES_MAX:]
-        self.held_bytes -= size
+        self.buffered_bytes -= size
         return b"".join(out)
 
     def close(self) -> None:

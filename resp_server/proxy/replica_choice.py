@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from resp_server.proxy.epoch_floors import has_reached
-from resp_server.session.epoch_feed import NOTHING, Epochs
+from resp_server.session.epoch_feed import EMPTY_EPOCHS, Epochs
 
 # Longer than the time between two servers' applying of an epoch. Well below the deadline of a request, so that the
 # other server still answers a client that has seen the epoch.
@@ -24,7 +24,9 @@ class ReplicaChoice:
         self.master = master
         self.servers = (master, *replicas)
         self.active = active if active in self.servers else master
-        self._awaited: Epochs = NOTHING  # epochs of another server that the active one had not reached at `_since_s`
+        self._awaited: Epochs = (
+            EMPTY_EPOCHS  # epochs of another server that the active one had not reached at `_since_s`
+        )
         self._since_s = 0.0
 
     def choose(self, epochs: Mapping[str, Epochs], now_s: float) -> str:
@@ -40,13 +42,13 @@ class ReplicaChoice:
     def _switch(self, server: str) -> None:
         if server != self.active:
             self.active = server
-            self._awaited = NOTHING
+            self._awaited = EMPTY_EPOCHS
 
     def _is_behind_for_long(self, usable: Mapping[str, Epochs], now_s: float) -> bool:
         own = usable[self.active]
         if has_reached(own, self._awaited):
             ahead = freshest(usable)
-            self._awaited, self._since_s = (NOTHING if has_reached(own, usable[ahead]) else usable[ahead]), now_s
+            self._awaited, self._since_s = (EMPTY_EPOCHS if has_reached(own, usable[ahead]) else usable[ahead]), now_s
         return not has_reached(own, self._awaited) and now_s - self._since_s > BEHIND_S_MAX
 
 

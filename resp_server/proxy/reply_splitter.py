@@ -62,7 +62,7 @@ class Frames:
         self._done_bytes = 0
         self._rest: list[bytes] = []  # its bytes that are not parsed yet
         self._rest_bytes = 0
-        self._wanted_bytes = 0
+        self._needed_bytes = 0
         self._missing = 1  # the missing items of this reply
         self._text_missing = 0  # the missing bytes of a long text, including its line end
         self._text_end = b""
@@ -77,7 +77,7 @@ class Frames:
     @property
     def partial_bytes(self) -> int:
         """The minimum size of the incomplete reply."""
-        return self._done_bytes + self._text_missing + max(self._rest_bytes, self._wanted_bytes)
+        return self._done_bytes + self._text_missing + max(self._rest_bytes, self._needed_bytes)
 
     def feed(self, data: bytes) -> list[RawReply]:
         """Add bytes; return the replies that they complete. How the bytes are divided does not matter."""
@@ -88,7 +88,7 @@ class Frames:
         if self._rest:
             self._rest.append(data)
             self._rest_bytes += len(data)
-            if self._rest_bytes < self._wanted_bytes:
+            if self._rest_bytes < self._needed_bytes:
                 return []
             data = b"".join(self._rest)
             self._rest = []
@@ -161,7 +161,7 @@ class Frames:
             self._done_bytes += at - start
         self._rest_bytes = len(data) - at
         self._rest = [data[at:]] if self._rest_bytes else []
-        self._wanted_bytes = wanted_bytes
+        self._needed_bytes = wanted_bytes
         if self._done_bytes + self._rest_bytes > self._bytes_max:
             self.error = self._too_large()
 

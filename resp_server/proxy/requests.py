@@ -20,7 +20,7 @@ from resp_server.protocol.errors import PlainError, ReplyError, internal_error
 from resp_server.proxy.epoch_floors import union_of
 from resp_server.proxy.raw_replies import RawReply, Result, Steps, as_bytes, is_error, result_of
 from resp_server.proxy.reply_splitter import FrameError, array_in_order, pack
-from resp_server.session.epoch_feed import NO_EPOCHS, NOTHING, Epochs, ReplyEpochs
+from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs
 from state_backend.model.errors import SparkisError
 from state_backend.model.slots import slot_of
 
@@ -75,7 +75,7 @@ class ReplySink(Protocol):
 
     def seen_epochs(self, index: int) -> Epochs:
         """Return the epochs that the request's client has seen: the reply must not be from earlier ones."""
-        return NOTHING
+        return EMPTY_EPOCHS
 
 
 class InFlightRequest(Protocol):

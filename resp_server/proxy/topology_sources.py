@@ -16,7 +16,7 @@ import hiredis
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.cluster.topology_source import TopologyFile
 from resp_server.net.addresses import address_of
-from resp_server.net.tls import why
+from resp_server.net.tls import reason_of
 from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.upstream_cluster import UpstreamCluster
 from state_backend.log.filesystems import Filesystem
@@ -117,7 +117,7 @@ class RegistrySource(ProxyTopologySource):
                 await self._watch()
                 problem = "it closed the connection"
             except (OSError, TimeoutError, hiredis.HiredisError, ValueError, TopologyError) as error:
-                problem = why(error) or "it does not reply"
+                problem = reason_of(error) or "it does not reply"
             if problem != self._problem:
                 logger.error("%s: %s; the current topology stays in use", self.name, problem)
             self._problem = problem

@@ -41,7 +41,7 @@ class TrackingRecorder(ReplyStage):
     def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
         """Take the reply."""
         if self._tracking.full_invalidations == self._full_invalidations:
-            self._tracking.remember(self._client, self._keys)
+            self._tracking.record_keys(self._client, self._keys)
         else:
             self._tracking.enqueue_resend(self._client, self._keys)
         self.finish(reply, epochs)

@@ -19,7 +19,7 @@ from resp_server.proxy.request_policy import RequestPolicy, policy_of, split_in_
 from resp_server.proxy.requests import PING, REQUESTS_MAX, SENDS_MAX, ReplySink, UpstreamRequest
 from resp_server.proxy.upstream_cluster import RETRY_ERRORS, UpstreamCluster
 from resp_server.proxy.upstream_connection import ConnectionKey
-from resp_server.session.epoch_feed import NO_EPOCHS, Reached, ReplyEpochs
+from resp_server.session.epoch_feed import NO_EPOCHS, JobEpoch, ReplyEpochs
 from resp_server.session.transaction import Mark
 
 # Transactions with more commands use connections for slow requests (guess: they take a server a few milliseconds).
@@ -76,7 +76,7 @@ class TransactionBlock(ReplySink):
         self.packed.append(pack(request))
         return len(self.packed) - 1
 
-    def send(self, epochs: dict[str, Reached], clock_ms: int, protocol: int) -> bool:
+    def send(self, epochs: dict[str, JobEpoch], clock_ms: int, protocol: int) -> bool:
         """Send the block; False if there is no connection to the server yet."""
         is_long = len(self.packed) > SHORT_COMMANDS_MAX
         upstream = self.cluster.upstream(ConnectionKey(self.address, protocol, is_long))
@@ -228,7 +228,7 @@ class TransactionPlanner:
         return plan.numbers[key], block
 
 
-def _words_of(epochs: dict[str, Reached]) -> list[bytes]:
+def _words_of(epochs: dict[str, JobEpoch]) -> list[bytes]:
     return [
         each
         for job, (term, epoch) in epochs.items()

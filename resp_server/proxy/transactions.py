@@ -43,7 +43,7 @@ from resp_server.proxy.transaction_plan import (
     TransactionPlanner,
 )
 from resp_server.proxy.upstream_cluster import RETRY_ERRORS, UpstreamCluster
-from resp_server.session.epoch_feed import Reached, ReplyEpochs
+from resp_server.session.epoch_feed import JobEpoch, ReplyEpochs
 from resp_server.session.transaction import Mark
 from state_backend.model.slots import slot_of
 
@@ -91,7 +91,7 @@ class ProxyExec(ReplyStage):
         self._plan = TransactionPlan()
         self._merging: Generator[Pending | None, bytes | None] | None = None  # merges the servers' replies
         # The epochs to read at, by application, and the visible jobs, by server address.
-        self._epochs: dict[int, dict[str, Reached]] = {}
+        self._epochs: dict[int, dict[str, JobEpoch]] = {}
         self._jobs: dict[str, set[str]] = {}
         self._incomplete_blocks = 0
         self._losses = 0
@@ -323,13 +323,13 @@ class ProxyWatch(ReplyStage):
             self.finish(self._error or b"+OK\r\n")
 
 
-def pinned_epochs_in(reply: bytes) -> dict[str, list[Reached]]:
+def pinned_epochs_in(reply: bytes) -> dict[str, list[JobEpoch]]:
     """Parse a NOEPOCH reply: the epochs of each job that a server pins, the newest last."""
     words = reply[:-2].decode("utf-8", "surrogateescape").split(" ")[1:]
     rows = zip(words[::2], words[1::2], strict=True)
     return {job: [_reached(each) for each in epochs.split(",")] for job, epochs in rows}
 
 
-def _reached(text: str) -> Reached:
+def _reached(text: str) -> JobEpoch:
     term, _, epoch = text.partition(":")
     return int(term), int(epoch)

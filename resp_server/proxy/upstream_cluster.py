@@ -30,7 +30,7 @@ from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.requests import SENDS_MAX, BackgroundSink, Defer, UpstreamRequest
 from resp_server.proxy.slot_map import NO_TERM, SlotMap
 from resp_server.proxy.upstream_connection import REPLY_BYTES_MAX, ConnectionKey, UpstreamConnection, UpstreamProtocol
-from resp_server.session.epoch_feed import GONE, NOTHING, Epochs, Reached, ReplyEpochs, latest
+from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs, latest
 from state_backend.model.slots import SLOTS
 
 logger = logging.getLogger("sparkis.proxy")
@@ -67,8 +67,8 @@ class UpstreamCluster:
     slots: SlotMap = field(default_factory=SlotMap)
     keys: JobKeys = field(default_factory=JobKeys)
     upstreams: dict[ConnectionKey, UpstreamConnection] = field(default_factory=dict)
-    seen: dict[str, dict[str, Reached]] = field(default_factory=dict)
-    newest: Epochs = field(default_factory=lambda: NOTHING)
+    seen: dict[str, dict[str, JobEpoch]] = field(default_factory=dict)
+    newest: Epochs = field(default_factory=lambda: EMPTY_EPOCHS)
     is_aligned: bool = True
     removed_jobs: set[str] = field(default_factory=set)
     moves: int = 0
@@ -278,7 +278,7 @@ class UpstreamCluster:
                 moved.setdefault(was, []).append(slot)
         for address, slots in moved.items():
             self.tracking_lost()
-            self._floors.raise_to(slots, dict(self.seen.get(address, NOTHING)))
+            self._floors.raise_to(slots, dict(self.seen.get(address, EMPTY_EPOCHS)))
 
     # -- events of connections ----------------------------------------------------------------------------------------
 
@@ -303,13 +303,13 @@ class UpstreamCluster:
         """Return the epochs that a client has seen, of this application's jobs."""
         return seen if seen is self.newest else {job: seen[job] for job in seen.keys() & self.newest.keys()}
 
-    def on_epoch(self, upstream: UpstreamConnection, job: str, reached: Reached) -> None:
+    def on_epoch(self, upstream: UpstreamConnection, job: str, reached: JobEpoch) -> None:
         """Handle a server's epoch of a job."""
         self.check_alignment()
         seen = self.seen.setdefault(upstream.key.address, {})
-        if reached == GONE:
+        if reached == REMOVED:
             seen.pop(job, None)
-        elif reached > seen.get(job, GONE):
+        elif reached > seen.get(job, REMOVED):
             seen[job] = reached
         self.removed_jobs.discard(job)
         self._unreported_since_s.pop(job, None)
@@ -395,7 +395,7 @@ class UpstreamCluster:
         if was != owner:
             if was is not None:
                 self.tracking_lost()
-                self._floors.raise_to([int(slot)], dict(self.seen.get(self.active_server(was), NOTHING)))
+                self._floors.raise_to([int(slot)], dict(self.seen.get(self.active_server(was), EMPTY_EPOCHS)))
             self.slots.moved(int(slot), owner)
             self._invalidate_upstream_numbers()
         self.refresh(address)
@@ -451,13 +451,13 @@ class UpstreamCluster:
         for master, before in changed.items():
             self.tracking_lost()
             slots = [slot for slot, owner in enumerate(self.slots.owners) if owner == master]
-            self._floors.raise_to(slots, dict(self.seen.get(before, NOTHING)))
+            self._floors.raise_to(slots, dict(self.seen.get(before, EMPTY_EPOCHS)))
 
     def _floor_of(self, master: str) -> Epochs:
         """Return the floor of all slots of a master together."""
         if not self._has_upstream_numbers:
             self._build_upstream_numbers()
-        return self._master_floors.get(master, NOTHING)
+        return self._master_floors.get(master, EMPTY_EPOCHS)
 
     def _invalidate_upstream_numbers(self) -> None:
         """Clear `upstream_numbers`. Requests take the general path until it is rebuilt, before the next input."""
@@ -493,7 +493,7 @@ class UpstreamCluster:
                         upstreams.append(upstream)
                     number = upstreams.index(upstream)
                 numbers_of_runs[master, id(floor)] = number
-                floors[master] = latest(floors.get(master, NOTHING), floor)
+                floors[master] = latest(floors.get(master, EMPTY_EPOCHS), floor)
             if number:
                 numbers[first:end] = bytes([number]) * (end - first)
         self.upstream_numbers, self.open_upstreams, self._master_floors = bytes(numbers) * 4, upstreams, floors

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
-from resp_server.net.tls import Certificates, why
+from resp_server.net.tls import Certificates, reason_of
 from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.compiled import PipelineBatch
@@ -27,7 +27,7 @@ from resp_server.proxy.epoch_floors import has_reached
 from resp_server.proxy.raw_replies import RawReply, as_bytes
 from resp_server.proxy.reply_splitter import FrameError, Frames, pack
 from resp_server.proxy.requests import PING, REQUESTS_MAX, DiscardSink, InFlightRequest, UpstreamRequest
-from resp_server.session.epoch_feed import GONE, NO_EPOCHS, NOTHING, Epochs, Reached, ReplyEpochs
+from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs
 
 logger = logging.getLogger("sparkis.proxy")
 
@@ -111,7 +111,7 @@ class UpstreamEvents(UpstreamFacts, Protocol):
     def on_topology_version(self, version: int, address: str) -> None:
         """Handle a server's report of its topology version."""
 
-    def on_epoch(self, upstream: UpstreamConnection, job: str, reached: Reached) -> None:
+    def on_epoch(self, upstream: UpstreamConnection, job: str, reached: JobEpoch) -> None:
         """Handle a server's report of a job's epoch."""
 
     def check_alignment(self) -> None:
@@ -155,8 +155,8 @@ class UpstreamConnection:
         self._was_reached = False  # before the last failure
         self._connected_s = 0.0
         self._last_received_s = 0.0
-        self._floor: Epochs = NOTHING  # the server's epochs before this connection
-        self.epochs: Epochs = NOTHING
+        self._floor: Epochs = EMPTY_EPOCHS  # the server's epochs before this connection
+        self.epochs: Epochs = EMPTY_EPOCHS
         self.reply_epochs: ReplyEpochs = NO_EPOCHS  # `epochs`, as those of a reply
         self._follows_keys = False  # the server reports changed keys
         self.is_ready = False
@@ -187,7 +187,7 @@ class UpstreamConnection:
         """Send a request as at_end_of_turn as possible."""
         if self.pending_count >= REQUESTS_MAX or self._output_bytes() + len(request.packed) > WAITING_BYTES_MAX:
             request.refuse(PlainError(f"too many requests wait for {self.key.address}"))
-        elif self.is_ready and has_reached(self.epochs, request.floor or NOTHING, self._cluster.removed_jobs):
+        elif self.is_ready and has_reached(self.epochs, request.floor or EMPTY_EPOCHS, self._cluster.removed_jobs):
             request.sends += 1
             self.send(request.packed, request)
         elif self._is_given_up():
@@ -341,7 +341,7 @@ class UpstreamConnection:
         elif words[2] == b"epoch":
             job, reached = words[4].decode(), (int(words[5][1:]), int(words[6][1:]))
             others = {name: each for name, each in self.epochs.items() if name != job}
-            self.reply_epochs = self._cluster.shared_epochs(others if reached == GONE else {**others, job: reached})
+            self.reply_epochs = self._cluster.shared_epochs(others if reached == REMOVED else {**others, job: reached})
             self.epochs = self.reply_epochs[0]
             self._cluster.on_epoch(self, job, reached)
 
@@ -434,8 +434,8 @@ class UpstreamConnection:
     async def _connect(self) -> None:
         host, _, port = self.key.address.rpartition(":")
         certificates = self._cluster.certificates
-        self.epochs, self.reply_epochs = NOTHING, NO_EPOCHS
-        self._floor = dict(self._cluster.seen.get(self.key.address, NOTHING))
+        self.epochs, self.reply_epochs = EMPTY_EPOCHS, NO_EPOCHS
+        self._floor = dict(self._cluster.seen.get(self.key.address, EMPTY_EPOCHS))
         try:
             await self._pause()
             async with asyncio.timeout(self._cluster.timeout_s):
@@ -450,7 +450,7 @@ class UpstreamConnection:
         except Exception as error:
             if not isinstance(error, (OSError, ValueError, OverflowError, HandshakeError, FrameError)):
                 internal_error(error)  # the others come from the address, or from the server
-            text = why(error) or "it does not reply"
+            text = reason_of(error) or "it does not reply"
             self._failed(f"{self.key.address} cannot be reached: {text}")
             self._was_reached = False
             if self._is_given_up():
@@ -517,7 +517,7 @@ class UpstreamProtocol(asyncio.Protocol):
     """A socket to a server: a connection's, until it is left to a long reply."""
 
     _transport: asyncio.Transport
-    is_calm = False  # the compiled sockets read this attribute; the fast path is not for servers
+    is_idle = False  # the compiled sockets read this attribute; the fast path is not for servers
 
     def __init__(self, upstream: UpstreamConnection) -> None:
         self._upstream = upstream

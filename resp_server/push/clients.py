@@ -38,8 +38,8 @@ class Clients(Protocol):
 class PeerProcesses(Protocol):
     """The other processes that serve the same port; they are reached through the master."""
 
-    def query(self, question: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
-        """Send a question (see `command_table.declaration.Question`) to each process; call back with the answers."""
+    def query(self, name: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
+        """Send a `command_table.declaration.PeerQuery` to each process; call back with the responses."""
 
     def change_users(self, change: Change, caller_id: int, then: Callable[[dict[str, Any]], None]) -> None:
         """Change users in all processes; call back with the fields of an `Outcome`."""

@@ -15,8 +15,8 @@ import hiredis
 from resp_server.acl.rules import DEFAULT_USER
 from resp_server.cluster.node_view import NodeView
 from resp_server.config import ServerConfig
-from resp_server.net.tls import Certificates, certificates_of, why
-from resp_server.session.subscriptions import Way
+from resp_server.net.tls import Certificates, certificates_of, reason_of
+from resp_server.session.subscriptions import SubscriptionKind
 
 logger = logging.getLogger("sparkis.server")
 
@@ -26,7 +26,7 @@ CONNECT_S_MAX = 1.0
 # After a failed connection, messages to that node are dropped for so long.
 PAUSE_S = 0.5
 
-KINDS = {Way.CHANNEL: "CHANNEL", Way.SHARD: "SHARD"}
+KINDS = {SubscriptionKind.CHANNEL: "CHANNEL", SubscriptionKind.SHARD: "SHARD"}
 
 
 class Peer(asyncio.Protocol):
@@ -71,7 +71,9 @@ class Peer(asyncio.Protocol):
         except (OSError, TimeoutError) as error:
             self._not_before_s = self._loop.time() + PAUSE_S
             logger.warning(
-                "clients' messages cannot be forwarded to %s: %s", self._address, why(error) or "it does not answer"
+                "clients' messages cannot be forwarded to %s: %s",
+                self._address,
+                reason_of(error) or "it does not answer",
             )
         else:
             self._transport = transport
@@ -111,18 +113,18 @@ class ClusterBus:
         self._certificates: Certificates | None = None
         self._peers: dict[str, Peer] = {}
 
-    def forward(self, way: Way, channel: bytes, text: bytes) -> None:
+    def forward(self, kind: SubscriptionKind, channel: bytes, text: bytes) -> None:
         """Forward a message to the other nodes; on a shard channel, to those of this node's shard."""
         cluster = self._host.cluster
         if cluster is None:
             return
         nodes = cluster.topology.nodes
-        if way is Way.SHARD:
+        if kind is SubscriptionKind.SHARD:
             nodes = (cluster.master, *cluster.topology.replicas(cluster.master))
         addresses = {node.address for node in nodes if node.id != cluster.myself.id}
         for address in self._peers.keys() - {node.address for node in cluster.topology.nodes}:
             self._peers.pop(address).close()
-        packed = _packed(("STATE", "PUBLISH", KINDS[way], channel, text)) if addresses else b""
+        packed = _packed(("STATE", "PUBLISH", KINDS[kind], channel, text)) if addresses else b""
         for address in addresses:
             if address not in self._peers:
                 if self._certificates is None:

@@ -31,7 +31,7 @@ from resp_server.push.clients import Clients
 from resp_server.push.message_bus import MessageBus
 from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch
 from resp_server.session.session import Session
-from resp_server.session.subscriptions import Way
+from resp_server.session.subscriptions import SubscriptionKind
 from state_backend.model.errors import StoreError
 from state_backend.model.slots import slot_of
 from state_backend.store.key_events import KeyEvent, Portion
@@ -48,8 +48,8 @@ POLL_S = 0.1
 # How long messages are built before other clients get a turn.
 SLICE_NS = 2_000_000
 # How long to wait for subscribers whose output exceeds `output_pause_bytes`.
-PATIENCE_S = 1.0
-PATIENCE_STEP_S = 0.01
+SLOW_CLIENT_WAIT_S = 1.0
+SLOW_CLIENT_POLL_S = 0.01
 
 # The classes of events by their letters; A stands for all but K, E, m and n, as in Redis.
 ALL_CLASSES = "g$lshzxetd"
@@ -111,14 +111,14 @@ def shown_letters(letters: str) -> str:
     return alone + "".join(each for each in "KEm" if classes & CLASSES[each])
 
 
-def says_anything(classes: int) -> bool:
+def enables_messages(classes: int) -> bool:
     """Tell whether these classes enable any message."""
     return bool(classes & (TO_KEYSPACE | TO_KEYEVENT) and classes & ~(TO_KEYSPACE | TO_KEYEVENT))
 
 
-def may_be_of_keys(way: Way, name: bytes) -> bool:
+def may_match_notifications(kind: SubscriptionKind, name: bytes) -> bool:
     """Tell whether a channel is one of keyspace notifications, or whether a pattern may match one."""
-    if way is Way.PATTERN:
+    if kind is SubscriptionKind.PATTERN:
         literal = re.split(rb"[*?\[\\]", name, maxsplit=1)[0]
         return any(each.startswith(literal) or literal.startswith(each) for each in (KEYSPACE, KEYEVENT))
     return name.startswith((KEYSPACE, KEYEVENT))
@@ -158,65 +158,65 @@ class Notifications:
         self._hub.on_leave = self._leave
         self._classes = classes_of(host.config.notify_events)
         self._classes_of_clients: dict[Session, int] = {}
-        self._at: dict[str, _Position | None] = {}
+        self._positions: dict[str, _Position | None] = {}
         self._epochs: dict[str, tuple[int, int]] = {}
         self._task: asyncio.Task[None] | None = None
         self._wakeup = asyncio.Event()
         # The channels and patterns with subscribers that notifications may match.
-        self._listeners: dict[tuple[Way, bytes], None] = {}
+        self._listeners: dict[tuple[SubscriptionKind, bytes], None] = {}
         self._too_slow: set[Session] = set()
-        self._wanted = self._classes  # by anybody
-        self._is_wanted = self.is_wanted
+        self._enabled_classes = self._classes  # by anybody
+        self._is_needed = self.is_needed
         # Called when appliers have to start or stop keeping events of keys.
-        self.on_demand_change: Callable[[bool], None] = lambda is_wanted: None
+        self.on_demand_change: Callable[[bool], None] = lambda is_needed: None
 
     # -- enabled classes ---------------------------------------------------------------------------------------------
 
     @property
-    def is_wanted(self) -> bool:
+    def is_needed(self) -> bool:
         """Tell whether notifications are enabled, by the settings or for a client."""
-        return any(map(says_anything, (self._classes, *self._classes_of_clients.values())))
+        return any(map(enables_messages, (self._classes, *self._classes_of_clients.values())))
 
     def configure(self) -> None:
         """Apply changed settings."""
         self._classes = classes_of(self._host.config.notify_events)
-        self._settle()
+        self._update_demand()
 
     def enable_for(self, session: Session, classes: int) -> None:
         """Notify one client of these classes, regardless of the settings."""
         self._classes_of_clients[session] = classes
-        self._settle()
+        self._update_demand()
 
     def _leave(self, session: Session) -> None:
         """Remove a client that disconnected, or sent RESET."""
         self._too_slow.discard(session)
         if self._classes_of_clients.pop(session, None) is not None:
-            self._settle()
+            self._update_demand()
 
-    def _settle(self) -> None:
-        self._wanted = self._classes
+    def _update_demand(self) -> None:
+        self._enabled_classes = self._classes
         for classes in self._classes_of_clients.values():
-            self._wanted |= classes
-        is_wanted = self.is_wanted
-        if is_wanted != self._is_wanted:
-            self._is_wanted = is_wanted
-            self.on_demand_change(is_wanted)
+            self._enabled_classes |= classes
+        is_needed = self.is_needed
+        if is_needed != self._is_needed:
+            self._is_needed = is_needed
+            self.on_demand_change(is_needed)
 
     # -- polling ------------------------------------------------------------------------------------------------------
 
-    def _subscriptions_changed(self, way: Way, name: bytes) -> None:
+    def _subscriptions_changed(self, kind: SubscriptionKind, name: bytes) -> None:
         """Update the listened-to names: this one got its first subscriber, or lost its last one."""
-        if way is not Way.SHARD and may_be_of_keys(way, name):
-            if name in self._hub.names(way):
-                self._listeners[way, name] = None
+        if kind is not SubscriptionKind.SHARD and may_match_notifications(kind, name):
+            if name in self._hub.names(kind):
+                self._listeners[kind, name] = None
             else:
-                self._listeners.pop((way, name), None)
+                self._listeners.pop((kind, name), None)
         self.poll_soon()
 
     def poll_soon(self) -> None:
         """Poll at once: subscriptions or an epoch may have changed."""
         if self._task is None and not self._hub.is_empty:
-            self._begin()
+            self._skip_past_events()
             self._task = asyncio.get_running_loop().create_task(self._poll_forever())
         self._wakeup.set()
 
@@ -225,12 +225,12 @@ class Notifications:
         if self._task is not None:
             self._task.cancel()
 
-    def _begin(self) -> None:
+    def _skip_past_events(self) -> None:
         """Skip all events before the first subscription."""
         self._host.look()
         for name, snapshot in self._snapshots():
-            kept = snapshot.stored_portions()
-            self._at[name] = None if kept is None else _Position(kept.id, kept.next)
+            stored = snapshot.stored_portions()
+            self._positions[name] = None if stored is None else _Position(stored.id, stored.next)
             self._epochs[name] = (snapshot.applied.term, snapshot.applied.epoch)
 
     async def _poll_forever(self) -> None:
@@ -248,7 +248,7 @@ class Notifications:
                     await asyncio.wait_for(self._wakeup.wait(), POLL_S)
         finally:
             self._task = None
-            self._at.clear()
+            self._positions.clear()
             self._epochs.clear()
 
     async def _publish(self) -> None:
@@ -275,7 +275,7 @@ class Notifications:
         """Publish that an epoch of a job, given by term and number, is readable."""
         message = {"job": job, "term": reached[0], "epoch": reached[1]}
         self._host.message_bus.post(
-            Way.CHANNEL,
+            SubscriptionKind.CHANNEL,
             EPOCH + job.encode(),
             json.dumps(message).encode(),
             lambda session: can_see_job(session.user, job),
@@ -292,26 +292,26 @@ class Notifications:
         try:
             snapshot = self._host.view.of_job(name)
         except KeyError:  # the job was removed meanwhile
-            self._at.pop(name, None)
+            self._positions.pop(name, None)
             return None
-        kept = snapshot.stored_portions()
-        if kept is None:
-            self._at[name] = None
+        stored = snapshot.stored_portions()
+        if stored is None:
+            self._positions[name] = None
             return None
-        at = self._at.get(name)
-        serial = at.serial if at is not None and at.id == kept.id else kept.first
+        at = self._positions.get(name)
+        serial = at.serial if at is not None and at.id == stored.id else stored.first
         if not self._listeners:
-            serial = kept.next
-        elif serial < kept.first:
+            serial = stored.next
+        elif serial < stored.first:
             self._cut_listeners()
-            serial = kept.next
-        self._at[name] = _Position(kept.id, min(serial + 1, kept.next))
-        return snapshot.events(serial) if serial < kept.next else None
+            serial = stored.next
+        self._positions[name] = _Position(stored.id, min(serial + 1, stored.next))
+        return snapshot.events(serial) if serial < stored.next else None
 
     def _cut_listeners(self) -> None:
         """Cut all listeners, as they would miss events: they reconnect and read again."""
-        for way, name in list(self._listeners):
-            for session in self._hub.sessions(way, name):
+        for kind, name in list(self._listeners):
+            for session in self._hub.sessions(kind, name):
                 if session.id in self._host.sessions:  # it may have been cut for another name
                     self._host.clients.cut(session.id, "its next notifications are lost")
 
@@ -331,12 +331,14 @@ class Notifications:
             return
         for number in numbers:
             event = EVENTS[number]
-            if event.of & self._wanted:
-                of_key, of_event = (partial(self._wants, key, event.of, where) for where in (TO_KEYSPACE, TO_KEYEVENT))
+            if event.of & self._enabled_classes:
+                of_key, of_event = (
+                    partial(self._accepts, key, event.of, where) for where in (TO_KEYSPACE, TO_KEYEVENT)
+                )
                 yield from self._hub.posting(batch, KEYSPACE + key, event.name, of_key)
                 yield from self._hub.posting(batch, KEYEVENT + event.name, key, of_event)
 
-    def _wants(self, key: bytes, of: int, where: int, session: Session) -> bool:
+    def _accepts(self, key: bytes, of: int, where: int, session: Session) -> bool:
         """Tell whether a client has enabled a class for one of the two channels, and may read the key."""
         classes = self._classes_of_clients.get(session, self._classes)
         user = session.user
@@ -346,13 +348,13 @@ class Notifications:
         """Send messages, and wait for slow receivers."""
         receivers = batch.send(self._host.clients.push)
         await asyncio.sleep(0)
-        waits_s = 0.0
+        waited_s = 0.0
         while slow := self._slow(receivers):
-            if waits_s >= PATIENCE_S:
+            if waited_s >= SLOW_CLIENT_WAIT_S:
                 self._too_slow |= slow
                 return
-            waits_s += PATIENCE_STEP_S
-            await asyncio.sleep(PATIENCE_STEP_S)
+            waited_s += SLOW_CLIENT_POLL_S
+            await asyncio.sleep(SLOW_CLIENT_POLL_S)
 
     def _slow(self, receivers: list[Session]) -> set[Session]:
         pause_bytes = self._host.config.output_pause_bytes

@@ -16,9 +16,9 @@ from resp_server.protocol.replies import Frames, Pending, Reply, encode
 from resp_server.push.clients import Clients, PeerProcesses
 from resp_server.push.cluster_bus import ClusterBus
 from resp_server.push.deliveries import Deliveries
-from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch, PubSub, Wants
+from resp_server.push.pubsub import OWN_CHANNELS, Accepts, MessageBatch, PubSub
 from resp_server.session.session import Session
-from resp_server.session.subscriptions import Way, check_name
+from resp_server.session.subscriptions import SubscriptionKind, check_name
 from state_backend.model.key_groups import KeyGroups
 from state_backend.model.slots import slot_of
 
@@ -53,7 +53,9 @@ class MessageBus:
         self._waiting_bytes = 0
         self._relayed_bytes = 0
 
-    def publish(self, publisher: Session, way: Way, channel: bytes, text: bytes, *, is_forwarded: bool = True) -> Reply:
+    def publish(
+        self, publisher: Session, kind: SubscriptionKind, channel: bytes, text: bytes, *, is_forwarded: bool = True
+    ) -> Reply:
         """Send a message to all subscribers; reply with how many of this server's clients got it.
 
         The publisher's own copy follows the reply; within a transaction it follows all of EXEC's replies.
@@ -64,13 +66,13 @@ class MessageBus:
         self._check_size(len(channel) + len(text))
         delivered = _Delivered()
 
-        def done(count: int, own: bytes) -> None:
+        def on_delivered(count: int, own: bytes) -> None:
             if is_forwarded:
-                self._host.cluster_bus.forward(way, channel, text)
-            reply = self._with_others(way, channel, text, lambda others: self._answer(publisher, count + others, own))
+                self._host.cluster_bus.forward(kind, channel, text)
+            reply = self._with_others(kind, channel, text, lambda others: self._answer(publisher, count + others, own))
             delivered.put(reply)
 
-        self._deliver(way, channel, text, done, but=publisher)
+        self._deliver(kind, channel, text, on_delivered, except_for=publisher)
         return delivered.reply
 
     def subscribed(self, session: Session, frames: bytes) -> Reply:
@@ -81,36 +83,36 @@ class MessageBus:
 
     def post(
         self,
-        way: Way,
+        kind: SubscriptionKind,
         channel: bytes,
         text: bytes,
-        wants: Wants | None = None,
+        accepts: Accepts | None = None,
         done: Callable[[int], None] = lambda count: None,
     ) -> None:
         """Send a message to this process's subscribers that `wants` accepts; `done` gets their number."""
-        self._deliver(way, channel, text, lambda count, own: done(count), wants)
+        self._deliver(kind, channel, text, lambda count, own: done(count), accepts)
 
     def _deliver(
         self,
-        way: Way,
+        kind: SubscriptionKind,
         channel: bytes,
         text: bytes,
         done: Callable[[int, bytes], None],
-        wants: Wants | None = None,
-        but: Session | None = None,
+        accepts: Accepts | None = None,
+        except_for: Session | None = None,
     ) -> None:
-        """Send a message; `done` gets the number of receivers, and the frames for `but`, which are not sent."""
+        """Send a message; `done` gets the number of receivers, and the frames for `except_for`, which are not sent."""
         batch, own = MessageBatch(), []
 
         def flush() -> None:
-            if but is not None:
-                own.append(batch.take(but))
+            if except_for is not None:
+                own.append(batch.take(except_for))
             batch.send(self._host.clients.push)
 
-        if way is Way.SHARD:
+        if kind is SubscriptionKind.SHARD:
             steps = self.hub.posting_in_shard(batch, channel, text)
         else:
-            steps = self.hub.posting(batch, channel, text, wants)
+            steps = self.hub.posting(batch, channel, text, accepts)
         self._deliveries.add(steps, flush, lambda: done(batch.count, b"".join(own)))
 
     def leave(self, session: Session) -> None:
@@ -120,9 +122,9 @@ class MessageBus:
     def leave_slots(self, slots: KeyGroups) -> None:
         """End subscriptions to shard channels of slots that this node lost, with SUNSUBSCRIBE replies."""
         hub = self.hub
-        for channel in [each for each in hub.names(Way.SHARD) if slot_of(each) not in slots]:
-            for session in hub.sessions(Way.SHARD, channel):
-                self._host.clients.push(session.id, hub.unsubscribe(session, Way.SHARD, [channel]))
+        for channel in [each for each in hub.names(SubscriptionKind.SHARD) if slot_of(each) not in slots]:
+            for session in hub.sessions(SubscriptionKind.SHARD, channel):
+                self._host.clients.push(session.id, hub.unsubscribe(session, SubscriptionKind.SHARD, [channel]))
 
     def _answer(self, publisher: Session, count: int, own: bytes) -> Reply:
         if not own:
@@ -142,37 +144,39 @@ class MessageBus:
         if self._waiting_bytes + size > WAITING_BYTES_MAX:
             raise PlainError("too many messages wait to be relayed to the other workers")
 
-    def _with_others(self, way: Way, channel: bytes, text: bytes, answer: Callable[[int], Reply]) -> Reply:
+    def _with_others(
+        self, kind: SubscriptionKind, channel: bytes, text: bytes, answer: Callable[[int], Reply]
+    ) -> Reply:
         if self._host.peers is None:
             return answer(0)
         pending = Pending(RELAY_S_MAX, lambda: answer(0))
         size = len(channel) + len(text)
-        argument = {"way": way.value.decode(), "channel": _text_of(channel), "text": _text_of(text)}
+        argument = {"kind": kind.value.decode(), "channel": _text_of(channel), "text": _text_of(text)}
 
-        def answered(counts: list[Any]) -> None:
+        def on_counts(counts: list[Any]) -> None:
             self._relayed_bytes -= size
             pending.resolve(lambda: answer(sum(counts)))
             self._relay()
 
-        self._waiting.append((size, argument, answered))
+        self._waiting.append((size, argument, on_counts))
         self._waiting_bytes += size
         self._relay()
         return pending
 
     def _relay(self) -> None:
         while self._waiting and self._relayed_bytes + self._waiting[0][0] <= RELAYED_BYTES_MAX:
-            size, argument, answered = self._waiting.popleft()
+            size, argument, on_counts = self._waiting.popleft()
             self._waiting_bytes -= size
             self._relayed_bytes += size
             assert self._host.peers is not None
-            self._host.peers.query(POST, argument, answered)
+            self._host.peers.query(POST, argument, on_counts)
 
 
 def post_of(message_bus: MessageBus, argument: dict[str, str]) -> Reply:
     """Send a message of another process to this one's subscribers; return their number."""
     channel, text = b64decode(argument["channel"]), b64decode(argument["text"])
     delivered = _Delivered()
-    message_bus.post(Way(argument["way"].encode()), channel, text, done=delivered.put)
+    message_bus.post(SubscriptionKind(argument["kind"].encode()), channel, text, done=delivered.put)
     return delivered.reply
 
 
@@ -203,7 +207,7 @@ class _Delivered:
 
 
 def _not_delivered() -> Reply:
-    raise PlainError("the message is still being sent; it waits behind others")
+    raise PlainError("the message is still being sent, after earlier messages")
 
 
 def _text_of(data: bytes) -> str:

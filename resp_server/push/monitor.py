@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from resp_server.command_table.table import Command
-from resp_server.metrics.slow_log import redacted, shortened
+from resp_server.metrics.slow_log import redacted, truncated
 from resp_server.push.clients import Clients, PeerProcesses
 from resp_server.session.session import Session
 from state_backend.model.clock import Clock
 
-SHOW, CUT, ANNOUNCE = "show requests", "cut monitors", "announce monitors"
-NOT_SHOWN = ("admin", "skip_monitor")
+RELAY_LINES, CUT_MONITORS, ANNOUNCE_MONITORS = "show requests", "cut monitors", "announce monitors"
+HIDDEN_FLAGS = ("admin", "skip_monitor")
 
 # A batch of lines for the other processes, and the lines that may wait while one is on its way (guesses).
 BATCH_BYTES_MAX = 1 << 20
@@ -76,7 +76,7 @@ class Monitors:
     def __init__(self, host: MonitorHost) -> None:
         self._host = host
         self._own: dict[int, Session] = {}
-        self._are_elsewhere = False
+        self._has_remote = False
         self._lines: list[MonitorLine] = []
         self._is_scheduled = False
         self._waiting: list[MonitorLine] = []
@@ -85,7 +85,7 @@ class Monitors:
 
     def __bool__(self) -> bool:
         """Tell whether there is a monitor, here or at another process."""
-        return bool(self._own) or self._are_elsewhere
+        return bool(self._own) or self._has_remote
 
     def __len__(self) -> int:
         return len(self._own)
@@ -103,25 +103,25 @@ class Monitors:
         if self._own.pop(session.id, None) is not None:
             self._host.update_observation()
 
-    def set_elsewhere(self, are_elsewhere: bool) -> None:
+    def set_remote(self, has_remote: bool) -> None:
         """Record whether other processes have monitors."""
-        if self._are_elsewhere != are_elsewhere:
-            self._are_elsewhere = are_elsewhere
+        if self._has_remote != has_remote:
+            self._has_remote = has_remote
             self._host.update_observation()
 
     def announce(self, then: Callable[[], None] = lambda: None) -> None:
         """Notify the other processes that this one has monitors. This is repeated, as a process may be new."""
         if self._own and self._host.peers is not None:
-            self._host.peers.query(ANNOUNCE, None, lambda answers: then())
+            self._host.peers.query(ANNOUNCE_MONITORS, None, lambda answers: then())
 
     def record(self, session: Session, command: Command, request: Sequence[bytes]) -> None:
         """Send an answered request to the monitors."""
-        if not self or any(flag in command.facts.flags for flag in NOT_SHOWN):
+        if not self or any(flag in command.facts.flags for flag in HIDDEN_FLAGS):
             return
         seen = request[: WORDS_MAX + 3]
         keys = [seen[at] for at, _ in command.keys_in(seen)] if command.facts.key_specs else []
         word_bytes_max = min(WORD_BYTES_MAX, LINE_BYTES_MAX // min(len(request), WORDS_MAX))
-        words = shortened(redacted(command.name, request), WORDS_MAX, word_bytes_max)
+        words = truncated(redacted(command.name, request), WORDS_MAX, word_bytes_max)
         line = line_of(self._host.clock(), session.db, session.address, words)
         self._lines.append(MonitorLine(line, keys[: WORDS_MAX + 1], session.user.name))
         if not self._is_scheduled:
@@ -132,12 +132,12 @@ class Monitors:
         lines, self._lines = self._lines, []
         self._is_scheduled = False
         self.take(lines)
-        if self._are_elsewhere:
+        if self._has_remote:
             self._waiting += lines
             self._waiting_bytes += sum(len(each.line) for each in lines)
             if self._waiting_bytes > WAITING_BYTES_MAX:
                 self._drop_waiting()
-                self._ask(CUT, None)
+                self._query(CUT_MONITORS, None)
             else:
                 self._relay()
 
@@ -171,12 +171,12 @@ class Monitors:
             batch.append(self._waiting[len(batch)].to_json())
         del self._waiting[: len(batch)]
         self._waiting_bytes -= size
-        self._ask(SHOW, batch)
+        self._query(RELAY_LINES, batch)
 
-    def _ask(self, question: str, argument: Any) -> None:
+    def _query(self, query_name: str, argument: Any) -> None:
         if self._host.peers is not None:
             self._is_relaying = True
-            self._host.peers.query(question, argument, self._relayed)
+            self._host.peers.query(query_name, argument, self._relayed)
 
     def _relayed(self, counts: Sequence[int]) -> None:
         self._is_relaying = False
@@ -184,7 +184,7 @@ class Monitors:
             self._relay()
         else:
             self._drop_waiting()
-            self.set_elsewhere(False)
+            self.set_remote(False)
 
     def _drop_waiting(self) -> None:
         self._waiting, self._waiting_bytes = [], 0

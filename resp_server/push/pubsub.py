@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from resp_server.protocol.glob import Matches, lazy_matcher
 from resp_server.session.session import Session
-from resp_server.session.subscriptions import Subscriptions, Way, answer, message
+from resp_server.session.subscriptions import SubscriptionKind, Subscriptions, message, subscription_reply
 
 # The server's own channels; clients cannot publish on them.
 OWN_CHANNELS = b"__sparkis__:"
 
 SUBSCRIBE, UNSUBSCRIBE = b"subscribe", b"unsubscribe"
 
-Wants = Callable[[Session], bool]
+Accepts = Callable[[Session], bool]
 
 
 class _Pattern(NamedTuple):
@@ -24,7 +24,7 @@ class _Pattern(NamedTuple):
     sessions: dict[Session, None]
 
 
-class Found:
+class ReceiverCount:
     """Counts the subscriptions that match a channel: its names and patterns, and their clients."""
 
     def __init__(self) -> None:
@@ -67,48 +67,51 @@ class PubSub:
     """All subscriptions at one process."""
 
     def __init__(self) -> None:
-        self._named: dict[Way, dict[bytes, dict[Session, None]]] = {Way.CHANNEL: {}, Way.SHARD: {}}
+        self._named: dict[SubscriptionKind, dict[bytes, dict[Session, None]]] = {
+            SubscriptionKind.CHANNEL: {},
+            SubscriptionKind.SHARD: {},
+        }
         self._patterns: dict[bytes, _Pattern] = {}
         # Called with a channel or pattern when it gets its first subscriber, and when it loses its last one.
-        self.on_change: Callable[[Way, bytes], None] = lambda way, name: None
+        self.on_change: Callable[[SubscriptionKind, bytes], None] = lambda kind, name: None
         # Called when a client disconnects, or sends RESET.
         self.on_leave: Callable[[Session], None] = lambda session: None
 
     # -- subscribers --------------------------------------------------------------------------------------------------
 
-    def subscribe(self, session: Session, way: Way, names: Sequence[bytes]) -> bytes:
+    def subscribe(self, session: Session, kind: SubscriptionKind, names: Sequence[bytes]) -> bytes:
         """Subscribe a client; return the encoded replies. PlainError for too many; then nothing changes."""
         subscriptions = session.subscriptions or Subscriptions()
-        subscriptions.check_room(way, names)
-        new = [name for name in names if name not in self._patterns] if way is Way.PATTERN else []
+        subscriptions.check_limits(kind, names)
+        new = [name for name in names if name not in self._patterns] if kind is SubscriptionKind.PATTERN else []
         compiled = {name: lazy_matcher(name) for name in new}
         out = []
         for name in names:
-            is_new = name not in self.names(way)
-            if way is Way.PATTERN:
+            is_new = name not in self.names(kind)
+            if kind is SubscriptionKind.PATTERN:
                 if is_new:
                     self._patterns[name] = _Pattern(compiled[name], {})
                 self._patterns[name].sessions[session] = None
             else:
-                self._named[way].setdefault(name, {})[session] = None
+                self._named[kind].setdefault(name, {})[session] = None
             if is_new:
-                self.on_change(way, name)
-            subscriptions.add(way, name)
-            out.append(answer(way.value + SUBSCRIBE, name, subscriptions.count(way), session.protocol))
+                self.on_change(kind, name)
+            subscriptions.add(kind, name)
+            out.append(subscription_reply(kind.value + SUBSCRIBE, name, subscriptions.count(kind), session.protocol))
         session.subscribe(subscriptions)
         return b"".join(out)
 
-    def unsubscribe(self, session: Session, way: Way, names: Iterable[bytes] = ()) -> bytes:
+    def unsubscribe(self, session: Session, kind: SubscriptionKind, names: Iterable[bytes] = ()) -> bytes:
         """End subscriptions of a client, all of this kind if none is named; return the encoded replies."""
         subscriptions = session.subscriptions or Subscriptions()
-        verb = way.value + UNSUBSCRIBE
+        verb = kind.value + UNSUBSCRIBE
         out = []
-        for name in list(names) or list(subscriptions.of(way)):
-            if subscriptions.remove(way, name):
-                self._leave(session, way, name)
-            out.append(answer(verb, name, subscriptions.count(way), session.protocol))
+        for name in list(names) or list(subscriptions.of(kind)):
+            if subscriptions.remove(kind, name):
+                self._leave(session, kind, name)
+            out.append(subscription_reply(verb, name, subscriptions.count(kind), session.protocol))
         session.subscribe(subscriptions)
-        return b"".join(out) or answer(verb, None, subscriptions.count(way), session.protocol)
+        return b"".join(out) or subscription_reply(verb, None, subscriptions.count(kind), session.protocol)
 
     def leave(self, session: Session) -> Iterator[None]:
         """End all subscriptions of a client without replies: it disconnected, or sent RESET.
@@ -121,48 +124,48 @@ class PubSub:
         return self._leaving(session, ended)
 
     def _leaving(self, session: Session, ended: Subscriptions) -> Iterator[None]:
-        for way in Way:
-            for name in ended.of(way):
-                if not session.is_subscribed(way, name):  # again, after RESET
-                    self._leave(session, way, name)
+        for kind in SubscriptionKind:
+            for name in ended.of(kind):
+                if not session.is_subscribed(kind, name):  # again, after RESET
+                    self._leave(session, kind, name)
                 yield
 
-    def _leave(self, session: Session, way: Way, name: bytes) -> None:
+    def _leave(self, session: Session, kind: SubscriptionKind, name: bytes) -> None:
         """Remove a client from a channel or pattern, if it is subscribed."""
-        sessions = self._subscribed(way, name)
+        sessions = self._subscribed(kind, name)
         if session not in sessions:
             return  # it subscribed again after RESET, and left again before this step
         del sessions[session]
         if sessions:
             return
-        if way is Way.PATTERN:
+        if kind is SubscriptionKind.PATTERN:
             del self._patterns[name]
         else:
-            del self._named[way][name]
-        self.on_change(way, name)
+            del self._named[kind][name]
+        self.on_change(kind, name)
 
-    def _subscribed(self, way: Way, name: bytes) -> dict[Session, None]:
-        if way is Way.PATTERN:
+    def _subscribed(self, kind: SubscriptionKind, name: bytes) -> dict[Session, None]:
+        if kind is SubscriptionKind.PATTERN:
             return self._patterns[name].sessions if name in self._patterns else {}
-        return self._named[way].get(name, {})
+        return self._named[kind].get(name, {})
 
-    def names(self, way: Way) -> Collection[bytes]:
+    def names(self, kind: SubscriptionKind) -> Collection[bytes]:
         """Return the channels or patterns with subscribers."""
-        return self._patterns if way is Way.PATTERN else self._named[way]
+        return self._patterns if kind is SubscriptionKind.PATTERN else self._named[kind]
 
-    def count(self, way: Way, name: bytes) -> int:
+    def count(self, kind: SubscriptionKind, name: bytes) -> int:
         """Return the number of a channel's subscribers."""
-        return len(self._subscribed(way, name))
+        return len(self._subscribed(kind, name))
 
-    def sessions(self, way: Way, name: bytes) -> list[Session]:
+    def sessions(self, kind: SubscriptionKind, name: bytes) -> list[Session]:
         """Return the subscribers of a channel, or of a pattern as it was written."""
-        return [session for session in self._subscribed(way, name) if session.is_subscribed(way, name)]
+        return [session for session in self._subscribed(kind, name) if session.is_subscribed(kind, name)]
 
-    def counting(self, found: Found, way: Way, channel: bytes) -> Iterator[None]:
+    def counting(self, found: ReceiverCount, kind: SubscriptionKind, channel: bytes) -> Iterator[None]:
         """Count the receivers of a message on a channel, a name or pattern at each step."""
-        named = self._named[way].get(channel, {})
+        named = self._named[kind].get(channel, {})
         found.add(len(named))
-        if way is Way.SHARD:
+        if kind is SubscriptionKind.SHARD:
             return
         for pattern in list(self._patterns.values()):
             yield
@@ -172,43 +175,45 @@ class PubSub:
     @property
     def is_empty(self) -> bool:
         """Tell whether there are no subscriptions to channels or patterns."""
-        return not self._patterns and not self._named[Way.CHANNEL]
+        return not self._patterns and not self._named[SubscriptionKind.CHANNEL]
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def posting(self, batch: MessageBatch, channel: bytes, text: bytes, wants: Wants | None = None) -> Iterator[None]:
+    def posting(
+        self, batch: MessageBatch, channel: bytes, text: bytes, accepts: Accepts | None = None
+    ) -> Iterator[None]:
         """Add a message for all subscribers of a channel, a client or a pattern at each step.
 
         Subscribers by name come first, then those by pattern. Between steps subscriptions may change.
         """
-        frames: dict[tuple[Way, bytes, int], bytes] = {}
-        for way, pattern, session in self._receivers(channel):
-            if session is not None and (wants is None or wants(session)):
-                which = (way, pattern, session.protocol)
+        frames: dict[tuple[SubscriptionKind, bytes, int], bytes] = {}
+        for kind, pattern, session in self._receivers(channel):
+            if session is not None and (accepts is None or accepts(session)):
+                which = (kind, pattern, session.protocol)
                 frame = frames.get(which)
                 if frame is None:
-                    frame = frames[which] = message(way, pattern, channel, text, session.protocol)
+                    frame = frames[which] = message(kind, pattern, channel, text, session.protocol)
                 batch.add(session, frame)
             yield
 
     def posting_in_shard(self, batch: MessageBatch, channel: bytes, text: bytes) -> Iterator[None]:
         """Add a message for all subscribers of a shard channel, a client at each step."""
-        subscribed = self._named[Way.SHARD].get(channel, {})
+        subscribed = self._named[SubscriptionKind.SHARD].get(channel, {})
         for session in list(subscribed):
-            if session.is_subscribed(Way.SHARD, channel):
-                batch.add(session, message(Way.SHARD, b"", channel, text, session.protocol))
+            if session.is_subscribed(SubscriptionKind.SHARD, channel):
+                batch.add(session, message(SubscriptionKind.SHARD, b"", channel, text, session.protocol))
             yield
 
-    def _receivers(self, channel: bytes) -> Iterator[tuple[Way, bytes, Session | None]]:
+    def _receivers(self, channel: bytes) -> Iterator[tuple[SubscriptionKind, bytes, Session | None]]:
         """Iterate over the receivers of a message; None for a pattern that does not match."""
-        subscribed = self._named[Way.CHANNEL].get(channel, {})
+        subscribed = self._named[SubscriptionKind.CHANNEL].get(channel, {})
         for session in list(subscribed):
-            if session.is_subscribed(Way.CHANNEL, channel):
-                yield Way.CHANNEL, b"", session
+            if session.is_subscribed(SubscriptionKind.CHANNEL, channel):
+                yield SubscriptionKind.CHANNEL, b"", session
         for name, pattern in list(self._patterns.items()):
             if not pattern.matches(channel):
-                yield Way.PATTERN, name, None
+                yield SubscriptionKind.PATTERN, name, None
                 continue
             for session in list(pattern.sessions):
-                if session.is_subscribed(Way.PATTERN, name):
-                    yield Way.PATTERN, name, session
+                if session.is_subscribed(SubscriptionKind.PATTERN, name):
+                    yield SubscriptionKind.PATTERN, name, session

@@ -21,9 +21,9 @@ TABLE_BYTES_MAX = 256 << 20
 # The overhead of a key (CPython 3.11: the object's header, and the dictionary's row at its usual filling), and of each
 # client of a key that has more than one.
 KEY_OVERHEAD_BYTES = 150
-HOLDER_BYTES = 16
+CLIENT_OF_KEY_BYTES = 16
 # A key that more clients cache is sent to all: an invalidation of a key that is not cached does no harm (guess).
-HOLDERS_MAX = 64
+CLIENTS_PER_KEY_MAX = 64
 # The keys that are evicted at once, within 1.5 ms (guess).
 EVICTED_KEYS_MAX = 1024
 # The invalidations that one change may enqueue for all clients together; beyond this, everything is invalidated.
@@ -46,8 +46,8 @@ class ChangeListener(Protocol):
 
 
 # The clients that cache a key; if there is only one, its own `as_holder`.
-KeyHolders = tuple[TrackingState, ...]
-EVERYBODY: KeyHolders = ()
+CachingClients = tuple[TrackingState, ...]
+ALL_CLIENTS: CachingClients = ()
 
 
 class TrackingTable:
@@ -69,15 +69,15 @@ class TrackingTable:
         self.on_use: Callable[[bool], None] = lambda is_used: None
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._holders: dict[bytes, KeyHolders] = {}
+        self._clients_by_key: dict[bytes, CachingClients] = {}
         self._by_prefix: dict[bytes, dict[TrackingState, None]] = {}
         self._prefix_lengths: list[int] = []
-        self._unfreed: list[dict[bytes, KeyHolders]] = []
+        self._unfreed: list[dict[bytes, CachingClients]] = []
 
     @property
     def keys(self) -> int:
         """The number of recorded keys."""
-        return len(self._holders)
+        return len(self._clients_by_key)
 
     @property
     def prefixes(self) -> int:
@@ -123,43 +123,43 @@ class TrackingTable:
 
     # -- read keys ----------------------------------------------------------------------------------------------------
 
-    def remember(self, client: TrackingState, keys: Iterable[bytes]) -> None:
+    def record_keys(self, client: TrackingState, keys: Iterable[bytes]) -> None:
         """Record that a client read keys, also missing ones."""
-        holders = self._holders
+        clients_by_key = self._clients_by_key
         for key in keys if client.is_on else ():
-            held = holders.get(key)
-            if held is None:
-                holders[key] = client.as_holder
+            clients = clients_by_key.get(key)
+            if clients is None:
+                clients_by_key[key] = client.as_tuple
                 self.items += 1
                 self._bytes += len(key) + KEY_OVERHEAD_BYTES
-            elif held is not EVERYBODY and client not in held:
-                self._add(key, held, client)
+            elif clients is not ALL_CLIENTS and client not in clients:
+                self._add(key, clients, client)
         if self._unfreed:
             self.free()
-        if (0 < self.keys_max < len(holders)) or self._bytes > self._bytes_max:
+        if (0 < self.keys_max < len(clients_by_key)) or self._bytes > self._bytes_max:
             self._evict()
 
-    def _add(self, key: bytes, held: KeyHolders, client: TrackingState) -> None:
-        if len(held) >= HOLDERS_MAX:
-            live = tuple(each for each in held if each.is_on)
-            self._count(held, -1)
-            held = live
-            self._count(held, 1)
-        new = EVERYBODY if len(held) >= HOLDERS_MAX else (*held, client)
-        self._count(held, -1)
+    def _add(self, key: bytes, clients: CachingClients, client: TrackingState) -> None:
+        if len(clients) >= CLIENTS_PER_KEY_MAX:
+            live = tuple(each for each in clients if each.is_on)
+            self._count(clients, -1)
+            clients = live
+            self._count(clients, 1)
+        new = ALL_CLIENTS if len(clients) >= CLIENTS_PER_KEY_MAX else (*clients, client)
+        self._count(clients, -1)
         self._count(new, 1)
-        self._holders[key] = new
+        self._clients_by_key[key] = new
 
-    def _count(self, held: KeyHolders, sign: int) -> None:
-        self.items += sign * (len(held) or HOLDERS_MAX)
-        if len(held) > 1:
-            self._bytes += sign * len(held) * HOLDER_BYTES
+    def _count(self, clients: CachingClients, sign: int) -> None:
+        self.items += sign * (len(clients) or CLIENTS_PER_KEY_MAX)
+        if len(clients) > 1:
+            self._bytes += sign * len(clients) * CLIENT_OF_KEY_BYTES
 
     def _evict(self) -> None:
         """Evict the oldest keys, and invalidate them for their clients."""
-        while (0 < self.keys_max < len(self._holders)) or self._bytes > self._bytes_max:
-            count = min(EVICTED_KEYS_MAX, 1 + len(self._holders) // EVICTED_KEYS_MAX)
-            self._enqueue_for_holders(list(islice(self._holders, count)))
+        while (0 < self.keys_max < len(self._clients_by_key)) or self._bytes > self._bytes_max:
+            count = min(EVICTED_KEYS_MAX, 1 + len(self._clients_by_key) // EVICTED_KEYS_MAX)
+            self._enqueue_for_keys(list(islice(self._clients_by_key, count)))
 
     def limit(self, keys_max: int) -> None:
         """Set how many keys are recorded; 0: only memory limits them."""
@@ -168,9 +168,9 @@ class TrackingTable:
 
     def _forget_all(self) -> None:
         """Remove all keys. They are freed later, as freeing them at once could block the event loop."""
-        if self._holders:
-            self._unfreed.append(self._holders)
-        self._holders = {}
+        if self._clients_by_key:
+            self._unfreed.append(self._clients_by_key)
+        self._clients_by_key = {}
         self.items = self._bytes = 0
 
     @property
@@ -198,7 +198,7 @@ class TrackingTable:
         if keys is None:
             self.invalidate_all()
         elif keys:
-            self._enqueue_for_holders(keys)
+            self._enqueue_for_keys(keys)
             self._enqueue_for_prefixes(keys)
 
     def invalidate_all(self) -> None:
@@ -227,15 +227,15 @@ class TrackingTable:
             self.pending_clients.pop(client, None)
         return b"".join([each.frames(head) for each in taken])
 
-    def _enqueue_for_holders(self, keys: Iterable[bytes]) -> None:
-        by_holders: dict[KeyHolders, list[bytes]] = {}
+    def _enqueue_for_keys(self, keys: Iterable[bytes]) -> None:
+        keys_by_clients: dict[CachingClients, list[bytes]] = {}
         for key in keys:
-            held = self._holders.pop(key, None)
-            if held is not None:
-                by_holders.setdefault(held, []).append(key)
-                self._count(held, -1)
+            clients = self._clients_by_key.pop(key, None)
+            if clients is not None:
+                keys_by_clients.setdefault(clients, []).append(key)
+                self._count(clients, -1)
                 self._bytes -= len(key) + KEY_OVERHEAD_BYTES
-        rows = [(held or tuple(self.clients), Invalidation(some)) for held, some in by_holders.items()]
+        rows = [(clients or tuple(self.clients), Invalidation(some)) for clients, some in keys_by_clients.items()]
         if self._invalidates_all(rows):
             return
         for clients, invalidation in rows:
@@ -273,7 +273,7 @@ class TrackingTable:
                 if readable.keys:
                     self.enqueue(client, readable)
 
-    def _invalidates_all(self, rows: Sequence[tuple[KeyHolders, Invalidation]]) -> bool:
+    def _invalidates_all(self, rows: Sequence[tuple[CachingClients, Invalidation]]) -> bool:
         """Invalidate everything if there is too much to enqueue; return whether this was done."""
         count = sum(len(clients) for clients, _ in rows)
         size = sum(len(clients) * each.bytes for clients, each in rows)

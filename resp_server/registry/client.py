@@ -19,7 +19,7 @@ import hiredis
 from resp_server.cluster.topology import Health, Topology, TopologyError
 from resp_server.cluster.topology_source import TopologySink
 from resp_server.net.addresses import host_and_port
-from resp_server.net.tls import Certificates, why
+from resp_server.net.tls import Certificates, reason_of
 from resp_server.registry.record import Record, read_record
 from resp_server.registry.report import Report
 from resp_server.serving.appliers import Visible
@@ -140,7 +140,7 @@ class RegistryClient:
                 try:
                     await self._serve_registry(address)
                 except (OSError, TimeoutError, EOFError, RegistryClientError, hiredis.ProtocolError) as error:
-                    self._log_once(f"no registry at {address}: {why(error) or 'it does not answer'}")
+                    self._log_once(f"no registry at {address}: {reason_of(error) or 'it does not answer'}")
                 except Exception:  # our own bug; this server must not stay without a registry because of it
                     logger.exception("internal error in the client of the registry at %s", address)
             if not self._addresses(records):

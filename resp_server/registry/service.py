@@ -86,7 +86,7 @@ class Peer:
         """Answer a request."""
         return encode(await self._registry.answer(self, request), PROTOCOL)
 
-    def lost(self) -> None:
+    def connection_ended(self) -> None:
         """Handle the loss of the connection."""
         self._registry.disconnected(self)
 

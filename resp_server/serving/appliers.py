@@ -27,7 +27,7 @@ from state_backend.model.key_groups import ALL, NONE, KeyGroups
 logger = logging.getLogger("sparkis.server")
 
 # The shortest pause between two listings of a log's jobs. Without a new job it doubles up to the filesystem's limit.
-LOOK_FOR_JOBS_S = 1.0
+LISTING_S = 1.0
 # An applier that ends is restarted after a pause that doubles up to the longest.
 RESTART_PAUSE_S = 0.1
 RESTART_PAUSE_S_MAX = 5.0
@@ -56,14 +56,14 @@ class ApplierProcess:
 
     def __init__(
         self,
-        readers: JobCatalog,
+        catalog: JobCatalog,
         log: str,
         job: str,
         folder: Path,
         *,
         retention_ms: int | None,
         slots: KeyGroups,
-        tells_events: bool,
+        records_events: bool,
         changed: Callable[[], None],
     ) -> None:
         self.log = log
@@ -71,44 +71,44 @@ class ApplierProcess:
         self.renamed_from: str | None = None  # set when the job is served
         self.owned: KeyGroups | None = None
         self.visible: Visible | None = None
-        self._wanted = slots
-        self._wants = 0  # the number of `slots` lines sent to this process
-        self._tells_events = tells_events
+        self._desired = slots
+        self._slots_lines = 0  # the number of `slots` lines sent to this process
+        self._records_events = records_events
         self._loading = ""
         self._is_incomplete = False
         self._changed = changed
-        self._readers = readers
+        self._catalog = catalog
         self._folder = folder
         self._retention_ms = retention_ms
         self._process: asyncio.subprocess.Process | None = None
         self._full_until_s = -math.inf
-        self._is_shown = False
+        self._is_served = False
         self._is_store_trusted = True
         self._readable = -1
         self.opened = asyncio.Event()
         self._waiting: set[tuple[int, asyncio.Future[bool]]] = set()
-        readers.found(job)
+        catalog.announce(job)
         self._task = asyncio.create_task(self._keep_running())
 
     def notice(self) -> None:
         """Have the applier check the log at once."""
         self._send(b"\n")
 
-    def want(self, slots: KeyGroups) -> None:
+    def set_desired_slots(self, slots: KeyGroups) -> None:
         """Have the applier own these slots and no others. `owned` may shrink; `changed` is not called for that."""
-        self._wanted = slots
+        self._desired = slots
         if self.owned is not None:
             self.owned &= slots
-        self._send_wanted()
+        self._send_slots()
 
-    def tell_events(self, is_wanted: bool) -> None:
+    def record_events(self, is_wanted: bool) -> None:
         """Have the applier record the events of keys, or stop that."""
-        self._tells_events = is_wanted
+        self._records_events = is_wanted
         self._send(b"events on\n" if is_wanted else b"events off\n")
 
-    def _send_wanted(self) -> None:
-        self._wants += 1
-        self._send(b"slots %b\n" % str(self._wanted).encode())
+    def _send_slots(self) -> None:
+        self._slots_lines += 1
+        self._send(b"slots %b\n" % str(self._desired).encode())
 
     def _send(self, line: bytes) -> None:
         if self._process is not None and self._process.stdin is not None:
@@ -149,7 +149,7 @@ class ApplierProcess:
                 await self._run()
             except OSError as error:
                 logger.error("job %s: cannot start its applier: %s", self.name, error)
-            self._readers.tell(self.name, {"is_stale": True})
+            self._catalog.update(self.name, {"is_stale": True})
             if time.monotonic() - started_s > RESTART_PAUSE_S_MAX:
                 pause_s = RESTART_PAUSE_S
             logger.warning("job %s: its applier ended; starting another in %s s", self.name, pause_s)
@@ -160,13 +160,13 @@ class ApplierProcess:
         """Run one applier process until it ends."""
         command = [sys.executable, "-m", "state_backend.apply.applier"]
         command += ["--log", self.log, "--job", self.name, "--store", str(self._folder)]
-        slots = self._wanted
+        slots = self._desired
         if slots != ALL:
             command += ["--slots", str(slots)]
         if self._retention_ms is not None:
             command += ["--compact", "--retention-ms", str(self._retention_ms)]
-        tells_events = self._tells_events
-        command += ["--events"] if tells_events else []
+        records_events = self._records_events
+        command += ["--events"] if records_events else []
         command += [] if self._is_store_trusted else ["--delete-stores"]
         self._is_store_trusted = True
         process = await asyncio.create_subprocess_exec(
@@ -176,11 +176,11 @@ class ApplierProcess:
             limit=EVENT_BYTES_MAX,
             env=children.environment(),
         )
-        self._process, self._wants = process, 0
-        if self._wanted != slots:  # changed while the process started
-            self._send_wanted()
-        if self._tells_events != tells_events:
-            self.tell_events(self._tells_events)
+        self._process, self._slots_lines = process, 0
+        if self._desired != slots:  # changed while the process started
+            self._send_slots()
+        if self._records_events != records_events:
+            self.record_events(self._records_events)
         assert process.stdout is not None
         async for line in process.stdout:
             await self._take(json.loads(line))
@@ -206,7 +206,7 @@ class ApplierProcess:
         elif event["event"] == "damaged":
             self._hide()
         else:
-            told = {
+            fields = {
                 "committed_epoch": event.get("committed", -1),
                 "committed_clock_ms": event.get("committed_clock_ms", 0),
                 "is_incomplete": event["is_incomplete"],
@@ -215,28 +215,28 @@ class ApplierProcess:
                 "is_stale": event["is_stale"],
                 "error": event["error"],
             }
-            self._readers.tell(self.name, told)
-            self._see_room(event["is_full"])
+            self._catalog.update(self.name, fields)
+            self._apply_room(event["is_full"])
             if event["error"]:
                 self.opened.set()
-            if self._is_shown:
-                self._see(event)
-                self._reach(event["applied"])
+            if self._is_served:
+                self._apply_event(event)
+                self._wake_waiters(event["applied"])
 
     def _hide(self) -> None:
         """Have readers close the damaged store; the applier builds a new one."""
-        if self._is_shown:
+        if self._is_served:
             logger.error("job %s: its store is damaged; it is not read until it is built anew from the log", self.name)
-        self._is_shown, self._readable = False, -1
+        self._is_served, self._readable = False, -1
         self.owned = NONE
-        self._readers.hide(self.name)
+        self._catalog.hide(self.name)
         self._changed()
 
-    def _see(self, event: Event) -> None:
+    def _apply_event(self, event: Event) -> None:
         """Take over an event about the store that is served."""
         slots = KeyGroups.parse(event["slots"])
-        if self.owned is None or event["slots_lines"] == self._wants:
-            self.owned = slots & self._wanted
+        if self.owned is None or event["slots_lines"] == self._slots_lines:
+            self.owned = slots & self._desired
         else:
             # The applier has not read the last `slots` line yet: it may list a slot that was given up and is desired
             # again.
@@ -256,49 +256,49 @@ class ApplierProcess:
         self.visible = Visible(event.get("generation", generation), event["term"], event["applied"])
         self._changed()
 
-    def _see_room(self, is_full: bool) -> None:
+    def _apply_room(self, is_full: bool) -> None:
         if is_full:
             self._full_until_s = math.inf
         elif self._full_until_s == math.inf:
             self._full_until_s = asyncio.get_running_loop().time() + ROOM_AFTER_S
 
-    def _reach(self, epoch: int) -> None:
+    def _wake_waiters(self, epoch: int) -> None:
         """Wake the waiters of a readable epoch."""
         self._readable = epoch
-        for wanted, reached in self._waiting:
-            if epoch >= wanted and not reached.done():
+        for epoch_to_reach, reached in self._waiting:
+            if epoch >= epoch_to_reach and not reached.done():
                 reached.set_result(True)
 
     async def _open(self, event: Event) -> None:
         """Have a store served; the events that follow are about this store."""
-        self._is_shown = False
+        self._is_served = False
         try:
-            await self._readers.open(self.name, event)
+            await self._catalog.open(self.name, event)
         except SparkisError as error:
             logger.error("%s", error)
             self.opened.set()
             if isinstance(error, StoreError) and self._process is not None and self._process.stdin is not None:
                 self._process.stdin.close()  # an applier announces a store once; the next process does it again
             return
-        self._is_shown = True
-        self._see(event)
+        self._is_served = True
+        self._apply_event(event)
         self.renamed_from = event["renamed_from"]
         self.opened.set()
         states = [state["name"] for state in event["states"]]
         logger.info("job %s: serving generation %s, states %s", self.name, event["generation"], states)
 
 
-class _Looks:
+class _ListingSchedule:
     """The schedule of a log's listings."""
 
     def __init__(self) -> None:
         self.due_s = -math.inf
-        self._interval_s = LOOK_FOR_JOBS_S
+        self._interval_s = LISTING_S
 
-    def done(self, *, has_news: bool, interval_s_max: float) -> None:
+    def done(self, *, has_new_jobs: bool, interval_s_max: float) -> None:
         """Schedule the next listing."""
-        self.due_s = asyncio.get_running_loop().time() + self._interval_s - LOOK_FOR_JOBS_S / 2
-        self._interval_s = LOOK_FOR_JOBS_S if has_news else min(2 * self._interval_s, interval_s_max)
+        self.due_s = asyncio.get_running_loop().time() + self._interval_s - LISTING_S / 2
+        self._interval_s = LISTING_S if has_new_jobs else min(2 * self._interval_s, interval_s_max)
 
 
 class Appliers:
@@ -311,29 +311,29 @@ class Appliers:
 
     def __init__(
         self,
-        readers: JobCatalog,
+        catalog: JobCatalog,
         logs: list[str],
         folder: Path,
         *,
         retention_ms: int | None = None,
         slots: KeyGroups = ALL,
-        tells_events: bool = False,
+        records_events: bool = False,
     ) -> None:
-        self._tells_events = tells_events
+        self._records_events = records_events
         self.on_change: Callable[[], None] = lambda: None
-        self._wanted = slots
+        self._desired = slots
         self._has_caught_up = False
         self._owned_slots = NONE
         self._visible: Mapping[str, Visible] = {}
-        self._readers = readers
+        self._catalog = catalog
         self._retention_ms = retention_ms
         self._logs = {log: ChangeLog(log) for log in logs}
         self._folder = folder
-        self._followers: dict[str, ApplierProcess] = {}
+        self._appliers: dict[str, ApplierProcess] = {}
         self._refused: set[tuple[str, str]] = set()
         self._unreachable: set[str] = set()
         self._reached: set[str] = set()
-        self._looks = {root: _Looks() for root in logs}
+        self._schedules = {root: _ListingSchedule() for root in logs}
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -349,47 +349,47 @@ class Appliers:
     @property
     def has_room(self) -> bool:
         """Whether all stores have been writable for `ROOM_AFTER_S`."""
-        return all(follower.has_room for follower in self._followers.values())
+        return all(applier.has_room for applier in self._appliers.values())
 
     def set_desired_slots(self, slots: KeyGroups) -> None:
         """Own these slots and no others. Lost slots are dropped at once; gained ones are owned once they are loaded."""
-        if slots == self._wanted:
+        if slots == self._desired:
             return
         logger.info("desired slots: %s", slots or "none")
-        self._wanted = slots
-        for follower in self._followers.values():
-            follower.want(slots)
-        self._note_change()
+        self._desired = slots
+        for applier in self._appliers.values():
+            applier.set_desired_slots(slots)
+        self._recompute()
 
-    def tell_events(self, is_wanted: bool) -> None:
+    def record_events(self, is_wanted: bool) -> None:
         """Have the appliers record the events of keys, for keyspace notifications, or stop that."""
-        self._tells_events = is_wanted
-        for follower in self._followers.values():
-            follower.tell_events(is_wanted)
+        self._records_events = is_wanted
+        for applier in self._appliers.values():
+            applier.record_events(is_wanted)
 
-    def _note_change(self) -> None:
+    def _recompute(self) -> None:
         """Recompute `owned_slots` and `visible`; call `on_change` if they have changed."""
-        shown = {name: each.visible for name, each in self._followers.items() if each.visible is not None}
-        held = self._wanted if self._has_caught_up else NONE
-        for follower in self._followers.values():
-            if held and follower.owned is not None and follower.owned != held:
-                held &= follower.owned
-        if (held, shown) != (self._owned_slots, self._visible):
-            self._owned_slots, self._visible = held, shown
+        served = {name: each.visible for name, each in self._appliers.items() if each.visible is not None}
+        held = self._desired if self._has_caught_up else NONE
+        for applier in self._appliers.values():
+            if held and applier.owned is not None and applier.owned != held:
+                held &= applier.owned
+        if (held, served) != (self._owned_slots, self._visible):
+            self._owned_slots, self._visible = held, served
             self.on_change()
 
     async def start(self) -> None:
         """Start an applier for each job, and list the logs for new jobs from then on."""
-        await self._look()
-        self._task = asyncio.create_task(self._keep_looking())
+        await self._list_jobs()
+        self._task = asyncio.create_task(self._list_forever())
 
     async def catch_up(self) -> None:
         """Wait until every log was listed once, and each of their jobs is served or has an error."""
         while len(self._reached) < len(self._logs):
-            await asyncio.sleep(LOOK_FOR_JOBS_S / 10)
-        await asyncio.gather(*(follower.opened.wait() for follower in self._followers.values()))
+            await asyncio.sleep(LISTING_S / 10)
+        await asyncio.gather(*(applier.opened.wait() for applier in self._appliers.values()))
         self._has_caught_up = True
-        self._note_change()
+        self._recompute()
 
     async def stop(self) -> None:
         """Stop all appliers."""
@@ -397,34 +397,34 @@ class Appliers:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        await asyncio.gather(*(follower.stop() for follower in self._followers.values()))
-        self._followers.clear()
+        await asyncio.gather(*(applier.stop() for applier in self._appliers.values()))
+        self._appliers.clear()
 
     async def notice(self, job: str) -> None:
         """Have a job's log checked at once; it may be a new job."""
-        if job not in self._followers:
-            await self._look()
-        if job in self._followers:
-            self._followers[job].notice()
+        if job not in self._appliers:
+            await self._list_jobs()
+        if job in self._appliers:
+            self._appliers[job].notice()
 
     async def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
         """Wait until all readers can read an epoch of a job; False after the timeout."""
-        if job not in self._followers:
-            await self._look()
-        return job in self._followers and await self._followers[job].wait(epoch, timeout_s)
+        if job not in self._appliers:
+            await self._list_jobs()
+        return job in self._appliers and await self._appliers[job].wait(epoch, timeout_s)
 
-    async def _keep_looking(self) -> None:
+    async def _list_forever(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_FOR_JOBS_S)
+            await asyncio.sleep(LISTING_S)
             now_s = asyncio.get_running_loop().time()
-            await self._look({root for root, looks in self._looks.items() if now_s >= looks.due_s})
+            await self._list_jobs({root for root, schedule in self._schedules.items() if now_s >= schedule.due_s})
 
-    async def _look(self, roots: Collection[str] | None = None) -> None:
+    async def _list_jobs(self, roots: Collection[str] | None = None) -> None:
         """List the jobs of some logs, or of all logs."""
         for root, log in self._logs.items():
             if roots is not None and root not in roots:
                 continue
-            known = len(self._followers)
+            existing = len(self._appliers)
             try:
                 jobs = await asyncio.to_thread(log.jobs)
                 self._unreachable.discard(root)
@@ -433,16 +433,16 @@ class Appliers:
                 if root not in self._unreachable:
                     self._unreachable.add(root)
                     logger.error("%s; going on with what is known", error)
-                self._looks[root].done(has_news=False, interval_s_max=log.filesystem.jobs_interval_s_max)
+                self._schedules[root].done(has_new_jobs=False, interval_s_max=log.filesystem.jobs_interval_s_max)
                 continue
             for job in jobs:
-                self._follow(root, job)
-            for job in [name for name, each in self._followers.items() if each.log == root and name not in jobs]:
-                await self._leave_if_dropped(log, job, jobs)
-            has_news = len(self._followers) != known
-            self._looks[root].done(has_news=has_news, interval_s_max=log.filesystem.jobs_interval_s_max)
+                self._add_applier(root, job)
+            for job in [name for name, each in self._appliers.items() if each.log == root and name not in jobs]:
+                await self._remove_if_dropped(log, job, jobs)
+            has_new_jobs = len(self._appliers) != existing
+            self._schedules[root].done(has_new_jobs=has_new_jobs, interval_s_max=log.filesystem.jobs_interval_s_max)
 
-    async def _leave_if_dropped(self, log: ChangeLog, job: str, jobs: list[str]) -> None:
+    async def _remove_if_dropped(self, log: ChangeLog, job: str, jobs: list[str]) -> None:
         """Stop serving a dropped job, unless it was renamed and is not served under the new name yet.
 
         A job that is missing in a listing but not dropped stays: the log's storage may be unavailable.
@@ -452,30 +452,32 @@ class Appliers:
         except SparkisError as error:
             logger.error("%s; going on with what is known", error)
             return
-        if term is None or (term.renamed_to in jobs and not self._is_shown(term.renamed_to)):
+        if term is None or (term.renamed_to in jobs and not self._is_served(term.renamed_to)):
             return
-        await self._followers.pop(job).stop()
-        self._readers.forget(job)
-        self._note_change()
+        await self._appliers.pop(job).stop()
+        self._catalog.remove(job)
+        self._recompute()
         await asyncio.to_thread(shutil.rmtree, self._folder / job, ignore_errors=True)
         logger.info("job %s: %s", job, "dropped" if term.renamed_to is None else f"goes on as {term.renamed_to}")
 
-    def _is_shown(self, job: str | None) -> bool:
-        return job in self._followers and self._followers[job].renamed_from is not None
+    def _is_served(self, job: str | None) -> bool:
+        return job in self._appliers and self._appliers[job].renamed_from is not None
 
-    def _follow(self, root: str, job: str) -> None:
-        known = self._followers.get(job)
-        if known is None:
-            self._followers[job] = ApplierProcess(
-                self._readers,
+    def _add_applier(self, root: str, job: str) -> None:
+        existing = self._appliers.get(job)
+        if existing is None:
+            self._appliers[job] = ApplierProcess(
+                self._catalog,
                 root,
                 job,
                 self._folder,
                 retention_ms=self._retention_ms,
-                slots=self._wanted,
-                tells_events=self._tells_events,
-                changed=self._note_change,
+                slots=self._desired,
+                records_events=self._records_events,
+                changed=self._recompute,
             )
-        elif known.log != root and (root, job) not in self._refused:
+        elif existing.log != root and (root, job) not in self._refused:
             self._refused.add((root, job))
-            logger.error("job %s is in the logs %s and %s; only the first is served: rename one", job, known.log, root)
+            logger.error(
+                "job %s is in the logs %s and %s; only the first is served: rename one", job, existing.log, root
+            )

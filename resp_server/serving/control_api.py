@@ -34,13 +34,13 @@ class ControlListener:
     """The control port, on the loopback interface."""
 
     def __init__(
-        self, appliers: Appliers, membership: TopologySource, token: str, certificates: Certificates | None = None
+        self, appliers: Appliers, topology_source: TopologySource, token: str, certificates: Certificates | None = None
     ) -> None:
-        def take_in(writer: asyncio.StreamWriter) -> _Caller:
-            return _Caller(appliers, membership)
+        def make_peer(writer: asyncio.StreamWriter) -> _Caller:
+            return _Caller(appliers, topology_source)
 
         self._port = TokenPort(
-            "the server", token, take_in, peers_max=CONNECTIONS_MAX, protocol=PROTOCOL, certificates=certificates
+            "the server", token, make_peer, peers_max=CONNECTIONS_MAX, protocol=PROTOCOL, certificates=certificates
         )
 
     async def start(self) -> int:
@@ -58,11 +58,11 @@ class ControlListener:
 class _Caller:
     """One authenticated connection."""
 
-    def __init__(self, appliers: Appliers, membership: TopologySource) -> None:
-        self._followers = appliers
-        self._membership = membership
+    def __init__(self, appliers: Appliers, topology_source: TopologySource) -> None:
+        self._appliers = appliers
+        self._topology_source = topology_source
 
-    def lost(self) -> None:
+    def connection_ended(self) -> None:
         """Do nothing: a connection has no state."""
 
     async def answer(self, request: Request) -> bytes:
@@ -73,13 +73,13 @@ class _Caller:
         try:
             match [bytes(request[0]).upper(), *(bytes(word).decode() for word in request[1:])]:
                 case [b"NOTICE", str(job), str(_)]:
-                    await self._followers.notice(job)
+                    await self._appliers.notice(job)
                     return OK
                 case [b"WAIT", str(job), str(epoch), str(timeout_ms)]:
                     timeout_s = min(int(timeout_ms), WAIT_MS_MAX) / 1000
-                    return int(await self._followers.wait(job, int(epoch), timeout_s))
+                    return int(await self._appliers.wait(job, int(epoch), timeout_s))
                 case [b"TOPOLOGY", str(node), str(text)]:
-                    self._membership.take(Topology.parse(text), node)
+                    self._topology_source.take(Topology.parse(text), node)
                     return OK
         except TopologyError as error:
             return PlainError(str(error))

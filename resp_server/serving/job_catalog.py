@@ -28,7 +28,7 @@ class JobCatalog(ABC):
     """The jobs in the processes that answer clients: in this process, or in its workers."""
 
     @abstractmethod
-    def found(self, job: str) -> None:
+    def announce(self, job: str) -> None:
         """Add a job that a log has and that is not open yet: reads of its keys get LOADING."""
 
     @abstractmethod
@@ -39,7 +39,7 @@ class JobCatalog(ABC):
         """
 
     @abstractmethod
-    def forget(self, job: str) -> None:
+    def remove(self, job: str) -> None:
         """Remove a job: its keys no longer exist."""
 
     @abstractmethod
@@ -47,7 +47,7 @@ class JobCatalog(ABC):
         """Close a job's damaged store: reads of its keys get LOADING until another store is opened."""
 
     @abstractmethod
-    def tell(self, job: str, known: Event) -> None:
+    def update(self, job: str, fields: Event) -> None:
         """Update fields of a `Job`, such as `is_stale` and `error`."""
 
 
@@ -58,33 +58,33 @@ class LocalJobCatalog(JobCatalog):
         self._keyspace = keyspace
         self._stores: dict[str, LmdbStore] = {}
 
-    def found(self, job: str) -> None:
+    def announce(self, job: str) -> None:
         self._keyspace.refuse(job, None)
 
     async def open(self, job: str, event: Event) -> None:
         try:
-            self.show(self.prepare(job, event))
+            self.serve(self.prepare(job, event))
         except Exception as error:
             self.refuse(job, str(error))
             raise
 
-    def tell(self, job: str, known: Event) -> None:
-        if known.get("error"):
-            self.refuse(job, known["error"])
-        shown = self._keyspace.jobs.get(job)
-        if shown is not None:
-            self._keyspace.jobs[job] = replace(shown, **known)
+    def update(self, job: str, fields: Event) -> None:
+        if fields.get("error"):
+            self.refuse(job, fields["error"])
+        served = self._keyspace.jobs.get(job)
+        if served is not None:
+            self._keyspace.jobs[job] = replace(served, **fields)
             self._keyspace.on_epoch()
 
     def hide(self, job: str) -> None:
-        shown = self._keyspace.jobs.get(job)
-        if shown is not None:
-            nothing = MemoryStore(shown.generation)
+        served = self._keyspace.jobs.get(job)
+        if served is not None:
+            nothing = MemoryStore(served.generation)
             nothing.own(NONE)  # reads of keys in slots that the store does not own get LOADING
-            self._keyspace.put(replace(shown, store=nothing))
+            self._keyspace.put(replace(served, store=nothing))
             self._stores.pop(job, None)
 
-    def forget(self, job: str) -> None:
+    def remove(self, job: str) -> None:
         self._keyspace.remove(job)
         self._stores.pop(job, None)
 
@@ -119,13 +119,13 @@ class LocalJobCatalog(JobCatalog):
             raise
         return made
 
-    def show(self, job: Job) -> None:
+    def serve(self, job: Job) -> None:
         """Serve a prepared job. The previous store is dropped; LMDB closes it when its last snapshot has ended."""
         assert isinstance(job.store, LmdbStore)
         self._keyspace.put(job)
         self._stores[job.name] = job.store
-        for gone in self._stores.keys() - self._keyspace.jobs.keys():
-            del self._stores[gone]
+        for removed_job in self._stores.keys() - self._keyspace.jobs.keys():
+            del self._stores[removed_job]
 
     def drop(self, job: Job) -> None:
         """Close the store of a prepared job that is not to be served."""

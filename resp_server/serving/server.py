@@ -24,8 +24,8 @@ from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from resp_server.execution.dispatcher import Dispatcher
 from resp_server.net.addresses import address_of
-from resp_server.net.listeners import PolledListener, listen_at_ports, take_client
-from resp_server.net.tls import Certificates, TlsListener, take_in
+from resp_server.net.listeners import PolledListener, add_client, listen_at_ports
+from resp_server.net.tls import Certificates, TlsListener, accept_tls
 from resp_server.protocol.errors import DeniedError, PlainError, ReplyError
 from resp_server.push.invalidation_sender import InvalidationSender
 from resp_server.session.session import Session
@@ -73,7 +73,7 @@ class Server:
         self._listeners: list[asyncio.Server | TlsListener | PolledListener] = []
         self._sweep: asyncio.TimerHandle | None = None
         self._poller: Any = None
-        self._followers: set[Connection] = set()
+        self._following: set[Connection] = set()
         self._notify_timer: asyncio.TimerHandle | None = None
         self._invalidations = InvalidationSender(self.context, self._connections)
         self.context.tracking.on_begin = self._begin_notifying
@@ -142,9 +142,9 @@ class Server:
         OSError if the client is gone.
         """
         if certificates is not None:
-            return await take_in(client, connect, certificates, self._poller)
+            return await accept_tls(client, connect, certificates, self._poller)
         if self._poller is not None:
-            take_client(self._poller, client, connect())
+            add_client(self._poller, client, connect())
         else:
             await asyncio.get_running_loop().connect_accepted_socket(connect, client)
         return True
@@ -204,7 +204,7 @@ class Server:
     def watch_event_demand(self, then: Callable[[bool], None]) -> None:
         """Call back now, and whenever appliers have to start or stop keeping events of keys."""
         self.context.notifications.on_demand_change = then
-        then(self.context.notifications.is_wanted)
+        then(self.context.notifications.is_needed)
 
     async def settled(self) -> None:
         """Return once earlier changes hold for all clients: in a single process they do at once."""
@@ -234,7 +234,7 @@ class Server:
         session = Session(session_id, address, local, self.context.users.default, self.context.clock())
         session.observe(self.context.is_observed)
         if self.context.cluster is not None:
-            session.serve_from(self.context.cluster.is_replica)
+            session.set_at_replica(self.context.cluster.is_replica)
         return session
 
     def add(self, connection: Connection) -> None:
@@ -252,9 +252,9 @@ class Server:
         if session is not None:
             self.context.leave(session)
 
-    def keep_notified(self, connection: Connection) -> None:
+    def keep_sending_epochs(self, connection: Connection) -> None:
         """Report new epochs to a client for as long as it follows the server."""
-        self._followers.add(connection)
+        self._following.add(connection)
         self._schedule_notify()
 
     def _begin_notifying(self) -> None:
@@ -267,12 +267,12 @@ class Server:
 
     def _notify(self) -> None:
         self._notify_timer = None
-        if self._followers or self.context.tracking.clients or self.context.tracking.is_freeing:
+        if self._following or self.context.tracking.clients or self.context.tracking.is_freeing:
             self._schedule_notify()
             self.context.look()
-            self._followers = {each for each in self._followers if each.is_following}
-            for each in list(self._followers):
-                each.send_news()
+            self._following = {each for each in self._following if each.is_following}
+            for each in list(self._following):
+                each.send_epochs()
             self._invalidations.send()
             self.context.tracking.free()
 

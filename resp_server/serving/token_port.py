@@ -16,7 +16,7 @@ import socket
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from resp_server.net.tls import ACCEPT_PAUSE_S, ACCEPTS_AT_ONCE, Certificates, why
+from resp_server.net.tls import ACCEPT_PAUSE_S, ACCEPTS_AT_ONCE, Certificates, reason_of
 from resp_server.protocol.errors import PlainError, internal_error
 from resp_server.protocol.replies import OK, encode
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
@@ -24,7 +24,7 @@ from resp_server.protocol.request_parser import Request, RequestLimits, RequestP
 logger = logging.getLogger("sparkis.control")
 
 # Connections that have not authenticated yet. With TLS each takes some 0.3 MB (buffers of uvloop and OpenSSL).
-ARRIVING_MAX = 256
+UNAUTHENTICATED_MAX = 256
 # The limit from the accept to the right token (guess: some round trips on a busy machine).
 AUTH_S_MAX = 5.0
 # The limit of bytes before authentication: AUTH with the token, and a little of what follows.
@@ -45,15 +45,15 @@ class Peer(Protocol):
     async def answer(self, request: Request) -> bytes:
         """Return the encoded reply to a request."""
 
-    def lost(self) -> None:
+    def connection_ended(self) -> None:
         """Handle the end of the connection."""
 
 
 # Makes the peer of an authenticated connection.
-TakeIn = Callable[[asyncio.StreamWriter], Peer]
+MakePeer = Callable[[asyncio.StreamWriter], Peer]
 
 
-class _Arriving(asyncio.Protocol):
+class _UnauthenticatedConnection(asyncio.Protocol):
     """A connection that has not authenticated yet."""
 
     def __init__(self, port: TokenPort, client: socket.socket) -> None:
@@ -76,7 +76,7 @@ class _Arriving(asyncio.Protocol):
         except Exception as error:
             if not isinstance(error, OSError):
                 internal_error(error)
-            logger.debug("a connection was not taken in: %s", why(error))
+            logger.debug("a connection was not taken in: %s", reason_of(error))
             self.drop()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -88,16 +88,16 @@ class _Arriving(asyncio.Protocol):
         self._bytes += len(data)
         requests = self._parser.feed(data) if self._bytes <= AUTH_BYTES_MAX else []
         if requests and self._port.is_token(requests[0]):
-            self._get_in()
+            self._authenticate()
         elif requests or self._parser.error is not None or self._bytes > AUTH_BYTES_MAX:
             self._refuse(f"AUTH with {self._port.name}'s token comes first")
 
-    def _get_in(self) -> None:
+    def _authenticate(self) -> None:
         assert self._transport is not None
         if self._port.is_full:
             self._refuse(f"{self._port.name} has as many connections as it may have")
             return
-        self._forget()
+        self._stop_counting()
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader, self._serve)
         self._transport.set_protocol(protocol)
@@ -116,20 +116,20 @@ class _Arriving(asyncio.Protocol):
         self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._forget()
+        self._stop_counting()
 
     def drop(self) -> None:
         """Close the connection at once."""
-        self._forget()
+        self._stop_counting()
         self._connecting.cancel()
         if self._transport is not None:
             self._transport.abort()
         else:
             self._client.close()
 
-    def _forget(self) -> None:
+    def _stop_counting(self) -> None:
         self._late.cancel()
-        self._port.left(self)
+        self._port.stop_counting(self)
 
 
 class TokenPort:
@@ -142,7 +142,7 @@ class TokenPort:
         self,
         name: str,
         token: str,
-        take_in: TakeIn,
+        make_peer: MakePeer,
         *,
         peers_max: int,
         protocol: int,
@@ -152,11 +152,11 @@ class TokenPort:
         self.protocol = protocol
         self.certificates = certificates
         self._token = token.encode()
-        self._take_in = take_in
+        self._make_peer = make_peer
         self._peers_max = peers_max
         self._grace_s = GRACE_S if certificates is None else TLS_GRACE_S
         self._peers: dict[Peer, asyncio.StreamWriter] = {}
-        self._arriving: dict[_Arriving, None] = {}
+        self._unauthenticated: dict[_UnauthenticatedConnection, None] = {}
         self._listener: socket.socket | None = None
         self._pause: asyncio.Handle | None = None
 
@@ -168,7 +168,7 @@ class TokenPort:
     @property
     def counts(self) -> tuple[int, int]:
         """(connections that have not authenticated yet, authenticated connections)."""
-        return len(self._arriving), len(self._peers)
+        return len(self._unauthenticated), len(self._peers)
 
     def start(self, listener: socket.socket) -> None:
         """Start accepting connections."""
@@ -184,8 +184,8 @@ class TokenPort:
         self._stop_listening()
         self._listener.close()
         self._listener = None
-        for arriving in list(self._arriving):
-            arriving.drop()
+        for connection in list(self._unauthenticated):
+            connection.drop()
         for writer in self._peers.values():
             writer.close()
 
@@ -194,9 +194,9 @@ class TokenPort:
         is_auth = len(request) == 2 and request[0].upper() == b"AUTH"
         return is_auth and hmac.compare_digest(bytes(request[1]), self._token)
 
-    def left(self, arriving: _Arriving) -> None:
+    def stop_counting(self, connection: _UnauthenticatedConnection) -> None:
         """Stop counting a connection that has authenticated or ended."""
-        self._arriving.pop(arriving, None)
+        self._unauthenticated.pop(connection, None)
 
     # -- the listening socket -----------------------------------------------------------------------------------------
 
@@ -218,11 +218,11 @@ class TokenPort:
     def _accept(self) -> None:
         assert self._listener is not None
         for _ in range(ACCEPTS_AT_ONCE):
-            oldest = next(iter(self._arriving), None)
-            if oldest is not None and len(self._arriving) >= ARRIVING_MAX:
-                stays_s = oldest.since_s + self._grace_s - asyncio.get_running_loop().time()
-                if stays_s > 0:
-                    self._listen_after(stays_s)
+            oldest = next(iter(self._unauthenticated), None)
+            if oldest is not None and len(self._unauthenticated) >= UNAUTHENTICATED_MAX:
+                grace_left_s = oldest.since_s + self._grace_s - asyncio.get_running_loop().time()
+                if grace_left_s > 0:
+                    self._listen_after(grace_left_s)
                     return
                 oldest.drop()
             try:
@@ -231,19 +231,19 @@ class TokenPort:
                 return
             except OSError as error:
                 logger.error("cannot take a connection: %s; trying again in %s s", error.strerror, ACCEPT_PAUSE_S)
-                for each in list(self._arriving)[: len(self._arriving) // 2]:
+                for each in list(self._unauthenticated)[: len(self._unauthenticated) // 2]:
                     each.drop()
                 self._listen_after(ACCEPT_PAUSE_S)
                 return
             client.setblocking(False)
-            self._arriving[_Arriving(self, client)] = None
+            self._unauthenticated[_UnauthenticatedConnection(self, client)] = None
 
     # -- authenticated connections ------------------------------------------------------------------------------------
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, parser: RequestParser) -> None:
         """Answer an authenticated connection's requests until it ends. An exception becomes the request's reply."""
         writer.write(encode(OK, self.protocol))
-        peer = self._take_in(writer)
+        peer = self._make_peer(writer)
         self._peers[peer] = writer
         try:
             data = b""
@@ -260,7 +260,7 @@ class TokenPort:
         finally:
             del self._peers[peer]
             writer.close()
-            peer.lost()
+            peer.connection_ended()
 
     async def _answer(self, peer: Peer, request: Request) -> bytes:
         try:

@@ -16,53 +16,53 @@ from typing import TypeAlias
 from resp_server.protocol.replies import Push, Reply, encode
 
 # A job's term and epoch. Their order is that of the job's log, over its generations too.
-Reached = tuple[int, int]
+JobEpoch = tuple[int, int]
 
 # The reached epoch of each job. Never mutated: a newer one is another object.
-Epochs: TypeAlias = Mapping[str, Reached]
+Epochs: TypeAlias = Mapping[str, JobEpoch]
 # The distinct epochs that the parts of a reply are from.
 ReplyEpochs: TypeAlias = tuple[Epochs, ...]
 
-GONE: Reached = (-1, -1)
+REMOVED: JobEpoch = (-1, -1)
 NO_TOPOLOGY = -1
-NOTHING: Epochs = {}
+EMPTY_EPOCHS: Epochs = {}
 NO_EPOCHS: ReplyEpochs = ()
 
 
 def latest(first: Epochs, second: Epochs) -> Epochs:
     """Return the later epoch of each job."""
-    return {job: max(first.get(job, GONE), second.get(job, GONE)) for job in first.keys() | second.keys()}
+    return {job: max(first.get(job, REMOVED), second.get(job, REMOVED)) for job in first.keys() | second.keys()}
 
 
-class Seen:
+class SeenEpochs:
     """The newest epochs that a client got replies from; mostly the same object as before."""
 
     __slots__ = ("_last", "epochs")
 
     def __init__(self) -> None:
-        self.epochs = NOTHING
+        self.epochs = EMPTY_EPOCHS
         self._last = NO_EPOCHS
 
-    def add(self, told: ReplyEpochs) -> None:
+    def add(self, pushes: ReplyEpochs) -> None:
         """Add the epochs of a reply."""
-        if told is not self._last:
-            self._last = told
-            for each in told:
-                self.epochs = each if self.epochs is NOTHING else latest(self.epochs, each)
+        if pushes is not self._last:
+            self._last = pushes
+            for each in pushes:
+                self.epochs = each if self.epochs is EMPTY_EPOCHS else latest(self.epochs, each)
 
 
 # The size of unsent changed keys, each with an overhead (guess). Beyond this, any key counts as changed.
 CHANGED_BYTES_MAX = 1 << 20
 KEY_OVERHEAD_BYTES = 64
-MOVED = -1
+NEVER_SENT = -1
 
 
 class EpochFeed:
     """One connection's sent epochs and pending pushes. change_counter: that of the server at the last push."""
 
     def __init__(self) -> None:
-        self.change_counter = MOVED
-        self._reached: dict[str, Reached] = {}
+        self.change_counter = NEVER_SENT
+        self._reached: dict[str, JobEpoch] = {}
         self._version = NO_TOPOLOGY
         self._changed: list[bytes] | None = []
         self._changed_bytes = 0
@@ -76,29 +76,29 @@ class EpochFeed:
         else:
             self._changed += keys
 
-    def pending_pushes_around(self, jobs: Mapping[str, Reached | None], version: int) -> bytes:
+    def pushes_around_reply(self, jobs: Mapping[str, JobEpoch | None], version: int) -> bytes:
         """Return pending pushes before a reply in steps; their changed keys are sent again after that reply."""
         changed = self._changed
-        told = self.pending_pushes(jobs, version)
+        pushes = self.pending_pushes(jobs, version)
         if changed is None or changed:
             self.record_changes(changed)
-            self.change_counter = MOVED
-        return told
+            self.change_counter = NEVER_SENT
+        return pushes
 
-    def pending_pushes(self, jobs: Mapping[str, Reached | None], version: int) -> bytes:
+    def pending_pushes(self, jobs: Mapping[str, JobEpoch | None], version: int) -> bytes:
         """Return pending pushes and mark them sent. jobs: the reached epoch of each; None: the job has no epoch yet."""
-        told: list[Reply] = []
+        pushes: list[Reply] = []
         if self._changed is None or self._changed:
-            told.append(Push((b"changed", None if self._changed is None else encode(self._changed, 2))))
+            pushes.append(Push((b"changed", None if self._changed is None else encode(self._changed, 2))))
             self._changed, self._changed_bytes = [], 0
         for job, reached in jobs.items():
             if reached is not None and self._reached.get(job) != reached:
                 self._reached[job] = reached
-                told.append(Push((b"epoch", job.encode(), *reached)))
+                pushes.append(Push((b"epoch", job.encode(), *reached)))
         for job in self._reached.keys() - jobs.keys():
             del self._reached[job]
-            told.append(Push((b"epoch", job.encode(), *GONE)))
+            pushes.append(Push((b"epoch", job.encode(), *REMOVED)))
         if version != self._version:
             self._version = version
-            told.append(Push((b"topology", version)))
-        return b"".join([encode(each, 3) for each in told])
+            pushes.append(Push((b"topology", version)))
+        return b"".join([encode(each, 3) for each in pushes])

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Protocol
 
-from resp_server.session.epoch_feed import EpochFeed, Seen
-from resp_server.session.subscriptions import Subscriptions, Way
+from resp_server.session.epoch_feed import EpochFeed, SeenEpochs
+from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import TrackingState
-from resp_server.session.transaction import Mark, ReadsAt, Transaction
+from resp_server.session.transaction import Mark, ReadPoint, Transaction
 
 RESP2 = 2
 
@@ -82,10 +82,10 @@ class Session:
         self.is_at_replica = False
         self.is_observed = False
         self.is_monitor = False
-        self.is_held_back = False  # by CLIENT PAUSE
+        self.is_paused = False  # by CLIENT PAUSE
         self.reply_mode = ReplyMode.ON
         # For a proxy, whose servers may be an epoch apart.
-        self.seen = Seen()
+        self.seen = SeenEpochs()
         self.restart()
 
     def restart(self) -> None:
@@ -119,7 +119,7 @@ class Session:
         """Drop queued commands and watched keys."""
         self.transaction = None
         self.watched: dict[tuple[int, bytes], Mark] = {}  # by database and key
-        self.reads_at: ReadsAt | None = None
+        self.read_point: ReadPoint | None = None
         self._settle()
 
     def authenticate(self, user: Account) -> None:
@@ -134,7 +134,7 @@ class Session:
         self._is_logged_in = False
         self._settle()
 
-    def look_at_user(self) -> None:
+    def refresh_user(self) -> None:
         """Apply changed rights of the user."""
         self._settle()
 
@@ -153,9 +153,9 @@ class Session:
         self.is_closing = True
         self._settle()
 
-    def is_subscribed(self, way: Way, name: bytes) -> bool:
+    def is_subscribed(self, kind: SubscriptionKind, name: bytes) -> bool:
         """Tell whether the client is subscribed to a channel, or to exactly this pattern."""
-        return self.subscriptions is not None and name in self.subscriptions.of(way)
+        return self.subscriptions is not None and name in self.subscriptions.of(kind)
 
     def subscribe(self, subscriptions: Subscriptions) -> None:
         """Set the client's subscriptions."""
@@ -172,7 +172,7 @@ class Session:
         self.is_readonly = is_readonly
         self._settle()
 
-    def serve_from(self, is_replica: bool) -> None:
+    def set_at_replica(self, is_replica: bool) -> None:
         """Set whether the server is a replica in a cluster."""
         self.is_at_replica = is_replica
         self._settle()

@@ -20,7 +20,7 @@ SUBSCRIBED_BYTES_MAX = 16 << 20
 NAME_BYTES_MAX = 1024
 
 
-class Way(Enum):
+class SubscriptionKind(Enum):
     """The kinds of subscriptions: to channels, to patterns of channel names, or to shard channels."""
 
     CHANNEL = b""
@@ -32,45 +32,45 @@ class Subscriptions:
     """The channels, patterns and shard channels of one connection, in the order of subscribing."""
 
     def __init__(self) -> None:
-        self._by_way: dict[Way, dict[bytes, None]] = {way: {} for way in Way}
+        self._by_kind: dict[SubscriptionKind, dict[bytes, None]] = {kind: {} for kind in SubscriptionKind}
         self._bytes = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_way.values()))
+        return sum(map(len, self._by_kind.values()))
 
-    def of(self, way: Way) -> Mapping[bytes, None]:
+    def of(self, kind: SubscriptionKind) -> Mapping[bytes, None]:
         """Return the names of one kind."""
-        return self._by_way[way]
+        return self._by_kind[kind]
 
-    def add(self, way: Way, name: bytes) -> None:
+    def add(self, kind: SubscriptionKind, name: bytes) -> None:
         """Add a name; it may be there already."""
-        if name not in self._by_way[way]:
-            self._by_way[way][name] = None
+        if name not in self._by_kind[kind]:
+            self._by_kind[kind][name] = None
             self._bytes += len(name)
 
-    def remove(self, way: Way, name: bytes) -> bool:
+    def remove(self, kind: SubscriptionKind, name: bytes) -> bool:
         """Remove a name; False if it is not there."""
-        if name not in self._by_way[way]:
+        if name not in self._by_kind[kind]:
             return False
-        del self._by_way[way][name]
+        del self._by_kind[kind][name]
         self._bytes -= len(name)
         return True
 
-    def count(self, way: Way) -> int:
+    def count(self, kind: SubscriptionKind) -> int:
         """Return the count for replies: channels and patterns together, shard channels apart."""
-        if way is Way.SHARD:
-            return len(self._by_way[way])
-        return len(self._by_way[Way.CHANNEL]) + len(self._by_way[Way.PATTERN])
+        if kind is SubscriptionKind.SHARD:
+            return len(self._by_kind[kind])
+        return len(self._by_kind[SubscriptionKind.CHANNEL]) + len(self._by_kind[SubscriptionKind.PATTERN])
 
-    def check_room(self, way: Way, names: Sequence[bytes]) -> None:
+    def check_limits(self, kind: SubscriptionKind, names: Sequence[bytes]) -> None:
         """Raise PlainError if a client would have too many subscriptions."""
-        new = {name for name in names if name not in self._by_way[way]}
+        new = {name for name in names if name not in self._by_kind[kind]}
         if len(self) + len(new) > SUBSCRIPTIONS_MAX or self._bytes + sum(map(len, new)) > SUBSCRIBED_BYTES_MAX:
-            raise self.no_room()
+            raise self.limit_error()
         for name in new:
             check_name(name)
 
-    def no_room(self) -> PlainError:
+    def limit_error(self) -> PlainError:
         """Return the error for too many subscriptions."""
         return PlainError(
             f"a client may be subscribed to {SUBSCRIPTIONS_MAX} channels and patterns of "
@@ -84,7 +84,7 @@ def check_name(name: bytes) -> None:
         raise PlainError(f"the name of a channel, or a pattern, may have {NAME_BYTES_MAX} bytes; one has {len(name)}")
 
 
-def answer(verb: bytes, name: bytes | None, count: int, protocol: int) -> bytes:
+def subscription_reply(verb: bytes, name: bytes | None, count: int, protocol: int) -> bytes:
     """Return the reply to SUBSCRIBE and the like for one channel."""
     mark = b">" if protocol >= 3 else b"*"
     if name is None:
@@ -94,10 +94,10 @@ def answer(verb: bytes, name: bytes | None, count: int, protocol: int) -> bytes:
     return b"%b3\r\n$%d\r\n%b\r\n%b:%d\r\n" % (mark, len(verb), verb, shown, count)
 
 
-def message(way: Way, pattern: bytes, channel: bytes, text: bytes, protocol: int) -> bytes:
+def message(kind: SubscriptionKind, pattern: bytes, channel: bytes, text: bytes, protocol: int) -> bytes:
     """Return the frame of a message for one kind of subscription; `pattern` is used for patterns only."""
     mark = b">" if protocol >= 3 else b"*"
     body = b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(channel), channel, len(text), text)
-    if way is Way.PATTERN:
+    if kind is SubscriptionKind.PATTERN:
         return b"%b4\r\n$8\r\npmessage\r\n$%d\r\n%b\r\n%b" % (mark, len(pattern), pattern, body)
-    return b"%b3\r\n$%d\r\n%bmessage\r\n%b" % (mark, 7 + len(way.value), way.value, body)
+    return b"%b3\r\n$%d\r\n%bmessage\r\n%b" % (mark, 7 + len(kind.value), kind.value, body)

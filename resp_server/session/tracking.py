@@ -50,7 +50,7 @@ class Invalidation:
 EVERYTHING = Invalidation(None)
 
 
-class KeyReader(Protocol):
+class KeyReadRights(Protocol):
     """A user's right to read keys."""
 
     @property
@@ -68,10 +68,10 @@ class TrackingState:
     once, to be sent again after the current reply.
     """
 
-    def __init__(self, session_id: int = 0, user: Callable[[], KeyReader | None] = lambda: None) -> None:
+    def __init__(self, session_id: int = 0, user: Callable[[], KeyReadRights | None] = lambda: None) -> None:
         self.session_id = session_id
         self.user = user
-        self.as_holder = (self,)
+        self.as_tuple = (self,)
         self.is_on = False
         self.is_bcast = self.is_optin = self.is_optout = self.is_noloop = False
         self.is_caching_set = False
@@ -84,7 +84,7 @@ class TrackingState:
         self._pending_bytes = 0
 
     @property
-    def remembers(self) -> bool:
+    def records_reads(self) -> bool:
         """Tell whether keys that the client reads now are recorded."""
         if not self.is_on or self.is_bcast:
             return False

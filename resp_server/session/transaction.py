@@ -28,7 +28,7 @@ class Transaction:
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.size_bytes = 0
-        self.is_void = False
+        self.is_aborted = False
         self.needs_state = False
         self.slots: dict[int, None] = {}
 
@@ -47,13 +47,13 @@ class Mark(NamedTuple):
 
     lineage: str
     epoch: int
-    seen: str
-    is_whole: bool
+    digest: str
+    covers_value: bool
 
     @property
     def text(self) -> bytes:
         """The mark as STATE MARK returns it."""
-        return f"{self.epoch} {int(self.is_whole)} {self.seen} {self.lineage}".encode()
+        return f"{self.epoch} {int(self.covers_value)} {self.digest} {self.lineage}".encode()
 
     @classmethod
     def parse(cls, text: bytes) -> Mark:
@@ -64,7 +64,7 @@ class Mark(NamedTuple):
         return cls(words[3], int(words[0]), words[2], words[1] == "1")
 
 
-def check_room_to_watch(watched: Collection[tuple[int, bytes]], new: Collection[bytes]) -> None:
+def check_watch_limits(watched: Collection[tuple[int, bytes]], new: Collection[bytes]) -> None:
     """Raise PlainError if a client would watch too many keys. watched: its keys so far, each with its database."""
     is_over = len(watched) + len(new) > WATCHED_KEYS_MAX
     if is_over or sum(len(key) for _, key in watched) + sum(map(len, new)) > WATCHED_BYTES_MAX:
@@ -73,7 +73,7 @@ def check_room_to_watch(watched: Collection[tuple[int, bytes]], new: Collection[
         )
 
 
-class ReadsAt(NamedTuple):
+class ReadPoint(NamedTuple):
     """The (term, epoch) of each job, and the clock reading, at which the next EXEC reads (STATE AT)."""
 
     epochs: Mapping[str, tuple[int, int]]

@@ -20,7 +20,7 @@ logger = logging.getLogger("sparkis.server")
 Line = Mapping[str, Any]
 # Handles a line and the file descriptor that came with it, which the handler closes. None: no descriptor came, or the
 # system could not give it to this process.
-Take = Callable[[dict[str, Any], "int | None"], None]
+OnLine = Callable[[dict[str, Any], "int | None"], None]
 
 READ_BYTES = 256 << 10
 # Sockets in one read. Each line has at most one socket, so there is rarely more than one.
@@ -28,13 +28,13 @@ SOCKETS_PER_READ_MAX = 32
 # More than any line: the longest, with a job's descriptors, has at most 16 MiB.
 UNSENT_BYTES_MAX = 64 << 20
 # The member of a line that a socket comes with.
-HANDS_OVER = "hands_over"
+HAS_SOCKET = "has_socket"
 
 
 class Channel:
     """One end of a channel. `take` gets each line, on the loop's thread; `ended` is called once, at its end."""
 
-    def __init__(self, end: socket.socket, take: Take, ended: Callable[[], None]) -> None:
+    def __init__(self, end: socket.socket, take: OnLine, ended: Callable[[], None]) -> None:
         end.setblocking(False)
         self._socket = end
         self._take = take
@@ -54,7 +54,7 @@ class Channel:
             if passed_socket is not None:
                 passed_socket.close()
             return
-        text = json.dumps({**line, HANDS_OVER: True} if passed_socket is not None else line).encode() + b"\n"
+        text = json.dumps({**line, HAS_SOCKET: True} if passed_socket is not None else line).encode() + b"\n"
         self._unsent.append((memoryview(text), passed_socket))
         self._unsent_bytes += len(text)
         if len(self._unsent) == 1:
@@ -137,7 +137,7 @@ class Channel:
         try:
             self._take(
                 line,
-                self._received_sockets.popleft() if line.pop(HANDS_OVER, False) and self._received_sockets else None,
+                self._received_sockets.popleft() if line.pop(HAS_SOCKET, False) and self._received_sockets else None,
             )
         except Exception:
-            logger.exception("a line between the server's processes was not understood: %s", line.get("event"))
+            logger.exception("a line between the server's processes could not be handled: %s", line.get("event"))

@@ -1,7 +1,7 @@
 """The master of several serving processes: it accepts connections, passes each to a worker, and manages the workers.
 
-There is one listening socket. The worker with the fewest clients gets the next client; among several, the one that has
-waited longest for a client. So even a few connections are spread evenly, port 0 works, and only Unix sockets are
+There is one listening socket. The worker with the fewest clients gets the next client; among several, the one that
+got its last client longest ago. So even a few connections are spread evenly, port 0 works, and only Unix sockets are
 needed. Of 50 connections, two processes got 25 and 25 this way, 22 and 28 with SO_REUSEPORT, and 0 and 50 with a shared
 listener (measured). The master assigns client ids and limits the number of clients.
 
@@ -11,18 +11,18 @@ reconnects to another worker never sees an older epoch.
 
     master to worker    {"event": "start", ...}        once, with the whole configuration
                         {"event": "found", "job"}, "update", "forget", "hide"   changes of a job (see `job_catalog`)
-                        {"event": "open", "job", "of"}, then "pause", then "show"; or "drop" if a worker cannot open it
+                        {"event": "open", "job", "of"}, then "pause", then "serve"; or "drop" if a worker cannot open it
                         {"event": "loading", "is_loading"}, "port"
                         {"event": "topology", "of", "node_id"}            the cluster's topology
-                        {"event": "settled"}           answered after all lines before are handled
+                        {"event": "settled"}           answered once all earlier lines are handled
                         {"event": "client", "id", "is_tls"}               with a client's socket
-                        {"event": "ask", "question", "argument"}, "answers"
-                        {"event": "users", "rules", "caller"}             the users' new rules; answered
-    worker to master    {"event": "left", "id"}        a client has disconnected
-                        {"event": "notify", "is_wanted"}                  whether its clients need keyspace events
-                        {"event": "ask", "id", "question", "argument"}    a question to all other workers
+                        {"event": "query", "name", "argument"}, "responses"
+                        {"event": "users", "rules", "caller"}             the users' new rules; needs a response
+    worker to master    {"event": "closed", "id"}      a client has disconnected
+                        {"event": "notify", "is_needed"}                  whether its clients need keyspace events
+                        {"event": "query", "id", "name", "argument"}        a query to all other workers
                         {"event": "users", "id", "change", "caller"}      a change of users, which the master applies
-                        {"event": "answer", "id", "answer"}               the answer to a line with this id
+                        {"event": "response", "id", "response"}           the response to a line with this id
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from resp_server.net import children
 from resp_server.net.children import CRASHES
 from resp_server.net.listeners import listen_at_ports
 from resp_server.protocol.errors import PlainError
-from resp_server.push.keyspace_notifications import classes_of, says_anything
+from resp_server.push.keyspace_notifications import classes_of, enables_messages
 from resp_server.serving.job_catalog import Event, JobCatalog
 from resp_server.workers.channel import Channel, Line
 from state_backend.lmdb.store import SUSPECT
@@ -67,7 +67,7 @@ RESTART_PAUSE_S_MAX = 5.0
 # Opening a store and pausing take milliseconds; a worker that takes longer than this is killed.
 OPEN_S_MAX = 10.0
 # Shorter than the time for which a command waits for the master.
-ANSWER_S_MAX = GATHER_S_MAX / 2
+RESPONSE_S_MAX = GATHER_S_MAX / 2
 STOP_S_MAX = 5.0
 # Connections accepted in one turn of the event loop, so that many of them do not delay the appliers' lines.
 ACCEPTS_AT_ONCE = 64
@@ -76,7 +76,7 @@ ACCEPT_PAUSE_S = 0.5
 
 
 class WorkerError(SparkisError):
-    """A worker ended, or did not answer in time."""
+    """A worker ended, or did not respond in time."""
 
 
 class _Worker:
@@ -92,22 +92,22 @@ class _Worker:
         self._workers = workers
         self._pending_requests: dict[int, asyncio.Future[Any]] = {}
         self._next_id = 1
-        self._channel = Channel(end, self._take, self._lost)
+        self._channel = Channel(end, self._take, self._channel_closed)
 
     def send(self, line: Line, passed_socket: socket.socket | None = None) -> None:
         self._channel.send(line, passed_socket)
 
-    async def ask(self, line: Line, seconds_max: float) -> Any:
-        """Send a line and return the answer; WorkerError if none comes in time."""
+    async def request(self, line: Line, seconds_max: float) -> Any:
+        """Send a line and return the response; WorkerError if none comes in time."""
         if self.ended.is_set():
             raise WorkerError(f"worker {self.number} ended")
         line_id, self._next_id = self._next_id, self._next_id + 1
-        answer = self._pending_requests[line_id] = asyncio.get_running_loop().create_future()
+        response = self._pending_requests[line_id] = asyncio.get_running_loop().create_future()
         self.send({**line, "id": line_id})
         try:
-            return await asyncio.wait_for(answer, seconds_max)
+            return await asyncio.wait_for(response, seconds_max)
         except TimeoutError:
-            raise WorkerError(f"worker {self.number} did not answer {line['event']!r} in {seconds_max} s") from None
+            raise WorkerError(f"worker {self.number} did not respond to {line['event']!r} in {seconds_max} s") from None
         finally:
             del self._pending_requests[line_id]
 
@@ -129,26 +129,26 @@ class _Worker:
 
     def _take(self, line: dict[str, Any], passed_socket: int | None) -> None:
         match line["event"]:
-            case "left":
+            case "closed":
                 self.clients.discard(line["id"])
             case "notify":
-                self.wants_events = line["is_wanted"]
+                self.wants_events = line["is_needed"]
                 self._workers.update_event_interest()
-            case "answer":
-                answer = self._pending_requests.get(line["id"])
-                if answer is not None and not answer.done():
-                    answer.set_result(line["answer"])
-            case "ask":
-                self._workers.ask_others(self, line)
+            case "response":
+                response = self._pending_requests.get(line["id"])
+                if response is not None and not response.done():
+                    response.set_result(line["response"])
+            case "query":
+                self._workers.relay_query(self, line)
             case "users":
                 self._workers.change_users(self, line)
 
-    def _lost(self) -> None:
+    def _channel_closed(self) -> None:
         self.ended.set()
-        for answer in self._pending_requests.values():
-            if not answer.done():
-                answer.set_exception(WorkerError(f"worker {self.number} ended"))
-        self._workers.leave(self)
+        for response in self._pending_requests.values():
+            if not response.done():
+                response.set_exception(WorkerError(f"worker {self.number} ended"))
+        self._workers.remove_worker(self)
 
 
 class Workers(JobCatalog):
@@ -171,8 +171,8 @@ class Workers(JobCatalog):
         self._job_updates: dict[str, dict[str, Any]] = {}
         self._topology: Line | None = None
         self._configured: dict[str, Any] = {}  # by CONFIG SET
-        self.wants_events = says_anything(classes_of(config.notify_events))
-        self._on_events_wanted: Callable[[bool], None] = lambda is_wanted: None
+        self.wants_events = enables_messages(classes_of(config.notify_events))
+        self._on_event_demand: Callable[[bool], None] = lambda is_needed: None
         self._next_id = 1
         self.users = Users(command_table(), config.password, config.acl_file)
         self._stats = Stats()
@@ -205,16 +205,16 @@ class Workers(JobCatalog):
 
     def watch_event_demand(self, then: Callable[[bool], None]) -> None:
         """Call back now, and on each change, with whether appliers have to store the events of keys."""
-        self._on_events_wanted = then
+        self._on_event_demand = then
         then(self.wants_events)
 
     def update_event_interest(self) -> None:
         """Notify the appliers whether any worker's clients need keyspace events."""
         if self._serving:
-            is_wanted = any(worker.wants_events for worker in self._serving)
-            if is_wanted != self.wants_events:
-                self.wants_events = is_wanted
-                self._on_events_wanted(is_wanted)
+            is_needed = any(worker.wants_events for worker in self._serving)
+            if is_needed != self.wants_events:
+                self.wants_events = is_needed
+                self._on_event_demand(is_needed)
 
     async def settled(self) -> None:
         """Wait until every worker has handled all lines sent before."""
@@ -244,7 +244,7 @@ class Workers(JobCatalog):
 
     # -- lines of the appliers ----------------------------------------------------------------------------------------
 
-    def found(self, job: str) -> None:
+    def announce(self, job: str) -> None:
         self._unavailable_jobs[job] = None
         self._send_all({"event": "found", "job": job})
 
@@ -259,11 +259,11 @@ class Workers(JobCatalog):
                     self._unavailable_jobs[job] = error["text"]
                 raise (StoreError if error["is_of_store"] else DescriptorError)(error["text"])
             await self._request_all(serving, {"event": "pause"})
-            self._send_all({"event": "show"})
+            self._send_all({"event": "serve"})
             self._open_jobs[job] = event
             self._unavailable_jobs.pop(job, None)
 
-    def forget(self, job: str) -> None:
+    def remove(self, job: str) -> None:
         for jobs in (self._unavailable_jobs, self._open_jobs, self._job_updates):
             jobs.pop(job, None)
         self._send_all({"event": "forget", "job": job})
@@ -273,25 +273,25 @@ class Workers(JobCatalog):
             self._unavailable_jobs[job] = None
         self._send_all({"event": "hide", "job": job})
 
-    def tell(self, job: str, update: Event) -> None:
+    def update(self, job: str, update: Event) -> None:
         if update.get("error") and job not in self._open_jobs:
             self._unavailable_jobs[job] = update["error"]
         self._job_updates.setdefault(job, {}).update(update)
-        self._send_all({"event": "update", "job": job, "known": update})
+        self._send_all({"event": "update", "job": job, "fields": update})
 
     async def _request_all(self, workers: Sequence[_Worker], line: Line) -> list[Any]:
-        """Return the workers' answers; a worker that does not answer is killed, and its answer is None."""
+        """Return the workers' responses; a worker that does not respond is killed, and its response is None."""
 
-        async def ask(worker: _Worker) -> Any:
+        async def request(worker: _Worker) -> Any:
             try:
-                return await worker.ask(line, OPEN_S_MAX)
+                return await worker.request(line, OPEN_S_MAX)
             except WorkerError as error:
                 if not worker.ended.is_set():
                     worker.terminate(error)
-                self.leave(worker)
+                self.remove_worker(worker)
                 return None
 
-        return await asyncio.gather(*map(ask, workers))
+        return await asyncio.gather(*map(request, workers))
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
@@ -317,12 +317,12 @@ class Workers(JobCatalog):
         """Run one worker to its end."""
         worker = await self._start_worker(number)
         try:
-            await worker.ask(self._start_line(number), START_S_MAX)
+            await worker.request(self._start_line(number), START_S_MAX)
             async with self._open_lock:
-                await self._join(worker)
+                await self._catch_up(worker)
             await worker.ended.wait()
         finally:
-            self.leave(worker)
+            self.remove_worker(worker)
             await worker.stop(STOP_S_MAX)
             if -(worker.process.returncode or 0) in CRASHES:
                 self._suspect_stores()
@@ -360,20 +360,20 @@ class Workers(JobCatalog):
             "level": logging.getLogger().level,
         }
 
-    async def _join(self, worker: _Worker) -> None:
+    async def _catch_up(self, worker: _Worker) -> None:
         """Send a new worker the state of the others; from then on it gets all lines, and clients."""
         for job, event in self._open_jobs.items():
-            error = await worker.ask({"event": "open", "job": job, "of": event}, OPEN_S_MAX)
+            error = await worker.request({"event": "open", "job": job, "of": event}, OPEN_S_MAX)
             if error and error["is_of_store"]:
                 raise StoreError(f"worker {worker.number}: {error['text']}")  # the next worker may get another store
-            worker.send({"event": "drop", "reason": error["text"], "job": job} if error else {"event": "show"})
+            worker.send({"event": "drop", "reason": error["text"], "job": job} if error else {"event": "serve"})
         for job, reason in self._unavailable_jobs.items():
             worker.send({"event": "found", "job": job, "reason": reason})
         for job, update in self._job_updates.items():
-            worker.send({"event": "update", "job": job, "known": update})
+            worker.send({"event": "update", "job": job, "fields": update})
         if self._topology is not None:
             worker.send(self._topology)
-        await worker.ask({"event": "ask", "question": "configure", "argument": self._configured}, OPEN_S_MAX)
+        await worker.request({"event": "query", "name": "configure", "argument": self._configured}, OPEN_S_MAX)
         worker.send(self._ports())
         worker.send({"event": "loading", "is_loading": self._is_loading})
         worker.send({"event": "users", "rules": self.users.rules, "caller": 0})
@@ -383,7 +383,7 @@ class Workers(JobCatalog):
             self._all_up.set()
         self._set_accepting(bool(self._listeners))
 
-    def leave(self, worker: _Worker) -> None:
+    def remove_worker(self, worker: _Worker) -> None:
         """Remove a worker: it gets no more clients and lines."""
         if worker in self._serving:
             self._serving.remove(worker)
@@ -440,11 +440,11 @@ class Workers(JobCatalog):
         """Change users, and apply the change in all workers."""
         outcome = self.users.change(line["change"])
 
-        async def answer() -> None:
+        async def response() -> None:
             await self._apply_to_workers(outcome, line["caller"])
-            requester.send({"event": "answers", "id": line["id"], "answers": outcome.to_json()})
+            requester.send({"event": "responses", "id": line["id"], "responses": outcome.to_json()})
 
-        self._run_in_background(answer())
+        self._run_in_background(response())
 
     def reload_users(self) -> None:
         """Read the ACL file again, for all connections; AccessError if it is invalid: then nothing changes."""
@@ -456,7 +456,7 @@ class Workers(JobCatalog):
     async def _apply_to_workers(self, outcome: Outcome, caller: int) -> None:
         """Send a change of users to all workers; changes keep their order."""
         line = {"event": "users", "rules": outcome.rules, "caller": caller}
-        requests = [worker.ask(line, ANSWER_S_MAX) for worker in self._serving]
+        requests = [worker.request(line, RESPONSE_S_MAX) for worker in self._serving]
         for each in await asyncio.gather(*requests, return_exceptions=True):
             if isinstance(each, WorkerError):
                 logger.warning("%s; it applies the users' rules as soon as it can", each)
@@ -466,33 +466,33 @@ class Workers(JobCatalog):
         self._background_tasks.add(task)
         task.add_done_callback(self._background_tasks.discard)
 
-    # -- questions ----------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
-    def ask_others(self, requester: _Worker, line: Line) -> None:
-        """Send a worker's question to all others, and their answers back; late answers are left out."""
-        task = asyncio.create_task(self._ask_others(requester, line))
+    def relay_query(self, requester: _Worker, line: Line) -> None:
+        """Send a worker's query to all others, and return their responses; late ones are left out."""
+        task = asyncio.create_task(self._relay_query(requester, line))
         self._background_tasks.add(task)
         task.add_done_callback(self._background_tasks.discard)
 
-    async def _ask_others(self, requester: _Worker, line: Line) -> None:
-        question = {"event": "ask", "question": line["question"], "argument": line["argument"]}
+    async def _relay_query(self, requester: _Worker, line: Line) -> None:
+        query = {"event": "query", "name": line["name"], "argument": line["argument"]}
 
-        async def ask(worker: _Worker) -> list[Any]:
+        async def request(worker: _Worker) -> list[Any]:
             try:
-                return [await worker.ask(question, ANSWER_S_MAX)]
+                return [await worker.request(query, RESPONSE_S_MAX)]
             except WorkerError as error:
-                logger.warning("%s; %s is answered without it", error, line["question"])
+                logger.warning("%s; %s is answered without it", error, line["name"])
                 return []
 
-        if line["question"] == "configure":
+        if line["name"] == "configure":
             self._configured |= line["argument"]
             if "password" in line["argument"]:
                 self.users.set_password(line["argument"]["password"])
             self._config = replace(self._config, **line["argument"])
-        if line["question"] == "reset statistics":
+        if line["name"] == "reset statistics":
             self._stats.reset()
         others = [worker for worker in self._serving if worker is not requester]
-        answers = [each for some in await asyncio.gather(*map(ask, others)) for each in some]
-        if line["question"] == "process stats":
-            answers.append(ProcessStats.of_this_process(self._stats).to_json())
-        requester.send({"event": "answers", "id": line["id"], "answers": answers})
+        responses = [each for some in await asyncio.gather(*map(request, others)) for each in some]
+        if line["name"] == "process stats":
+            responses.append(ProcessStats.of_this_process(self._stats).to_json())
+        requester.send({"event": "responses", "id": line["id"], "responses": responses})

@@ -79,21 +79,21 @@ class Worker:
                     logger.error("%s; this worker ends", error)
                     self._channel.close()
                     return
-                self._answer(line, None)
+                self._respond(line, None)
             case "client":
                 self._accept_client(line["id"], passed_socket, line["is_tls"])
-            case "ask":
-                self._answer_question(line)
+            case "query":
+                self._answer_query(line)
             case "users":
                 self._apply_users(line)
-            case "answers":
-                self._pending_requests.pop(line["id"])(line["answers"])
+            case "responses":
+                self._pending_requests.pop(line["id"])(line["responses"])
             case "loading":
                 self.server.set_loading(line["is_loading"])
             case "topology":
                 self.server.set_topology(Topology.of_json(line["of"]), line["node_id"])
             case "settled":
-                self._answer(line, None)
+                self._respond(line, None)
             case "port":
                 self.server.context.process.port, self.server.context.process.tls_port = line["port"], line["tls_port"]
             case _:
@@ -104,19 +104,19 @@ class Worker:
             case "found":
                 self._keyspace.refuse(line["job"], line.get("reason"))
             case "update":
-                self._jobs.tell(line["job"], line["known"])
+                self._jobs.update(line["job"], line["fields"])
             case "forget":
-                self._jobs.forget(line["job"])
+                self._jobs.remove(line["job"])
             case "hide":
                 self._jobs.hide(line["job"])
             case "open":
-                self._answer(line, self._open(line))
+                self._respond(line, self._open(line))
             case "pause":
-                self._answer(line, None)
-                self._pause_until_shown()
-            case "show":
+                self._respond(line, None)
+                self._pause_until_served()
+            case "serve":
                 assert self._opened_job is not None
-                self._jobs.show(self._opened_job)
+                self._jobs.serve(self._opened_job)
                 self._opened_job, self._is_paused = None, False
             case "drop":
                 if self._opened_job is not None:
@@ -124,33 +124,33 @@ class Worker:
                 self._jobs.refuse(line["job"], line["reason"])
                 self._opened_job = None
 
-    def _answer_question(self, line: dict[str, Any]) -> None:
-        question = self.server.context.table.questions[line["question"]]
-        answer = question.answer(self.server.context, line["argument"])
-        if isinstance(answer, Pending):
-            answer.when_resolved(lambda: self._answer(line, answer.make()))
+    def _answer_query(self, line: dict[str, Any]) -> None:
+        query = self.server.context.table.peer_queries[line["name"]]
+        response = query.respond(self.server.context, line["argument"])
+        if isinstance(response, Pending):
+            response.when_resolved(lambda: self._respond(line, response.make()))
         else:
-            self._answer(line, answer)
+            self._respond(line, response)
 
-    def _answer(self, line: dict[str, Any], answer: Any) -> None:
-        self._channel.send({"event": "answer", "id": line["id"], "answer": answer})
+    def _respond(self, line: dict[str, Any], response: Any) -> None:
+        self._channel.send({"event": "response", "id": line["id"], "response": response})
 
     def _start(self, line: dict[str, Any]) -> None:
         name = f"sparkis.worker.{line['number']}"
         logging.basicConfig(
             level=line["level"], format=f"%(asctime)s %(levelname)s {name}: %(message)s", stream=sys.stderr
         )
-        given = line["config"]
-        tls = None if given["tls"] is None else TlsFiles(**given["tls"])
-        limits = tuple(RateLimit(**each) for each in given["limits"])
-        config = ServerConfig(**{**given, "hosts": tuple(given["hosts"]), "tls": tls, "limits": limits})
+        fields = line["config"]
+        tls = None if fields["tls"] is None else TlsFiles(**fields["tls"])
+        limits = tuple(RateLimit(**each) for each in fields["limits"])
+        config = ServerConfig(**{**fields, "hosts": tuple(fields["hosts"]), "tls": tls, "limits": limits})
         self._certificates = None if tls is None else Certificates(tls)
         raise_file_limit(config.clients_max)
         server = self._server = Server(self._keyspace, config, has_siblings=True)
         server.context.process.run_id = line["run_id"]
         server.context.process.started_ms = line["started_ms"]
         server.context.process.process_id = os.getppid()
-        server.context.slow_requests.log.number_as(line["number"] - 1, line["count"])
+        server.context.slow_requests.log.set_id_sequence(line["number"] - 1, line["count"])
         server.context.peers = self
         server.watch_event_demand(self._request_events)
         server.begin_polling()
@@ -160,7 +160,7 @@ class Worker:
         self.server.context.users.adopt(line["rules"])
         self.server.context.apply_user_changes(line["caller"])
         if "id" in line:
-            self._answer(line, None)
+            self._respond(line, None)
 
     def _open(self, line: dict[str, Any]) -> dict[str, Any] | None:
         """Open a store without serving it yet; return the error, or None."""
@@ -170,7 +170,7 @@ class Worker:
             return {"text": str(error), "is_of_store": isinstance(error, StoreError)}
         return None
 
-    def _pause_until_shown(self) -> None:
+    def _pause_until_served(self) -> None:
         """Pause until all workers have opened the store: no client may read the old store after the new one."""
         self._is_paused = True
         if not self._channel.block_until(lambda: not self._is_paused, PAUSED_S_MAX):
@@ -182,7 +182,7 @@ class Worker:
     def _accept_client(self, client_id: int, descriptor: int | None, is_tls: bool) -> None:
         if descriptor is None:
             logger.error("a connection was lost: this process may have no more open files (ulimit -n)")
-            self._client_left(client_id)
+            self._client_closed(client_id)
             return
         certificates = self._certificates if is_tls else None
         task = self._loop.create_task(self._connect(client_id, socket.socket(fileno=descriptor), certificates))
@@ -193,28 +193,28 @@ class Worker:
         client.setblocking(False)
 
         def new_connection() -> _WorkerConnection:
-            return _WorkerConnection(self.server, client_id, self._client_left)
+            return _WorkerConnection(self.server, client_id, self._client_closed)
 
         try:
             if not await self.server.take(client, new_connection, certificates):
-                self._client_left(client_id)
+                self._client_closed(client_id)
         except OSError as error:
-            logger.debug("client %d went before it was taken in: %s", client_id, error)
+            logger.debug("client %d disconnected before it was accepted: %s", client_id, error)
             client.close()
-            self._client_left(client_id)
+            self._client_closed(client_id)
 
-    def _client_left(self, client_id: int) -> None:
-        self._channel.send({"event": "left", "id": client_id})
+    def _client_closed(self, client_id: int) -> None:
+        self._channel.send({"event": "closed", "id": client_id})
 
-    def _request_events(self, is_wanted: bool) -> None:
-        self._channel.send({"event": "notify", "is_wanted": is_wanted})
+    def _request_events(self, is_needed: bool) -> None:
+        self._channel.send({"event": "notify", "is_needed": is_needed})
 
     # -- the other processes (see `push.clients.PeerProcesses`) -------------------------------------------------------
 
-    def query(self, question: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
+    def query(self, name: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
         query_id, self._next_id = self._next_id, self._next_id + 1
         self._pending_requests[query_id] = then
-        self._channel.send({"event": "ask", "id": query_id, "question": question, "argument": argument})
+        self._channel.send({"event": "query", "id": query_id, "name": name, "argument": argument})
 
     def change_users(self, change: Change, caller_id: int, then: Callable[[dict[str, Any]], None]) -> None:
         query_id, self._next_id = self._next_id, self._next_id + 1
@@ -225,14 +225,14 @@ class Worker:
 class _WorkerConnection(Connection):
     """A connection that the master passed to this worker; the master is notified of its end."""
 
-    def __init__(self, server: Server, client_id: int, left: Callable[[int], None]) -> None:
+    def __init__(self, server: Server, client_id: int, on_closed: Callable[[int], None]) -> None:
         super().__init__(server, client_id)
         self._client_id = client_id
-        self._client_left = left
+        self._client_closed = on_closed
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        self._client_left(self._client_id)
+        self._client_closed(self._client_id)
 
 
 async def _run(descriptor: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from resp_server.push.tracking_table import HOLDER_BYTES, INVALIDATION_BYTES_PER_CHANGE_MAX, KEY_OVERHEAD_BYTES
+from resp_server.push.tracking_table import CLIENT_OF_KEY_BYTES, INVALIDATION_BYTES_PER_CHANGE_MAX, KEY_OVERHEAD_BYTES
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
@@ -142,6 +142,6 @@ def test_a_thousand_clients_are_told_of_large_epochs(
                     report("memory", before=peak.before_mb, peak=peak.own_mb, now=server.memory())
                     report("applier", **server.applier_memory())
                     # What is remembered of each key, ready replies, and what one change brings to all clients together.
-                    table_bytes = read["held"] * (len(key(0)) + KEY_OVERHEAD_BYTES + HOLDER_BYTES)
+                    table_bytes = read["held"] * (len(key(0)) + KEY_OVERHEAD_BYTES + CLIENT_OF_KEY_BYTES)
                     bytes_max = table_bytes + INVALIDATION_BYTES_PER_CHANGE_MAX
                     assert peak.growth_mb <= bytes_max >> 20

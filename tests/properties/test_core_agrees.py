@@ -244,7 +244,7 @@ async def _answered(
     }
     session = connection.session
     server.context.look()
-    held = sorted(server.context.tracking._holders)
+    held = sorted(server.context.tracking._clients_by_key)
     server.context.close()
     sent = replies_in(b"".join(wire.sent))
     told = [each for each in sent if each.mark == ">"]

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from resp_server.proxy.epoch_floors import EpochFloors, has_reached, indexes_behind, union_of
 from resp_server.proxy.replica_choice import BEHIND_S_MAX, ReplicaChoice
-from resp_server.session.epoch_feed import GONE, NOTHING, Epochs, Reached, Seen, latest
+from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, JobEpoch, SeenEpochs, latest
 
 SERVERS = ("a", "b", "c")
 JOBS = ("j", "k")
@@ -21,8 +21,8 @@ SLOTS = (0, 1, 2)
 class Server:
     """A server that applies epochs in order, and a connection to it that may be behind in what it has told."""
 
-    reached: dict[str, Reached] = field(default_factory=dict)
-    told: dict[str, Reached] = field(default_factory=dict)
+    reached: dict[str, JobEpoch] = field(default_factory=dict)
+    told: dict[str, JobEpoch] = field(default_factory=dict)
 
 
 class Guarded(RuleBasedStateMachine):
@@ -33,7 +33,7 @@ class Guarded(RuleBasedStateMachine):
         self.floors = EpochFloors()
         self.by_name = {name: Server() for name in SERVERS}
         self.active = dict.fromkeys(SLOTS, "a")
-        self.seen: dict[int, dict[str, Reached]] = {slot: {} for slot in SLOTS}
+        self.seen: dict[int, dict[str, JobEpoch]] = {slot: {} for slot in SLOTS}
 
     @rule(name=st.sampled_from(SERVERS), job=st.sampled_from(JOBS), term=st.integers(0, 1), epochs=st.integers(1, 3))
     def apply(self, name: str, job: str, term: int, epochs: int) -> None:
@@ -52,8 +52,8 @@ class Guarded(RuleBasedStateMachine):
         if not has_reached(server.told, self.floors.by_slot[slot]):
             return
         server.told = dict(server.reached)
-        found = server.told.get(job, GONE)
-        assert found >= self.seen[slot].get(job, GONE), "time ran backwards"
+        found = server.told.get(job, REMOVED)
+        assert found >= self.seen[slot].get(job, REMOVED), "time ran backwards"
         self.seen[slot][job] = found
 
     @rule(slots=st.sets(st.sampled_from(SLOTS), min_size=1), name=st.sampled_from(SERVERS))
@@ -80,22 +80,22 @@ EPOCHS = st.dictionaries(st.sampled_from(JOBS), st.tuples(st.integers(0, 1), st.
 @given(st.lists(st.lists(EPOCHS, max_size=2).map(tuple)))
 def test_replies_are_in_order_but_for_those_that_are_said_to_be_behind(replies: list[tuple[Epochs, ...]]) -> None:
     found = indexes_behind(replies)
-    newest: dict[str, Reached] = {}
+    newest: dict[str, JobEpoch] = {}
     for number, told in enumerate(replies):
-        is_earlier = any(reached < newest.get(job, GONE) for each in told for job, reached in each.items())
+        is_earlier = any(reached < newest.get(job, REMOVED) for each in told for job, reached in each.items())
         assert is_earlier == (number in found)
         for each in told:
-            newest = {job: max(newest.get(job, GONE), each.get(job, GONE)) for job in newest.keys() | each.keys()}
+            newest = {job: max(newest.get(job, REMOVED), each.get(job, REMOVED)) for job in newest.keys() | each.keys()}
 
 
 @given(st.lists(st.lists(EPOCHS, max_size=2).map(tuple)))
 def test_a_client_has_seen_the_newest_of_what_it_was_answered_from(replies: list[tuple[Epochs, ...]]) -> None:
-    seen = Seen()
+    seen = SeenEpochs()
     for told in replies:
         seen.add(told)
     each = [epochs for told in replies for epochs in told]
     for job in JOBS:
-        assert seen.epochs.get(job, GONE) == max([epochs.get(job, GONE) for epochs in each], default=GONE)
+        assert seen.epochs.get(job, REMOVED) == max([epochs.get(job, REMOVED) for epochs in each], default=REMOVED)
 
 
 def test_what_parts_are_from_is_each_once() -> None:
@@ -112,7 +112,7 @@ def test_slots_that_leave_together_share_a_floor() -> None:
     assert floors.by_slot[0] is floors.by_slot[49]
     assert floors.by_slot[0] == {"j": (1, 5), "k": (1, 1)}
     assert floors.by_slot[50] is floors.by_slot[99]
-    assert floors.by_slot[100] is NOTHING
+    assert floors.by_slot[100] is EMPTY_EPOCHS
 
 
 def test_a_job_that_is_gone_everywhere_holds_nothing_up() -> None:

@@ -15,7 +15,7 @@ from resp_server.protocol.request_parser import RequestParser
 from resp_server.proxy.compiled import hop
 from resp_server.proxy.reply_splitter import Frames, items_of, pack
 from resp_server.proxy.requests import UpstreamRequest
-from resp_server.session.epoch_feed import NO_EPOCHS, NOTHING, Epochs, ReplyEpochs
+from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs
 from state_backend.model.slots import SLOTS, slot_of
 from tests.properties.steps import result_of
 
@@ -37,7 +37,7 @@ class UpstreamConnection:
     def __init__(self) -> None:
         self.batch: Any = None
         self.batches: list[Any] = []
-        self.epochs: Epochs = NOTHING
+        self.epochs: Epochs = EMPTY_EPOCHS
         self.pending_count = 0
         self.key = SimpleNamespace(address="here:1")
 
@@ -56,7 +56,7 @@ class UpstreamConnection:
 class HopSink:
     """Stands for a client."""
 
-    seen: Epochs = NOTHING
+    seen: Epochs = EMPTY_EPOCHS
 
     def __init__(self) -> None:
         self.replies: list[bytes] = []

@@ -68,8 +68,8 @@ def test_a_split_request_asks_each_key_once_of_its_slot_and_answers_come_in_orde
     found = split_by_slot(TABLE.find([b"mget"]).facts, [b"MGET", *asked])
     assert found is not None
     parts, merge = found
-    assert len({part.place for part in parts}) == len(parts)
-    assert all(slot_of(key) == part.place for part in parts for key in part.request[1:])
+    assert len({part.target for part in parts}) == len(parts)
+    assert all(slot_of(key) == part.target for part in parts for key in part.request[1:])
     assert Counter(key for part in parts for key in part.request[1:]) == Counter(asked)
     assert result_of(merge([encode([b"of " + key for key in part.request[1:]], 2) for part in parts])) == encode(
         [b"of " + key for key in asked], 2
@@ -98,12 +98,12 @@ def test_every_slot_has_the_owner_that_the_topology_names(bounds: set[int], owne
         }
         for name in "abc"
     ]
-    assert slots.take(Topology.of_json({"version": 1, "nodes": nodes}))
-    assert not slots.take(Topology.of_json({"version": 1, "nodes": nodes[:1]}))
+    assert slots.apply(Topology.of_json({"version": 1, "nodes": nodes}))
+    assert not slots.apply(Topology.of_json({"version": 1, "nodes": nodes[:1]}))
     assert [slots.owners[slot] for first, last, _ in ranges for slot in range(first, last + 1)] == [
         f"{owner}:1" for first, last, owner in ranges for _ in range(first, last + 1)
     ]
-    assert slots.is_whole
+    assert slots.is_complete
     assert sum(slots.counts.values()) == SLOTS
     for first, last in runs_of(slots.owners_of_version):
         assert {slots.last_of_run(first), slots.last_of_run(last)} == {last}
@@ -122,10 +122,10 @@ def test_the_slots_of_a_run_have_one_owner_and_one_floor_whatever_changes(
     for version, (has_moved, first, count, number) in enumerate(given):
         some = range(first, min(first + count, SLOTS))
         if not has_moved:
-            floors.leave(some, {"j": (1, number)})
+            floors.raise_to(some, {"j": (1, number)})
         elif count == 9:
             node = {"host": "a", "port": number, "slots": f"{first}-{SLOTS - 1}"}
-            assert slots.take(Topology.of_json({"version": version, "nodes": [node]}))
+            assert slots.apply(Topology.of_json({"version": version, "nodes": [node]}))
         else:
             for slot in some:
                 slots.moved(slot, f"b:{number}")

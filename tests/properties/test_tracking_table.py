@@ -62,7 +62,7 @@ class Tables(RuleBasedStateMachine):
         self.patches = [
             patch("resp_server.session.tracking.PENDING_BYTES_MAX", pending),
             patch("resp_server.push.tracking_table.INVALIDATIONS_PER_CHANGE_MAX", told),
-            patch("resp_server.push.tracking_table.HOLDERS_MAX", holders),
+            patch("resp_server.push.tracking_table.CLIENTS_PER_KEY_MAX", holders),
             patch("resp_server.push.tracking_table.FREED_PER_STEP", 2),
         ]
         for each in self.patches:
@@ -109,8 +109,8 @@ class Tables(RuleBasedStateMachine):
         found = self.reading(number, keys)
         if found is not None:
             client, kept = found
-            if client.tracked.remembers:
-                self.tracking.remember(client.tracked, keys)
+            if client.tracked.records_reads:
+                self.tracking.record_keys(client.tracked, keys)
             client.cache |= {key: self.values[key] for key in kept}
 
     @rule(number=st.integers(0, CLIENTS - 1), keys=SOME_KEYS)
@@ -120,8 +120,8 @@ class Tables(RuleBasedStateMachine):
         if found is not None:
             client, kept = found
             client.take(self.tracking.take(client.tracked, PUSH))
-            if client.tracked.remembers:
-                self.tracking.remember(client.tracked, keys)
+            if client.tracked.records_reads:
+                self.tracking.record_keys(client.tracked, keys)
             client.under_way = Reply({key: self.values[key] for key in kept})
 
     @rule(number=st.integers(0, CLIENTS - 1), is_told_before=st.booleans())

@@ -96,7 +96,7 @@ class Scene:
             dispatcher=lambda server: ProxyDispatcher(server, applications),
             connection=ProxyConnection,
         )
-        self.proxy.context.upstreams = applications.facts
+        self.proxy.context.upstreams = applications.info_fields
         self.relay = connect_pubsub(applications, self.proxy.context)
         self.applications = applications
         applications.start()

@@ -96,9 +96,9 @@ class Others:
         self.monitors = 1
         running.call(lambda: setattr(running.server.context, "peers", self))
 
-    def query(self, question: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
-        self.asked.append((question, argument))
-        if question == monitors.SHOW:
+    def query(self, query_name: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
+        self.asked.append((query_name, argument))
+        if query_name == monitors.RELAY_LINES:
             self.waiting.append(then)
         else:
             then([self.monitors])
@@ -110,12 +110,12 @@ def test_requests_are_passed_on_to_monitors_at_other_processes_until_there_are_n
     server, peer = running.server.context, running.connect()
     peer.answers(GET, ONE)
     assert not others.asked
-    running.call(lambda: server.table.questions[monitors.ANNOUNCE].answer(server, None))
+    running.call(lambda: server.table.peer_queries[monitors.ANNOUNCE_MONITORS].respond(server, None))
     peer.answers(GET, ONE)
     peer.answers(GET + GET, ONE + ONE)  # waits: one portion is on its way
     running.call(lambda: None)
-    ((question, lines),) = others.asked
-    assert (question, len(lines), lines[0][1:]) == (monitors.SHOW, 1, [["job:temp:1"], "default"])
+    ((query_name, lines),) = others.asked
+    assert (query_name, len(lines), lines[0][1:]) == (monitors.RELAY_LINES, 1, [["job:temp:1"], "default"])
     running.call(lambda: others.waiting.pop()([1]))
     assert [len(lines) for _, lines in others.asked] == [1, 2]
     running.call(lambda: others.waiting.pop()([0]))
@@ -130,14 +130,14 @@ def test_monitors_that_would_miss_requests_are_cut(serve: Callable[..., Any], mo
     running = serve()
     others = Others(running)
     server, peer = running.server.context, running.connect()
-    running.call(lambda: server.table.questions[monitors.ANNOUNCE].answer(server, None))
+    running.call(lambda: server.table.peer_queries[monitors.ANNOUNCE_MONITORS].respond(server, None))
     for _ in range(12):
         peer.answers(GET, ONE)
     running.call(lambda: None)
-    assert monitors.CUT in [question for question, _ in others.asked]
+    assert monitors.CUT_MONITORS in [query_name for query_name, _ in others.asked]
     seeing = running.connect()
     seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
-    running.call(lambda: server.table.questions[monitors.CUT].answer(server, None))
+    running.call(lambda: server.table.peer_queries[monitors.CUT_MONITORS].respond(server, None))
     assert len(server.monitors) == 0
 
 
@@ -148,7 +148,7 @@ def test_requests_of_other_processes_are_shown_here(serve: Callable[..., Any]) -
     server = running.server.context
     line = monitors.line_of(1_700_000_000_000, 0, "127.0.0.1:1", [b"GET", b"x"])
     told = [monitors.MonitorLine(line, [b"x"], b"default").to_json()]
-    assert running.call(lambda: server.table.questions[monitors.SHOW].answer(server, told)) == 1
+    assert running.call(lambda: server.table.peer_queries[monitors.RELAY_LINES].respond(server, told)) == 1
     assert seeing.read(len(line)) == line
 
 
@@ -161,7 +161,7 @@ def test_a_pause_holds_back_all_clients_until_it_is_over(serve: Callable[..., An
     third = running.connect()
     third.send(b"PING\r\n")
     sessions = running.server.context.sessions
-    while running.call(lambda: [each.is_held_back for each in sessions.values()]) != [True] * 3:
+    while running.call(lambda: [each.is_paused for each in sessions.values()]) != [True] * 3:
         pass
     assert running.call(lambda: [each.is_plain for each in sessions.values()]) == [False] * 3
     running.call(running.server.context.unpause)

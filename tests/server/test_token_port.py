@@ -27,7 +27,7 @@ from resp_server.net.client import Client
 from resp_server.net.tls import Certificates, TlsFiles
 from resp_server.protocol.request_parser import Request
 from resp_server.serving import token_port
-from resp_server.serving.token_port import ARRIVING_MAX, TokenPort
+from resp_server.serving.token_port import UNAUTHENTICATED_MAX, TokenPort
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 
@@ -155,7 +155,7 @@ def test_a_token_gets_in_through_thousands_that_send_a_byte_now_and_then(port_of
                 for _ in range(20):
                     call(port)
                     assert inside.call("NOTICE", "job", "0") == "OK"
-            assert len(os.listdir(f"/proc/{pid}/fd")) < before_files + ARRIVING_MAX + TAKEN_IN_A_TURN + 20
+            assert len(os.listdir(f"/proc/{pid}/fd")) < before_files + UNAUTHENTICATED_MAX + TAKEN_IN_A_TURN + 20
             assert memory_of(pid) - before_bytes < STRANGERS_BYTES_MAX
         finally:
             flood.stop()
@@ -194,7 +194,7 @@ class Echo:
             raise ZeroDivisionError
         return b":%d\r\n" % len(request)
 
-    def lost(self) -> None:
+    def connection_ended(self) -> None:
         self.is_lost = True
 
 
@@ -206,11 +206,13 @@ def played(
     async def run() -> None:
         peers: list[Echo] = []
 
-        def take_in(writer: asyncio.StreamWriter) -> Echo:
+        def make_peer(writer: asyncio.StreamWriter) -> Echo:
             peers.append(Echo())
             return peers[-1]
 
-        port = TokenPort("the test", CONTROL_TOKEN, take_in, peers_max=peers_max, protocol=2, certificates=certificates)
+        port = TokenPort(
+            "the test", CONTROL_TOKEN, make_peer, peers_max=peers_max, protocol=2, certificates=certificates
+        )
         listener = socket.create_server(("127.0.0.1", 0))
         number = listener.getsockname()[1]
         port.start(listener)

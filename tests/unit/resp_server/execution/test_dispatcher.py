@@ -182,7 +182,7 @@ def test_keys_of_mget_are_looked_up_together_whatever_their_kinds(client: Any) -
 
 
 def test_what_took_long_together_is_noted_as_one(client: Any) -> None:
-    client.server.noted_ns = 0
+    client.server.slow_ns = 0
     client.server.config = replace(client.server.config, slow_over_us=0)
     client.send(*[[b"GET", b"job:temp:%d" % number] for number in range(3)])
     assert [each.words for each in client.server.slow_requests.log.newest(9)] == [
@@ -254,7 +254,7 @@ def test_spellings_that_are_remembered_are_bounded(client: Any, monkeypatch: pyt
     monkeypatch.setattr("resp_server.execution.dispatcher.SPELLINGS_MAX", 3)
     for name in (b"GET", b"get", b"Get", b"gET", b"GEt"):
         assert client.send([name, b"job:temp:1"]) == b"$1\r\n1\r\n"
-    assert len(client.dispatcher._known) == 3
+    assert len(client.dispatcher._key_commands) == 3
 
 
 def test_errors_and_calls_are_counted(client: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from resp_server.metrics.latency import SAMPLES_MAX, Event, LatencyEvents
-from resp_server.metrics.slow_log import SlowLog, redacted, shortened
+from resp_server.metrics.slow_log import SlowLog, redacted, truncated
 from resp_server.metrics.stats import CommandStats, Stats
 
 GET = [b"GET", b"job:temp:1"]
@@ -79,14 +79,14 @@ def test_passwords_are_shown_to_nobody(name: str, words: bytes, shown: bytes) ->
 
 
 def test_a_long_request_is_kept_in_part() -> None:
-    assert shortened([b"x" * 200]) == [b"x" * 128 + b"... (72 more bytes)"]
-    assert shortened([b"a"] * 40) == [b"a"] * 31 + [b"... (9 more arguments)"]
-    assert shortened([b"a"] * 32) == [b"a"] * 32
+    assert truncated([b"x" * 200]) == [b"x" * 128 + b"... (72 more bytes)"]
+    assert truncated([b"a"] * 40) == [b"a"] * 31 + [b"... (9 more arguments)"]
+    assert truncated([b"a"] * 32) == [b"a"] * 32
 
 
 def test_the_slow_log_keeps_the_newest() -> None:
     slow = SlowLog()
-    slow.number_as(3, 10)
+    slow.set_id_sequence(3, 10)
     for number in range(5):
         slow.add(number, number, [b"x"], "a:1", b"", 2)
     assert [entry.id for entry in slow.newest(9)] == [43, 33]
@@ -109,7 +109,7 @@ def test_an_event_has_its_longest_time_of_each_second() -> None:
     event = Event()
     for second, milliseconds in [(1, 5), (1, 3), (2, 9), (2, 12)]:
         event.add(second, milliseconds)
-    assert (list(event.samples), event.most_ms) == ([(1, 5), (2, 12)], 12)
+    assert (list(event.samples), event.max_ms) == ([(1, 5), (2, 12)], 12)
     for second in range(1000):
         event.add(10 + second, 1)
     assert len(event.samples) == SAMPLES_MAX
@@ -122,7 +122,7 @@ def test_events_of_several_processes_are_joined_second_by_second() -> None:
     second.add("command", 1_500, 9)
     second.add("event-loop", 2_000, 4)
     joined = LatencyEvents.joined([first.to_json(), second.to_json()])
-    assert {name: (list(each.samples), each.most_ms) for name, each in joined.each.items()} == {
+    assert {name: (list(each.samples), each.max_ms) for name, each in joined.each.items()} == {
         "command": ([(1, 9), (3, 6)], 9),
         "event-loop": ([(2, 4)], 4),
     }

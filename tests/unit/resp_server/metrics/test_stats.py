@@ -42,7 +42,7 @@ def test_each_number_is_added_up_but_the_most_that_waits_for_one_client() -> Non
     names = [each.name for each in fields(ProcessStats) if each.name != "stats"]
     parts = [ProcessStats(**{name: factor * at for at, name in enumerate(names, 1)}) for factor in (5, 2)]
     expected = {name: 7 * at for at, name in enumerate(names, 1)}
-    expected["output_bytes_most"] = parts[0].output_bytes_most
+    expected["largest_output_bytes"] = parts[0].largest_output_bytes
     assert ProcessStats.total(parts) == ProcessStats(**expected)
 
 

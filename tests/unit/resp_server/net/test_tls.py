@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from compat.conformance.certificates import Authority
-from resp_server.net.tls import Certificates, TlsError, TlsFiles, client_context, server_context, why
+from resp_server.net.tls import Certificates, TlsError, TlsFiles, client_context, reason_of, server_context
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_a_part_of_another_ca_is_refused_as_a_client_and_as_a_server(authority: 
     for server, client in ((files(authority), stranger), (stranger, files(authority))):
         with pytest.raises(ssl.SSLCertVerificationError) as refused:
             meet(server_context(server), client_context(client))
-        assert why(refused.value).startswith("its certificate is refused: ")
+        assert reason_of(refused.value).startswith("its certificate is refused: ")
 
 
 def test_without_a_ca_a_part_trusts_who_shows_its_own_certificate_and_nobody_else(authority: Authority):

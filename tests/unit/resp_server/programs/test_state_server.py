@@ -1,4 +1,4 @@
-"""What a state server is told on its command line, and what it remembers of itself."""
+"""What a state server is told on its command line, and what it records_reads of itself."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_a_length_takes_as_few_bytes_as_it_may(number: int, written: bytes) -> N
 
 
 def test_a_value_ends_with_the_version_and_the_checksum_of_all_before() -> None:
-    parts = list(rdb.sealed([b"\x00", rdb.text(b"hi")], rdb.VERSION))
+    parts = list(rdb.with_footer([b"\x00", rdb.text(b"hi")], rdb.VERSION))
     whole = b"".join(parts)
     assert whole[:-8] == b"\x00\x02hi\x0a\x00"
     assert rdb.crc64(whole[:-8]).to_bytes(8, "little") == whole[-8:]

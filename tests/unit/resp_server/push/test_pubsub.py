@@ -7,7 +7,7 @@ import pytest
 from resp_server.acl.rules import User
 from resp_server.push.pubsub import MessageBatch, PubSub
 from resp_server.session.session import Session
-from resp_server.session.subscriptions import Way
+from resp_server.session.subscriptions import SubscriptionKind
 
 NAMES = [b"a", b"b", b"c"]
 
@@ -21,32 +21,36 @@ def hub() -> PubSub:
     return PubSub()
 
 
-@pytest.mark.parametrize("way", Way)
-def test_a_client_that_leaves_gets_nothing_more_and_its_names_go_step_by_step(hub: PubSub, way: Way) -> None:
+@pytest.mark.parametrize("kind", SubscriptionKind)
+def test_a_client_that_leaves_gets_nothing_more_and_its_names_go_step_by_step(
+    hub: PubSub, kind: SubscriptionKind
+) -> None:
     changed: list[bytes] = []
-    hub.on_change = lambda way, name: changed.append(name)
+    hub.on_change = lambda kind, name: changed.append(name)
     going, staying = session(1), session(2)
-    hub.subscribe(going, way, NAMES)
-    hub.subscribe(staying, way, [b"b"])
+    hub.subscribe(going, kind, NAMES)
+    hub.subscribe(staying, kind, [b"b"])
     changed.clear()
     steps = hub.leave(going)
-    assert [hub.sessions(way, name) for name in NAMES] == [[], [staying], []]
+    assert [hub.sessions(kind, name) for name in NAMES] == [[], [staying], []]
     assert changed == []
     assert list(steps) == [None] * 3
-    assert (changed, list(hub.names(way))) == ([b"a", b"c"], [b"b"])
+    assert (changed, list(hub.names(kind))) == ([b"a", b"c"], [b"b"])
 
 
-@pytest.mark.parametrize("way", Way)
-def test_a_client_that_comes_again_while_it_leaves_is_there(hub: PubSub, way: Way) -> None:
+@pytest.mark.parametrize("kind", SubscriptionKind)
+def test_a_client_that_comes_again_while_it_leaves_is_there(hub: PubSub, kind: SubscriptionKind) -> None:
     client = session(1)
-    hub.subscribe(client, way, NAMES)
+    hub.subscribe(client, kind, NAMES)
     steps = hub.leave(client)
-    hub.subscribe(client, way, [b"a", b"c"])
-    hub.unsubscribe(client, way, [b"c"])
+    hub.subscribe(client, kind, [b"a", b"c"])
+    hub.unsubscribe(client, kind, [b"c"])
     assert list(steps) == [None] * 3
-    assert list(hub.names(way)) == [b"a"]
-    assert hub.sessions(way, b"a") == [client]
+    assert list(hub.names(kind)) == [b"a"]
+    assert hub.sessions(kind, b"a") == [client]
     mail = MessageBatch()
-    posting = hub.posting_in_shard(mail, b"a", b"x") if way is Way.SHARD else hub.posting(mail, b"a", b"x")
+    posting = (
+        hub.posting_in_shard(mail, b"a", b"x") if kind is SubscriptionKind.SHARD else hub.posting(mail, b"a", b"x")
+    )
     assert list(posting)
     assert mail.count == 1
