@@ -100,7 +100,7 @@ class Scene:
         self.relay = connect_pubsub(applications, self.proxy.context)
         self.applications = applications
         applications.start()
-        self.cluster.take(topology, "the test")
+        self.cluster.apply_topology(topology, "the test")
         await self.proxy.start()
         self.alone = self._server(self.nodes[0].context.keyspace, config)
         await self.alone.start()
