@@ -388,7 +388,7 @@ def test_a_question_waits_no_shorter_because_the_proxy_itself_stood_still(serve:
     async def play() -> bytes | None:
         cluster, waiting = UpstreamCluster(timeout_s=2.0), Waiting()
         cluster.start()
-        cluster.take(Topology.of_json({"version": 1, "nodes": nodes}), "a test")
+        cluster.apply_topology(Topology.of_json({"version": 1, "nodes": nodes}), "a test")
         cluster.send(UpstreamRequest(pack((b"GET", key)), slot_of(key), 2, cluster.deadline_s(), waiting, 0))
         await eventually_async(
             lambda: any(upstream.reason for upstream in cluster.upstreams.values()), awaited="a try fails"

@@ -74,7 +74,7 @@ class Proxy(LoopThread):
         self.server.context.upstreams = self.applications.facts
         self.relay: PubsubRelay = connect_pubsub(self.applications, self.server.context)
         self.applications.start()
-        self.cluster.take(topology, "the test")
+        self.cluster.apply_topology(topology, "the test")
         await self.server.start()
 
     def stop(self) -> None:
