@@ -1,7 +1,7 @@
 """The declaration of a command: a decorator on a function, and the function's signature.
 
     @command("getrange")
-    def getrange(context: CommandContext, key: bytes, start: int, end: int) -> bytes:
+    def getrange(context: ReadContext, key: bytes, start: int, end: int) -> bytes:
         '''Returns a substring of the string stored at a key.'''
 
 The parameters after `context` are the command's arguments, in order:

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 from resp_server.command_table.declaration import command, integer
 from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, size_of, sliced
-from resp_server.execution.context import CommandContext
+from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, ReplyError, syntax_error
 from resp_server.protocol.replies import FirstOf, Reply
 from state_backend.store.keyspace import KeyspaceView
@@ -40,7 +40,7 @@ def bit_offset(word: bytes, bits: int = 0) -> int:
 
 
 @command("getbit")
-def getbit(context: CommandContext, key: bytes, position: Annotated[int, bit_offset]) -> int:
+def getbit(context: ReadContext, key: bytes, position: Annotated[int, bit_offset]) -> int:
     """Returns a bit value by offset."""
     text = context.counted(context.at(key).text(key))
     if text is None or position >> 3 >= size_of(text):
@@ -98,7 +98,7 @@ def _with_fill(byte: int, mask: int, fill: int) -> int:
 
 
 @command("bitcount")
-def bitcount(context: CommandContext, key: bytes, *words: bytes) -> Reply:
+def bitcount(context: ReadContext, key: bytes, *words: bytes) -> Reply:
     """Counts the number of set bits (population counting) in a string."""
     bits = BitRange()
     if words:
@@ -118,7 +118,7 @@ def _bit_counts(text: Text | None, bits: BitRange) -> Iterator[Sequence[Reply]]:
 
 
 def _result_of_chunks(
-    context: CommandContext,
+    context: ReadContext,
     text: Text | None,
     key: bytes,
     results_of: Callable[[Text | None], Iterator[Sequence[Reply]]],
@@ -132,7 +132,7 @@ def _result_of_chunks(
 
 
 @command("bitpos")
-def bitpos(context: CommandContext, key: bytes, bit: int, *words: bytes) -> Reply:
+def bitpos(context: ReadContext, key: bytes, bit: int, *words: bytes) -> Reply:
     """Finds the first set (1) or clear (0) bit in a string."""
     if bit not in (0, 1):
         raise PlainError("The bit argument must be 1 or 0.")
@@ -218,7 +218,7 @@ def _bit_fields(words: Sequence[bytes]) -> Iterator[list[BitField]]:
 
 
 @command("bitfield_ro")
-def bitfield_ro(context: CommandContext, key: bytes, *words: bytes) -> Reply:
+def bitfield_ro(context: ReadContext, key: bytes, *words: bytes) -> Reply:
     """Performs arbitrary read-only bitfield integer operations on strings."""
     if len(words) > 3 * SLICE_ENTRIES:
         return sliced(context, lambda view: _field_values(view, key, words))

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from resp_server.commands.generic import BYTES_AT_ONCE_MAX, batched, reply_chunks, reply_item, size_of, sliced
-from resp_server.execution.context import CommandContext
+from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import FirstOf, LongItems, LongPair, Pairs, Reply
 from state_backend.store.keyspace import KeyspaceView
@@ -32,7 +32,7 @@ SORTED_RUN_ITEMS = 1024
 
 
 def chunked_reply(
-    context: CommandContext,
+    context: ReadContext,
     chunks: Chunks,
     is_small: bool,
     shape: type = list,

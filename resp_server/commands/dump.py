@@ -8,7 +8,7 @@ from itertools import chain
 
 from resp_server.command_table.declaration import command
 from resp_server.commands.generic import batched, sliced
-from resp_server.execution.context import CommandContext
+from resp_server.execution.context import ReadContext
 from resp_server.protocol import rdb_encoder as rdb
 from resp_server.protocol.replies import FirstOf, LongBulk, LongItems, Reply
 from state_backend.model.descriptor import Kind
@@ -85,7 +85,7 @@ ENCODERS = {
 
 
 @command("dump")
-def dump(context: CommandContext, key: bytes) -> Reply:
+def dump(context: ReadContext, key: bytes) -> Reply:
     """Returns a serialized representation of the value stored at a key."""
     entry = context.entry(key)
     if entry is None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 from resp_server.acl.visibility import Visibility
 from resp_server.command_table.declaration import OneOrMore, command, integer, is_integer
-from resp_server.execution.context import CommandContext
+from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.glob import Matches, matcher
 from resp_server.protocol.replies import FirstOf, LongBulk, LongItems, Reply, Sliced
@@ -114,18 +114,18 @@ class ScanOptions:
 
 
 @command("exists")
-def exists(context: CommandContext, *keys: OneOrMore) -> Reply:
+def exists(context: ReadContext, *keys: OneOrMore) -> Reply:
     """Determines whether one or more keys exist."""
     return _count(context, keys)
 
 
 @command("touch")
-def touch(context: CommandContext, *keys: OneOrMore) -> Reply:
+def touch(context: ReadContext, *keys: OneOrMore) -> Reply:
     """Returns the number of existing keys out of those specified after updating the time they were last accessed."""
     return _count(context, keys)
 
 
-def _count(context: CommandContext, keys: Sequence[bytes]) -> Reply:
+def _count(context: ReadContext, keys: Sequence[bytes]) -> Reply:
     if len(keys) <= SLICE_ENTRIES:
         return sum(context.entry(key) is not None for key in keys)
     return sliced(
@@ -148,7 +148,7 @@ def reply_item(item: Text | None) -> Reply:
 
 
 def sliced(
-    context: CommandContext,
+    context: ReadContext,
     chunks: Callable[[KeyspaceView], Iterator[Sequence[Reply]]],
     shape: type = list,
     count: Callable[[KeyspaceView], int | Iterator[int] | None] = lambda view: None,
@@ -162,7 +162,7 @@ def sliced(
         raise
 
 
-def text_reply(context: CommandContext, text: Text | None, read: Callable[[KeyspaceView], Text | None]) -> Reply:
+def text_reply(context: ReadContext, text: Text | None, read: Callable[[KeyspaceView], Text | None]) -> Reply:
     """Return a value as a reply. A very long one is read again, in steps, from a pinned view: it may have changed."""
     if not isinstance(text, LongText):
         return text
@@ -172,7 +172,7 @@ def text_reply(context: CommandContext, text: Text | None, read: Callable[[Keysp
 
 
 def items_reply(
-    context: CommandContext,
+    context: ReadContext,
     read: Callable[[KeyspaceView], Iterator[Text | None]],
     count: Callable[[KeyspaceView], int | Iterator[int]],
     shape: type = list,
@@ -219,7 +219,7 @@ def batched(items: Iterable[Item], count: int = SLICE_ENTRIES) -> Iterator[list[
 
 
 @command("type")
-def type_(context: CommandContext, key: bytes) -> str:
+def type_(context: ReadContext, key: bytes) -> str:
     """Determines the type of value stored at a key."""
     entry = context.entry(key)
     return "none" if entry is None else TYPE_NAMES[entry.kind]
@@ -230,7 +230,7 @@ NO_EXPIRY = -1
 
 
 @command("pexpiretime")
-def pexpiretime(context: CommandContext, key: bytes) -> int:
+def pexpiretime(context: ReadContext, key: bytes) -> int:
     """Returns the expiration time of a key as a Unix milliseconds timestamp."""
     entry = context.entry(key)
     if entry is None:
@@ -239,20 +239,20 @@ def pexpiretime(context: CommandContext, key: bytes) -> int:
 
 
 @command("expiretime")
-def expiretime(context: CommandContext, key: bytes) -> int:
+def expiretime(context: ReadContext, key: bytes) -> int:
     """Returns the expiration time of a key as a Unix timestamp."""
     return _seconds(pexpiretime(context, key))
 
 
 @command("pttl")
-def pttl(context: CommandContext, key: bytes) -> int:
+def pttl(context: ReadContext, key: bytes) -> int:
     """Returns the expiration time in milliseconds of a key."""
     expire_at_ms: int = pexpiretime(context, key)
     return expire_at_ms if expire_at_ms < 0 else expire_at_ms - context.now_ms
 
 
 @command("ttl")
-def ttl(context: CommandContext, key: bytes) -> int:
+def ttl(context: ReadContext, key: bytes) -> int:
     """Returns the expiration time in seconds of a key."""
     return _seconds(pttl(context, key))
 
@@ -263,7 +263,7 @@ def _seconds(milliseconds: int) -> int:
 
 
 @command("randomkey")
-def randomkey(context: CommandContext) -> Reply:
+def randomkey(context: ReadContext) -> Reply:
     """Returns a random key name from the database."""
     for key in islice(context.visibility.random_keys(), 2):
         if key is not None:
@@ -277,7 +277,7 @@ def _random_key(visibility: Visibility) -> Iterator[Sequence[Reply]]:
 
 
 @command("scan")
-def scan(context: CommandContext, cursor: Cursor, *words: bytes) -> Reply:
+def scan(context: ReadContext, cursor: Cursor, *words: bytes) -> Reply:
     """Iterates over the key names in the database."""
     options = ScanOptions.parse(words, "scan")
     next_cursor, found = context.visibility.scan(cursor, options.count, options.kinds)
@@ -331,7 +331,7 @@ def matching(
 
 
 @command("keys")
-def keys(context: CommandContext, pattern: bytes) -> Reply:
+def keys(context: ReadContext, pattern: bytes) -> Reply:
     """Returns all key names that match a pattern."""
     matches = matcher(pattern)
     return sliced(context, lambda view: _keys(context.visibility_of(view), matches))

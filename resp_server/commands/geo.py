@@ -16,7 +16,7 @@ from typing import NamedTuple
 from resp_server.command_table.declaration import NameAsTyped, OneOrMore, command, integer
 from resp_server.commands.chunked_reply import WorkingMemory, chunked_reply, sorted_chunks
 from resp_server.commands.generic import batched
-from resp_server.execution.context import CommandContext
+from resp_server.execution.context import ReadContext
 from resp_server.protocol.doubles import strict_double
 from resp_server.protocol.errors import PlainError, client_text, syntax_error
 from resp_server.protocol.replies import NULL_ARRAY, DoubleText, Reply
@@ -72,19 +72,19 @@ def _degrees(point: Point) -> Reply:
 
 
 @command("geopos")
-def geopos(context: CommandContext, key: bytes, *members: bytes) -> Reply:
+def geopos(context: ReadContext, key: bytes, *members: bytes) -> Reply:
     """Returns the longitude and latitude of members from a geospatial index."""
     return _per_member(context, key, members, lambda score: NULL_ARRAY if score is None else _degrees(point_of(score)))
 
 
 @command("geohash")
-def geohash(context: CommandContext, key: bytes, *members: bytes) -> Reply:
+def geohash(context: ReadContext, key: bytes, *members: bytes) -> Reply:
     """Returns members from a geospatial index as geohash strings."""
     return _per_member(context, key, members, lambda score: None if score is None else geohash_text(score))
 
 
 def _per_member(
-    context: CommandContext, key: bytes, members: Sequence[bytes], render: Callable[[float | None], Reply]
+    context: ReadContext, key: bytes, members: Sequence[bytes], render: Callable[[float | None], Reply]
 ) -> Reply:
     """Return an array with one item per member; `render` makes it of the member's score, None for a missing one."""
     context.counted(context.at(key).sorted_size(key) or None)
@@ -96,7 +96,7 @@ def _per_member(
 
 
 @command("geodist")
-def geodist(context: CommandContext, key: bytes, one: bytes, other: bytes, *unit: bytes) -> Reply:
+def geodist(context: ReadContext, key: bytes, one: bytes, other: bytes, *unit: bytes) -> Reply:
     """Returns the distance between two members of a geospatial index."""
     if len(unit) > 1:
         raise syntax_error()
@@ -242,13 +242,13 @@ def _refuse(option: bytes, rest: Sequence[bytes]) -> int:
     raise syntax_error()
 
 
-def _exists(context: CommandContext, key: bytes) -> bool:
+def _exists(context: ReadContext, key: bytes) -> bool:
     return context.counted(context.at(key).sorted_size(key) or None) is not None
 
 
 @command("geosearch")
 def geosearch(
-    context: CommandContext,
+    context: ReadContext,
     name: NameAsTyped,
     key: bytes,
     one: bytes,
@@ -275,7 +275,7 @@ def geosearch(
 
 @command("georadius_ro")
 def georadius_ro(
-    context: CommandContext, key: bytes, longitude: bytes, latitude: bytes, radius: bytes, unit: bytes, *words: bytes
+    context: ReadContext, key: bytes, longitude: bytes, latitude: bytes, radius: bytes, unit: bytes, *words: bytes
 ) -> Reply:
     """Returns members from a geospatial index that are within a distance from a coordinate."""
     exists = _exists(context, key)
@@ -288,7 +288,7 @@ def georadius_ro(
 
 @command("georadiusbymember_ro")
 def georadiusbymember_ro(
-    context: CommandContext, key: bytes, member: bytes, radius: bytes, unit: bytes, *words: bytes
+    context: ReadContext, key: bytes, member: bytes, radius: bytes, unit: bytes, *words: bytes
 ) -> Reply:
     """Returns members from a geospatial index that are within a distance from a member."""
     exists, search = _exists(context, key), GeoSearch(member=member)
@@ -314,7 +314,7 @@ class SearchedRanks(NamedTuple):
         return cls(shape, [(start, max(start, stop)) for start, stop in ends])
 
 
-def _search_reply(context: CommandContext, key: bytes, search: GeoSearch) -> Reply:
+def _search_reply(context: ReadContext, key: bytes, search: GeoSearch) -> Reply:
     """Return the reply of a checked search."""
     current_view = context.view
     ranks = SearchedRanks.of(current_view.at(key), key, search)

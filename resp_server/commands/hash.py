@@ -23,7 +23,7 @@ from resp_server.commands.generic import (
     text_reply,
 )
 from resp_server.commands.random_items import ItemSource, count_and_option, draws_from, random_item, random_items
-from resp_server.execution.context import CommandContext
+from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, WrongTypeError
 from resp_server.protocol.replies import LongItems, PackedPairs, Pairs, Reply
 from state_backend.codec import packed_map
@@ -40,7 +40,7 @@ COUNTS_AT_ONCE_MAX = 3
 
 
 @command("hget")
-def hget(context: CommandContext, key: bytes, field: bytes) -> Reply:
+def hget(context: ReadContext, key: bytes, field: bytes) -> Reply:
     """Returns the value of a field in a hash."""
     text = context.counted(_text(context.view, key, field))
     return text if type(text) is bytes else text_reply(context, text, lambda view: _text(view, key, field))
@@ -51,7 +51,7 @@ def _text(view: KeyspaceView, key: bytes, field: bytes) -> Text | None:
 
 
 @command("hmget")
-def hmget(context: CommandContext, key: bytes, *fields: OneOrMore) -> Reply:
+def hmget(context: ReadContext, key: bytes, *fields: OneOrMore) -> Reply:
     """Returns the values of all fields in a hash."""
     if len(fields) <= FIELDS_READ:
         texts = context.at(key).field_texts(key, fields)
@@ -66,19 +66,19 @@ def _texts(view: KeyspaceView, key: bytes, fields: Sequence[bytes]) -> Iterator[
 
 
 @command("hexists")
-def hexists(context: CommandContext, key: bytes, field: bytes) -> int:
+def hexists(context: ReadContext, key: bytes, field: bytes) -> int:
     """Determines whether a field exists in a hash."""
     return int(context.counted(_text(context.view, key, field)) is not None)
 
 
 @command("hstrlen")
-def hstrlen(context: CommandContext, key: bytes, field: bytes) -> int:
+def hstrlen(context: ReadContext, key: bytes, field: bytes) -> int:
     """Returns the length of the value of a field."""
     return size_of(context.counted(_text(context.view, key, field)))
 
 
 @command("hlen")
-def hlen(context: CommandContext, key: bytes) -> Reply:
+def hlen(context: ReadContext, key: bytes) -> Reply:
     """Returns the number of fields in a hash."""
     numbers = list(islice(context.at(key).map_sizes(key), COUNTS_AT_ONCE_MAX))
     if len(numbers) < COUNTS_AT_ONCE_MAX:
@@ -98,7 +98,7 @@ def _fields_of(words: Sequence[bytes]) -> Sequence[bytes]:
     return words[2:]
 
 
-def _expiries(context: CommandContext, key: bytes, words: Sequence[bytes], render: Callable[[int], int]) -> Reply:
+def _expiries(context: ReadContext, key: bytes, words: Sequence[bytes], render: Callable[[int], int]) -> Reply:
     """Return when fields expire: -1 for never, -2 for a missing field. render: makes the reply of Unix milliseconds."""
     next(context.at(key).map_sizes(key), None)  # a wrong type is reported before a wrong argument
     fields = _fields_of(words)
@@ -117,33 +117,33 @@ def _seconds(milliseconds: int) -> int:
 
 
 @command("hpexpiretime")
-def hpexpiretime(context: CommandContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
+def hpexpiretime(context: ReadContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
     """Returns the Unix time, in milliseconds, at which hash fields expire."""
     return _expiries(context, key, (fields, count, *words), lambda at_ms: at_ms)
 
 
 @command("hexpiretime")
-def hexpiretime(context: CommandContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
+def hexpiretime(context: ReadContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
     """Returns the Unix time, in seconds, at which hash fields expire."""
     return _expiries(context, key, (fields, count, *words), _seconds)
 
 
 @command("hpttl")
-def hpttl(context: CommandContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
+def hpttl(context: ReadContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
     """Returns the remaining time to live of hash fields, in milliseconds."""
     now_ms = context.now_ms
     return _expiries(context, key, (fields, count, *words), lambda at_ms: at_ms - now_ms)
 
 
 @command("httl")
-def httl(context: CommandContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
+def httl(context: ReadContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
     """Returns the remaining time to live of hash fields, in seconds."""
     now_ms = context.now_ms
     return _expiries(context, key, (fields, count, *words), lambda at_ms: _seconds(at_ms - now_ms))
 
 
 @command("hgetall")
-def hgetall(context: CommandContext, key: bytes) -> Reply:
+def hgetall(context: ReadContext, key: bytes) -> Reply:
     """Returns all fields and values in a hash."""
     packed = context.at(key).packed_map(key)
     if packed is not None:
@@ -153,19 +153,19 @@ def hgetall(context: CommandContext, key: bytes) -> Reply:
 
 
 @command("hkeys")
-def hkeys(context: CommandContext, key: bytes) -> Reply:
+def hkeys(context: ReadContext, key: bytes) -> Reply:
     """Returns all fields in a hash."""
     return _all_pairs(context, key, itemgetter(slice(0, 1)))
 
 
 @command("hvals")
-def hvals(context: CommandContext, key: bytes) -> Reply:
+def hvals(context: ReadContext, key: bytes) -> Reply:
     """Returns all values in a hash."""
     return _all_pairs(context, key, itemgetter(slice(1, 2)))
 
 
 def _all_pairs(
-    context: CommandContext, key: bytes, project: Callable[[Pair], Sequence[Text]], shape: type = list
+    context: ReadContext, key: bytes, project: Callable[[Pair], Sequence[Text]], shape: type = list
 ) -> Reply:
     """Return all pairs of a map of any size; `project` picks the field, the value or both of a pair."""
     context.counted(next(context.at(key).map_sizes(key), None) or None)
@@ -191,7 +191,7 @@ def _chunks(view: KeyspaceView, key: bytes, project: Callable[[Pair], Sequence[T
 
 
 @command("hrandfield")
-def hrandfield(context: CommandContext, key: bytes, *words: bytes) -> Reply:
+def hrandfield(context: ReadContext, key: bytes, *words: bytes) -> Reply:
     """Returns one or more random fields from a hash."""
     count, has_values = count_and_option(words, b"WITHVALUES") if words else (None, False)
     context.counted(next(context.at(key).map_sizes(key), None) or None)
@@ -217,7 +217,7 @@ def hrandfield(context: CommandContext, key: bytes, *words: bytes) -> Reply:
 
 
 @command("hscan")
-def hscan(context: CommandContext, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
+def hscan(context: ReadContext, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
     """Iterates over fields and values of a hash."""
     entry = context.entry(key)
     if entry is None:

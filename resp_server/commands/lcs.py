@@ -14,7 +14,7 @@ from typing import Any
 
 from resp_server.command_table.declaration import command, integer
 from resp_server.commands.generic import size_of
-from resp_server.execution.context import CommandContext
+from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.replies import FirstOf, LongItems, Reply, Sliced
 from state_backend.model.errors import WrongKindError
@@ -66,7 +66,7 @@ class LcsOptions:
 
 
 @command("lcs")
-def lcs(context: CommandContext, key: bytes, other: bytes, *words: bytes) -> Reply:
+def lcs(context: ReadContext, key: bytes, other: bytes, *words: bytes) -> Reply:
     """Finds the longest common substring."""
     texts = [_text(context, each) for each in (key, other)]
     options = LcsOptions.parse(words)
@@ -84,7 +84,7 @@ def lcs(context: CommandContext, key: bytes, other: bytes, *words: bytes) -> Rep
     return Sliced(([] if reply is None else [reply] for reply in steps), lambda: None, FirstOf)
 
 
-def _text(context: CommandContext, key: bytes) -> Text | None:
+def _text(context: ReadContext, key: bytes) -> Text | None:
     try:
         return context.counted(context.at(key).text(key))
     except WrongKindError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from resp_server.command_table.declaration import command, integer
 from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, reply_chunks, sliced
-from resp_server.execution.context import CommandContext
+from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, ReplyError, syntax_error
 from resp_server.protocol.replies import FirstOf, PackedItems, Reply
 from state_backend.store.keyspace import KeyspaceView
@@ -15,13 +15,13 @@ from state_backend.store.store import Snapshot
 
 
 @command("llen")
-def llen(context: CommandContext, key: bytes) -> int:
+def llen(context: ReadContext, key: bytes) -> int:
     """Returns the length of a list."""
     return context.counted(context.at(key).list_size(key) or None) or 0
 
 
 @command("lindex")
-def lindex(context: CommandContext, key: bytes, index: bytes) -> bytes | None:
+def lindex(context: ReadContext, key: bytes, index: bytes) -> bytes | None:
     """Returns an element from a list by its index."""
     snapshot = context.at(key)
     size = context.counted(snapshot.list_size(key) or None)
@@ -33,7 +33,7 @@ def lindex(context: CommandContext, key: bytes, index: bytes) -> bytes | None:
 
 
 @command("lrange")
-def lrange(context: CommandContext, key: bytes, start: int, stop: int) -> Reply:
+def lrange(context: ReadContext, key: bytes, start: int, stop: int) -> Reply:
     """Returns a range of elements from a list."""
     snapshot = context.at(key)
     size = context.counted(snapshot.list_size(key) or None) or 0
@@ -137,7 +137,7 @@ def _rank(number: int) -> int:
 
 
 @command("lpos")
-def lpos(context: CommandContext, key: bytes, element: bytes, *words: bytes) -> Reply:
+def lpos(context: ReadContext, key: bytes, element: bytes, *words: bytes) -> Reply:
     """Returns the index of matching elements in a list."""
     options = PositionOptions.parse(words)
     size = context.counted(context.at(key).list_size(key) or None) or 0

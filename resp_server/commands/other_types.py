@@ -6,12 +6,12 @@ Only commands whose reply for a missing key is fixed are here.
 from __future__ import annotations
 
 from resp_server.command_table.declaration import command
-from resp_server.execution.context import CommandContext
+from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import WrongTypeError
 
 
 @command("xlen")
-def xlen(context: CommandContext, key: bytes) -> int:
+def xlen(context: ReadContext, key: bytes) -> int:
     """Return the number of messages in a stream."""
     if context.entry(key) is not None:
         raise WrongTypeError

@@ -10,7 +10,7 @@ from typing import Any
 from resp_server.command_table.declaration import INTEGER_MAX, integer
 from resp_server.commands.chunked_reply import chunked_reply
 from resp_server.commands.generic import SLICE_ENTRIES, batched, sliced
-from resp_server.execution.context import CommandContext
+from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.replies import FirstOf, Reply
 from state_backend.store.keyspace import KeyspaceView
@@ -75,7 +75,7 @@ class ItemSource:
         self.one = one
 
 
-def random_item(context: CommandContext, source: ItemSource) -> Reply:
+def random_item(context: ReadContext, source: ItemSource) -> Reply:
     """Return one random item; nil if there is none."""
     if not source.size(context.view):
         return None
@@ -86,7 +86,7 @@ def random_item(context: CommandContext, source: ItemSource) -> Reply:
     return sliced(context, lambda view: ([] if item is None else [item] for item in source.one(view)), FirstOf)
 
 
-def random_items(context: CommandContext, source: ItemSource, count: int, shape: type = list) -> Reply:
+def random_items(context: ReadContext, source: ItemSource, count: int, shape: type = list) -> Reply:
     """Return `count` distinct random items; if negative, as many with repetition."""
     size = source.size(context.view)
     if count < -REPEATED_MAX and size:

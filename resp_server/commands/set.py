@@ -10,7 +10,7 @@ from resp_server.command_table.declaration import OneOrMore, command, integer
 from resp_server.commands.chunked_reply import PARTITIONS, WorkingMemory, chunked_reply
 from resp_server.commands.generic import SLICE_ENTRIES, Cursor, ScanOptions, batched, items_reply, scan_reply
 from resp_server.commands.random_items import ItemSource, count_of, draws_from, random_item, random_items
-from resp_server.execution.context import CommandContext
+from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, ReplyError, WrongTypeError, syntax_error
 from resp_server.protocol.replies import PackedItems, Reply, ReplySet
 from state_backend.codec import packed_list
@@ -22,13 +22,13 @@ CHUNK_LOOKUPS = 256
 
 
 @command("scard")
-def scard(context: CommandContext, key: bytes) -> int:
+def scard(context: ReadContext, key: bytes) -> int:
     """Returns the number of members in a set."""
     return context.counted(context.at(key).set_size(key) or None) or 0
 
 
 @command("smembers")
-def smembers(context: CommandContext, key: bytes) -> Reply:
+def smembers(context: ReadContext, key: bytes) -> Reply:
     """Returns all members of a set."""
     packed = context.at(key).packed_set(key)
     if packed is not None:
@@ -42,14 +42,14 @@ def smembers(context: CommandContext, key: bytes) -> Reply:
 
 
 @command("sismember")
-def sismember(context: CommandContext, key: bytes, member: bytes) -> int:
+def sismember(context: ReadContext, key: bytes, member: bytes) -> int:
     """Determines whether a member belongs to a set."""
     context.counted(context.at(key).set_size(key) or None)
     return int(context.at(key).are_members(key, (member,))[0])
 
 
 @command("smismember")
-def smismember(context: CommandContext, key: bytes, *members: OneOrMore) -> Reply:
+def smismember(context: ReadContext, key: bytes, *members: OneOrMore) -> Reply:
     """Determines whether multiple members belong to a set."""
     context.counted(context.at(key).set_size(key) or None)
 
@@ -61,7 +61,7 @@ def smismember(context: CommandContext, key: bytes, *members: OneOrMore) -> Repl
 
 
 @command("srandmember")
-def srandmember(context: CommandContext, key: bytes, *words: bytes) -> Reply:
+def srandmember(context: ReadContext, key: bytes, *words: bytes) -> Reply:
     """Get one or multiple random members from a set"""
     if len(words) > 1:
         raise syntax_error()
@@ -76,7 +76,7 @@ def srandmember(context: CommandContext, key: bytes, *words: bytes) -> Reply:
 
 
 @command("sscan")
-def sscan(context: CommandContext, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
+def sscan(context: ReadContext, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
     """Iterates over members of a set."""
     entry = context.entry(key)
     if entry is None:
@@ -89,25 +89,25 @@ def sscan(context: CommandContext, key: bytes, cursor: Cursor, *words: bytes) ->
 
 
 @command("sinter")
-def sinter(context: CommandContext, *keys: OneOrMore) -> Reply:
+def sinter(context: ReadContext, *keys: OneOrMore) -> Reply:
     """Returns the intersect of multiple sets."""
     return _combined(context, keys, _intersection, ReplySet)
 
 
 @command("sunion")
-def sunion(context: CommandContext, *keys: OneOrMore) -> Reply:
+def sunion(context: ReadContext, *keys: OneOrMore) -> Reply:
     """Returns the union of multiple sets."""
     return _combined(context, keys, _union, ReplySet)
 
 
 @command("sdiff")
-def sdiff(context: CommandContext, *keys: OneOrMore) -> Reply:
+def sdiff(context: ReadContext, *keys: OneOrMore) -> Reply:
     """Returns the difference of multiple sets."""
     return _combined(context, keys, _difference, ReplySet)
 
 
 @command("sintercard")
-def sintercard(context: CommandContext, number: bytes, *words: OneOrMore) -> Reply:
+def sintercard(context: ReadContext, number: bytes, *words: OneOrMore) -> Reply:
     """Returns the number of members of the intersect of multiple sets."""
     keys, rest = numbered_keys(number, words)
     limit = limit_of(rest)
@@ -162,7 +162,7 @@ class InputSets(NamedTuple):
 Combine = Callable[[KeyspaceView, InputSets], Iterator[Sequence[Reply]]]
 
 
-def _combined(context: CommandContext, keys: Sequence[bytes], combine: Combine, shape: type) -> Reply:
+def _combined(context: ReadContext, keys: Sequence[bytes], combine: Combine, shape: type) -> Reply:
     """Return the reply of an operation on several sets. A key of another type is always an error."""
     total = SLICE_ENTRIES + 1
     if len(keys) <= SLICE_ENTRIES:

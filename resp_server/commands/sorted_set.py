@@ -20,7 +20,7 @@ from resp_server.commands.generic import (
     sliced,
 )
 from resp_server.commands.random_items import ItemSource, count_and_option, random_item, random_items
-from resp_server.execution.context import CommandContext
+from resp_server.execution.context import ReadContext
 from resp_server.protocol.doubles import double_text, read_double
 from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error, wrong_arity
 from resp_server.protocol.replies import NULL_ARRAY, Pairs, Reply
@@ -31,19 +31,19 @@ from state_backend.store.store import Snapshot
 
 
 @command("zcard")
-def zcard(context: CommandContext, key: bytes) -> int:
+def zcard(context: ReadContext, key: bytes) -> int:
     """Returns the number of members in a sorted set."""
     return context.counted(context.at(key).sorted_size(key) or None) or 0
 
 
 @command("zscore")
-def zscore(context: CommandContext, key: bytes, member: bytes) -> float | None:
+def zscore(context: ReadContext, key: bytes, member: bytes) -> float | None:
     """Returns the score of a member in a sorted set."""
     return context.counted(context.at(key).scores(key, (member,))[0])
 
 
 @command("zmscore")
-def zmscore(context: CommandContext, key: bytes, *members: OneOrMore) -> Reply:
+def zmscore(context: ReadContext, key: bytes, *members: OneOrMore) -> Reply:
     """Returns the score of one or more members in a sorted set."""
     context.counted(context.at(key).sorted_size(key) or None)
 
@@ -54,18 +54,18 @@ def zmscore(context: CommandContext, key: bytes, *members: OneOrMore) -> Reply:
 
 
 @command("zrank")
-def zrank(context: CommandContext, key: bytes, member: bytes, *words: bytes) -> Reply:
+def zrank(context: ReadContext, key: bytes, member: bytes, *words: bytes) -> Reply:
     """Returns the index of a member in a sorted set ordered by ascending scores."""
     return _rank(context, "zrank", key, member, words)
 
 
 @command("zrevrank")
-def zrevrank(context: CommandContext, key: bytes, member: bytes, *words: bytes) -> Reply:
+def zrevrank(context: ReadContext, key: bytes, member: bytes, *words: bytes) -> Reply:
     """Returns the index of a member in a sorted set ordered by descending scores."""
     return _rank(context, "zrevrank", key, member, words)
 
 
-def _rank(context: CommandContext, name: str, key: bytes, member: bytes, words: Sequence[bytes]) -> Reply:
+def _rank(context: ReadContext, name: str, key: bytes, member: bytes, words: Sequence[bytes]) -> Reply:
     if len(words) > 1:
         raise wrong_arity(name)
     if words and words[0].upper() != b"WITHSCORE":
@@ -244,7 +244,7 @@ class RangeQuery:
         return first + self.offset, first + self.offset + length
 
 
-def _range(context: CommandContext, key: bytes, query: RangeQuery) -> Reply:
+def _range(context: ReadContext, key: bytes, query: RangeQuery) -> Reply:
     snapshot = context.at(key)
     size = context.counted(snapshot.sorted_size(key) or None)
     if size is None:
@@ -270,54 +270,54 @@ def _range(context: CommandContext, key: bytes, query: RangeQuery) -> Reply:
 
 
 @command("zrange")
-def zrange(context: CommandContext, key: bytes, start: bytes, stop: bytes, *words: bytes) -> Reply:
+def zrange(context: ReadContext, key: bytes, start: bytes, stop: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a range of indexes."""
     return _range(context, key, RangeQuery.parse(start, stop, words, None, None))
 
 
 @command("zrevrange")
-def zrevrange(context: CommandContext, key: bytes, start: bytes, stop: bytes, *words: bytes) -> Reply:
+def zrevrange(context: ReadContext, key: bytes, start: bytes, stop: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a range of indexes in reverse order."""
     return _range(context, key, RangeQuery.parse(start, stop, words, RankRange, True))
 
 
 @command("zrangebyscore")
-def zrangebyscore(context: CommandContext, key: bytes, low: bytes, high: bytes, *words: bytes) -> Reply:
+def zrangebyscore(context: ReadContext, key: bytes, low: bytes, high: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a range of scores."""
     return _range(context, key, RangeQuery.parse(low, high, words, ScoreRange, False))
 
 
 @command("zrevrangebyscore")
-def zrevrangebyscore(context: CommandContext, key: bytes, high: bytes, low: bytes, *words: bytes) -> Reply:
+def zrevrangebyscore(context: ReadContext, key: bytes, high: bytes, low: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a range of scores in reverse order."""
     return _range(context, key, RangeQuery.parse(high, low, words, ScoreRange, True))
 
 
 @command("zrangebylex")
-def zrangebylex(context: CommandContext, key: bytes, low: bytes, high: bytes, *words: bytes) -> Reply:
+def zrangebylex(context: ReadContext, key: bytes, low: bytes, high: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a lexicographical range."""
     return _range(context, key, RangeQuery.parse(low, high, words, TextRange, False))
 
 
 @command("zrevrangebylex")
-def zrevrangebylex(context: CommandContext, key: bytes, high: bytes, low: bytes, *words: bytes) -> Reply:
+def zrevrangebylex(context: ReadContext, key: bytes, high: bytes, low: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a lexicographical range in reverse order."""
     return _range(context, key, RangeQuery.parse(high, low, words, TextRange, True))
 
 
 @command("zcount")
-def zcount(context: CommandContext, key: bytes, low: bytes, high: bytes) -> int:
+def zcount(context: ReadContext, key: bytes, low: bytes, high: bytes) -> int:
     """Returns the count of members in a sorted set that have scores within a range."""
     return _count(context, key, ScoreRange.parse(low, high))
 
 
 @command("zlexcount")
-def zlexcount(context: CommandContext, key: bytes, low: bytes, high: bytes) -> int:
+def zlexcount(context: ReadContext, key: bytes, low: bytes, high: bytes) -> int:
     """Returns the number of members in a sorted set within a lexicographical range."""
     return _count(context, key, TextRange.parse(low, high))
 
 
-def _count(context: CommandContext, key: bytes, member_range: MemberRange) -> int:
+def _count(context: ReadContext, key: bytes, member_range: MemberRange) -> int:
     size = context.counted(context.at(key).sorted_size(key) or None)
     if size is None:
         return 0
@@ -326,7 +326,7 @@ def _count(context: CommandContext, key: bytes, member_range: MemberRange) -> in
 
 
 @command("zrandmember")
-def zrandmember(context: CommandContext, key: bytes, *words: bytes) -> Reply:
+def zrandmember(context: ReadContext, key: bytes, *words: bytes) -> Reply:
     """Returns one or more random members from a sorted set."""
     count, has_scores = count_and_option(words, b"WITHSCORES") if words else (None, False)
     context.counted(context.at(key).sorted_size(key) or None)
@@ -349,7 +349,7 @@ def zrandmember(context: CommandContext, key: bytes, *words: bytes) -> Reply:
 
 
 @command("zscan")
-def zscan(context: CommandContext, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
+def zscan(context: ReadContext, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
     """Iterates over members and scores of a sorted set."""
     entry = context.entry(key)
     if entry is None:

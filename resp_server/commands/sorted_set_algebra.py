@@ -11,7 +11,7 @@ from resp_server.command_table.declaration import OneOrMore, command, integer
 from resp_server.commands.chunked_reply import PARTITIONS, WorkingMemory, chunked_reply, sorted_chunks
 from resp_server.commands.generic import SLICE_ENTRIES, batched
 from resp_server.commands.set import CHUNK_LOOKUPS, limit_of
-from resp_server.execution.context import CommandContext
+from resp_server.execution.context import ReadContext
 from resp_server.protocol.doubles import strict_double
 from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error
 from resp_server.protocol.replies import Pairs, Reply
@@ -136,24 +136,24 @@ Combine = Callable[[KeyspaceView, Sequence[WeightedSet], AlgebraQuery], Iterator
 
 
 @command("zunion")
-def zunion(context: CommandContext, number: bytes, *words: OneOrMore) -> Reply:
+def zunion(context: ReadContext, number: bytes, *words: OneOrMore) -> Reply:
     """Returns the union of multiple sorted sets."""
     return _combined(context, "zunion", number, words, _union)
 
 
 @command("zinter")
-def zinter(context: CommandContext, number: bytes, *words: OneOrMore) -> Reply:
+def zinter(context: ReadContext, number: bytes, *words: OneOrMore) -> Reply:
     """Returns the intersect of multiple sorted sets."""
     return _combined(context, "zinter", number, words, _intersection)
 
 
 @command("zdiff")
-def zdiff(context: CommandContext, number: bytes, *words: OneOrMore) -> Reply:
+def zdiff(context: ReadContext, number: bytes, *words: OneOrMore) -> Reply:
     """Returns the difference between multiple sorted sets."""
     return _combined(context, "zdiff", number, words, _difference)
 
 
-def _combined(context: CommandContext, name: str, number: bytes, words: Sequence[bytes], combine: Combine) -> Reply:
+def _combined(context: ReadContext, name: str, number: bytes, words: Sequence[bytes], combine: Combine) -> Reply:
     """Return the reply of an operation on several sets, ordered by score."""
     query = AlgebraQuery(*_keys(name, number, words)[:1])
     is_small = _are_small(context, query.keys)
@@ -170,7 +170,7 @@ def _combined(context: CommandContext, name: str, number: bytes, words: Sequence
     return chunked_reply(context, chunks, is_small, Pairs if query.has_scores else list)
 
 
-def _are_small(context: CommandContext, keys: Sequence[bytes]) -> bool:
+def _are_small(context: ReadContext, keys: Sequence[bytes]) -> bool:
     """Tell whether the sets are small in total. A wrong type is reported here, before options are parsed."""
     if len(keys) > SLICE_ENTRIES:
         return False
@@ -179,7 +179,7 @@ def _are_small(context: CommandContext, keys: Sequence[bytes]) -> bool:
 
 
 @command("zintercard")
-def zintercard(context: CommandContext, number: bytes, *words: OneOrMore) -> Reply:
+def zintercard(context: ReadContext, number: bytes, *words: OneOrMore) -> Reply:
     """Returns the number of members of the intersect of multiple sorted sets."""
     keys, rest = _keys("zintercard", number, words)
     is_small = _are_small(context, keys)

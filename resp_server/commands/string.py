@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from resp_server.command_table.declaration import Column, OneOrMore, command
 from resp_server.commands.generic import items_reply, size_of, text_reply
-from resp_server.execution.context import CommandContext
+from resp_server.execution.context import ReadContext
 from resp_server.protocol.replies import Reply, Sliced
 from state_backend.model.errors import WrongKindError
 from state_backend.store.keyspace import KeyspaceView
@@ -17,7 +17,7 @@ READ_TOGETHER_KEYS = 32
 
 
 @command("get")
-def get(context: CommandContext, keys: Column) -> list[Reply]:
+def get(context: ReadContext, keys: Column) -> list[Reply]:
     """Returns the string value of a key."""
     texts = context.texts(keys)
     if type(texts[0]) is LongText:
@@ -26,12 +26,12 @@ def get(context: CommandContext, keys: Column) -> list[Reply]:
 
 
 @command("mget")
-def mget(context: CommandContext, *keys: OneOrMore) -> Reply:
+def mget(context: ReadContext, *keys: OneOrMore) -> Reply:
     """Atomically returns the string values of one or more keys."""
     return values_reply(context, keys)
 
 
-def values_reply(context: CommandContext, keys: Sequence[bytes]) -> Reply:
+def values_reply(context: ReadContext, keys: Sequence[bytes]) -> Reply:
     """Return the reply of MGET."""
     reply = items_reply(context, lambda view: _texts(view, keys), lambda view: len(keys))
     if isinstance(reply, Sliced):
@@ -55,7 +55,7 @@ def _texts(view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Text | None]:
             some = some[len(texts) :]
 
 
-def _counted(context: CommandContext, parts: Iterator[Sequence[Reply]]) -> Iterator[Sequence[Reply]]:
+def _counted(context: ReadContext, parts: Iterator[Sequence[Reply]]) -> Iterator[Sequence[Reply]]:
     for part in parts:
         for value in part:
             context.counted(value)
@@ -63,20 +63,20 @@ def _counted(context: CommandContext, parts: Iterator[Sequence[Reply]]) -> Itera
 
 
 @command("strlen")
-def strlen(context: CommandContext, keys: Column) -> list[Reply]:
+def strlen(context: ReadContext, keys: Column) -> list[Reply]:
     """Returns the length of a string value."""
     return [size_of(text) for text in context.texts(keys)]
 
 
 @command("getrange")
-def getrange(context: CommandContext, key: bytes, start: int, end: int) -> Reply:
+def getrange(context: ReadContext, key: bytes, start: int, end: int) -> Reply:
     """Returns a substring of the string stored at a key."""
     text = _part(context.counted(context.at(key).text(key)), start, end)
     return text_reply(context, text, lambda view: _part(view.at(key).text(key), start, end))
 
 
 @command("substr")
-def substr(context: CommandContext, key: bytes, start: int, end: int) -> Reply:
+def substr(context: ReadContext, key: bytes, start: int, end: int) -> Reply:
     """Returns a substring from a string value."""
     reply: Reply = getrange(context, key, start, end)
     return reply

@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from resp_server.acl.rules import Reason
 from resp_server.acl.users import Change, Outcome, Users
@@ -355,9 +355,27 @@ def users_not_changed() -> Reply:
     raise PlainError("the users were not changed in time; check ACL LIST before you try again")
 
 
+class ReadContext(Protocol):
+    """The part of a `CommandContext` that commands about keys use: the view to read, and the keys that are visible."""
+
+    @property
+    def view(self) -> KeyspaceView: ...
+    @property
+    def now_ms(self) -> int: ...
+    @property
+    def visibility(self) -> Visibility: ...
+    def visibility_of(self, view: KeyspaceView) -> Visibility: ...
+    def at(self, key: bytes) -> Snapshot: ...
+    def entry(self, key: bytes) -> Entry | None: ...
+    def counted(self, found: Found) -> Found: ...
+    def texts(self, keys: Sequence[bytes]) -> list[Text | None]: ...
+    def pin(self) -> KeyspaceView: ...
+    def unpin(self, view: KeyspaceView) -> None: ...
+
+
 @dataclass(slots=True)
 class CommandContext:
-    """The argument of every command: a connection's session and its server."""
+    """The argument of every command: a connection's session and its server. Commands about keys see a `ReadContext`."""
 
     session: Session
     server: ServerContext
