@@ -64,7 +64,7 @@ def latency_latest(context: CommandContext) -> Reply:
     """Returns the latest latency samples for all events."""
 
     def merge(responses: Sequence[Any]) -> Reply:
-        events = LatencyEvents.joined(responses).each.items()
+        events = LatencyEvents.merged(responses).each.items()
         return [[name.encode(), *event.samples[-1], event.max_ms] for name, event in events]
 
     return context.server.gather(latency_events, None, merge)
@@ -75,7 +75,7 @@ def latency_history(context: CommandContext, event: bytes) -> Reply:
     """Returns timestamp-latency samples for an event."""
 
     def merge(responses: Sequence[Any]) -> Reply:
-        recorded = LatencyEvents.joined(responses).each.get(event.decode("latin-1"))
+        recorded = LatencyEvents.merged(responses).each.get(event.decode("latin-1"))
         return [] if recorded is None else [list(sample) for sample in recorded.samples]
 
     return context.server.gather(latency_events, None, merge)
@@ -98,7 +98,7 @@ def latency_graph(context: CommandContext, event: bytes) -> Reply:
     now_s = context.server.clock() // 1000
 
     def merge(responses: Sequence[Any]) -> Reply:
-        recorded = LatencyEvents.joined(responses).each.get(event.decode("latin-1"))
+        recorded = LatencyEvents.merged(responses).each.get(event.decode("latin-1"))
         if recorded is None:
             raise PlainError(f"No samples available for event '{client_text(event)}'")
         return Verbatim(graph(client_text(event), recorded, now_s).encode("utf-8", "surrogateescape"))
@@ -142,7 +142,7 @@ def latency_doctor(context: CommandContext) -> Reply:
     """Returns a human-readable latency analysis report."""
     is_monitored = context.server.config.latency_over_ms > 0
     return context.server.gather(
-        latency_events, None, lambda responses: Verbatim(report(LatencyEvents.joined(responses), is_monitored).encode())
+        latency_events, None, lambda responses: Verbatim(report(LatencyEvents.merged(responses), is_monitored).encode())
     )
 
 

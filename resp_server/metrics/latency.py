@@ -50,10 +50,10 @@ class LatencyEvents:
         return {name: (event.max_ms, list(event.samples)) for name, event in self.each.items()}
 
     @classmethod
-    def joined(cls, row: Iterable[Mapping[str, tuple[int, Sequence[Sample]]]]) -> LatencyEvents:
+    def merged(cls, of_processes: Iterable[Mapping[str, tuple[int, Sequence[Sample]]]]) -> LatencyEvents:
         """Merge the events of several processes: the longest of each second."""
         total = cls()
-        for events in row:
+        for events in of_processes:
             for name, (max_ms, samples) in events.items():
                 event = total.each.setdefault(name, Event())
                 event.max_ms = max(event.max_ms, max_ms)

@@ -50,7 +50,7 @@ class SlowLog:
         return len(self._entries)
 
     def set_id_sequence(self, first: int, step: int) -> None:
-        """Use the ids `first`, `first + step`, ...; each process of a server has its own sequence."""
+        """Use the ids `first`, `first + step`, ...: each process of a server has a sequence of its own."""
         self._next_id, self._step = first, step
 
     def add(self, at_ms: int, microseconds: int, words: Sequence[bytes], address: str, name: bytes, most: int) -> None:
@@ -74,17 +74,17 @@ class SlowLog:
 
 
 def batch_entry(requests: Sequence[Sequence[bytes]]) -> Sequence[bytes]:
-    """Return one log entry for requests that were answered together: the first one, and the number of the others."""
+    """Return the log entry of a batch of requests: the first one, and the number of the others."""
     more = len(requests) - 1
     return [*requests[0], b"... (%d more requests)" % more] if more else requests[0]
 
 
 def truncated(words: Sequence[bytes], words_max: int = WORDS_MAX, bytes_max: int = WORD_BYTES_MAX) -> list[bytes]:
     """Return a request's words cut to the limits of a log."""
-    kept = list(words[:words_max])
+    first = list(words[:words_max])
     if len(words) > words_max:
-        kept[-1] = b"... (%d more arguments)" % (len(words) - words_max + 1)
-    return [_truncated(bytes(word), bytes_max) for word in kept]
+        first[-1] = b"... (%d more arguments)" % (len(words) - words_max + 1)
+    return [_truncated(bytes(word), bytes_max) for word in first]
 
 
 def _truncated(word: bytes, bytes_max: int) -> bytes:
@@ -102,19 +102,19 @@ def redacted(name: str, words: Sequence[bytes]) -> Sequence[bytes]:
         case "hello" | "migrate":
             return _without_credentials(words)
         case "config|set":
-            shown = list(words)
+            redacted_words = list(words)
             for at in range(2, len(words) - 1, 2):
                 if words[at].lower() in SECRET_SETTINGS:
-                    shown[at + 1] = REDACTED
-            return shown
+                    redacted_words[at + 1] = REDACTED
+            return redacted_words
     return words
 
 
 def _without_credentials(words: Sequence[bytes]) -> Sequence[bytes]:
     """Redact the user and the password after AUTH or AUTH2."""
-    shown = list(words)
+    redacted_words = list(words)
     for at, word in enumerate(words):
         if word.upper() in (b"AUTH", b"AUTH2"):
             for secret in range(at + 1, min(at + 3, len(words))):
-                shown[secret] = REDACTED
-    return shown
+                redacted_words[secret] = REDACTED
+    return redacted_words

@@ -39,8 +39,8 @@ SUMS = (
 class CommandStats:
     """One command's counters. A rejected call did not run (arity, NOAUTH, READONLY); a failed call replied an error.
 
-    took: a histogram of durations: the number of calls by the binary digits of their nanoseconds. Calls that were
-    answered together count with their mean.
+    took: the histogram of durations: the number of calls by the number of binary digits of their nanoseconds. Each call
+    of a batch counts with the mean of the batch.
     """
 
     calls: int = 0
@@ -70,11 +70,11 @@ class CommandStats:
 
     def percentile_ns(self, percent: float) -> float:
         """Return an estimated percentile of the durations, interpolated within a bucket of the histogram."""
-        wanted, seen = sum(self.took) * percent / 100, 0
+        rank, seen = sum(self.took) * percent / 100, 0
         for bits, count in enumerate(self.took):
-            if count and seen + count >= wanted:
+            if count and seen + count >= rank:
                 least = 1 << bits >> 1
-                return least + (wanted - seen) / count * least
+                return least + (rank - seen) / count * least
             seen += count
         return 0.0
 
@@ -110,7 +110,7 @@ class Stats:
     rounds_ns: int = 0
     rounds_per_second: float = 0.0
     rounds_ns_per_second: float = 0.0
-    # Each adds the counts of compiled code since its last call.
+    # Functions that add the counts of compiled code since their last call.
     collectors: list[Callable[[], None]] = field(default_factory=list)
     _sample: tuple[float, int, int, int, int, int] = (0.0, 0, 0, 0, 0, 0)
 
@@ -174,10 +174,10 @@ class Stats:
     def from_json(cls, row: Mapping[str, Any]) -> Self:
         """Parse the output of `to_json`."""
         commands = {name: CommandStats(**command_stats) for name, command_stats in row["commands"].items()}
-        made = cls(commands=commands, errors=Counter(row["errors"]), denied=Counter(row["denied"]))
+        stats = cls(commands=commands, errors=Counter(row["errors"]), denied=Counter(row["denied"]))
         for name in SUMS:
-            setattr(made, name, row[name])
-        return made
+            setattr(stats, name, row[name])
+        return stats
 
     def sample(self, seconds: float) -> None:
         """Compute the rates since the last sample; called about once a second."""

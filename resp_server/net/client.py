@@ -66,7 +66,7 @@ class Client:
                 f"{url!r} is not a URL of the form redis://[:password@]host[:port], or rediss://... for TLS"
             )
         if tls is not None and parts.scheme == "redis":
-            raise ClientError(f"{url!r} speaks no TLS: write rediss://, or give no TLS files")
+            raise ClientError(f"{url!r} is not a TLS URL: write rediss://, or give no TLS files")
         password = None if parts.password is None else unquote(parts.password)
         context = context_for_url(tls) if parts.scheme == "rediss" else None
         return cls(
@@ -94,7 +94,7 @@ class Client:
                 self._has_received = True
                 self._reader.feed(received)
         except OSError as error:
-            raise ClientError(f"{self.address} did not answer {words[0]}: {reason_of(error)}") from None
+            raise ClientError(f"{self.address} did not reply to {words[0]}: {reason_of(error)}") from None
         if isinstance(reply, ClientError):
             raise ClientError(f"{self.address}: {reply}")
         return reply

@@ -55,7 +55,8 @@ def raise_file_limit(clients: int) -> None:
 def listen(hosts: Sequence[str], port: int, backlog_connections: int) -> list[socket.socket]:
     """Return listening sockets for some hosts, all on one port; port 0: any free port.
 
-    Resolves names. A loopback address that the machine lacks is left out. OSError if another address cannot be bound.
+    Resolves names. A loopback address that the machine does not have is skipped. OSError if another address cannot be
+    bound.
     """
     made: list[socket.socket] = []
     for host in hosts:
@@ -146,7 +147,7 @@ class PolledListener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                log.error("no client can be let in: %s; trying again in %s s", error, ACCEPT_PAUSE_S)
+                log.error("cannot accept a connection: %s; retrying in %s s", error, ACCEPT_PAUSE_S)
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(ACCEPT_PAUSE_S, self._resume)
                 return

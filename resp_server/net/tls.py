@@ -6,7 +6,7 @@ A process has two contexts:
     client   for connections to other sparkis processes: presents the same certificate, and accepts the certificates
              that the CA signed; without a CA, only a certificate that equals its own
 
-Between sparkis processes the host name in a certificate is not checked, because addresses of servers come and go.
+Between sparkis processes the host name in a certificate is not checked, because the addresses of servers change.
 `context_for_url` does check it.
 """
 
@@ -71,12 +71,12 @@ class TlsFiles:
         """TlsError for options that contradict each other."""
         if (self.cert is None) != (self.key is None):
             lacking, given = (KEY_OPTION, CERT_OPTION) if self.key is None else (CERT_OPTION, KEY_OPTION)
-            raise TlsError(f"{given} is given and {lacking} is not: a certificate and its private key belong together")
+            raise TlsError(f"{given} needs {lacking}: give a certificate together with its private key")
         if self.auth_clients not in (None, *VERIFY_MODES):
             raise TlsError(f"{AUTH_CLIENTS_OPTION} is one of {', '.join(VERIFY_MODES)}, not {self.auth_clients!r}")
         if self.auth_clients in ("yes", "optional") and self.ca is None:
             raise TlsError(
-                f"{AUTH_CLIENTS_OPTION} {self.auth_clients} needs {CA_OPTION}, the CA that clients' certificates are of"
+                f"{AUTH_CLIENTS_OPTION} {self.auth_clients} needs {CA_OPTION}, the CA that signs clients' certificates"
             )
 
     def arguments(self) -> list[str]:
@@ -130,7 +130,7 @@ def server_files_of(options: argparse.Namespace) -> TlsFiles | None:
     if found is None:
         return None
     if found.cert is None:
-        raise TlsError(f"without {CERT_OPTION} and {KEY_OPTION} nothing here speaks TLS; give them, or no TLS options")
+        raise TlsError(f"without {CERT_OPTION} and {KEY_OPTION} there is no TLS port; give both, or no TLS options")
     server_context(found)
     return found
 
@@ -186,7 +186,7 @@ def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
     assert files.cert is not None and files.key is not None
 
     def no_password() -> str:
-        raise TlsError(f"{KEY_OPTION} {files.key} is encrypted; give one that is not: openssl pkey -in ... -out ...")
+        raise TlsError(f"{KEY_OPTION} {files.key} is encrypted; give an unencrypted one: openssl pkey -in ... -out ...")
 
     _read(CERT_OPTION, files.cert, CERTIFICATE_BEGINS)
     _read(KEY_OPTION, files.key, KEY_ENDS)
@@ -195,12 +195,12 @@ def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
     except ssl.SSLError as error:
         if error.reason in KEY_MISMATCHES:
             raise TlsError(
-                f"{KEY_OPTION} {files.key} is not the key of {CERT_OPTION} {files.cert}; give the key that the "
-                "certificate was made for, and in that file the server's certificate before those of its chain"
+                f"{KEY_OPTION} {files.key} does not match {CERT_OPTION} {files.cert}; give the key of that "
+                "certificate; in the certificate file, put the server's certificate before its chain"
             ) from None
         raise TlsError(
             f"{CERT_OPTION} {files.cert} and {KEY_OPTION} {files.key} cannot be used: {error.reason or error}; "
-            "both have to be PEM files, as openssl writes them"
+            "both must be PEM files"
         ) from None
 
 
@@ -220,7 +220,7 @@ def _read(option: str, path: str, sign: str) -> str:
             f"{option} {path}: {error.strerror}; give the path of a PEM file that user {os.geteuid()} can read"
         ) from None
     if sign not in text:
-        raise TlsError(f"{option} {path} is not what it has to be: there is no {sign!r} in it; give a PEM file")
+        raise TlsError(f"{option} {path} is not a PEM file with {sign!r}; give a PEM file")
     return text
 
 
@@ -254,7 +254,7 @@ class Certificates:
         self._server = server
 
     def _stamps(self) -> list[tuple[int, ...] | None]:
-        """Return (mtime, size, inode) of each file, which differ once it was replaced; None for a missing one."""
+        """Return (mtime, size, inode) of each file, to detect a change; None for a missing file."""
         seen: list[tuple[int, ...] | None] = []
         for path in (self._files.cert, self._files.key, self._files.ca):
             try:
@@ -272,9 +272,9 @@ class Certificates:
         try:
             self._read()
         except TlsError as error:
-            logger.error("%s; going on with what was there before", error)
+            logger.error("%s; the earlier files stay in use", error)
         else:
-            logger.info("read the certificate again")
+            logger.info("reloaded the TLS files")
 
 
 def certificates_of(files: TlsFiles | None) -> Certificates | None:
@@ -314,7 +314,7 @@ async def accept_tls(
             poller.add_encrypted(client, protocol(), *secured)
     except OSError as error:  # includes ssl.SSLError
         level = logging.INFO if isinstance(error, ssl.SSLError) else logging.DEBUG
-        logger.log(level, "a client was not taken in: %s", reason_of(error))
+        logger.log(level, "a client's TLS handshake failed: %s", reason_of(error))
         client.close()
         return False
     except asyncio.CancelledError:
@@ -345,7 +345,7 @@ async def _handshake(
         if not is_done:
             received = await loop.sock_recv(client, HANDSHAKE_BYTES)
             if not received:
-                raise ConnectionResetError("it closed the connection within its handshake")
+                raise ConnectionResetError("it closed the connection during the handshake")
             incoming.write(received)
     return tls, incoming, outgoing
 
@@ -353,7 +353,7 @@ async def _handshake(
 class TlsListener:
     """Accepts the TLS connections of a listening socket. Runs on the event loop's thread.
 
-    asyncio's own servers use one context for ever; here each connection gets the current one.
+    asyncio's own servers never change their context; here each connection gets the current one.
 
     take: does the handshake on an accepted socket; returns whether it succeeded.
     has_room: gets the number of handshakes in progress; returns False if a new connection is to be closed.
@@ -393,7 +393,7 @@ class TlsListener:
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:
-                logger.error("cannot take a connection: %s; trying again in %s s", error.strerror, ACCEPT_PAUSE_S)
+                logger.error("cannot accept a connection: %s; retrying in %s s", error.strerror, ACCEPT_PAUSE_S)
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(ACCEPT_PAUSE_S, self._listen)
                 return

@@ -18,7 +18,7 @@ DOUBLE = re.compile(
 # Smaller numbers lose digits; strtod sets ERANGE for them.
 NORMAL_MIN = 2.0**-1022
 # Integers up to this one are written with all their digits.
-WHOLE_MAX = 2.0**62
+INTEGER_MAX = 2.0**62
 
 
 class Double(NamedTuple):
@@ -60,7 +60,7 @@ def strict_double(word: bytes) -> float | None:
 
 def double_text(number: float) -> bytes:
     """Return the shortest text that parses to the same number; integers in full: `3`, `1.5`, `-inf`, `1e+30`."""
-    if -WHOLE_MAX <= number <= WHOLE_MAX and number == (whole := int(number)) and whole:
+    if -INTEGER_MAX <= number <= INTEGER_MAX and number == (whole := int(number)) and whole:
         return b"%d" % whole
     text = repr(number)
     if "n" in text or 1e-3 <= abs(number) < 1e4:
@@ -73,11 +73,11 @@ def _fpconv_text(text: str) -> bytes:
     sign, text = ("-", text[1:]) if text[0] == "-" else ("", text)
     mantissa, _, exponent = text.partition("e")
     before, _, after = mantissa.partition(".")
-    written = (before + after).lstrip("0")
-    digits = written.rstrip("0")
+    all_digits = (before + after).lstrip("0")
+    digits = all_digits.rstrip("0")
     if not digits:
         return f"{sign}0".encode()
-    scale = int(exponent or 0) - len(after) + len(written) - len(digits)
+    scale = int(exponent or 0) - len(after) + len(all_digits) - len(digits)
     power = scale + len(digits) - 1  # of the first digit
     if scale >= 0 and power < len(digits) + 7:
         return f"{sign}{digits}{'0' * scale}".encode()

@@ -187,7 +187,7 @@ def _one_line(text: str) -> bytes:
 
 
 def client_text(word: bytes) -> str:
-    """Return a client's word for use in a text."""
+    """Return a client's word as text for a message."""
     return _c_text(word).decode("utf-8", "surrogateescape")
 
 
@@ -229,7 +229,7 @@ def unknown_subcommand(container: str, word: bytes) -> PlainError:
 
 
 def wrong_subcommand(container: str, word: bytes) -> PlainError:
-    """Return the error for too many arguments of a subcommand that takes some or none; `word` is it, as typed."""
+    """Return the error for too many arguments of a subcommand; `word` is its name as typed."""
     name = client_text(word[:ECHO_BYTES_MAX])
     return PlainError(f"unknown subcommand or wrong number of arguments for '{name}'. Try {container.upper()} HELP.")
 
@@ -246,7 +246,7 @@ def cluster_disabled() -> PlainError:
 
 def cluster_is_static(name: str) -> PlainError:
     """Return a node's error for a command that would change the cluster."""
-    return PlainError(f"command '{name}' is not served by sparkis: its nodes are told a topology and never change it")
+    return PlainError(f"command '{name}' is not served by sparkis: a node does not change its topology")
 
 
 def internal_error(error: BaseException) -> PlainError:

@@ -114,33 +114,33 @@ class FirstOf:
 
 @dataclass
 class Sliced:
-    """A reply that is made in steps, so that it neither blocks the event loop nor has to be in memory at once.
+    """A reply that is computed in steps, so that it neither blocks the event loop nor has to be in memory at once.
 
     parts    each part is one step of well below a millisecond; a part that is LongItems becomes several steps
     release  called once at the end, also at an early end
     shape    list, dict, ReplySet: the parts contain the items (dict: key, value, key, ...). Pairs: the parts are Pairs,
              or LongItems of LongPairs. int: the parts contain numbers; the reply is their sum. FirstOf: the reply is
              the first item. Frames: the parts contain complete replies, sent after the last part
-    count    the number of items or pairs, or an iterator of numbers whose sum it is: the reply is sent while it is
-             made. None: it is sent when it is complete
-    acts     making the reply has an effect, so it is made even if the client wants no reply
+    count    the number of items or pairs, or an iterator of numbers whose sum it is: the reply is sent while it
+             is computed. None: it is sent when it is complete
+    has_effect  computing the reply has an effect, so it is computed even if its reply is suppressed
     """
 
     parts: Iterator[Sequence[Reply]]
     release: Callable[[], None]
     shape: type = list
     count: int | Iterator[int] | None = None
-    # Called after the last step with the nanoseconds that all steps took.
+    # Called after the last step with the total time of the steps.
     on_finished: Callable[[int], None] = lambda nanoseconds: None
     has_effect: bool = False
     is_silent: bool = False
 
 
 class Pending:
-    """A reply that needs answers of other processes first. The client's next requests wait for it.
+    """A reply that depends on responses of other processes. The client's next requests wait for it.
 
-    `resolve` provides the reply, at once or later; only its first call counts. After `seconds_max`, `on_timeout` makes
-    the reply, or raises.
+    `resolve` provides the reply, at once or later; only its first call counts. After `seconds_max`, `on_timeout`
+    returns the reply, or raises.
     """
 
     def __init__(self, seconds_max: float, on_timeout: Callable[[], Reply]) -> None:
@@ -150,7 +150,7 @@ class Pending:
         self._wake: Callable[[], object] | None = None
 
     def resolve(self, make: Callable[[], Reply]) -> None:
-        """Set the function that makes the reply, or raises. Only the first call counts."""
+        """Set the function that returns the reply, or raises. Only the first call counts."""
         if self.is_resolved:
             return
         self.is_resolved = True
@@ -159,7 +159,7 @@ class Pending:
             self._wake()
 
     def when_resolved(self, wake: Callable[[], object] | None) -> None:
-        """Set the function that `resolve` calls; None: no client waits any more."""
+        """Set the function that `resolve` calls; None: the client no longer waits."""
         self._wake = wake
 
 
@@ -262,7 +262,7 @@ def _write_rare(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
         case ReplyError():
             out.append(b"-%b\r\n" % reply.line)
         case _:
-            raise TypeError(f"a command returned {type(reply).__name__}, which is no reply")
+            raise TypeError(f"a command returned {type(reply).__name__}, which is not a reply value")
 
 
 # After so many bytes of available items, a step ends (guess).
@@ -304,7 +304,7 @@ class SlicedEncoder:
         self.is_done = False
 
     def step(self) -> bytes:
-        """Make the next part, and return the bytes that can be sent now, which may be none.
+        """Compute the next part, and return the bytes that can be sent now, which may be none.
 
         Exceptions of a part are raised here; before `has_started` the reply can still be an error.
         """
@@ -414,5 +414,5 @@ class SlicedEncoder:
             self._count = self._items // per_count
             self._is_last, self.is_done = True, not self._buffered
         elif self._items != cast(int, self._count) * per_count:
-            raise RuntimeError(f"a sliced reply promised {self._count} items and made {self._items}")
+            raise RuntimeError(f"a sliced reply announced {self._count} items and has {self._items}")
         return self._start()

@@ -80,7 +80,7 @@ class RequestParser:
     is_restricted: the client has not authenticated yet. `feed` returns one request at a time, because executing it may
     lift the restriction.
     in_portions: `feed` works for a bounded time, and may return no request.
-    has_more: call `feed(b"")` for the requests that are still buffered.
+    has_more: more requests are buffered; call `feed(b"")` for them.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class RequestParser:
             raise ProtocolError("unauthenticated multibulk length")
         self._missing = max(0, count)
         if count > PORTION_WORDS:
-            self._arguments = LongRequest((), 0)  # made here, because copying a million words later would take 7 ms
+            self._arguments = LongRequest((), 0)  # chosen here, because copying a million words later would take 7 ms
         return end + 2
 
     def _argument(self, data: bytes, at: int, requests: list[Request]) -> int:
@@ -268,8 +268,8 @@ def split_requests(data: bytes) -> tuple[list[Request], bytes]:
     if stride == last and count:  # a single request: skip the work for several
         texts = parts[2::2]
         return ([texts], parts[last]) if parts[1:last:2] == _length_lines(texts) else ([], data)
-    heads = parts[: last - last % stride : stride]
-    equal_count = len(heads) if heads.count(parts[0]) == len(heads) else _count_equal(heads)
+    count_lines = parts[: last - last % stride : stride]
+    equal_count = len(count_lines) if count_lines.count(parts[0]) == len(count_lines) else _count_equal(count_lines)
     if not count or not equal_count:
         return [], data
     end = equal_count * stride
@@ -320,7 +320,7 @@ def _length_lines(texts: Sequence[bytes]) -> list[bytes]:
 
 
 def _count_equal(lines: Sequence[bytes]) -> int:
-    """Return the number of lines at the front that equal the first."""
+    """Return the number of lines at the front that equal the first one."""
     return next((at for at, line in enumerate(lines) if line != lines[0]), len(lines))
 
 

@@ -1,4 +1,4 @@
-"""STATE FOLLOW: the epochs and topology that a following connection was sent, and the pushes about newer ones.
+"""STATE FOLLOW: the epochs and topology that were sent to a following connection, and the pushes about newer ones.
 
     >4 epoch <job> <term> <epoch>      readable from now on; -1 and -1 for a removed job
     >2 topology <version>
@@ -15,12 +15,12 @@ from typing import TypeAlias
 
 from resp_server.protocol.replies import Push, Reply, encode
 
-# A job's term and epoch. Their order is that of the job's log, over its generations too.
+# A job's (term, epoch). They are ordered as in the job's log, also across generations.
 JobEpoch = tuple[int, int]
 
-# The reached epoch of each job. Never mutated: a newer one is another object.
+# The newest epoch of each job. Never mutated: newer epochs are another object.
 Epochs: TypeAlias = Mapping[str, JobEpoch]
-# The distinct epochs that the parts of a reply are from.
+# The distinct `Epochs` that the parts of a reply were read at.
 ReplyEpochs: TypeAlias = tuple[Epochs, ...]
 
 REMOVED: JobEpoch = (-1, -1)
@@ -35,7 +35,7 @@ def latest(first: Epochs, second: Epochs) -> Epochs:
 
 
 class SeenEpochs:
-    """The newest epochs that a client got replies from; mostly the same object as before."""
+    """The newest epochs of the replies that a client has received."""
 
     __slots__ = ("_last", "epochs")
 
@@ -43,22 +43,22 @@ class SeenEpochs:
         self.epochs = EMPTY_EPOCHS
         self._last = NO_EPOCHS
 
-    def add(self, pushes: ReplyEpochs) -> None:
+    def add(self, epochs: ReplyEpochs) -> None:
         """Add the epochs of a reply."""
-        if pushes is not self._last:
-            self._last = pushes
-            for each in pushes:
+        if epochs is not self._last:  # mostly the same object as before
+            self._last = epochs
+            for each in epochs:
                 self.epochs = each if self.epochs is EMPTY_EPOCHS else latest(self.epochs, each)
 
 
-# The size of unsent changed keys, each with an overhead (guess). Beyond this, any key counts as changed.
+# The limit of unsent changed keys, each with an overhead (guess). Beyond it, all keys count as changed.
 CHANGED_BYTES_MAX = 1 << 20
 KEY_OVERHEAD_BYTES = 64
 NEVER_SENT = -1
 
 
 class EpochFeed:
-    """One connection's sent epochs and pending pushes. change_counter: that of the server at the last push."""
+    """One connection's sent epochs and pending pushes. change_counter: the server's counter at the last push."""
 
     def __init__(self) -> None:
         self.change_counter = NEVER_SENT
@@ -77,7 +77,7 @@ class EpochFeed:
             self._changed += keys
 
     def pushes_around_reply(self, jobs: Mapping[str, JobEpoch | None], version: int) -> bytes:
-        """Return pending pushes before a reply in steps; their changed keys are sent again after that reply."""
+        """Return the pushes to send before a sliced reply; their changed keys are sent again after that reply."""
         changed = self._changed
         pushes = self.pending_pushes(jobs, version)
         if changed is None or changed:
@@ -86,7 +86,7 @@ class EpochFeed:
         return pushes
 
     def pending_pushes(self, jobs: Mapping[str, JobEpoch | None], version: int) -> bytes:
-        """Return pending pushes and mark them sent. jobs: the reached epoch of each; None: the job has no epoch yet."""
+        """Return pending pushes and mark them sent. jobs: the newest epoch of each; None: the job has no epoch yet."""
         pushes: list[Reply] = []
         if self._changed is None or self._changed:
             pushes.append(Push((b"changed", None if self._changed is None else encode(self._changed, 2))))

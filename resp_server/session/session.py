@@ -55,13 +55,13 @@ class Account(Protocol):
 class Session:
     """The state of one client's connection.
 
-    user: decides what the client may do. default_user: the user of a new connection.
+    user: has the client's rights. default_user: the user of a new connection.
 
     is_plain: the fast path may answer. The client is authenticated as an unrestricted user, in database 0, and not
     closing; its replies are on; it has no transaction, subscription or tracking; and this server does not redirect it
     (a replica in a cluster redirects clients until they send READONLY). is_usual: the same, but the user may be
-    restricted, and the client may track. is_observed: no connection may use the fast path, as each request is
-    monitored, timed or paused by itself.
+    restricted, and the client may track. is_observed: the fast path is off for all connections, because requests are
+    monitored, timed or paused individually.
     """
 
     def __init__(self, session_id: int, address: str, local_address: str, default_user: Account, now_ms: int) -> None:
@@ -84,7 +84,7 @@ class Session:
         self.is_monitor = False
         self.is_paused = False  # by CLIENT PAUSE
         self.reply_mode = ReplyMode.ON
-        # For a proxy, whose servers may be an epoch apart.
+        # For a proxy: its servers may be an epoch apart.
         self.seen = SeenEpochs()
         self.restart()
 
@@ -97,7 +97,7 @@ class Session:
         self.name = b""
         self.is_readonly = False
         self.epoch_feed: EpochFeed | None = None
-        # A CLIENT REPLY SKIP suppresses RESET's reply as any other.
+        # CLIENT REPLY SKIP suppresses RESET's reply, too.
         self.reply_mode = ReplyMode.SKIP if self.reply_mode is ReplyMode.SKIP else ReplyMode.ON
         self.end_transaction()
 
@@ -149,7 +149,7 @@ class Session:
         self._settle()
 
     def close(self) -> None:
-        """Answer nothing more; the connection ends once all replies are sent."""
+        """Process no more requests; the connection ends once all replies are sent."""
         self.is_closing = True
         self._settle()
 
@@ -178,7 +178,7 @@ class Session:
         self._settle()
 
     def observe(self, is_observed: bool) -> None:
-        """Set whether each request is monitored, timed or paused by itself."""
+        """Set whether each request is monitored, timed or paused individually."""
         self.is_observed = is_observed
         self._settle()
 

@@ -85,13 +85,13 @@ def check_name(name: bytes) -> None:
 
 
 def subscription_reply(verb: bytes, name: bytes | None, count: int, protocol: int) -> bytes:
-    """Return the reply to SUBSCRIBE and the like for one channel."""
+    """Return the reply to SUBSCRIBE or UNSUBSCRIBE of any kind, for one channel."""
     mark = b">" if protocol >= 3 else b"*"
     if name is None:
-        shown = b"_\r\n" if protocol >= 3 else b"$-1\r\n"
+        encoded = b"_\r\n" if protocol >= 3 else b"$-1\r\n"
     else:
-        shown = b"$%d\r\n%b\r\n" % (len(name), name)
-    return b"%b3\r\n$%d\r\n%b\r\n%b:%d\r\n" % (mark, len(verb), verb, shown, count)
+        encoded = b"$%d\r\n%b\r\n" % (len(name), name)
+    return b"%b3\r\n$%d\r\n%b\r\n%b:%d\r\n" % (mark, len(verb), verb, encoded, count)
 
 
 def message(kind: SubscriptionKind, pattern: bytes, channel: bytes, text: bytes, protocol: int) -> bytes:

@@ -16,7 +16,8 @@ from typing import Protocol
 PUSH = b">2\r\n$10\r\ninvalidate\r\n"
 MESSAGE = b"*3\r\n$7\r\nmessage\r\n$20\r\n__redis__:invalidate\r\n"
 
-# The size of a client's pending invalidations, mostly shared with others (guess). Beyond this, all is invalidated.
+# The limit of a client's pending invalidations, mostly shared with other clients (guess). Beyond it, everything is
+# invalidated.
 PENDING_BYTES_MAX = 1 << 20
 
 
@@ -64,8 +65,8 @@ class TrackingState:
 
     user: returns the client's user; None may read all keys. redirect: the session id of the redirect target; 0: none.
     is_caching_set: the last command was CLIENT CACHING. is_broken: the redirect target has disconnected. is_relayed:
-    some invalidations are on their way to a redirect target at another process. pending: not sent yet. resend: sent
-    once, to be sent again after the current reply.
+    invalidations are being relayed to a redirect target at another process. pending: not sent yet. resend: sent once,
+    and sent again after the current reply.
     """
 
     def __init__(self, session_id: int = 0, user: Callable[[], KeyReadRights | None] = lambda: None) -> None:
@@ -105,7 +106,7 @@ class TrackingState:
             self.pending.append(invalidation)
 
     def take(self, *, is_within: bool) -> Sequence[Invalidation]:
-        """Return the invalidations to send now. is_within: within a reply, after which they are sent once more."""
+        """Return the invalidations to send now. is_within: before or during a reply; they are sent again after it."""
         if not is_within:
             taken, self.pending, self.resend, self._pending_bytes = self.resend + self.pending, [], [], 0
             return taken

@@ -43,7 +43,7 @@ class Transaction:
 
 
 class Mark(NamedTuple):
-    """A watched key's digest and epoch (see `resp_server.execution.watch`)."""
+    """A watched key's digest and epoch (see `execution.watch`). covers_value: the digest covers the key's value."""
 
     lineage: str
     epoch: int
@@ -60,7 +60,7 @@ class Mark(NamedTuple):
         """Parse `text`; PlainError if it is no mark."""
         words = text.decode("utf-8", "replace").split(" ", 3)
         if len(words) != 4 or not words[0].lstrip("-").isdecimal() or words[1] not in ("0", "1"):
-            raise PlainError("a mark is what STATE MARK answers, as it is")
+            raise PlainError("a mark is the unchanged reply of STATE MARK")
         return cls(words[3], int(words[0]), words[2], words[1] == "1")
 
 

@@ -71,7 +71,7 @@ class Proxy(LoopThread):
             dispatcher=lambda server: ProxyDispatcher(server, self.applications),
             connection=ProxyConnection,
         )
-        self.server.context.upstreams = self.applications.facts
+        self.server.context.upstreams = self.applications.info_fields
         self.relay: PubsubRelay = connect_pubsub(self.applications, self.server.context)
         self.applications.start()
         self.cluster.apply_topology(topology, "the test")

@@ -119,17 +119,17 @@ def test_files_of_no_use_are_named_with_their_option(authority: Authority, tmp_p
     for wrong, told in (
         (TlsFiles(str(tmp_path / "none"), key), f"--tls-cert-file {tmp_path}/none: No such file or directory; give"),
         (TlsFiles(str(tmp_path), key), f"--tls-cert-file {tmp_path}: Is a directory"),
-        (TlsFiles(key, key), f"--tls-cert-file {key} is not what it has to be"),
-        (TlsFiles(cert, cert), f"--tls-key-file {cert} is not what it has to be"),
-        (TlsFiles(cert, other), f"--tls-key-file {other} is not the key of --tls-cert-file {cert}"),
+        (TlsFiles(key, key), f"--tls-cert-file {key} is not a PEM file with"),
+        (TlsFiles(cert, cert), f"--tls-key-file {cert} is not a PEM file with"),
+        (TlsFiles(cert, other), f"--tls-key-file {other} does not match --tls-cert-file {cert}"),
         (
             TlsFiles(cert, str(of_another_kind)),
-            f"--tls-key-file {of_another_kind} is not the key of --tls-cert-file {cert}",
+            f"--tls-key-file {of_another_kind} does not match --tls-cert-file {cert}",
         ),
         (TlsFiles(cert, str(encrypted)), f"--tls-key-file {encrypted} is encrypted"),
         (TlsFiles(str(torn), key), f"--tls-cert-file {torn} and --tls-key-file {key} cannot be used"),
         (TlsFiles(cert, key, str(torn)), f"--tls-ca-cert-file {torn} cannot be used"),
-        (TlsFiles(cert, key, key), f"--tls-ca-cert-file {key} is not what it has to be"),
+        (TlsFiles(cert, key, key), f"--tls-ca-cert-file {key} is not a PEM file with"),
     ):
         with pytest.raises(TlsError) as refused:
             server_context(wrong)
@@ -152,7 +152,7 @@ def test_files_are_read_again_when_they_change_and_kept_where_the_new_ones_are_o
     with caplog.at_level(logging.ERROR):
         assert [certificates.for_client() for _ in range(3)] == 3 * [after[0]]
     (told,) = caplog.messages
-    assert str(cert) in told and told.endswith("going on with what was there before")
+    assert str(cert) in told and told.endswith("the earlier files stay in use")
 
     authority.issue("changing")
     assert certificates.for_client() is not after[0]
