@@ -5,9 +5,9 @@
         {"host": "10.0.0.2", "port": 7379, "slots": "8192-16383"},
         {"host": "10.0.0.3", "port": 7379, "replica_of": "10.0.0.1:7379"}]}
 
-`host` and `port` are the address that clients connect to, whatever a server listens on. `id` is optional, 40 hex digits
-as in Redis; by default it is derived from the address. `replica_of` names another node by its id or address. `health`
-is `online` by default. Slots without an owner are allowed.
+`host` and `port` are the address that clients connect to; a server may listen on another one. `id` is optional, 40 hex
+digits as in Redis; by default it is derived from the address. `replica_of` names another node by its id or address.
+`health` is `online` by default. Slots without an owner are allowed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True)
 class Node:
-    """One server as clients see it. A replica has no slots of its own: it answers its master's."""
+    """One server as clients see it. A replica has no slots of its own: it answers for its master's slots."""
 
     id: str
     host: str
@@ -113,7 +113,9 @@ class Topology:
             if name in (node.id, node.address):
                 return node
         addresses = ", ".join(node.address for node in self.nodes[:5])
-        raise TopologyError(f"no node {name!r} in version {self.version} of the topology; there are {addresses} ...")
+        raise TopologyError(
+            f"no node {name!r} in version {self.version} of the topology; its nodes include {addresses}"
+        )
 
     @cached_property
     def by_id(self) -> Mapping[str, Node]:
@@ -156,12 +158,14 @@ class Topology:
         master = self.by_id.get(node.replica_of)
         if master is None:
             raise TopologyError(
-                f"node {node.address} is a replica of {node.replica_of}, which is no node's id or address"
+                f"node {node.address} is a replica of {node.replica_of}, which is not the id or address of a node"
             )
         if master.is_replica:
             raise TopologyError(f"node {node.address} is a replica of {master.address}, which is a replica itself")
         if node.slots:
-            raise TopologyError(f"node {node.address} is a replica and has slots {node.slots}; it answers its master's")
+            raise TopologyError(
+                f"node {node.address} is a replica and has slots {node.slots}; a replica has the slots of its master"
+            )
 
     def _check_owners(self) -> None:
         assigned = NONE
@@ -205,10 +209,10 @@ def _node(number: int, row: Any) -> Node:
         node_id = hashlib.sha1(f"{host}:{port}".encode(), usedforsecurity=False).hexdigest()
     elif not NODE_ID.fullmatch(node_id):
         raise TopologyError(
-            f"{subject}: id {node_id!r:.80} is not 40 hex digits in lower case; leave it out to have one made"
+            f"{subject}: id {node_id!r:.80} is not 40 hex digits in lower case; leave it out to use a derived id"
         )
     if health is not None and health not in list(Health):
-        raise TopologyError(f"{subject}: health {health!r:.80} is none of {', '.join(Health)}")
+        raise TopologyError(f"{subject}: health {health!r:.80} is not one of {', '.join(Health)}")
     try:
         groups = KeyGroups.parse(slots or "")
     except KeyGroupsError as error:
@@ -224,9 +228,9 @@ def _check_host(subject: str, host: str) -> None:
         # A malformed IPv4 address is no host name either.
         if HOST_NAME.fullmatch(host) and not re.fullmatch(r"[0-9.]+", host):
             return
-        raise TopologyError(f"{subject}: host {host!r:.80} is neither an IP address nor a host's name") from None
+        raise TopologyError(f"{subject}: host {host!r:.80} is neither an IP address nor a host name") from None
     if address.is_unspecified:
-        raise TopologyError(f"{subject}: host {host} is one to listen on; give the address that clients connect to")
+        raise TopologyError(f"{subject}: host {host} is a wildcard address; give the address that clients connect to")
 
 
 def _with_master_id(node: Node, ids: Mapping[str, str]) -> Node:

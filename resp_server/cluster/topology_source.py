@@ -1,4 +1,4 @@
-"""The sources of a server's topology: a file that is read again and again, or the registry's client."""
+"""The sources of a server's topology: a polled file, or the registry's client."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from resp_server.cluster.topology import Topology, TopologyError
 logger = logging.getLogger("sparkis.server")
 
 FILE_BYTES_MAX = 1 << 20
-# How long a change of the file goes unseen (guess: faster than a person who has just written it checks).
+# The interval of polling the file (guess: shorter than a person takes to check after writing it).
 POLL_S = 0.5
 
 
 class TopologyTarget(Protocol):
-    """Serves clients by a topology: this process, or worker processes."""
+    """Serves clients according to a topology: this process, or worker processes."""
 
     def set_topology(self, topology: Topology, node_id: str) -> None:
         """Serve as this node of the topology from now on. The topology has the node."""
@@ -27,7 +27,7 @@ class TopologySink(Protocol):
     """Receives topologies."""
 
     def take(self, topology: Topology, name: str) -> None:
-        """Serve a topology as its node with an id or an address; TopologyError leaves the present one in place."""
+        """Serve a topology as the node with an id or an address; TopologyError: the current topology stays."""
 
 
 class TopologySource:
@@ -39,7 +39,7 @@ class TopologySource:
         self._node_id = ""
 
     def take(self, topology: Topology, name: str) -> None:
-        """Serve a topology as its node with an id or an address; TopologyError leaves the present one in place."""
+        """Serve a topology as the node with an id or an address; TopologyError: the current topology stays."""
         node = topology.node(name)
         current = self._topology
         if current is not None:
@@ -47,8 +47,8 @@ class TopologySource:
                 return
             if topology.version <= current.version:
                 raise TopologyError(
-                    f"version {topology.version} of the topology is refused: version {current.version} is served, with "
-                    "another content; give a new topology a higher version"
+                    f"version {topology.version} of the topology is refused: the current version is "
+                    f"{current.version}, with other content; give a new topology a higher version"
                 )
         self._server.set_topology(topology, node.id)
         self._topology, self._node_id = topology, node.id
@@ -84,10 +84,10 @@ class TopologyFile:
             raise TopologyError(f"--cluster {self._path}: {error}") from None
 
     async def follow(self) -> None:
-        """Read the file again and again; a bad content is logged, and the topology before stays."""
+        """Poll the file; invalid content is logged, and the current topology stays."""
         while True:
             await asyncio.sleep(POLL_S)
             try:
                 self.read()
             except TopologyError as error:
-                logger.error("%s; the topology before stays in place", error)
+                logger.error("%s; the current topology stays in use", error)

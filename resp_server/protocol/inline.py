@@ -61,7 +61,7 @@ def _quoted(line: bytes, at: int, quote: bytes, word: bytearray) -> int:
 
 
 def _unescape_double(line: bytes, at: int) -> tuple[bytes, int]:
-    r"""Return the byte of an escape such as `\x41` or `\n`, and the escape's length. A backslash at the line's end is itself."""
+    r"""Return the byte of an escape such as `\x41` or `\n`, and the escape's length."""
     if line[at + 1 : at + 2] == b"x" and len(line) > at + 3 and line[at + 2] in HEX and line[at + 3] in HEX:
         return bytes([int(line[at + 2 : at + 4], 16)]), 4
     escaped = line[at + 1 : at + 2]

@@ -45,7 +45,7 @@ class Peer(asyncio.Protocol):
         self._is_full = False
 
     def send(self, packed: bytes) -> None:
-        """Send now, or once connected; drop if too much waits, or if the last attempt to connect just failed."""
+        """Send now, or once connected; drop if too much is unsent, or if the last attempt to connect just failed."""
         transport = self._transport
         waiting_bytes = self._buffered_bytes if transport is None else transport.get_write_buffer_size()
         is_full = waiting_bytes + len(packed) > WAITING_BYTES_MAX
@@ -73,7 +73,7 @@ class Peer(asyncio.Protocol):
             logger.warning(
                 "clients' messages cannot be forwarded to %s: %s",
                 self._address,
-                reason_of(error) or "it does not answer",
+                reason_of(error) or "it does not reply",
             )
         else:
             self._transport = transport

@@ -1,8 +1,8 @@
 """Sends pending invalidations to clients that track keys, or to the clients that they redirect to.
 
 Sending goes in short steps, so that a thousand tracking clients do not delay other clients. If the redirect target is
-connected to another process of this server, that process sends them. Little is relayed at a time; the rest stays
-pending.
+connected to another process of this server, that process sends them. The amount relayed at a time is limited; the rest
+stays pending.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class InvalidationSender:
                 target.push(frames)
 
     def _relay(self, client: TrackingState) -> None:
-        """Relay them to the process that the redirect target is connected to."""
+        """Relay a client's invalidations to the process that its redirect target is connected to."""
         if self._host.peers is None:
             client.take(is_within=False)
             self._break(client)
@@ -110,18 +110,18 @@ class InvalidationSender:
         pending = client.take(is_within=False)
         size = sum(each.bytes for each in pending)
 
-        def answered(answers: Sequence[bool]) -> None:
+        def on_responses(responses: Sequence[bool]) -> None:
             client.is_relayed = False
             self._relayed -= 1
             self._relayed_bytes -= size
-            if not any(answers):
+            if not any(responses):
                 self._break(client)
 
         client.is_relayed = True
         self._relayed += 1
         self._relayed_bytes += size
         argument = {"id": client.redirect, "invalidations": [_to_json(each) for each in pending]}
-        self._host.peers.query(RELAY, argument, answered)
+        self._host.peers.query(RELAY, argument, on_responses)
 
     def _break(self, client: TrackingState) -> None:
         """Notify a RESP3 client that its redirect target has disconnected, as Redis does."""

@@ -1,11 +1,11 @@
-"""The messages that a server publishes itself: keyspace notifications, and one channel for each job's epochs.
+"""The messages that a server itself publishes: keyspace notifications, and one channel for each job's epochs.
 
     __keyspace@0__:<key>      <event>      for each event of a key, if the enabled classes have K
     __keyevent@0__:<event>    <key>        after it, if they have E
     __sparkis__:epoch:<job>   {"job": "<job>", "term": 1, "epoch": 7}
 
-While notifications are enabled, appliers keep the events of each key in the store (`key_events`). They are read from
-the view that answers clients, so that no message is ahead of the readable epoch.
+While notifications are enabled, appliers store the events of each key (`key_events`). The events are read from the view
+that answers clients, so no message is ahead of the readable epoch.
 
 Messages are sent in batches. Between batches the server waits a bounded time for slow subscribers. After that their
 messages stay in the output buffer, up to the limit at which a client is cut. A subscriber is also cut if the store
@@ -43,11 +43,11 @@ logger = logging.getLogger("sparkis.server")
 KEYSPACE, KEYEVENT = b"__keyspace@0__:", b"__keyevent@0__:"
 EPOCH = OWN_CHANNELS + b"epoch:"
 
-# Expired keys are removed about once a second without a signal, so the view is polled this often (guess).
+# Nothing signals that expired keys were removed, about once a second, so the view is polled (guess).
 POLL_S = 0.1
-# How long messages are built before other clients get a turn.
+# The time for building messages before other clients get a turn.
 SLICE_NS = 2_000_000
-# How long to wait for subscribers whose output exceeds `output_pause_bytes`.
+# The longest wait for subscribers whose output exceeds `output_pause_bytes`.
 SLOW_CLIENT_WAIT_S = 1.0
 SLOW_CLIENT_POLL_S = 0.01
 
@@ -62,7 +62,7 @@ class Event(NamedTuple):
     """The name of an event in Redis, and its class."""
 
     name: bytes
-    of: int
+    event_class: int
 
 
 EVENTS: Mapping[int, Event] = {
@@ -105,10 +105,12 @@ def letters_of(classes: int) -> str:
 
 
 def shown_letters(letters: str) -> str:
-    """Return letters as CONFIG GET shows them: `A` hides `n`."""
+    """Return letters as CONFIG GET renders them: with `A`, `n` is left out."""
     classes = classes_of(letters)
-    alone = "A" if classes & ALL == ALL else "".join(each for each in ALL_CLASSES + "n" if classes & CLASSES[each])
-    return alone + "".join(each for each in "KEm" if classes & CLASSES[each])
+    classes_text = (
+        "A" if classes & ALL == ALL else "".join(each for each in ALL_CLASSES + "n" if classes & CLASSES[each])
+    )
+    return classes_text + "".join(each for each in "KEm" if classes & CLASSES[each])
 
 
 def enables_messages(classes: int) -> bool:
@@ -167,7 +169,7 @@ class Notifications:
         self._too_slow: set[Session] = set()
         self._enabled_classes = self._classes  # by anybody
         self._is_needed = self.is_needed
-        # Called when appliers have to start or stop keeping events of keys.
+        # Called when appliers have to start or stop storing the events of keys.
         self.on_demand_change: Callable[[bool], None] = lambda is_needed: None
 
     # -- enabled classes ---------------------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ class Notifications:
     # -- polling ------------------------------------------------------------------------------------------------------
 
     def _subscriptions_changed(self, kind: SubscriptionKind, name: bytes) -> None:
-        """Update the listened-to names: this one got its first subscriber, or lost its last one."""
+        """Update `_listeners`: a name got its first subscriber, or lost its last one."""
         if kind is not SubscriptionKind.SHARD and may_match_notifications(kind, name):
             if name in self._hub.names(kind):
                 self._listeners[kind, name] = None
@@ -309,11 +311,11 @@ class Notifications:
         return snapshot.events(serial) if serial < stored.next else None
 
     def _cut_listeners(self) -> None:
-        """Cut all listeners, as they would miss events: they reconnect and read again."""
+        """Disconnect all listeners, because they would miss events; they reconnect and read again."""
         for kind, name in list(self._listeners):
             for session in self._hub.sessions(kind, name):
                 if session.id in self._host.sessions:  # it may have been cut for another name
-                    self._host.clients.cut(session.id, "its next notifications are lost")
+                    self._host.clients.cut(session.id, "its next notifications were lost")
 
     async def _publish_portion(self, portion: Portion) -> None:
         batch = MessageBatch()
@@ -331,18 +333,18 @@ class Notifications:
             return
         for number in numbers:
             event = EVENTS[number]
-            if event.of & self._enabled_classes:
+            if event.event_class & self._enabled_classes:
                 of_key, of_event = (
-                    partial(self._accepts, key, event.of, where) for where in (TO_KEYSPACE, TO_KEYEVENT)
+                    partial(self._accepts, key, event.event_class, target) for target in (TO_KEYSPACE, TO_KEYEVENT)
                 )
                 yield from self._hub.posting(batch, KEYSPACE + key, event.name, of_key)
                 yield from self._hub.posting(batch, KEYEVENT + event.name, key, of_event)
 
-    def _accepts(self, key: bytes, of: int, where: int, session: Session) -> bool:
+    def _accepts(self, key: bytes, event_class: int, target: int, session: Session) -> bool:
         """Tell whether a client has enabled a class for one of the two channels, and may read the key."""
         classes = self._classes_of_clients.get(session, self._classes)
         user = session.user
-        return bool(classes & of and classes & where) and (user.is_unrestricted or user.can_read(key))
+        return bool(classes & event_class and classes & target) and (user.is_unrestricted or user.can_read(key))
 
     async def _send(self, batch: MessageBatch) -> None:
         """Send messages, and wait for slow receivers."""

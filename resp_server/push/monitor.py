@@ -4,8 +4,8 @@ Without monitors nothing here runs. With the first one, every connection leaves 
 A line is sent once its request was answered, as in Redis. A monitor gets a request only if it may read all of its keys.
 A user who may not read all keys gets only its own requests without keys. Passwords are removed.
 
-Other processes of the server relay their lines in batches, one batch at a time. The waiting lines are bounded; if there
-are too many, the monitors that would miss lines are cut.
+Other processes of the server relay their lines in batches, one batch at a time. Unsent lines are bounded; if there
+are too many, the monitors that would miss lines are disconnected.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MonitorLine(NamedTuple):
 
 
 class MonitorHost(Protocol):
-    """The process whose requests monitors get."""
+    """The process whose requests are monitored."""
 
     clients: Clients
     peers: PeerProcesses | None
@@ -64,7 +64,7 @@ class MonitorHost(Protocol):
     def clock(self) -> Clock: ...
 
     def update_observation(self) -> None:
-        """Update all sessions after the first monitor came or the last one left."""
+        """Update all sessions after the first monitor was added or the last one removed."""
 
     def attempt(self, do: Callable[..., object], *arguments: object) -> bool:
         """Call a function; False if it raised, which is logged."""
@@ -110,7 +110,7 @@ class Monitors:
             self._host.update_observation()
 
     def announce(self, then: Callable[[], None] = lambda: None) -> None:
-        """Notify the other processes that this one has monitors. This is repeated, as a process may be new."""
+        """Notify the other processes that this one has monitors. This is repeated for new processes."""
         if self._own and self._host.peers is not None:
             self._host.peers.query(ANNOUNCE_MONITORS, None, lambda answers: then())
 
@@ -118,8 +118,8 @@ class Monitors:
         """Send an answered request to the monitors."""
         if not self or any(flag in command.facts.flags for flag in HIDDEN_FLAGS):
             return
-        seen = request[: WORDS_MAX + 3]
-        keys = [seen[at] for at, _ in command.keys_in(seen)] if command.facts.key_specs else []
+        first_words = request[: WORDS_MAX + 3]
+        keys = [first_words[at] for at, _ in command.keys_in(first_words)] if command.facts.key_specs else []
         word_bytes_max = min(WORD_BYTES_MAX, LINE_BYTES_MAX // min(len(request), WORDS_MAX))
         words = truncated(redacted(command.name, request), WORDS_MAX, word_bytes_max)
         line = line_of(self._host.clock(), session.db, session.address, words)

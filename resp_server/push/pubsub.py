@@ -1,4 +1,4 @@
-"""The subscriptions of one process: which clients a message on a channel goes to. No sockets."""
+"""The subscriptions of one process, and the receivers of a message. No sockets."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class PubSub:
     def leave(self, session: Session) -> Iterator[None]:
         """End all subscriptions of a client without replies: it disconnected, or sent RESET.
 
-        It gets no more messages from now on. The returned steps remove its names.
+        The client gets no more messages from now on. The returned steps remove its names.
         """
         self.on_leave(session)
         ended = session.subscriptions or Subscriptions()
@@ -126,7 +126,7 @@ class PubSub:
     def _leaving(self, session: Session, ended: Subscriptions) -> Iterator[None]:
         for kind in SubscriptionKind:
             for name in ended.of(kind):
-                if not session.is_subscribed(kind, name):  # again, after RESET
+                if not session.is_subscribed(kind, name):  # not subscribed again after RESET
                     self._leave(session, kind, name)
                 yield
 
@@ -134,7 +134,7 @@ class PubSub:
         """Remove a client from a channel or pattern, if it is subscribed."""
         sessions = self._subscribed(kind, name)
         if session not in sessions:
-            return  # it subscribed again after RESET, and left again before this step
+            return  # it subscribed and unsubscribed again before this step
         del sessions[session]
         if sessions:
             return

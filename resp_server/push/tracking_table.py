@@ -22,7 +22,7 @@ TABLE_BYTES_MAX = 256 << 20
 # client of a key that has more than one.
 KEY_OVERHEAD_BYTES = 150
 CLIENT_OF_KEY_BYTES = 16
-# A key that more clients cache is sent to all: an invalidation of a key that is not cached does no harm (guess).
+# If more clients cache a key, its invalidation goes to all clients: for those without the key it is harmless (guess).
 CLIENTS_PER_KEY_MAX = 64
 # The keys that are evicted at once, within 1.5 ms (guess).
 EVICTED_KEYS_MAX = 1024
@@ -53,8 +53,8 @@ ALL_CLIENTS: CachingClients = ()
 class TrackingTable:
     """The tracking clients of one process, and the keys that they cache.
 
-    full_invalidations: how often everything was invalidated. If a reply was requested before the last time, its keys
-    are not recorded.
+    full_invalidations: the number of times that everything was invalidated. Keys of replies that were requested before
+    the last time are not recorded.
     """
 
     def __init__(self, keys_max: int = KEYS_MAX, bytes_max: int = TABLE_BYTES_MAX) -> None:
@@ -115,7 +115,7 @@ class TrackingTable:
         self.pending_clients.pop(client, None)
         self._measure_prefixes()
         if not self.clients:
-            self._forget_all()
+            self._remove_all()
             self.on_use(False)
 
     def _measure_prefixes(self) -> None:
@@ -166,7 +166,7 @@ class TrackingTable:
         self.keys_max = keys_max
         self._evict()
 
-    def _forget_all(self) -> None:
+    def _remove_all(self) -> None:
         """Remove all keys. They are freed later, as freeing them at once could block the event loop."""
         if self._clients_by_key:
             self._unfreed.append(self._clients_by_key)
@@ -204,7 +204,7 @@ class TrackingTable:
     def invalidate_all(self) -> None:
         """Invalidate everything for all clients."""
         self.full_invalidations += 1
-        self._forget_all()
+        self._remove_all()
         for client in self.clients:
             self.enqueue(client, EVERYTHING)
 

@@ -1,7 +1,8 @@
 """A state server's client of its registry: sends reports, carries out directives.
 
-Without a registry the server goes on as it is. Once a second it tries the configured address, the last one, and those
-in the records under its log roots (`registry.json`). It never follows a registry of a lower term than the last one.
+Without a registry the server keeps its slots and topology. Once a second it tries the configured address, the last one,
+and those in the records under its log roots (`registry.json`). It never follows a registry of a lower term than the
+last one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ logger = logging.getLogger("sparkis.server")
 REPORT_EVERY_S = 0.25
 # Changes within this time make one report.
 REPORT_GAP_S = 0.02
-# A registry answers each report. One that is silent for this long counts as lost. The time is waited for in this many
+# A registry replies to each report. A registry that is silent for this long counts as lost. The wait has this many
 # parts, so that a pause of this process costs one part, not the connection.
 SILENT_S = 2.0
 SILENT_CHECKS = 8
@@ -62,11 +63,11 @@ class SlotLoader(Protocol):
 
     @property
     def visible(self) -> Mapping[str, Visible]:
-        """What readers see of each job."""
+        """The generation and epoch of each job that readers see."""
 
     @property
     def has_room(self) -> bool:
-        """Tell whether the stores can be written, and could for a while."""
+        """Tell whether the stores have been writable for a while."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ class AdvertisedAddress:
 class RegistryClient:
     """Keeps this server a member of a registry. Runs on the event loop's thread.
 
-    `on_desired_slots` is called before the appliers are told. `on_end` is called when the driver ends its servers; None
-    ignores that. With `certificates` the registry has to speak TLS.
+    `on_desired_slots` is called before the appliers get the slots. `on_end` is called when the driver ends its servers;
+    None: this is ignored. certificates: then the registry has to speak TLS.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class RegistryClient:
         self._configured_address = address
         self._last_address: str | None = None
         self._token = token
-        self._on_wanted = on_desired_slots
+        self._on_desired_slots = on_desired_slots
         self._on_end = on_end
         self._certificates = certificates
         self._term = 0
@@ -140,8 +141,8 @@ class RegistryClient:
                 try:
                     await self._serve_registry(address)
                 except (OSError, TimeoutError, EOFError, RegistryClientError, hiredis.ProtocolError) as error:
-                    self._log_once(f"no registry at {address}: {reason_of(error) or 'it does not answer'}")
-                except Exception:  # our own bug; this server must not stay without a registry because of it
+                    self._log_once(f"no registry at {address}: {reason_of(error) or 'it does not reply'}")
+                except Exception:  # a bug; the server must still find a registry
                     logger.exception("internal error in the client of the registry at %s", address)
             if not self._addresses(records):
                 self._log_once("no registry is known; looking for registry.json in the log")
@@ -149,7 +150,7 @@ class RegistryClient:
             await asyncio.sleep(max(0.0, started_s + SEARCH_EVERY_S - loop.time()))
 
     async def drain(self, seconds_max: float) -> None:
-        """Have other servers take over this one's slots; return when they have, at once if there are none."""
+        """Hand this server's slots over to other servers; return when they own them, at once if there are none."""
         self._is_draining = True
         self._wake.set()
         with suppress(TimeoutError):
@@ -168,7 +169,7 @@ class RegistryClient:
     # -- finding a registry -------------------------------------------------------------------------------------------
 
     async def _records(self) -> list[Record]:
-        """Return the records in the logs, the newest first; none where storage does not answer in time."""
+        """Return the records in the logs, the newest first; none if the storage is too slow."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(asyncio.to_thread(_read_records, self._logs))
         done, _ = await asyncio.wait([self._reading], timeout=STORAGE_S_MAX)
@@ -183,7 +184,7 @@ class RegistryClient:
         return list(dict.fromkeys([*found, *(each for each in (self._configured_address, self._last_address) if each)]))
 
     def _serve_from_record(self, records: Sequence[Record]) -> None:
-        """After a restart with no registry to ask: serve as the last registry's record says."""
+        """After a restart without a reachable registry: serve the topology of the last registry's record."""
         for record in records:
             topology = record.topology
             if self._desired_slots is not None or topology is None:
@@ -226,7 +227,7 @@ class RegistryClient:
             writer.close()
 
     async def _report_loop(self, writer: asyncio.StreamWriter, host: str) -> None:
-        """Send a report after each change, and at least every `REPORT_EVERY_S` as a sign of life."""
+        """Send a report after each change, and at least every `REPORT_EVERY_S` as a heartbeat."""
         with suppress(OSError):
             while True:
                 self._wake.clear()
@@ -267,7 +268,7 @@ class RegistryClient:
         match push:
             case [b"assignment", int(term), bytes(text)]:
                 if term < self._term:
-                    raise RegistryClientError(f"its term is {term}, below term {self._term} of a registry before")
+                    raise RegistryClientError(f"its term is {term}, below term {self._term} of an earlier registry")
                 if not self._is_joined:
                     logger.info("joined the registry at %s, term %d", address, term)
                 self._term, self._last_address, self._is_joined, self._logged_error = term, address, True, ""
@@ -292,7 +293,7 @@ class RegistryClient:
         self._topology = topology
         if desired_slots != self._desired_slots:
             self._desired_slots = desired_slots
-            self._on_wanted(desired_slots)
+            self._on_desired_slots(desired_slots)
             self._appliers.set_desired_slots(desired_slots)
         self._wake.set()
         self._assigned.set()

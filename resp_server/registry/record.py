@@ -1,4 +1,4 @@
-"""The record of a registry under the log's root: servers find the registry by it, and its successor goes on from it.
+"""The record of a registry under the log's root: servers find the registry by it, and the next registry starts from it.
 
     registry.json   {"term": 3, "address": "10.0.0.1:7377", "replicas": 1, "topology": {...} or null}
 
@@ -39,9 +39,9 @@ class Record:
     def parse(cls, stored: bytes, where: str) -> Record:
         """Read a record; LogCorruptError."""
         try:
-            given: Any = json.loads(stored)
-            topology = None if given["topology"] is None else Topology.of_json(given["topology"])
-            return cls(int(given["term"]), str(given["address"]), int(given["replicas"]), topology)
+            fields: Any = json.loads(stored)
+            topology = None if fields["topology"] is None else Topology.of_json(fields["topology"])
+            return cls(int(fields["term"]), str(fields["address"]), int(fields["replicas"]), topology)
         except (ValueError, KeyError, TypeError, TopologyError) as error:
             raise LogCorruptError(
                 f"{where} is not a registry's record ({error}); remove it: a registry writes a new one"

@@ -1,13 +1,13 @@
 """The registry: a listener for servers, watchers and drivers, and the loop that turns reports into directives.
 
     AUTH token                   +OK; anything else first ends the connection (see `token_port`)
-    REPORT json                  +OK; a state server's report (see `report`); the connection belongs to the server now
+    REPORT json                  +OK; a state server's report (see `report`); from now on the connection is the server's
     WATCH                        +OK; the topology is pushed now and after each change
     NOTICE job epoch             +OK; every server is notified to check the job's log
     WAIT job epoch timeout_ms    :1 when every owner of slots serves that epoch or a later one, :0 after the timeout
     MEMBERS                      a map for each server
     END driver                   +OK; the servers started for this driver hand their slots over, for at most four
-                                 seconds, and are told to end
+                                 seconds, and are requested to end
 
     > assignment term json       to a server: {"topology": ..., "desired_slots": "0-8191"}: what to serve and to load
     > topology term json         to watchers
@@ -45,7 +45,7 @@ from state_backend.model.errors import SparkisError
 logger = logging.getLogger("sparkis.registry")
 
 PROTOCOL = 3
-# A peer with more unsent output than this does not read.
+# A peer with more unsent output than this is disconnected.
 WAITING_BYTES_MAX = 4 << 20
 CONNECTIONS_MAX = 4 * NODES_MAX
 WAIT_MS_MAX = 600_000
@@ -54,7 +54,7 @@ WAIT_MS_MAX = 600_000
 SILENT_S = 1.0
 # Servers that join within this time are admitted together.
 GATHER_S = 0.5
-# Servers look for a new registry once a second; a new registry waits this long for all of its topology's servers.
+# Servers look for a new registry once a second; a new registry waits this long for the servers of its topology.
 SETTLE_S = 2.0
 # The same where there is no topology but servers report one, or where only servers outside the topology have joined.
 REBUILD_S = 1.5
@@ -157,7 +157,7 @@ class Registry:
         self._peers: set[Peer] = set()
         self._waiters: set[tuple[str, int, asyncio.Future[None]]] = set()
         self._join_count = 0
-        # This clock stands while the process does: no server turns silent, and no wait ends, because of that.
+        # This clock stops while the process is stopped, so servers do not seem silent and waits do not end afterwards.
         self._clock = AwakeClock(2 * TICK_S)
         self._wake = asyncio.Event()
         self._saved = asyncio.Event()
@@ -186,7 +186,7 @@ class Registry:
         finally:
             for task in tasks:
                 task.cancel()
-        raise AssertionError("both run for ever")
+        raise AssertionError("neither task returns")
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class Registry:
             self._send_directives()
 
     def _check_members(self, now_s: float) -> None:
-        """Mark silent servers, admit new ones, forget servers that are gone for good."""
+        """Mark silent servers, admit new ones, remove servers that will not return."""
         for member in self._members.values():
             if member.peer is not None and not member.is_silent and now_s - member.last_seen_s > SILENT_S:
                 member.is_silent = True
@@ -222,7 +222,7 @@ class Registry:
         for name, member in list(self._members.items()):
             if member.peer is None and not (member.is_admitted and self._assignment.includes(name)):
                 del self._members[name]
-                logger.info("server %s is forgotten", _label(member.report))
+                logger.info("server %s is removed", _label(member.report))
 
     def _is_settling(self, now_s: float) -> bool:
         """Tell whether servers of the inherited topology may still be looking for this registry."""
@@ -240,7 +240,7 @@ class Registry:
     def _update(self, now_s: float) -> bool:
         """Update the assignment if any member changed; return whether there is a new topology."""
         admitted = {name: member for name, member in self._members.items() if member.is_admitted}
-        # Epochs change all the time, and count only where a move of slots waits for them.
+        # Epochs change all the time, and matter only while a move of slots waits for them.
         has_jobs = self._assignment.waits_for_epochs
         current = {name: member.to_member(now_s, has_jobs=has_jobs) for name, member in admitted.items()}
         if current == self._last_members:
@@ -275,7 +275,7 @@ class Registry:
     # -- the record ---------------------------------------------------------------------------------------------------
 
     async def _save(self) -> None:
-        """Have the topology stored, and wait for that, but not long: readers should not depend on storage."""
+        """Wait until the topology is stored, for a limited time: readers should not depend on storage."""
         self._saved.clear()
         self._unsaved.set()
         with suppress(TimeoutError):
@@ -293,7 +293,7 @@ class Registry:
                 raise
             except SparkisError as error:
                 if str(error) != last_error:
-                    logger.error("%s; going on without it", error)
+                    logger.error("%s; the record stays as it is", error)
                 last_error = str(error)
             if not self._unsaved.is_set():
                 self._saved.set()
@@ -314,9 +314,8 @@ class Registry:
             if member.peer is peer:
                 member.peer = None
                 member.last_seen_s = self._clock()
-                logger.log(
-                    logging.INFO if member.is_ending else logging.WARNING, "server %s is gone", _label(member.report)
-                )
+                level = logging.INFO if member.is_ending else logging.WARNING
+                logger.log(level, "server %s has disconnected", _label(member.report))
         self._wake.set()
 
     async def answer(self, peer: Peer, request: Request) -> Reply:
@@ -352,7 +351,7 @@ class Registry:
         now_s = self._clock()
         member = self._members.get(report.id)
         address = _address(report)
-        if member is None or not member.is_alive or _address(member.report) != address:  # else it keeps its address
+        if member is None or not member.is_alive or _address(member.report) != address:
             for other in self._members.values():
                 if other.is_alive and other is not member and _address(other.report) == address:
                     return PlainError(
@@ -383,7 +382,7 @@ class Registry:
         _send(self._members.values(), Push((b"notice", job.encode(), epoch)))
 
     async def _end_servers(self, ending: Collection[MemberState]) -> None:
-        """Tell servers to end: if others stay, first let these take over and store that, for `DRAIN_S_MAX` at most."""
+        """Request servers to end. If others stay, these take over first, for `DRAIN_S_MAX` at most."""
         for member in ending:
             member.is_ending = True
         self._wake.set()

@@ -1,4 +1,4 @@
-"""A standby registry: it waits until the registry of its log no longer answers, then takes over."""
+"""A standby registry: it waits until the registry of its log no longer replies, then takes over."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def wait_for_absence(filesystem: Filesystem, connect: Connect) -> None:
 
 
 def _answers(filesystem: Filesystem, connect: Connect) -> bool:
-    """Tell whether the log's registry answers. True if the log cannot be read: without it there is no taking over."""
+    """Tell whether the log's registry replies. True if the log cannot be read, as then a takeover is impossible."""
     try:
         record = read_record(filesystem)
     except SparkisError as error:

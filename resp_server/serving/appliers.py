@@ -32,8 +32,8 @@ LISTING_S = 1.0
 RESTART_PAUSE_S = 0.1
 RESTART_PAUSE_S_MAX = 5.0
 STOP_TIMEOUT_S = 5.0
-# A store that was full must be writable for this long before `has_room` is true: the free room may be only that of the
-# slots that were given up when it was full (guess).
+# A store that was full must be writable for this long before `has_room` is true: the free room may be only that of
+# slots that were dropped when it was full (guess).
 ROOM_AFTER_S = 30.0
 # The limit of an applier's line, which has the job's descriptors. asyncio's 64 KiB are not enough for many states.
 EVENT_BYTES_MAX = 16 << 20
@@ -95,16 +95,16 @@ class ApplierProcess:
         self._send(b"\n")
 
     def set_desired_slots(self, slots: KeyGroups) -> None:
-        """Have the applier own these slots and no others. `owned` may shrink; `changed` is not called for that."""
+        """Set the slots that the applier owns. `owned` may shrink; `changed` is not called for that."""
         self._desired = slots
         if self.owned is not None:
             self.owned &= slots
         self._send_slots()
 
-    def record_events(self, is_wanted: bool) -> None:
+    def record_events(self, is_on: bool) -> None:
         """Have the applier record the events of keys, or stop that."""
-        self._records_events = is_wanted
-        self._send(b"events on\n" if is_wanted else b"events off\n")
+        self._records_events = is_on
+        self._send(b"events on\n" if is_on else b"events off\n")
 
     def _send_slots(self) -> None:
         self._slots_lines += 1
@@ -226,25 +226,25 @@ class ApplierProcess:
     def _hide(self) -> None:
         """Have readers close the damaged store; the applier builds a new one."""
         if self._is_served:
-            logger.error("job %s: its store is damaged; it is not read until it is built anew from the log", self.name)
+            logger.error("job %s: its store is damaged; it is not read until it is rebuilt from the log", self.name)
         self._is_served, self._readable = False, -1
         self.owned = NONE
         self._catalog.hide(self.name)
         self._changed()
 
     def _apply_event(self, event: Event) -> None:
-        """Take over an event about the store that is served."""
+        """Apply an applier's event about the served store."""
         slots = KeyGroups.parse(event["slots"])
         if self.owned is None or event["slots_lines"] == self._slots_lines:
             self.owned = slots & self._desired
         else:
-            # The applier has not read the last `slots` line yet: it may list a slot that was given up and is desired
+            # The applier has not read the last `slots` line yet: it may list a slot that was dropped and is desired
             # again.
             self.owned &= slots
         if self._loading != event["loading"]:
             self._loading = event["loading"]
             owned, missing = event["slots"] or "none", self._loading or "none"
-            logger.info("job %s: slots that can be read: %s; that are being loaded: %s", self.name, owned, missing)
+            logger.info("job %s: readable slots: %s; slots being loaded: %s", self.name, owned, missing)
         if event["is_incomplete"] and not self._is_incomplete:
             logger.warning(
                 "job %s: its log begins after the query did, so keys that have not changed since are missing; "
@@ -361,21 +361,21 @@ class Appliers:
             applier.set_desired_slots(slots)
         self._recompute()
 
-    def record_events(self, is_wanted: bool) -> None:
+    def record_events(self, is_on: bool) -> None:
         """Have the appliers record the events of keys, for keyspace notifications, or stop that."""
-        self._records_events = is_wanted
+        self._records_events = is_on
         for applier in self._appliers.values():
-            applier.record_events(is_wanted)
+            applier.record_events(is_on)
 
     def _recompute(self) -> None:
         """Recompute `owned_slots` and `visible`; call `on_change` if they have changed."""
         served = {name: each.visible for name, each in self._appliers.items() if each.visible is not None}
-        held = self._desired if self._has_caught_up else NONE
+        owned = self._desired if self._has_caught_up else NONE
         for applier in self._appliers.values():
-            if held and applier.owned is not None and applier.owned != held:
-                held &= applier.owned
-        if (held, served) != (self._owned_slots, self._visible):
-            self._owned_slots, self._visible = held, served
+            if owned and applier.owned is not None and applier.owned != owned:
+                owned &= applier.owned
+        if (owned, served) != (self._owned_slots, self._visible):
+            self._owned_slots, self._visible = owned, served
             self.on_change()
 
     async def start(self) -> None:
@@ -432,7 +432,7 @@ class Appliers:
             except SparkisError as error:
                 if root not in self._unreachable:
                     self._unreachable.add(root)
-                    logger.error("%s; going on with what is known", error)
+                    logger.error("%s; the current jobs stay", error)
                 self._schedules[root].done(has_new_jobs=False, interval_s_max=log.filesystem.jobs_interval_s_max)
                 continue
             for job in jobs:
@@ -450,7 +450,7 @@ class Appliers:
         try:
             term = await asyncio.to_thread(log.job(job).dropped)
         except SparkisError as error:
-            logger.error("%s; going on with what is known", error)
+            logger.error("%s; the current jobs stay", error)
             return
         if term is None or (term.renamed_to in jobs and not self._is_served(term.renamed_to)):
             return
@@ -458,7 +458,7 @@ class Appliers:
         self._catalog.remove(job)
         self._recompute()
         await asyncio.to_thread(shutil.rmtree, self._folder / job, ignore_errors=True)
-        logger.info("job %s: %s", job, "dropped" if term.renamed_to is None else f"goes on as {term.renamed_to}")
+        logger.info("job %s: %s", job, "dropped" if term.renamed_to is None else f"renamed to {term.renamed_to}")
 
     def _is_served(self, job: str | None) -> bool:
         return job in self._appliers and self._appliers[job].renamed_from is not None

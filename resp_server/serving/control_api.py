@@ -25,7 +25,7 @@ from resp_server.serving.appliers import Appliers
 from resp_server.serving.token_port import TokenPort
 
 PROTOCOL = 2
-# Drivers, and now and then their tasks (guess).
+# Drivers, and sometimes their tasks (guess).
 CONNECTIONS_MAX = 1024
 WAIT_MS_MAX = 600_000
 
@@ -85,4 +85,4 @@ class _Caller:
             return PlainError(str(error))
         except ValueError:
             pass
-        return ReplyError("not a request of the control plane")
+        return ReplyError("not a request of the control port")

@@ -89,7 +89,7 @@ class LocalJobCatalog(JobCatalog):
         self._stores.pop(job, None)
 
     def refuse(self, job: str, reason: str) -> None:
-        """Answer reads of a job's keys with an error, unless the job is served."""
+        """Reply with an error to reads of a job's keys, unless the job is served."""
         self._keyspace.refuse(job, reason)
 
     def prepare(self, job: str, event: Event) -> Job:
@@ -120,7 +120,7 @@ class LocalJobCatalog(JobCatalog):
         return made
 
     def serve(self, job: Job) -> None:
-        """Serve a prepared job. The previous store is dropped; LMDB closes it when its last snapshot has ended."""
+        """Serve a prepared job. The previous store is dropped; LMDB closes it when its last snapshot is closed."""
         assert isinstance(job.store, LmdbStore)
         self._keyspace.put(job)
         self._stores[job.name] = job.store
@@ -128,6 +128,6 @@ class LocalJobCatalog(JobCatalog):
             del self._stores[removed_job]
 
     def drop(self, job: Job) -> None:
-        """Close the store of a prepared job that is not to be served."""
+        """Close the store of a prepared job that will not be served."""
         if job.store is not self._stores.get(job.name):
             job.store.close()

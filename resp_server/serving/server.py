@@ -36,14 +36,14 @@ from state_backend.store.keyspace import Keyspace
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 1.0
-# How long a new epoch may go unreported to idle clients that follow this server or track keys (guess).
+# The interval of reporting new epochs to idle clients that follow this server or track keys (guess).
 NOTIFY_SECONDS = 0.02
 
 
 class Server:
     """Answers clients from a keyspace.
 
-    Runs on the event loop that `start` is called on; whoever changes the keyspace does it on that loop's thread.
+    Runs on the event loop that `start` is called on; the keyspace is changed on that loop's thread only.
     has_siblings: other processes answer at the same port. A request may then follow one of their replies, so the view
     is renewed for each input buffer and not once per round.
     """
@@ -95,11 +95,11 @@ class Server:
 
     @property
     def tls_port(self) -> int:
-        """The port where TLS is spoken, which may be the only one; 0: there is none."""
+        """The TLS port, which may be the only port; 0: there is none."""
         return self.context.process.tls_port
 
     async def start(self) -> None:
-        """Listen. OSError if an address cannot be had; a loopback address that the machine lacks is left out.
+        """Listen. OSError if an address cannot be bound; a loopback address that the machine does not have is skipped.
 
         TlsError for a certificate that cannot be used.
         """
@@ -124,7 +124,7 @@ class Server:
         self.start_sweeping()
 
     def begin_polling(self) -> None:
-        """Have clients' sockets on the compiled core's own epoll, where there is one; on the loop that this runs on."""
+        """Use the compiled core's epoll for clients' sockets, if it is built; call on the event loop."""
         if native.sockets is not None:
             self._poller = native.sockets.Poller(
                 asyncio.get_running_loop(), self.context, self.dispatcher.compiled, self._has_siblings
@@ -139,7 +139,7 @@ class Server:
     ) -> bool:
         """Add an accepted client, with TLS if there are certificates; False if its handshake fails.
 
-        OSError if the client is gone.
+        OSError if the client has disconnected.
         """
         if certificates is not None:
             return await accept_tls(client, connect, certificates, self._poller)
@@ -202,17 +202,17 @@ class Server:
         self.context.become_node(NodeView(topology, node_id))
 
     def watch_event_demand(self, then: Callable[[bool], None]) -> None:
-        """Call back now, and whenever appliers have to start or stop keeping events of keys."""
+        """Call back now, and whenever appliers have to start or stop storing the events of keys."""
         self.context.notifications.on_demand_change = then
         then(self.context.notifications.is_needed)
 
     async def settled(self) -> None:
-        """Return once earlier changes hold for all clients: in a single process they do at once."""
+        """Return once earlier changes apply to all clients: in a single process, at once."""
 
     # -- called by connections ----------------------------------------------------------------------------------------
 
     def admit(self, transport: asyncio.Transport) -> ReplyError | None:
-        """Return the error that a new client is refused with, or None."""
+        """Return the error for a client that is not admitted, or None."""
         stats, config = self.context.stats, self.context.config
         stats.connections_received += 1
         if len(self._connections) >= config.clients_max and not self._make_room():
@@ -258,7 +258,7 @@ class Server:
         self._schedule_notify()
 
     def _begin_notifying(self) -> None:
-        self.context.look()  # so that changes from now on are reported, also of keys that nobody reads
+        self.context.look()  # so that later changes are reported, also of unread keys
         self._schedule_notify()
 
     def _schedule_notify(self) -> None:
@@ -328,7 +328,7 @@ class Server:
             connection.check_limits(now, limits)
             connection.check_authenticated(now)
             if connection.session.is_subscriber:
-                continue  # a subscriber sends nothing for long
+                continue  # a subscriber may be silent
             if idle_ms_max and now - connection.session.active_ms > idle_ms_max:
                 connection.close()
 

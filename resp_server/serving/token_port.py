@@ -4,7 +4,7 @@ Connections that have not authenticated yet have a limit of their own (`ARRIVING
 authenticated ones. Each has `AUTH_S_MAX` seconds, the TLS handshake included, and one short request. At the limit the
 oldest of them is dropped for a new one, but not before a grace period in which it can send its token. During that
 period new connections wait in the socket's backlog, in their order. So a flood of silent connections passes through.
-If the newest connection was refused instead, the flood would use up the limit for good.
+If new connections were refused instead, the flood would block the port.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _UnauthenticatedConnection(asyncio.Protocol):
         except Exception as error:
             if not isinstance(error, OSError):
                 internal_error(error)
-            logger.debug("a connection was not taken in: %s", reason_of(error))
+            logger.debug("a connection could not be accepted: %s", reason_of(error))
             self.drop()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -90,12 +90,12 @@ class _UnauthenticatedConnection(asyncio.Protocol):
         if requests and self._port.is_token(requests[0]):
             self._authenticate()
         elif requests or self._parser.error is not None or self._bytes > AUTH_BYTES_MAX:
-            self._refuse(f"AUTH with {self._port.name}'s token comes first")
+            self._refuse(f"AUTH with {self._port.name}'s token must be the first request")
 
     def _authenticate(self) -> None:
         assert self._transport is not None
         if self._port.is_full:
-            self._refuse(f"{self._port.name} has as many connections as it may have")
+            self._refuse(f"{self._port.name} has reached its limit of connections")
             return
         self._stop_counting()
         reader = asyncio.StreamReader()
@@ -195,7 +195,7 @@ class TokenPort:
         return is_auth and hmac.compare_digest(bytes(request[1]), self._token)
 
     def stop_counting(self, connection: _UnauthenticatedConnection) -> None:
-        """Stop counting a connection that has authenticated or ended."""
+        """Remove a connection from the unauthenticated ones: it has authenticated or ended."""
         self._unauthenticated.pop(connection, None)
 
     # -- the listening socket -----------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class TokenPort:
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:
-                logger.error("cannot take a connection: %s; trying again in %s s", error.strerror, ACCEPT_PAUSE_S)
+                logger.error("cannot accept a connection: %s; retrying in %s s", error.strerror, ACCEPT_PAUSE_S)
                 for each in list(self._unauthenticated)[: len(self._unauthenticated) // 2]:
                     each.drop()
                 self._listen_after(ACCEPT_PAUSE_S)

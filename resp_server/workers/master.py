@@ -61,12 +61,12 @@ logger = logging.getLogger("sparkis.server")
 
 # Starting Python and importing modules takes half a second on an idle machine.
 START_S_MAX = 60.0
-# A worker that ends is restarted after a pause that doubles up to the longest.
+# A worker that ends is restarted after a pause that doubles up to a maximum.
 RESTART_PAUSE_S = 0.1
 RESTART_PAUSE_S_MAX = 5.0
 # Opening a store and pausing take milliseconds; a worker that takes longer than this is killed.
 OPEN_S_MAX = 10.0
-# Shorter than the time for which a command waits for the master.
+# Shorter than a command's wait for the master.
 RESPONSE_S_MAX = GATHER_S_MAX / 2
 STOP_S_MAX = 5.0
 # Connections accepted in one turn of the event loop, so that many of them do not delay the appliers' lines.

@@ -35,7 +35,7 @@ from state_backend.store.keyspace import Job, Keyspace
 
 logger = logging.getLogger("sparkis.server")
 
-# Longer than the master waits for a worker before it continues without it.
+# Longer than the master's own timeout for a worker.
 PAUSED_S_MAX = 30.0
 
 
@@ -75,7 +75,7 @@ class Worker:
             case "start":
                 try:
                     self._start(line)
-                except TlsError as error:  # the master goes on without this worker, and starts it again
+                except TlsError as error:  # the master continues without this worker, and restarts it
                     logger.error("%s; this worker ends", error)
                     self._channel.close()
                     return

@@ -133,7 +133,7 @@ def test_what_is_not_understood_is_told_what_is_wrong(registry: Callable[..., in
         (("REPORT", "{"), "not a report of a state server"),
         (("REPORT", "[]"), "not a report of a state server"),
         (("REPORT", '{"id": "x", "host": "a", "port": 1}'), "id 'x' is not 40 hex digits"),
-        (("REPORT", json.dumps({"id": NAMES[0], "host": "0.0.0.0", "port": 1})), "is one to listen on"),
+        (("REPORT", json.dumps({"id": NAMES[0], "host": "0.0.0.0", "port": 1})), "is a wildcard address"),
         (("REPORT", json.dumps({"id": NAMES[0], "host": "a", "port": 0})), "port 0 is not from 1 to 65535"),
         (
             ("REPORT", json.dumps({"id": NAMES[0], "host": "a", "port": 1, "owned_slots": "1-", "jobs": {}})),

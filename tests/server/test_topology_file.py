@@ -47,7 +47,7 @@ def wait_until_refused(capfd: Any) -> None:
         said.append(capfd.readouterr().err)
         return "".join(said)
 
-    eventually(listen, lambda text: "the topology before stays in place" in text)
+    eventually(listen, lambda text: "the current topology stays in use" in text)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

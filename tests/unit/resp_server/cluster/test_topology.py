@@ -50,7 +50,7 @@ def test_an_id_that_is_left_out_follows_from_the_address() -> None:
         ({"host": ""}, "node 1: host '' is neither"),
         ({"host": "a b"}, "node 1: host 'a b' is neither"),
         ({"host": "10.0.0.256"}, "node 1: host '10.0.0.256' is neither"),
-        ({"host": "0.0.0.0"}, "node 1: host 0.0.0.0 is one to listen on"),
+        ({"host": "0.0.0.0"}, "node 1: host 0.0.0.0 is a wildcard address"),
         ({"host": 5}, "node 1: host is 5, not of type str"),
         ({"port": 0}, "node 1: port 0 is not from 1"),
         ({"port": True}, "node 1: port is True, not of type int"),
@@ -58,10 +58,10 @@ def test_an_id_that_is_left_out_follows_from_the_address() -> None:
         ({"slots": "0-16384"}, "node 1: 0-16384 is no range of slots"),
         ({"slots": "all"}, "node 1: 'all' in 'all' is no range"),
         ({"slots": "0-9000"}, "slots 5001,8192-9000 have two owners: 10.0.0.1:7379 and b.example.org:7380"),
-        ({"health": "well"}, "node 1: health 'well' is none of online, loading, fail"),
+        ({"health": "well"}, "node 1: health 'well' is not one of online, loading, fail"),
         ({"slot": "1"}, "node 1 has an unknown field 'slot'; the fields are host, port, id"),
         ({"port": 7381}, "2 nodes have the address 10.0.0.1:7381"),
-        ({"replica_of": "nobody"}, "node 10.0.0.1:7379 is a replica of nobody, which is no node's"),
+        ({"replica_of": "nobody"}, "node 10.0.0.1:7379 is a replica of nobody, which is not the id"),
         ({"replica_of": B}, "node 10.0.0.1:7379 is a replica and has slots"),
         ({"replica_of": B, "slots": ""}, "node 10.0.0.1:7381 is a replica of 10.0.0.1:7379, which is a replica itself"),
     ],
@@ -190,7 +190,7 @@ def test_only_a_higher_version_replaces_what_is_shown() -> None:
     membership.take(made(3), B)
     membership.take(made(3), B)
     for version in (2, 3):
-        with pytest.raises(TopologyError, match=f"version {version} of the topology is refused: version 3 is"):
+        with pytest.raises(TopologyError, match=f"version {version} of the topology is refused: the current version is 3"):
             membership.take(made(version, slots="0-10"), B)
     membership.take(made(4, slots="0-10"), B)
     with pytest.raises(TopologyError, match="no node 'nobody' in version 5"):
