@@ -190,7 +190,9 @@ def test_only_a_higher_version_replaces_what_is_shown() -> None:
     membership.take(made(3), B)
     membership.take(made(3), B)
     for version in (2, 3):
-        with pytest.raises(TopologyError, match=f"version {version} of the topology is refused: the current version is 3"):
+        with pytest.raises(
+            TopologyError, match=f"version {version} of the topology is refused: the current version is 3"
+        ):
             membership.take(made(version, slots="0-10"), B)
     membership.take(made(4, slots="0-10"), B)
     with pytest.raises(TopologyError, match="no node 'nobody' in version 5"):
