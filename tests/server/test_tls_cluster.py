@@ -174,10 +174,10 @@ def test_tls_options_that_make_no_sense_are_refused_by_name(tmp_path: Path, auth
             [*at_log, *tls, "--tls-port", "0", "--cluster", "c.json", "--cluster-node", "a:1"],
             "--tls-port cannot be with --cluster",
         ),
-        ("state_server", [*at_log, *tls[:2]], "--tls-cert-file is given and --tls-key-file is not"),
+        ("state_server", [*at_log, *tls[:2]], "--tls-cert-file needs --tls-key-file"),
         ("registry", [*at_log, *ca], "without --tls-cert-file and --tls-key-file"),
         ("proxy", [*at_log, "--upstream-tls", "yes"], "--upstream-tls yes needs --tls-ca-cert-file"),
-        ("proxy", [*at_log, *tls[2:]], "--tls-key-file is given and --tls-cert-file is not"),
+        ("proxy", [*at_log, *tls[2:]], "--tls-key-file needs --tls-cert-file"),
     ):
         done = subprocess.run(
             [sys.executable, "-m", f"resp_server.programs.{program}", "--port", "0", *options],

@@ -91,7 +91,7 @@ def test_files_that_cannot_be_used_are_refused_before_anything_is_started(
     spark: SparkSession, authority: Authority, tmp_path: Path
 ):
     files = given(authority)
-    with pytest.raises(TlsError, match="--tls-cert-file is given and --tls-key-file is not"):
+    with pytest.raises(TlsError, match="--tls-cert-file needs --tls-key-file"):
         sparkis.serve(spark, log=tmp_path / "log", tls_cert_file=files["tls_cert_file"])
     with pytest.raises(TlsError, match="--tls-cert-file /nowhere: No such file"):
         sparkis.serve(spark, log=tmp_path / "log", **files | {"tls_cert_file": "/nowhere"})

@@ -121,7 +121,7 @@ def test_events_of_several_processes_are_joined_second_by_second() -> None:
     first.add("command", 3_000, 6)
     second.add("command", 1_500, 9)
     second.add("event-loop", 2_000, 4)
-    joined = LatencyEvents.joined([first.to_json(), second.to_json()])
+    joined = LatencyEvents.merged([first.to_json(), second.to_json()])
     assert {name: (list(each.samples), each.max_ms) for name, each in joined.each.items()} == {
         "command": ([(1, 9), (3, 6)], 9),
         "event-loop": ([(2, 4)], 4),

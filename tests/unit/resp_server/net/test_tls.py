@@ -85,8 +85,8 @@ def test_clients_show_a_certificate_as_they_are_told_to(authority: Authority):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (("cert", None, None, None), "--tls-cert-file is given and --tls-key-file is not"),
-        ((None, "key", None, None), "--tls-key-file is given and --tls-cert-file is not"),
+        (("cert", None, None, None), "--tls-cert-file needs --tls-key-file"),
+        ((None, "key", None, None), "--tls-key-file needs --tls-cert-file"),
         (("cert", "key", None, "yes"), "--tls-auth-clients yes needs --tls-ca-cert-file"),
         (("cert", "key", None, "optional"), "--tls-auth-clients optional needs --tls-ca-cert-file"),
         (("cert", "key", "ca", "perhaps"), "--tls-auth-clients is one of yes, no, optional, not 'perhaps'"),
