@@ -264,7 +264,7 @@ def test_anything_else_before_the_token_ends_the_connection(data: bytes) -> None
     async def play(port: TokenPort, number: int, peers: list[Echo]) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", number)
         writer.write(data + AUTH)
-        assert await reader.read() == b"-ERR AUTH with the test's token comes first\r\n"
+        assert await reader.read() == b"-ERR AUTH with the test's token must be the first request\r\n"
         writer.close()
         assert not peers
 
