@@ -225,7 +225,7 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
 def serve(options: argparse.Namespace) -> None:
     """Serve until a signal, or for a child until its standard input ends."""
     if (options.cluster is None) != (options.cluster_node is None):
-        raise ValueError("--cluster FILE and --cluster-node HOST:PORT are given together, or neither is")
+        raise ValueError("--cluster FILE needs --cluster-node HOST:PORT, and the other way round; give both")
     if options.cluster is not None and options.tls_port is not None:
         raise ValueError(
             "--tls-port cannot be with --cluster, which tells clients one port of each node; without --tls-port a "

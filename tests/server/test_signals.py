@@ -23,7 +23,7 @@ from sparkis import Change, LogWriter, Op, StateDescriptor
 
 ONE_USER = "user default on nopass ~* &* +@all\n"
 TWO_USERS = ONE_USER + "user reader on >secret ~* +@read\n"
-NOTHING_TO_READ = r"INFO sparkis\.server: SIGHUP: there is no ACL file to read again"
+NOTHING_TO_READ = r"INFO sparkis\.server: SIGHUP: there is no ACL file to reload"
 
 
 class Command:

@@ -172,7 +172,7 @@ def test_tls_options_that_make_no_sense_are_refused_by_name(tmp_path: Path, auth
         (
             "serve",
             [*at_log, *tls, "--tls-port", "0", "--cluster", "c.json", "--cluster-node", "a:1"],
-            "--tls-port cannot be with --cluster",
+            "--tls-port cannot be combined with --cluster",
         ),
         ("state_server", [*at_log, *tls[:2]], "--tls-cert-file needs --tls-key-file"),
         ("registry", [*at_log, *ca], "without --tls-cert-file and --tls-key-file"),

@@ -135,7 +135,7 @@ def test_a_password_of_the_drivers_environment_lets_parts_started_by_hand_in_to_
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"rate_limits": "tenant"}, "'tenant' is no limit: write USER=COMMANDS"),
+        ({"rate_limits": "tenant"}, "'tenant' is not a limit: write USER=COMMANDS"),
         ({"rate_limits": ["a=1", "a=,2"]}, "is given twice for one user"),
         ({"notify_keyspace_events": "KAy"}, "notify_keyspace_events='KAy': Invalid event class character"),
         ({"acl_file": "/nowhere"}, "opening file '/nowhere': No such file"),
