@@ -482,8 +482,8 @@ class User:
             try:
                 staged.apply(rule)
             except RuleError as error:
-                shown = rule.decode("utf-8", "surrogateescape")
-                raise RuleError(f"Error in ACL SETUSER modifier '{shown}': {error}") from None
+                rule_text = rule.decode("utf-8", "surrogateescape")
+                raise RuleError(f"Error in ACL SETUSER modifier '{rule_text}': {error}") from None
         staged.check_size()
         self.copy_rules_from(staged)
 
@@ -686,6 +686,6 @@ def merge_selectors(words: Sequence[bytes]) -> list[bytes]:
         else:
             merged.append(word)
     if opened:
-        shown = opened[0].decode("utf-8", "surrogateescape")
-        raise RuleError(f"Unmatched parenthesis in acl selector starting at '{shown}'.")
+        rule_text = opened[0].decode("utf-8", "surrogateescape")
+        raise RuleError(f"Unmatched parenthesis in acl selector starting at '{rule_text}'.")
     return merged

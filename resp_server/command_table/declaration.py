@@ -103,12 +103,12 @@ class Parameters:
     def of(cls, body: Body) -> Parameters:
         """Return the parameters of a function's signature; DeclarationError if no command can have them."""
         hints = get_type_hints(body, include_extras=True)
-        given = list(inspect.signature(body).parameters.values())[1:]
-        has_name = bool(given) and hints.get(given[0].name) is NameAsTyped
+        parameters = list(inspect.signature(body).parameters.values())[1:]
+        has_name = bool(parameters) and hints.get(parameters[0].name) is NameAsTyped
         is_column = Column in hints.values()
-        if is_column and len(given) > 1:
+        if is_column and len(parameters) > 1:
             raise DeclarationError("a column is the only argument of a command")
-        return cls([_parameter(each, hints.get(each.name)) for each in given[has_name:]], has_name, is_column)
+        return cls([_parameter(each, hints.get(each.name)) for each in parameters[has_name:]], has_name, is_column)
 
     def arity(self, words: int) -> int:
         """Return the arity as Redis defines it, with a name of some words: negative for a minimum."""
@@ -134,14 +134,14 @@ class Parameters:
         return [word if as_.convert is None else as_.convert(word) for as_, word in zip(each, words, strict=False)]
 
 
-def _parameter(given: inspect.Parameter, hint: Any) -> Parameter:
-    is_repeated = given.kind is inspect.Parameter.VAR_POSITIONAL
-    if given.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
-        raise DeclarationError(f"argument {given.name!r} can only be given by name, and no request does that")
-    if given.default is not inspect.Parameter.empty and type(None) in get_args(hint):
+def _parameter(declared: inspect.Parameter, hint: Any) -> Parameter:
+    is_repeated = declared.kind is inspect.Parameter.VAR_POSITIONAL
+    if declared.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+        raise DeclarationError(f"argument {declared.name!r} can only be given by name, and no request does that")
+    if declared.default is not inspect.Parameter.empty and type(None) in get_args(hint):
         hint = next(each for each in get_args(hint) if each is not type(None))
-    is_required = hint is OneOrMore if is_repeated else given.default is inspect.Parameter.empty
-    return Parameter(_converter(given.name, hint), is_required, is_repeated)
+    is_required = hint is OneOrMore if is_repeated else declared.default is inspect.Parameter.empty
+    return Parameter(_converter(declared.name, hint), is_required, is_repeated)
 
 
 def _converter(name: str, hint: Any) -> Convert | None:

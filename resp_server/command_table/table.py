@@ -184,8 +184,8 @@ def _with_own(redis: Mapping[str, Facts], declared: Mapping[str, Declaration]) -
         own = replace(each.own, arity=each.arity, summary=each.summary or "")
         container, _, sub = name.partition("|")
         if sub:
-            whole = facts.get(container) or Facts(own.since, own.group, arity=-2, summary=f"The {container} commands.")
-            facts[container] = whole.with_subcommand(name, own)
+            parent = facts.get(container) or Facts(own.since, own.group, arity=-2, summary=f"The {container} commands.")
+            facts[container] = parent.with_subcommand(name, own)
         else:
             facts[name] = own
     return facts
@@ -205,9 +205,11 @@ def _row(name: str, facts: Facts, declared: Mapping[str, Declaration], refusals:
         full_name.partition("|")[2].encode(): _row(full_name, each, declared, refusals)
         for full_name, each in facts.subcommands.items()
     }
-    given = refusals.get(name) or refusals.get(name.partition("|")[0])
-    if given is not None:
-        return Command(name, facts, declaration, given, name.partition("|")[0] not in REFUSED_AT_ONCE, subcommands)
+    refusal_of_name = refusals.get(name) or refusals.get(name.partition("|")[0])
+    if refusal_of_name is not None:
+        return Command(
+            name, facts, declaration, refusal_of_name, name.partition("|")[0] not in REFUSED_AT_ONCE, subcommands
+        )
     refusal = ReadOnlyError if facts.is_write else partial(not_served, name)
     return Command(name, facts, declaration, refusal, False, subcommands)
 

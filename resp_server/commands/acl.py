@@ -67,11 +67,11 @@ def acl_cat(context: CommandContext, category: bytes | None = None) -> Reply:
     """Lists the ACL categories, or the commands inside a category."""
     if category is None:
         return [each.encode() for each in CATEGORIES]
-    wanted = category.decode("latin-1").lower()
-    if wanted not in CATEGORIES:
+    category_name = category.decode("latin-1").lower()
+    if category_name not in CATEGORIES:
         raise PlainError(f"Unknown category '{client_text(category[:CATEGORY_BYTES_MAX])}'")
     all_commands = [each for one in context.server.table for each in (one, *one.subcommands.values())]
-    return [each.name.encode() for each in all_commands if f"@{wanted}" in each.facts.acl_categories]
+    return [each.name.encode() for each in all_commands if f"@{category_name}" in each.facts.acl_categories]
 
 
 @command("acl|setuser")

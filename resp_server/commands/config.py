@@ -17,7 +17,7 @@ from resp_server.net.tls import ACCEPTS_AT_ONCE
 from resp_server.protocol.errors import PlainError, ReplyError, client_text, syntax_error
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import OK, Reply, Sliced
-from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of, shown_letters
+from resp_server.push.keyspace_notifications import ClassesError, classes_of, config_letters, letters_of
 
 GLOB_MARKS = frozenset(b"*?[")
 INT32_MAX = 2**31 - 1
@@ -178,7 +178,7 @@ SETTINGS: dict[str, Setting] = {
     "maxclients": modifiable("clients_max", integer_between(1, CLIENTS_MAX)),
     "maxmemory": constant("0"),
     "maxmemory-policy": constant("noeviction"),
-    "notify-keyspace-events": modifiable("notify_events", event_classes, shown_letters),
+    "notify-keyspace-events": modifiable("notify_events", event_classes, config_letters),
     "port": Setting(_port, is_modifiable=True),
     "protected-mode": modifiable("protected_mode", yes_or_no),
     "proto-max-bulk-len": modifiable("bulk_bytes_max", memory_size(MIB, BULK_BYTES_MAX)),

@@ -92,7 +92,7 @@ def set_remote_monitors(server: ServerContext, nothing: None) -> None:
 
 
 @peer_query(RELAY_LINES)
-def show_requests(server: ServerContext, lines: Sequence[Sequence[Any]]) -> int:
+def relay_lines(server: ServerContext, lines: Sequence[Sequence[Any]]) -> int:
     """Send another process's requests to the monitors here that may see them; return the number of monitors here."""
     server.monitors.take([MonitorLine.from_json(each) for each in lines])
     return len(server.monitors)

@@ -153,9 +153,11 @@ def client_caching(context: CommandContext, mode: bytes) -> Reply:
     word = mode.upper()
     if word not in (b"YES", b"NO"):
         raise syntax_error()
-    wanted = "OPTIN" if word == b"YES" else "OPTOUT"
+    required_mode = "OPTIN" if word == b"YES" else "OPTOUT"
     if not (state.is_optin if word == b"YES" else state.is_optout):
-        raise PlainError(f"CLIENT CACHING {word.decode()} is only valid when tracking is enabled in {wanted} mode.")
+        raise PlainError(
+            f"CLIENT CACHING {word.decode()} is only valid when tracking is enabled in {required_mode} mode."
+        )
     state.is_caching_set = True
     return OK
 

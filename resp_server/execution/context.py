@@ -252,8 +252,8 @@ class ServerContext:
         tracked = session.tracked
         if tracked is None or not tracked.has_pending or tracked.redirect:
             return b""
-        told = self.tracking.take(tracked, PUSH, is_within=is_within)
-        return told if session.protocol > RESP2 else b""
+        pushes = self.tracking.take(tracked, PUSH, is_within=is_within)
+        return pushes if session.protocol > RESP2 else b""
 
     def pin(self) -> KeyspaceView:
         """Open a view of all jobs that stays at their newest epochs and at this clock reading until it is closed."""

@@ -513,9 +513,9 @@ class Dispatcher:
 
     def error_reply(self, error: Exception) -> bytes:
         """Return an encoded error reply, and count it. An unexpected exception is logged with an id."""
-        told = self._expected(error)
-        self._stats.count_error(told.code)
-        return b"-%b\r\n" % told.line
+        reply_error = self._expected(error)
+        self._stats.count_error(reply_error.code)
+        return b"-%b\r\n" % reply_error.line
 
     def _expected(self, error: Exception) -> ReplyError:
         """Return the error reply for an exception."""

@@ -27,7 +27,7 @@ class ProcessStats:
     stats: Stats = field(default_factory=Stats)
     watching: int = 0
     watched_keys: int = 0
-    held_back: int = 0  # clients that CLIENT PAUSE stopped
+    paused: int = 0  # clients that CLIENT PAUSE stopped
     started_bytes: int = 0  # resident memory at the start
     private_bytes: int = 0  # memory that is not mapped from a file, or that was mapped at the start
     output_bytes: int = 0  # unsent replies and pushes

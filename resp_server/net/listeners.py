@@ -41,13 +41,13 @@ class ListenOptions(Protocol):
 def raise_file_limit(clients: int) -> None:
     """Raise this process' limit of open files to serve a number of clients, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = clients + OTHER_FILES
+    needed = clients + OTHER_FILES
     if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        needed = min(needed, hard)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     except (OSError, ValueError) as error:
         log.warning("%d clients may be too many: files stay limited to %d (%s)", clients, soft, error)
 
@@ -58,20 +58,20 @@ def listen(hosts: Sequence[str], port: int, backlog_connections: int) -> list[so
     Resolves names. A loopback address that the machine does not have is skipped. OSError if another address cannot be
     bound.
     """
-    made: list[socket.socket] = []
+    listeners: list[socket.socket] = []
     for host in hosts:
         try:
             for address in _addresses(host, port):
-                made.append(_listener(address, port, backlog_connections))
-                port = made[-1].getsockname()[1]
+                listeners.append(_listener(address, port, backlog_connections))
+                port = listeners[-1].getsockname()[1]
         except OSError as error:
-            if host in LOOPBACK and made:
+            if host in LOOPBACK and listeners:
                 log.info("not listening on %s: this machine does not have it", host)
                 continue
-            for each in made:
+            for each in listeners:
                 each.close()
             raise cannot_listen(host, port, error) from None
-    return made
+    return listeners
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> OSError:
@@ -119,9 +119,9 @@ def _addresses(host: str, port: int) -> list[tuple[int, str]]:
 
 def _listener(address: tuple[int, str], port: int, backlog_connections: int) -> socket.socket:
     family, host = address
-    made = socket.create_server((host, port), family=family, backlog=backlog_connections)
-    made.setblocking(False)
-    return made
+    listener = socket.create_server((host, port), family=family, backlog=backlog_connections)
+    listener.setblocking(False)
+    return listener
 
 
 class PolledListener:

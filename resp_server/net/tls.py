@@ -70,8 +70,8 @@ class TlsFiles:
     def __post_init__(self) -> None:
         """TlsError for options that contradict each other."""
         if (self.cert is None) != (self.key is None):
-            lacking, given = (KEY_OPTION, CERT_OPTION) if self.key is None else (CERT_OPTION, KEY_OPTION)
-            raise TlsError(f"{given} needs {lacking}: give a certificate together with its private key")
+            missing, present = (KEY_OPTION, CERT_OPTION) if self.key is None else (CERT_OPTION, KEY_OPTION)
+            raise TlsError(f"{present} needs {missing}: give a certificate together with its private key")
         if self.auth_clients not in (None, *VERIFY_MODES):
             raise TlsError(f"{AUTH_CLIENTS_OPTION} is one of {', '.join(VERIFY_MODES)}, not {self.auth_clients!r}")
         if self.auth_clients in ("yes", "optional") and self.ca is None:
@@ -81,13 +81,13 @@ class TlsFiles:
 
     def arguments(self) -> list[str]:
         """Return these files as command line options for a child process."""
-        given = (
+        options_with_values = (
             (CERT_OPTION, self.cert),
             (KEY_OPTION, self.key),
             (CA_OPTION, self.ca),
             (AUTH_CLIENTS_OPTION, self.auth_clients),
         )
-        return [word for option, value in given if value is not None for word in (option, value)]
+        return [word for option, value in options_with_values if value is not None for word in (option, value)]
 
     @property
     def verify_mode(self) -> ssl.VerifyMode:

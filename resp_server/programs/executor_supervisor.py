@@ -98,9 +98,9 @@ class StderrLog:
             self._dropped += 1
             return
         self._lines += 1
-        note = f" ({self._dropped} lines before this were left out)".encode() if self._dropped else b""
+        dropped_text = f" ({self._dropped} earlier lines were dropped)".encode() if self._dropped else b""
         try:
-            os.write(self._descriptor, line[:LINE_BYTES_MAX] + note + b"\n")
+            os.write(self._descriptor, line[:LINE_BYTES_MAX] + dropped_text + b"\n")
             self._dropped = 0
         except OSError:  # nobody reads now
             self._dropped += 1
@@ -147,7 +147,7 @@ class ExecutorSupervisor:
         """Run and restart the server until the end."""
         pause_s = 0.0
         while True:
-            began_s = time.monotonic()
+            started_s = time.monotonic()
             self._start()
             while not self._has_ended():
                 if self._should_stop():
@@ -159,7 +159,7 @@ class ExecutorSupervisor:
                 (self._folder / ENDED).touch()
                 self._log_line("the state server was told to end")
                 return
-            if time.monotonic() - began_s > PAUSE_S_MAX:
+            if time.monotonic() - started_s > PAUSE_S_MAX:
                 pause_s = 0.0
             if not self._has_started:
                 self._write_failure(

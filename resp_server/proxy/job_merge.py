@@ -83,13 +83,13 @@ def job_lines(jobs: Sequence[Row]) -> str:
     stored = sum(row.get("store_bytes", 0) for row in jobs)
     lines = [f"sparkis_jobs:{len(jobs)}\r\nsparkis_store_bytes:{stored}\r\n"]
     for row in jobs:
-        shown = {name: "unknown" if value is None else value for name, value in row.items()}
-        held = "none" if row["held_back_epoch"] is None else row["held_back_epoch"]
+        row_texts = {name: "unknown" if value is None else value for name, value in row.items()}
+        held_back = "none" if row["held_back_epoch"] is None else row["held_back_epoch"]
         lines.append(
-            f"job_{shown['name']}:epoch={shown['applied']},committed_epoch={shown['committed']},"
-            f"lag_epochs={shown['lag_epochs']},lag_ms={shown['lag_ms']},committed_at={shown['committed_at']},"
-            f"age_ms={shown['age_ms']},stale={shown['stale']},incomplete={shown['incomplete']},held_back_epoch={held},"
-            f"keys={shown['keys']},store_bytes={shown.get('store_bytes', 0)}\r\n"
+            f"job_{row_texts['name']}:epoch={row_texts['applied']},committed_epoch={row_texts['committed']},"
+            f"lag_epochs={row_texts['lag_epochs']},lag_ms={row_texts['lag_ms']},committed_at={row_texts['committed_at']},"
+            f"age_ms={row_texts['age_ms']},stale={row_texts['stale']},incomplete={row_texts['incomplete']},held_back_epoch={held_back},"
+            f"keys={row_texts['keys']},store_bytes={row_texts.get('store_bytes', 0)}\r\n"
         )
     return "".join(lines)
 
@@ -114,8 +114,8 @@ def _progress(rows: Sequence[Row]) -> Row:
     oldest = min(rows, key=lambda row: row["committed_at"] or "")  # None if a server has no visible epoch yet
     age = {"committed_at": oldest["committed_at"], "age_ms": oldest["age_ms"]}
     flags = {name: max(row[name] for row in rows) for name in ("stale", "incomplete")}
-    held = max(rows, key=lambda row: -1 if row["held_back_epoch"] is None else row["held_back_epoch"])
-    age |= {"held_back_epoch": held["held_back_epoch"], "held_back_since": held["held_back_since"]}
+    held_back = max(rows, key=lambda row: -1 if row["held_back_epoch"] is None else row["held_back_epoch"])
+    age |= {"held_back_epoch": held_back["held_back_epoch"], "held_back_since": held_back["held_back_since"]}
     errors = dict.fromkeys(row["error"] for row in rows if row["error"])
     return progress | age | flags | {"error": "; ".join(errors)}
 

@@ -55,9 +55,9 @@ class Frames:
     keeps_pieces: a reply of more than a megabyte that arrived in parts is returned as these parts.
     """
 
-    def __init__(self, reply_bytes_max: int, *, keeps_pieces: bool = False) -> None:
+    def __init__(self, reply_bytes_max: int, *, returns_chunks: bool = False) -> None:
         self._bytes_max = reply_bytes_max
-        self.keeps_pieces = keeps_pieces
+        self.returns_chunks = returns_chunks
         self._done: list[bytes] = []  # the parsed bytes of an incomplete reply
         self._done_bytes = 0
         self._rest: list[bytes] = []  # its bytes that are not parsed yet
@@ -119,7 +119,7 @@ class Frames:
     def _take_done(self) -> RawReply:
         """Return the complete reply, and clear it."""
         done, self._done, self._done_bytes = self._done, [], 0
-        return raw_reply_of(done) if self.keeps_pieces else b"".join(done)
+        return raw_reply_of(done) if self.returns_chunks else b"".join(done)
 
     def _too_large(self) -> FrameError:
         return FrameError(f"a reply is larger than {self._bytes_max} bytes")
@@ -152,16 +152,16 @@ class Frames:
         if data[at : at + 1] in BULK_MARKS and after - len(data) > TEXT_BYTES_MAX:
             self._text_missing, self._text_end = after - len(data), data[-2:]
             at = after = len(data)
-        self._keep(data, start, at, after - at)
+        self._store_rest(data, start, at, after - at)
         return replies
 
-    def _keep(self, data: bytes, start: int, at: int, wanted_bytes: int) -> None:
+    def _store_rest(self, data: bytes, start: int, at: int, needed_bytes: int) -> None:
         if at > start:
             self._done.append(data[start:at])
             self._done_bytes += at - start
         self._rest_bytes = len(data) - at
         self._rest = [data[at:]] if self._rest_bytes else []
-        self._needed_bytes = wanted_bytes
+        self._needed_bytes = needed_bytes
         if self._done_bytes + self._rest_bytes > self._bytes_max:
             self.error = self._too_large()
 
@@ -220,7 +220,7 @@ def items_of(answer: RawReply) -> Steps[Sequence[RawReply]]:
     if count == 1:
         items: list[RawReply] = [raw_reply_of(texts)]
     else:
-        items, frames = [], Frames(size + 1, keeps_pieces=True)
+        items, frames = [], Frames(size + 1, returns_chunks=True)
         for some in _cut_up(texts):
             items += frames.feed(some)
             yield

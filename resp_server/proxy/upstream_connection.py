@@ -562,7 +562,7 @@ class UpstreamProtocol(asyncio.Protocol):
     def hand_over_to(self, receiver: ReplyReceiver) -> None:
         """Pass replies to another receiver from now on, a long one as the chunks in which it arrives."""
         self._receiver = receiver
-        self._frames.keeps_pieces = True
+        self._frames.returns_chunks = True
 
     def pause(self, is_paused: bool) -> None:
         """Pause reading, or resume it."""

@@ -104,7 +104,7 @@ def letters_of(classes: int) -> str:
     return "".join(letter for letter, each in CLASSES.items() if classes & each)
 
 
-def shown_letters(letters: str) -> str:
+def config_letters(letters: str) -> str:
     """Return letters as CONFIG GET renders them: with `A`, `n` is left out."""
     classes = classes_of(letters)
     classes_text = (

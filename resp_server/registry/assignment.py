@@ -79,8 +79,8 @@ class Assignment:
 
     def includes(self, member_id: str) -> bool:
         """Tell whether a member is in the topology or in a shard."""
-        is_shown = self.topology is not None and member_id in self.topology.by_id
-        return is_shown or any(member_id in shard.members for shard in self.shards)
+        is_included = self.topology is not None and member_id in self.topology.by_id
+        return is_included or any(member_id in shard.members for shard in self.shards)
 
     # -- the topology -------------------------------------------------------------------------------------------------
 

@@ -50,8 +50,8 @@ class Record:
     def to_bytes(self) -> bytes:
         """Return the JSON that `parse` reads."""
         topology = None if self.topology is None else self.topology.to_json()
-        given = {"term": self.term, "address": self.address, "replicas": self.replicas, "topology": topology}
-        return json.dumps(given, indent=1).encode() + b"\n"
+        fields = {"term": self.term, "address": self.address, "replicas": self.replicas, "topology": topology}
+        return json.dumps(fields, indent=1).encode() + b"\n"
 
 
 def read_record(filesystem: Filesystem) -> Record | None:

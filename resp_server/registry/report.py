@@ -61,19 +61,19 @@ class Report:
     def parse(cls, text: str | bytes) -> Report:
         """Read a report; ReportError."""
         try:
-            given = json.loads(text)
-            member_id, host, port = given["id"], given["host"], given["port"]
+            fields = json.loads(text)
+            member_id, host, port = fields["id"], fields["host"], fields["port"]
             if not NODE_ID.fullmatch(member_id):
                 raise ReportError(f"the report's id {member_id!r:.80} is not 40 hex digits in lower case")
             Topology.of_json({"version": 0, "nodes": [{"id": member_id, "host": host, "port": port}]})
-            jobs = {str(name): _visible(seen) for name, seen in given["jobs"].items()}
-            owned_slots = KeyGroups.parse(given["owned_slots"])
+            jobs = {str(name): _visible(seen) for name, seen in fields["jobs"].items()}
+            owned_slots = KeyGroups.parse(fields["owned_slots"])
             topology_version, zone, driver = (
-                int(given["topology_version"]),
-                str(given.get("zone", "")),
-                str(given.get("driver", "")),
+                int(fields["topology_version"]),
+                str(fields.get("zone", "")),
+                str(fields.get("driver", "")),
             )
-            is_draining, has_room = bool(given["is_draining"]), bool(given.get("has_room", True))
+            is_draining, has_room = bool(fields["is_draining"]), bool(fields.get("has_room", True))
             return cls(member_id, host, port, is_draining, has_room, topology_version, owned_slots, jobs, zone, driver)
         except (TopologyError, KeyGroupsError) as error:
             raise ReportError(f"the report is invalid: {error}") from None

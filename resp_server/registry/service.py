@@ -180,7 +180,7 @@ class Registry:
 
     async def run(self) -> NoReturn:
         """Plan and send directives until cancelled; FencedError when another registry has taken over."""
-        tasks = [asyncio.create_task(each) for each in (self._decide(), self._keep_lease())]
+        tasks = [asyncio.create_task(each) for each in (self._decide(), self._renew_lease())]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -281,7 +281,7 @@ class Registry:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._saved.wait(), SAVE_S_MAX)
 
-    async def _keep_lease(self) -> None:
+    async def _renew_lease(self) -> None:
         """Store each new topology, and check the record once a second; FencedError."""
         last_error = ""
         while True:

@@ -79,10 +79,10 @@ class CachingClient:
         if is_in_transaction:
             replies = [self._reply() for _ in requests][-1]
             requests = requests[1:-1]
-            return [self._keep(request, reply) for request, reply in zip(requests, replies, strict=True)]
-        return [self._keep(request, self._reply()) for request in requests]
+            return [self._store_rest(request, reply) for request, reply in zip(requests, replies, strict=True)]
+        return [self._store_rest(request, self._reply()) for request in requests]
 
-    def _keep(self, request: tuple[bytes, ...], reply: Any) -> int:
+    def _store_rest(self, request: tuple[bytes, ...], reply: Any) -> int:
         found = dict(zip(request[1:], map(int, [reply] if request[0] == b"GET" else reply), strict=True))
         self.cache.update(found)
         return max(found.values())

@@ -75,7 +75,7 @@ def test_a_new_topology_is_shown_by_all_workers(dataset_log: Path, tmp_path: Pat
         ("{", HERE, "cluster.json: the topology is not JSON"),
         (json.dumps(topology(1, "0-1", "1-2")), HERE, "slots 1 have two owners"),
         (json.dumps(topology(1, "0-1", "2-2")), "10.9.9.9:1", "no node '10.9.9.9:1' in version 1 of the topology"),
-        (json.dumps(topology(1, "0-1", "2-2")), None, "--cluster FILE and --cluster-node HOST:PORT are given together"),
+        (json.dumps(topology(1, "0-1", "2-2")), None, "--cluster FILE needs --cluster-node HOST:PORT"),
     ],
 )
 def test_a_server_does_not_start_with_a_bad_topology(
