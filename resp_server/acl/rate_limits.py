@@ -33,7 +33,7 @@ class RateLimit:
         commands, comma, size = rates.partition(",")
         if not user or not equals or not (commands or size) or (comma and not size):
             raise ValueError(
-                f"{text!r} is no limit: write USER=COMMANDS, USER=COMMANDS,BYTES or USER=,BYTES, each a second"
+                f"{text!r} is not a limit: write USER=COMMANDS, USER=COMMANDS,BYTES or USER=,BYTES, each a second"
             )
         return cls(user, _rate(commands, text), _rate(size, text))
 

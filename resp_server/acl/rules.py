@@ -336,7 +336,7 @@ class Selector:
             *self.command_rules,
         ]
 
-    # -- questions ----------------------------------------------------------------------------------------------------
+    # -- checks -------------------------------------------------------------------------------------------------------
 
     @property
     def is_unrestricted(self) -> bool:
@@ -405,7 +405,7 @@ def _names(catalogue: CommandCatalogue) -> Iterator[str]:
 
 
 def _key_rule(pattern: bytes, access: KeyAccess) -> bytes:
-    """Return the rule that adds a pattern. For `*` it is not `~*`: Redis writes that, and cannot load it again."""
+    """Return the rule that adds a pattern; for `*` not `~*`, which Redis writes but cannot load again."""
     return (
         b"%RW~*"
         if pattern == b"*" and access == KeyAccess.READ | KeyAccess.WRITE
@@ -578,7 +578,7 @@ class User:
         own, *others = self.rule_lists
         return b" ".join([*own, *(b"(%b)" % b" ".join(each) for each in others)])
 
-    # -- questions ----------------------------------------------------------------------------------------------------
+    # -- checks -------------------------------------------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
@@ -619,7 +619,7 @@ class User:
         return any(each.allows_channel(channel, is_pattern=is_pattern) for each in self.selectors)
 
     def denial(self, command: Command, request: Sequence[bytes]) -> Denial | None:
-        """Return why a request is denied; None: allowed. Of several selectors, the denial that came latest counts."""
+        """Return why a request is denied; None: allowed. The denial with the highest reason of all selectors counts."""
         if self.is_unrestricted:
             return None
         found: Sequence[tuple[int, KeyAccess]] | None = None

@@ -68,8 +68,8 @@ class Outcome:
 class Users:
     """The users of a server. `default` always exists. A user stays the same object when its rules change.
 
-    path: the ACL file; None: no file. limits: rate limits by user name. upstream_password: a login as `default` with it
-    is one of the server's own proxies, or another node; this user is unrestricted and in no list.
+    path: the ACL file; None: no file. limits: rate limits by user name. upstream_password: the password of the server's
+    own proxies and of other nodes, for a login as `default`; their user is unrestricted and not listed.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ A push goes out between two replies: at once, or behind the reply that is being 
 not read, so a client with too much unsent output is cut.
 
 An exception of a request becomes its error reply, which the dispatcher makes. Any other exception, such as one while a
-push is made, ends this connection alone (`guarded.alone`, `break_off`).
+push is made, ends this connection alone (`guarded.isolated`, `break_off`).
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def send_now(self, reply: bytes) -> None:
-        """Send bytes from the write queue. Guarded like `alone`, without the cost of another call."""
+        """Send bytes from the write queue. Guarded like `isolated`, without the cost of another call."""
         try:
             self.unsent_bytes -= len(reply)
             if not self._transport.is_closing():  # it may have been cut meanwhile

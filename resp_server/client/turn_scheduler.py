@@ -41,9 +41,9 @@ class TurnScheduler:
     def __init__(self, on_round: Callable[[], None] = lambda: None, *, has_siblings: bool = False) -> None:
         self._on_round = on_round
         self._fresh_ns = 0 if has_siblings else ROUND_NS_MAX
-        self.fresh_until_ns = 0  # a turn that begins later begins a round, or what stands for one
+        self.fresh_until_ns = 0  # a turn that begins later starts a new round
         self._waiting: deque[ScheduledTurn] = deque()
-        self._is_due = False  # `_step` comes with the next round
+        self._is_due = False  # `_step` is scheduled for the next round
         self._is_in_round = False
         self._ends_ns = 0
 
@@ -62,7 +62,7 @@ class TurnScheduler:
         self.fresh_until_ns = now_ns + self._fresh_ns
 
     def _enter_round(self, now_ns: int) -> bool:
-        """Have the round's end noted; tell whether this is the first that was heard of it."""
+        """Enter the current round, unless it was entered before; return whether this call entered it."""
         if self._is_in_round:
             return False
         self._is_in_round = True
@@ -71,7 +71,7 @@ class TurnScheduler:
         return True
 
     def defer(self, run: Callable[[], None]) -> ScheduledTurn:
-        """Run a turn when those before it are done."""
+        """Enqueue a turn."""
         turn = ScheduledTurn(run)
         self._waiting.append(turn)
         self._go_on()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-# With more than this the queue is sent before the end of the round (guess: a few writes that fill a socket's buffer).
+# A larger queue is sent before the end of the round (guess: a few writes that fill a socket's buffer).
 WAITING_BYTES_MAX = 256 * 1024
 
 

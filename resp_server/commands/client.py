@@ -188,7 +188,7 @@ def client_kill(context: CommandContext, *words: OneOrMore) -> Reply:
 
 
 def _kill_options(server: ServerContext, words: Sequence[bytes]) -> dict[str, Any]:
-    """Parse the filters, which a client has to pass all. The last one counts of a filter that is given twice."""
+    """Parse the filters; a client is closed if it passes all. Of a repeated filter, the last one counts."""
     filters: dict[str, Any] = {"skipme": True}
     for option, word in zip_longest(words[::2], words[1::2]):
         name = option.decode("latin-1").lower()

@@ -38,8 +38,8 @@ NO_SPIKES = (
 )
 ADVICE = {
     "command": "SLOWLOG GET names the requests that took longest: long replies are best read in parts (HSCAN, LRANGE).",
-    "fast-command": "Requests that should be fast were held up: look for other load on this machine's cores.",
-    "event-loop": "The event loop was held up: other load on this machine's cores, or clients that want more workers.",
+    "fast-command": "Requests that should be fast were delayed: look for other load on this machine's cores.",
+    "event-loop": "The event loop was delayed: other load on this machine's cores, or too many clients for the workers.",
 }
 
 

@@ -21,7 +21,7 @@ from state_backend.store.store import FIELD_POSITIONS
 SCANNED_PER_DRAW = 12
 # Draws of one step (guess: half a millisecond).
 CHUNK_DRAWS = 32
-# If more than one item in so many is wanted, one pass over all items is faster than drawing (guess).
+# If more than one item in so many is requested, one pass over all items is faster than drawing (guess).
 DRAWN_SHARE_MAX = 32
 # Items of one reply with repetition: Redis would continue until its memory is exhausted.
 REPEATED_MAX = 10_000_000

@@ -40,8 +40,8 @@ from state_backend.store.store import Entry, Snapshot, Text
 
 Found = TypeVar("Found")
 
-# How long a command waits for the other processes of its server. The master waits less for each, so this is exceeded
-# only if the master is stuck.
+# A command's longest wait for the other processes of its server. The master's own timeout is shorter, so this one is
+# reached only if the master hangs.
 GATHER_S_MAX = 2.0
 
 # The fast path times a buffer of requests as a whole. With a lower threshold than this, a buffer may exceed it although
@@ -82,7 +82,7 @@ class ServerContext:
     peers: PeerProcesses | None = None  # None: this is the only process that serves the port
     # The state of the servers behind a proxy, for INFO; None: this is no proxy.
     upstreams: Callable[[], Mapping[str, object]] | None = None
-    # Grows whenever the next reply may be from another epoch or topology than the last one.
+    # Incremented whenever the next reply may be from another epoch or topology than the last one.
     change_counter: int = 0
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class ServerContext:
     def _on_epoch(self) -> None:
         self.pinned_epochs.update(self.clock())
         if self.view.routes_version != self.keyspace.version:
-            self.renew()  # the view keeps the files of removed stores open, and the next request may be far off
+            self.renew()  # an old view keeps the files of removed stores open, and the next request may come late
         self.notifications.poll_soon()
 
     def become_node(self, node: NodeView) -> None:
@@ -137,7 +137,7 @@ class ServerContext:
 
     @property
     def is_observed(self) -> bool:
-        """Tell whether each request is monitored, timed or paused by itself; then the fast path is off."""
+        """Tell whether requests are monitored, timed or paused individually; then the fast path is off."""
         is_measured = 0 <= self.config.slow_over_us < ONE_BY_ONE_US
         return is_measured or bool(self.monitors) or self.paused_until_ms > 0
 
@@ -150,7 +150,7 @@ class ServerContext:
                 session.observe(is_observed)
 
     def pause(self, until_ms: int) -> None:
-        """Pause all clients until this time; a later time that was set before stays."""
+        """Pause all clients until this time; an earlier, longer pause stays."""
         self.paused_until_ms = max(self.paused_until_ms, until_ms)
         self.update_observation()
 

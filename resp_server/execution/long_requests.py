@@ -36,8 +36,8 @@ OnPortion = Callable[[Request], None]
 class RequestSplit(NamedTuple):
     """How a command's request is split, and how the replies are joined.
 
-    kept: the number of words after the name that each portion repeats. is_counted: the last of them is the number of
-    the words after it. check_room: raises PlainError if there are too many words in all.
+    prefix_words: the number of words after the name that each portion repeats. is_counted: the last of them is the
+    number of the words after it. check_limits: raises PlainError if the request has too many words.
     """
 
     shape: type
@@ -121,7 +121,7 @@ SPLITS: Mapping[str, RequestSplit] = {
 
 
 def split_of(command: Command, request: Request) -> RequestSplit | None:
-    """Return how a long request is split; None: it is not. PlainError if it is too long for that."""
+    """Return how a long request is split; None: it runs unsplit. PlainError if it is too long for that."""
     split = SPLITS.get(command.name)
     if split is not None and not (split.is_counted and not _is_counted(command, split, request)):
         return split

@@ -4,7 +4,7 @@ A mark has the epoch at which the key was read, and a digest. The digest covers 
 value unless that is large. EXEC computes the digest again. If it differs, the key has changed: by an epoch, or because
 it expired. If it is the same, EXEC asks the store which keys the epochs in between changed. The store does not know
 this if there were too many keys, if it was rebuilt, or if slots moved. Then a digest that covers the value proves that
-the key is unchanged; a key whose digest has only the size counts as changed.
+the key is unchanged; with a digest of the size only, the key counts as changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DIGEST_BYTES = 16
 # Steps of counting a map's fields when some have expired; each takes well below a millisecond.
 COUNT_STEPS_MAX = 4
 
-# The digest of a map that cannot be counted in time: it equals none.
+# Stands for the digest of a map that cannot be counted in time; it never matches.
 NO_DIGEST = "?"
 
 

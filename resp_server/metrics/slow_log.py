@@ -54,7 +54,7 @@ class SlowLog:
         self._next_id, self._step = first, step
 
     def add(self, at_ms: int, microseconds: int, words: Sequence[bytes], address: str, name: bytes, most: int) -> None:
-        """Store a request; the log keeps at most `most` requests."""
+        """Add a request; the log has at most `most` requests."""
         self._entries.appendleft(SlowRequest(self._next_id, at_ms, microseconds, truncated(words), address, name))
         self._next_id += self._step
         self.cut(most)

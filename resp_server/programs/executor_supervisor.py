@@ -35,7 +35,7 @@ ENDED = "ended"
 STORE = "store"
 
 DRAIN_S_MAX = 5.0
-# A server that dies is restarted at once, then after pauses that double up to the longest (guess).
+# A server that dies is restarted at once, then after pauses that double up to a maximum (guess).
 PAUSE_S = 1.0
 PAUSE_S_MAX = 60.0
 # Where the system has no pidfd, processes are polled this often.
@@ -102,7 +102,7 @@ class StderrLog:
         try:
             os.write(self._descriptor, line[:LINE_BYTES_MAX] + dropped_text + b"\n")
             self._dropped = 0
-        except OSError:  # nobody reads now
+        except OSError:  # the pipe is full or closed
             self._dropped += 1
 
 
@@ -157,7 +157,7 @@ class ExecutorSupervisor:
             code = self._reap()
             if code == 0 and not self._should_stop():
                 (self._folder / ENDED).touch()
-                self._log_line("the state server was told to end")
+                self._log_line("the state server was requested to end")
                 return
             if time.monotonic() - started_s > PAUSE_S_MAX:
                 pause_s = 0.0
@@ -241,7 +241,7 @@ class ExecutorSupervisor:
         assert process is not None and watched is not None
         for pipe in (process.stdout, process.stderr):
             assert pipe is not None
-            for _ in range(LAST_READS_MAX):  # its appliers may write on for a moment
+            for _ in range(LAST_READS_MAX):  # its appliers may still write for a moment
                 if not self._read(pipe):
                     break
             with suppress(KeyError):

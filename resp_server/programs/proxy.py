@@ -129,7 +129,7 @@ def _upstream_certificates(options: argparse.Namespace) -> Certificates | None:
         return None
     files = files_of(options)
     if files is None and options.upstream_tls == "yes":
-        raise TlsError("--upstream-tls yes needs --tls-ca-cert-file, the CA that the servers' certificates are of")
+        raise TlsError("--upstream-tls yes needs --tls-ca-cert-file, the CA that signs the servers' certificates")
     return certificates_of(files)
 
 
@@ -145,29 +145,29 @@ async def _serve(options: argparse.Namespace) -> None:
     applications = Applications([source.cluster for source in sources])
     server = Server(
         Keyspace(),
-        replace(config, upstream_password=None),  # with which nobody comes here
+        replace(config, upstream_password=None),  # no process logs in to a proxy with it
         dispatcher=lambda server: ProxyDispatcher(server, applications),
         connection=ProxyConnection,
     )
     load_users(server.users)
     server.context.upstreams = applications.info_fields
-    feeds = connect_pubsub(applications, server.context)
+    relay = connect_pubsub(applications, server.context)
     applications.start()
-    epoch_feed: list[asyncio.Task[None]] = []
+    source_tasks: list[asyncio.Task[None]] = []
     try:
         for source in sources:
             source.begin()
-            epoch_feed.append(asyncio.create_task(source.follow()))
+            source_tasks.append(asyncio.create_task(source.follow()))
         await server.start()
         log_started(config, server.port, server.tls_port)
         if options.child:
             print(json.dumps({"port": server.port, "tls_port": server.tls_port}), flush=True)
         await until_shutdown(watches_input=options.child, users=server)
     finally:
-        for task in epoch_feed:
+        for task in source_tasks:
             task.cancel()
         await server.stop()
-        feeds.stop()
+        relay.stop()
         applications.stop()
         logger.info("ended")
 

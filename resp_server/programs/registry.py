@@ -81,7 +81,7 @@ def serve(options: argparse.Namespace) -> int:
     try:
         uvloop.run(_run(options, token_of(options), certificates_of(server_files_of(options))))
     except FencedError as error:
-        logger.error("%s; this one ends", error)
+        logger.error("%s; this registry ends", error)
         return FENCED_CODE
     return 0
 
@@ -93,23 +93,23 @@ async def _run(options: argparse.Namespace, token: str, certificates: Certificat
     filesystem = open_filesystem(options.log)
     filesystem.make_folder("")
     shutdown = asyncio.create_task(until_shutdown(watches_input=options.child))
-    await asyncio.sleep(0)  # so that signals are waited for when somebody reads that it is there
+    await asyncio.sleep(0)  # installs the signal handlers before the start is announced
     try:
         while not shutdown.done():
             if options.standby:
                 logger.info("standing by for the registry of %s", filesystem.root)
-                away = asyncio.create_task(wait_for_absence(filesystem, _connecting(token, certificates)))
-                await asyncio.wait([away, shutdown], return_when=asyncio.FIRST_COMPLETED)
-                if not away.done():
-                    away.cancel()
+                absence = asyncio.create_task(wait_for_absence(filesystem, _connecting(token, certificates)))
+                await asyncio.wait([absence, shutdown], return_when=asyncio.FIRST_COMPLETED)
+                if not absence.done():
+                    absence.cancel()
                     return
-                away.result()
+                absence.result()
             try:
                 await _assign(options, host, filesystem, token, certificates, shutdown)
             except FencedError as error:
                 if not options.standby:
                     raise
-                logger.warning("%s; this one stands by again", error)
+                logger.warning("%s; this registry is a standby again", error)
     finally:
         shutdown.cancel()
         logger.info("ended")
@@ -135,16 +135,16 @@ async def _assign(
     lease = await asyncio.to_thread(RegistryLease.acquire, filesystem, address, options.replicas)
     registry = Registry(lease, token, certificates)
     await registry.start(listener)
-    deciding = asyncio.create_task(registry.run())
+    running = asyncio.create_task(registry.run())
     try:
         logger.info("started registry @ %s, term %d", address, registry.term)
         if options.child:
             print(json.dumps({"host": host, "port": port}), flush=True)
-        await asyncio.wait([deciding, shutdown], return_when=asyncio.FIRST_COMPLETED)
-        if deciding.done():
-            deciding.result()
+        await asyncio.wait([running, shutdown], return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
     finally:
-        deciding.cancel()
+        running.cancel()
         await registry.stop()
 
 

@@ -1,6 +1,6 @@
-"""A server process from end to end: options, store folder, followers, listeners, signals. `sparkis serve` runs this.
+"""`sparkis serve`: a server process, with its options, store folder, appliers, listeners and signals.
 
-No Spark and no JVM: what is served comes from change logs, which may be read-only.
+Needs no Spark and no JVM. The change logs that it serves may be read-only.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _event_classes(text: str) -> str:
 def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> ServerConfig:
     """Return the server's settings; ValueError for a password file, TlsError for a certificate that cannot be read."""
     if options.requirepass and options.requirepass_file:
-        raise ValueError("--requirepass and --requirepass-file are both given; give one of them")
+        raise ValueError("--requirepass and --requirepass-file are both store_option; give one of them")
     password = options.requirepass or os.environ.get(PASSWORD_VARIABLE) or None
     if options.requirepass_file:
         try:
@@ -195,8 +195,8 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
             raise ValueError(f"--requirepass-file {options.requirepass_file}: {error.strerror}") from None
     if options.aclfile and password is not None:
         raise ValueError(
-            "a password and --aclfile are both given; the file says which users there are, so give the user 'default' "
-            "its password there"
+            "a password and --aclfile are both store_option; with an ACL file, set the password of the "
+            "user 'default' in that file"
         )
     tls = files_of(options)
     if tls is not None:
@@ -204,7 +204,7 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
             raise ValueError(f"{CA_OPTION} has no use without --tls-cert-file and --tls-key-file; give them as well")
         tls = None if tls.cert is None else tls
     if tls is not None:
-        server_context(tls)  # before anything is started
+        server_context(tls)  # checks the files before the start
     return ServerConfig(
         tls=tls,
         tls_port=getattr(options, "tls_port", None),
@@ -228,13 +228,13 @@ def serve(options: argparse.Namespace) -> None:
         raise ValueError("--cluster FILE needs --cluster-node HOST:PORT, and the other way round; give both")
     if options.cluster is not None and options.tls_port is not None:
         raise ValueError(
-            "--tls-port cannot be with --cluster, which tells clients one port of each node; without --tls-port a "
-            "node with a certificate speaks TLS at --port, and all nodes have to do the same"
+            "--tls-port cannot be combined with --cluster, because a topology has one port for each node; without "
+            "--tls-port a node with a certificate speaks TLS at --port, and all nodes must do the same"
         )
     roots = [open_filesystem(log).root for log in options.log]
     check_logs(roots)
     supervised = json.loads(os.environ.pop(SUPERVISED, "{}"))
-    # Workers map the stores in place of this process, which starts them again.
+    # With workers, this process maps no stores and restarts the workers itself.
     is_supervisor = not (options.child or options.workers > 1 or supervised)
     if supervised.get("port"):
         options.port = supervised["port"]  # as before a restart
@@ -248,18 +248,18 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def check_logs(roots: Sequence[str]) -> None:
-    """ValueError if a local log root does not exist: with a typing error the server would wait for ever."""
+    """Raise ValueError if a local log root does not exist: a server of a misspelled root would wait for ever."""
     for root in roots:
         if "://" not in root and not Path(root).is_dir():
             raise ValueError(f"--log {root} is not a folder; name the change log of a job, or start the job first")
 
 
 @contextmanager
-def store_folder(given: str | None, roots: Sequence[str]) -> Iterator[Path]:
+def store_folder(store_option: str | None, roots: Sequence[str]) -> Iterator[Path]:
     """Lock and return the folder of the stores; StoreError if another process has it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparkis"
     named = hashlib.blake2b("\0".join(roots).encode(), digest_size=8).hexdigest()
-    folder = Path(given).expanduser() if given else cache / named
+    folder = Path(store_option).expanduser() if store_option else cache / named
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "lock").touch()
@@ -306,19 +306,19 @@ async def _serve(
     appliers = Appliers(catalog, list(roots), folder, retention_ms=retention_ms)
     server.watch_event_demand(appliers.record_events)
     token = os.environ.pop(TOKEN_VARIABLE, None)
-    membership = TopologySource(server)
-    control = ControlListener(appliers, membership, token, certificates_of(config.tls)) if token else None
+    topology_source = TopologySource(server)
+    control = ControlListener(appliers, topology_source, token, certificates_of(config.tls)) if token else None
     loading: asyncio.Task[None] | None = None
-    epoch_feed: asyncio.Task[None] | None = None
+    topology_task: asyncio.Task[None] | None = None
     try:
         if options.cluster is not None:
-            file = TopologyFile(Path(options.cluster), options.cluster_node, membership)
+            file = TopologyFile(Path(options.cluster), options.cluster_node, topology_source)
             file.read()
-            epoch_feed = asyncio.create_task(file.follow())
+            topology_task = asyncio.create_task(file.follow())
         await appliers.start()
         loading = asyncio.create_task(appliers.catch_up())
         await asyncio.wait([loading], timeout=LOADING_GRACE_S)
-        server.set_loading(not loading.done())  # until then an answer could be that a key does not exist
+        server.set_loading(not loading.done())  # before, the reply could be a wrong nil
         loading.add_done_callback(lambda _: server.set_loading(False))
         await server.start()
         control_port = await control.start() if control else None
@@ -330,7 +330,7 @@ async def _serve(
             os.write(supervised["ports"], json.dumps({"port": server.port, "tls_port": server.tls_port}).encode())
         await until_shutdown(watches_input=options.child, users=server, lifeline=supervised.get("lifeline"))
     finally:
-        for task in (loading, epoch_feed):
+        for task in (loading, topology_task):
             if task is not None:
                 task.cancel()
         if control:
@@ -371,9 +371,9 @@ async def until_shutdown(*, watches_input: bool, users: UserSource | None = None
     """Wait for SIGTERM, SIGINT, or the end of the parent process; True if a signal came.
 
     watches_input: the parent's end closes stdin. lifeline: another descriptor that closes at the parent's end. SIGHUP,
-    which a closing terminal sends as well, reads the ACL file again.
+    which a closing terminal also sends, reloads the ACL file.
     """
-    # Excludes all present objects from garbage collection (measured: else it takes a seventh of a proxy's time).
+    # Excludes all present objects from garbage collection (measured: it would take a seventh of a proxy's time).
     gc.freeze()
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[bool] = loop.create_future()
@@ -389,7 +389,7 @@ async def until_shutdown(*, watches_input: bool, users: UserSource | None = None
 
 def _reload_users(server: UserSource | None) -> None:
     if server is None or server.users.path is None:
-        logger.info("SIGHUP: there is no ACL file to read again; certificates are read again when they change")
+        logger.info("SIGHUP: there is no ACL file to reload; changed certificates are reloaded without a signal")
         return
     try:
         server.reload_users()

@@ -1,6 +1,6 @@
 """`sparkis state-server`: serves the slots that a registry assigns, of the jobs in its change logs. No Spark, no JVM.
 
-Its store folder has the stores, and `member.json` with the server's id, its port and its desired slots, so that a
+Its store folder contains the stores, and `member.json` with the server's id, its port and its desired slots, so that a
 restarted server is the same member.
 """
 
@@ -166,13 +166,13 @@ class Identity:
             if NODE_ID.fullmatch(stored["id"]):
                 return cls(stored["id"], int(stored["port"]), KeyGroups.parse(stored["desired_slots"]))
         except (OSError, ValueError, KeyError, TypeError, KeyGroupsError):
-            pass  # not there, or half of it after a crash of the machine: a new member, whose stores are built anew
+            pass  # missing, or incomplete after a crash of the machine: a new member, whose stores are rebuilt
         return cls(secrets.token_hex(20))
 
     def write(self, folder: Path) -> None:
         """Write the file."""
         path = folder / MEMBER_FILE
-        with suppress(OSError):  # a full disk: the server goes on, and loads more after its next start
+        with suppress(OSError):  # a full disk: after its next start the server loads more
             path.with_suffix(".new").write_text(
                 json.dumps({"id": self.id, "port": self.port, "desired_slots": str(self.desired_slots)})
             )
@@ -223,7 +223,7 @@ async def _serve(
     server.watch_event_demand(appliers.record_events)
     ended = asyncio.Event()
     host, port = options.advertise or (_own_host(config.hosts[0]), None)
-    link = RegistryClient(
+    registry_client = RegistryClient(
         identity.id,
         AdvertisedAddress(host, port or server.port, options.zone, options.driver),
         TopologySource(server),
@@ -235,20 +235,20 @@ async def _serve(
         on_end=ended.set if options.driver else None,
         certificates=certificates_of(config.tls),
     )
-    appliers.on_change = link.report_soon
+    appliers.on_change = registry_client.report_soon
     tasks: list[asyncio.Task[None]] = []
     shutdown = asyncio.create_task(until_shutdown(watches_input=options.child, users=server))
     try:
         await appliers.start()
         tasks.append(asyncio.create_task(_open(server, appliers, identity_file.is_assigned)))
-        tasks.append(asyncio.create_task(link.run()))
+        tasks.append(asyncio.create_task(registry_client.run()))
         display_host = host or config.hosts[0]
         logger.info("started state server @ %s:%d", display_host, port or server.port)
         if options.child:
             print(json.dumps({"host": display_host, "port": port or server.port}), flush=True)
         await asyncio.wait([shutdown, asyncio.create_task(ended.wait())], return_when=asyncio.FIRST_COMPLETED)
         if shutdown.done() and shutdown.result():
-            await link.drain(DRAIN_S_MAX)
+            await registry_client.drain(DRAIN_S_MAX)
     finally:
         for task in (shutdown, *tasks):
             task.cancel()

@@ -69,5 +69,5 @@ def _unescape_double(line: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _unescape_single(line: bytes, at: int) -> tuple[bytes, int]:
-    r"""Return what stands for `\'`; any other backslash is itself."""
+    r"""Return a quote for `\'`, else the backslash, and the length that was read."""
     return (b"'", 2) if line[at + 1 : at + 2] == b"'" else (b"\\", 1)

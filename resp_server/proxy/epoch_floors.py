@@ -62,7 +62,7 @@ class EpochFloors:
     def raise_to(self, slots: Iterable[int], epochs: Epochs) -> None:
         """Raise the floors of slots whose server changes to the epochs of the server before."""
         self._ends = None
-        # (old floor, new floor) by the old one's id; the reference to the old one keeps its id unique.
+        # (old floor, new floor) by the id of the old floor, which the tuple references so that the id stays unique.
         made: dict[int, tuple[Epochs, Epochs]] = {}
         for slot in slots:
             before = self.by_slot[slot]

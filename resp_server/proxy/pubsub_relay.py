@@ -68,7 +68,7 @@ VERBS = {
     SubscriptionKind.SHARD: b"SSUBSCRIBE",
 }
 
-# The channels and patterns that a server is asked for.
+# The channels and patterns to subscribe to at a server.
 Names = dict[SubscriptionKind, set[bytes]]
 
 
@@ -163,7 +163,7 @@ class RelayConnection(asyncio.Protocol):
         self._transport, self._subscribed, self._events = transport, _no_names(), None
         self._changed = {kind: set(names) for kind, names in self.desired.items()}
         self._silent_checks = 0
-        self.pings = self.pongs = self.pings - 1  # the next ping stands for those of the lost connection
+        self.pings = self.pongs = self.pings - 1  # the next ping replaces those of the lost connection
         self._relay.sync()
 
     @property

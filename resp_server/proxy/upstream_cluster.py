@@ -418,7 +418,7 @@ class UpstreamCluster:
         self._apply_choice(self._choose())
 
     def _apply_choice(self, changed: Mapping[str, str]) -> None:
-        """Apply a choice. changed: the servers before, by master, for the shards whose active server changed."""
+        """Apply a choice. changed: the former active server of each shard whose active server changed, by master."""
         self._raise_floors(changed)
         self._invalidate_upstream_numbers()
         replaced = set(changed.values())
@@ -617,7 +617,7 @@ class LongReplies:
         self._buffered_bytes = 0
 
     def take(self, link: UpstreamProtocol, request: UpstreamRequest, epochs: ReplyEpochs) -> None:
-        """Take over a socket whose next reply is long; reading goes on as at_end_of_turn as there is room."""
+        """Take over a socket whose next reply is long; reading continues as soon as there is room."""
         if link.partial_bytes > REPLY_BYTES_MAX:
             link.forget()
             request.refuse(PlainError(f"a reply is larger than {REPLY_BYTES_MAX} bytes"))
