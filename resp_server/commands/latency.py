@@ -39,7 +39,7 @@ NO_SPIKES = (
 ADVICE = {
     "command": "SLOWLOG GET names the requests that took longest: long replies are best read in parts (HSCAN, LRANGE).",
     "fast-command": "Requests that should be fast were delayed: look for other load on this machine's cores.",
-    "event-loop": "The event loop was delayed: other load on this machine's cores, or too many clients for the workers.",
+    "event-loop": "The event loop was delayed: other load on the machine's cores, or too many clients for the workers.",
 }
 
 
