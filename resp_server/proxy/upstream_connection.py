@@ -233,7 +233,7 @@ class UpstreamConnection:
             self._connecting = self._loop.create_task(self._connect())
 
     def wake(self) -> None:
-        """Try at once to connect: another connection to the server was made."""
+        """Try to connect at once: another connection to the server was opened."""
         if self._link is None:
             self._down_since_s, self.reason = None, ""
             if not self._was_reached:
@@ -584,7 +584,7 @@ class UpstreamProtocol(asyncio.Protocol):
             receiver.disconnected(self._reason)
 
     def forget(self) -> None:
-        """Close the socket; nobody is notified."""
+        """Close the socket without notifying the receiver."""
         self._receiver = None
         self._transport.abort()
 

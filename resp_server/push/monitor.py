@@ -2,7 +2,7 @@
 
 Without monitors nothing here runs. With the first one, every connection leaves the fast path (`Session.is_observed`).
 A line is sent once its request was answered, as in Redis. A monitor gets a request only if it may read all of its keys.
-A user who may not read all keys gets only its own requests without keys. Passwords are removed.
+A monitor whose user may not read all keys gets only that user's requests without keys. Passwords are removed.
 
 Other processes of the server relay their lines in batches, one batch at a time. Unsent lines are bounded; if there
 are too many, the monitors that would miss lines are disconnected.

@@ -41,7 +41,7 @@ class Assignment:
         self._early: frozenset[str] = frozenset()  # ids of members that get the topology before its release
         self._desired_slots: dict[str, KeyGroups] = {}
         self._handovers: dict[tuple[str, str], Handover] = {}
-        self._is_own = False  # this registry made the topology
+        self._is_own = False  # whether this registry made the topology
 
     def update(self, members: Mapping[str, Member]) -> bool:
         """Plan for these members, all that may serve; return whether there is a new topology.
@@ -211,7 +211,7 @@ def _may_take_over(giver: Member | None, taker: Member | None, handover: Handove
     """Tell whether a taker may answer for a giver: it has all jobs, and no reader sees an epoch go back.
 
     The epochs to reach are those at the first call of a handover, so that a taker that always lags a little does not
-    wait for ever. A giver that does not report has none to reach: nobody reads from it.
+    wait for ever. A giver that does not report has none to reach: no client reads from it.
     """
     if giver is None or taker is None:
         return True

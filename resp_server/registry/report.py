@@ -24,7 +24,7 @@ class ReportError(SparkisError):
 class Report:
     """A server's address for clients, the slots that it can answer, and the topology and epochs that it serves.
 
-    is_draining: it asks others to take over. topology_version: -1 for none yet. has_room: its store can be written.
+    is_draining: other servers should take over. topology_version: -1 for none yet. has_room: its store can be written.
     zone: servers of one zone may fail together; empty: the host is the zone. driver: the driver that may end it; empty:
     none, it was started by hand.
     """

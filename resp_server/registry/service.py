@@ -366,7 +366,7 @@ class Registry:
             logger.info("server %s has joined, with slots %s", _label(report), report.owned_slots or "none")
         if member.peer is not peer:
             if member.peer is not None:
-                member.peer.close()  # the server has made a newer connection
+                member.peer.close()  # the server has a newer connection
             member.peer = peer
         if member.is_silent:
             logger.info("server %s reports again", _label(report))

@@ -1,4 +1,4 @@
-"""A server as a whole: its listeners and clock, the jobs that it shows, its appliers, its control ports.
+"""A server as a whole: its listeners and clock, the jobs that it serves, its appliers, its control ports.
 
 One connection is in `client`; options, signals and exit codes are in `programs`.
 """

@@ -93,7 +93,7 @@ class LocalJobCatalog(JobCatalog):
         self._keyspace.refuse(job, reason)
 
     def prepare(self, job: str, event: Event) -> Job:
-        """Open a store and return its job, ready for `show`.
+        """Open a store and return its job, ready for `serve`.
 
         StoreError if the store cannot be opened, DescriptorError if the job's keys could be another job's.
         """

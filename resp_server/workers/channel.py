@@ -18,7 +18,7 @@ from typing import Any
 logger = logging.getLogger("sparkis.server")
 
 Line = Mapping[str, Any]
-# Handles a line and the file descriptor that came with it, which the handler closes. None: no descriptor came, or the
+# Handles a line and the file descriptor sent with it, which the handler closes. None: no descriptor was sent, or the
 # system could not give it to this process.
 OnLine = Callable[[dict[str, Any], "int | None"], None]
 
@@ -27,7 +27,7 @@ READ_BYTES = 256 << 10
 SOCKETS_PER_READ_MAX = 32
 # More than any line: the longest, with a job's descriptors, has at most 16 MiB.
 UNSENT_BYTES_MAX = 64 << 20
-# The member of a line that a socket comes with.
+# The field of a line that is sent with a socket.
 HAS_SOCKET = "has_socket"
 
 

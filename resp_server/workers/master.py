@@ -185,7 +185,7 @@ class Workers(JobCatalog):
     # -- the server as a whole ----------------------------------------------------------------------------------------
 
     async def start_processes(self) -> None:
-        """Start the workers; SparkisError if they do not come up."""
+        """Start the workers; SparkisError if they do not start in time."""
         self._tasks = [asyncio.create_task(self._keep_running(number)) for number in range(1, self._count + 1)]
         try:
             await asyncio.wait_for(self._all_up.wait(), START_S_MAX)
