@@ -220,7 +220,7 @@ def test_an_item_that_says_that_a_slot_is_elsewhere_or_not_ready_is_the_whole_bl
 def test_what_a_server_answers_where_a_watched_key_changed_is_no_error(protocol: int) -> None:
     block = TransactionBlock(cast(Any, None), "127.0.0.1:7400", cast(Any, None))
     block.replies = [b"+OK\r\n", NOTHING_RUN[protocol]]
-    assert block.is_dropped and result_of(block.read()) is None
+    assert block.is_aborted and result_of(block.read()) is None
 
 
 @pytest.mark.parametrize("protocol", [2, 3])

@@ -300,7 +300,7 @@ def test_what_a_request_raises_is_its_answer() -> None:
 
 
 def test_handshakes_that_never_end_keep_nobody_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(token_port, "ARRIVING_MAX", 32)
+    monkeypatch.setattr(token_port, "UNAUTHENTICATED_MAX", 32)
     authority = Authority(tmp_path)
     cert, key = authority.issue("server")
     certificates = Certificates(TlsFiles(str(cert), str(key)))
