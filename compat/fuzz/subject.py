@@ -41,7 +41,7 @@ from compat.fuzz.targets import (
     Target,
 )
 from compat.waiting import eventually_async
-from resp_server.client.connection import Connection, Rest
+from resp_server.client.connection import Connection, RateLimitPause
 
 # Starting a server takes longer than most inputs. Until the next start, changes by inputs (users, settings) remain.
 INPUTS_PER_SERVER = 8
@@ -299,7 +299,7 @@ def _is_waiting(connection: Connection, wire: Wire) -> bool:
     if wire.is_closed:
         return False
     pending = connection._pending
-    return (pending is not None and not isinstance(pending, Rest)) or not connection._is_writable
+    return (pending is not None and not isinstance(pending, RateLimitPause)) or not connection._is_writable
 
 
 def chunks_of(data: bytes, chunk_bytes: int) -> Iterator[bytes]:
