@@ -25,12 +25,12 @@ from typing import Protocol, cast
 
 from resp_server import native
 from resp_server.client.round import Round
-from resp_server.client.turn_scheduler import MUCH_BYTES, ScheduledTurn, TurnScheduler
+from resp_server.client.turn_scheduler import LONG_INPUT_BYTES, ScheduledTurn, TurnScheduler
 from resp_server.client.write_queue import WriteQueue
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import Dispatcher, Later, release_reply
 from resp_server.execution.exec_runner import ExecRunner
-from resp_server.net.guarded import alone
+from resp_server.net.guarded import isolated
 from resp_server.protocol.errors import PlainError, ProtocolError, QueryBufferError, ReplyError
 from resp_server.protocol.replies import Pending, ReplyStream, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
@@ -38,14 +38,14 @@ from resp_server.session.session import Session
 
 log = logging.getLogger(__name__)
 
-# Half of the 10 ms that a client may block others: a step, or a batch of requests, may come on top.
+# Half of the 10 ms that a client may block others: a step, or a batch of requests, may exceed the turn.
 TURN_NS_MAX = 5_000_000
 # Requests between two readings of the clock (guess: 128 GETs take 0.1 ms).
 BATCH_REQUESTS = 128
 # Output after which a turn ends (guess: large enough for one write to be cheap per byte).
 TURN_BYTES_MAX = 256 * 1024
-# An incomplete request up to this size is kept for the compiled core; a longer one goes to the parser (guess).
-BEGUN_BYTES_MAX = 32 * 1024
+# An incomplete request up to this size is buffered for the compiled core; the parser takes a longer one (guess).
+PARTIAL_BYTES_MAX = 32 * 1024
 
 
 class ConnectionHost(Protocol):
@@ -58,10 +58,10 @@ class ConnectionHost(Protocol):
     turn_scheduler: TurnScheduler
 
     def admit(self, transport: asyncio.Transport) -> ReplyError | None:
-        """Return the error that a new client is refused with, or None."""
+        """Return the error for a client that is not admitted, or None."""
 
     def session_of(self, transport: asyncio.Transport, session_id: int | None = None) -> Session:
-        """Make the session of a new client; its id is the next one unless given."""
+        """Return the session of a new client; session_id: None for the next id."""
 
     def add(self, connection: Connection) -> None:
         """Register a new client."""
@@ -69,26 +69,26 @@ class ConnectionHost(Protocol):
     def remove(self, session_id: int) -> None:
         """Remove a client whose connection ended."""
 
-    def keep_notified(self, connection: Connection) -> None:
-        """Report new epochs to a client for as long as it follows the server."""
+    def keep_sending_epochs(self, connection: Connection) -> None:
+        """Send new epochs to a client while it follows the server."""
 
 
-class Rest(Pending):
-    """Takes the place of a reply while the user is over its rate limit."""
+class RateLimitPause(Pending):
+    """Stands for a reply while the user is over its rate limit."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds, lambda: None)
 
 
-class Elsewhere(Pending):
-    """Takes the place of replies that are made elsewhere (see `Connection.hand_over`)."""
+class HandedOver(Pending):
+    """Stands for replies that a proxy's hop sends (see `Connection.hand_over`)."""
 
     def __init__(self) -> None:
         super().__init__(0.0, lambda: None)
 
 
 class NoTurn(asyncio.Handle):
-    """Takes the place of the next turn meanwhile: nothing is scheduled, so there is nothing to cancel."""
+    """Stands for the next turn while nothing is scheduled, so there is nothing to cancel."""
 
     def __init__(self) -> None:
         pass
@@ -97,7 +97,7 @@ class NoTurn(asyncio.Handle):
         pass
 
 
-ELSEWHERE, NO_TURN = Elsewhere(), NoTurn()
+HANDED_OVER, NO_TURN = HandedOver(), NoTurn()
 
 
 class Connection(asyncio.Protocol):
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
         self.input = b""  # behind the requests
         self._is_begun = False  # `input` is an incomplete request
         # Admitted, and nothing waits: no output, and no input but what the round will answer.
-        self.is_calm = False
+        self.is_idle = False
         self._sliced: ReplyStream | None = None
         self._sliced_since_ms = 0
         self._ends_ns = 0  # of the current turn
@@ -153,7 +153,7 @@ class Connection(asyncio.Protocol):
         self.context = CommandContext(self.session, self._server_context)
         self._parser = RequestParser(config.request_limits, not self.session.is_authenticated, in_portions=True)
         self._compiled = self._dispatcher.compiled
-        self.is_calm = True
+        self.is_idle = True
         self._server.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -161,7 +161,7 @@ class Connection(asyncio.Protocol):
             stats = self._server_context.stats
             stats.input_bytes += len(data)
             stats.reads += not self._is_polled  # the poller counts its own reads
-            if not self.is_calm:
+            if not self.is_idle:
                 self._take_more(data)
             elif self._round is None:
                 self.input = data
@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
             self.break_off(error)
 
     def requests_received(self, requests: list[Request], data: bytes) -> None:
-        """Take the requests that the compiled core parsed and did not answer, and the bytes behind them."""
+        """Handle the requests that the compiled core parsed and did not answer, and the bytes after them."""
         try:
             self._server_context.stats.input_bytes += len(data)
             self._requests, self.input = requests, data
@@ -186,14 +186,14 @@ class Connection(asyncio.Protocol):
 
     def _begin(self) -> None:
         """Answer input of a calm connection: at once if it is short, or if no other client waits."""
-        self.is_calm = False
-        if len(self.input) > MUCH_BYTES and self._turn_scheduler.is_long:
+        self.is_idle = False
+        if len(self.input) > LONG_INPUT_BYTES and self._turn_scheduler.is_long:
             self._next_turn = self._turn_scheduler.defer(self._turn)
         elif self._is_writable:
             self._take_turn()
 
     def _take_more(self, data: bytes) -> None:
-        """Buffer input that came behind unanswered requests."""
+        """Buffer input that arrived after unanswered requests."""
         if self._transport.is_closing():
             return  # not admitted, or closing
         self.input += data
@@ -205,7 +205,7 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Stay open for the replies to earlier requests; not with TLS, where one end closes both."""
-        if self.is_calm:
+        if self.is_idle:
             self.answer_alone()  # a closing transport would not send what the round answers later
         self._write_queue.flush()
         if self._transport.get_extra_info("sslcontext") is not None:
@@ -214,7 +214,7 @@ class Connection(asyncio.Protocol):
         return self._is_ending
 
     def pause_writing(self) -> None:
-        self._is_writable = self.is_calm = False
+        self._is_writable = self.is_idle = False
         self._set_reading(False)
 
     def resume_writing(self) -> None:
@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
         self._server_context.attempt(self._end_sliced)
         if self._pending is not None:
             self._pending.when_resolved(None)
-        self.is_calm = False
+        self.is_idle = False
         self._requests, self.input = [], b""
         self._pushed, self._pushed_bytes = [], 0
         self._server.remove(self.session.id)
@@ -245,7 +245,7 @@ class Connection(asyncio.Protocol):
             session.last_command, session.active_ms = command, server.view.now_ms
             if session.epoch_feed is not None:
                 replies = server.pending_pushes(session.epoch_feed) + replies
-                self._server.keep_notified(self)
+                self._server.keep_sending_epochs(self)
             if self._transport.is_closing():  # it may have been cut meanwhile
                 return
             server.stats.writes += 1
@@ -256,10 +256,10 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             self.break_off(error)
 
-    @alone
+    @isolated
     def answer_rest(self, out: list[bytes], requests: list[Request], later: Later | None) -> None:
         """Send the first replies, and answer the other requests in turns of its own. later: the reply before theirs."""
-        self.input, self.is_calm, self._requests = b"", False, requests
+        self.input, self.is_idle, self._requests = b"", False, requests
         if self._transport.is_closing():
             release_reply(later)
             return
@@ -270,7 +270,7 @@ class Connection(asyncio.Protocol):
         if has_more:
             self._take_turn()
 
-    @alone
+    @isolated
     def answer_alone(self) -> None:
         """Answer input that waits for the round in turns of its own."""
         if self.input and self._next_turn is None and self._is_writable:
@@ -284,15 +284,15 @@ class Connection(asyncio.Protocol):
         return self._transport.get_write_buffer_size() + self._pushed_bytes + self.unsent_bytes
 
     def break_off(self, error: Exception) -> None:
-        """End the connection because of an exception of no request; an error reply follows the replies so far."""
+        """Close the connection after an exception outside of a request; an error reply follows the replies so far."""
         line = self._server_context.report(error).line
-        self.is_calm = False
+        self.is_idle = False
         self.session.close()
         if self._transport.is_closing():
             return
         try:
             out, self._out = self._out or [], None
-            if self._sliced is None or not self._sliced.has_begun:
+            if self._sliced is None or not self._sliced.has_started:
                 self._write(b"".join([*out, b"-%b\r\n" % line]))
                 self._close_transport()
                 return
@@ -312,7 +312,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """End the connection once all replies are sent."""
-        self.is_calm = False
+        self.is_idle = False
         self._close_transport()
 
     def abort(self, reason: str) -> None:
@@ -320,7 +320,7 @@ class Connection(asyncio.Protocol):
         # A closing TLS connection waits for the client's close_notify; nothing is lost without it.
         level = logging.DEBUG if self._transport.is_closing() and not self.output_bytes else logging.WARNING
         log.log(level, "cut the connection of %s: %s", self.session.address, reason)
-        self.is_calm = False
+        self.is_idle = False
         self._transport.abort()
 
     @property
@@ -328,38 +328,38 @@ class Connection(asyncio.Protocol):
         """Tell whether the client follows the server's epochs (STATE FOLLOW)."""
         return self.session.epoch_feed is not None and not self._transport.is_closing()
 
-    @alone
-    def send_news(self) -> None:
+    @isolated
+    def send_epochs(self) -> None:
         """Send new epochs to a client that follows this server, unless a reply is being sent."""
         epoch_feed = self.session.epoch_feed
         is_between = self._sliced is None and self._is_writable
         if epoch_feed is not None and is_between and self._server_context.change_counter != epoch_feed.change_counter:
             self._send([self._server_context.pending_pushes(epoch_feed)])
 
-    @alone
+    @isolated
     def send_invalidations(self) -> None:
         """Send a client's pending invalidations, unless a reply is being sent or much output waits."""
         if self._sliced is None and self._is_writable and not self._transport.is_closing():
-            self._send([self._server_context.invalid_for(self.session, is_within=self._pending is not None)])
+            self._send([self._server_context.pending_invalidations(self.session, is_within=self._pending is not None)])
 
     @property
     def is_writable(self) -> bool:
         """Tell whether the client takes its output."""
         return self._is_writable
 
-    @alone
+    @isolated
     def push(self, frame: bytes) -> None:
         """Send frames between two replies.
 
-        In a turn of this client they stand before the reply that is being made; while a reply is sent in steps, or
-        waited for, they wait for its end. A client that takes too little of what it is sent is cut.
+        In a turn of this client the frames precede the next reply. While a reply is sent in steps, or is pending, the
+        frames are buffered until it ends. A client that reads too little is disconnected.
         """
         if self._transport.is_closing():
             return
         epoch_feed = self.session.epoch_feed
         if epoch_feed is not None and self._server_context.change_counter != epoch_feed.change_counter:
             frame = self._server_context.pending_pushes(epoch_feed) + frame
-        if self._sliced is not None or not (self._pending is None or isinstance(self._pending, Rest)):
+        if self._sliced is not None or not (self._pending is None or isinstance(self._pending, RateLimitPause)):
             self._pushed.append(frame)
             self._pushed_bytes += len(frame)
         elif self._out is not None:
@@ -368,14 +368,14 @@ class Connection(asyncio.Protocol):
             self._write(frame)
         self._check_output()
 
-    @alone
+    @isolated
     def resume(self) -> None:
         """Continue after a CLIENT PAUSE."""
-        if self.session.is_held_back:
-            self.session.is_held_back = False
+        if self.session.is_paused:
+            self.session.is_paused = False
             self._go_on_soon()
 
-    @alone
+    @isolated
     def check_authenticated(self, now_ms: int) -> None:
         """End the connection of a client that did not authenticate in time."""
         if self.session.is_authenticated:
@@ -385,7 +385,7 @@ class Connection(asyncio.Protocol):
         elif now_ms - self._unauthenticated_since_ms > self._server_context.config.auth_seconds_max * 1000:
             self.abort(f"it did not authenticate within {self._server_context.config.auth_seconds_max} s")
 
-    @alone
+    @isolated
     def check_age(self, now_ms: int) -> None:
         """End a reply in steps that has pinned its epoch for too long."""
         age_ms = now_ms - self._sliced_since_ms
@@ -395,14 +395,16 @@ class Connection(asyncio.Protocol):
             or not self._sliced.pins_epoch
         ):
             return
-        if self._sliced.has_begun:
+        if self._sliced.has_started:
             self.abort(f"a reply in steps was not complete after {age_ms} ms")
         else:
             self._end_sliced()
-            error = PlainError(f"the reply was not complete after {age_ms} ms, when its epoch had to be let go")
+            error = PlainError(
+                f"the reply was not complete after {age_ms} ms, the longest time for which it may pin its epoch"
+            )
             self._send([self._dispatcher.error_reply(error), *self._take_pushed()])
 
-    # -- for replies that are made elsewhere: a proxy's compiled hop requests them from servers -----------------------
+    # -- for a proxy's compiled hop, which requests replies from servers ----------------------------------------------
 
     @property
     def is_polled(self) -> bool:
@@ -415,29 +417,29 @@ class Connection(asyncio.Protocol):
         return self._put
 
     def hand_over(self, rest: bytes) -> None:
-        """Answer nothing here until `take_back`. rest: the input behind the requests that are answered elsewhere."""
-        self.is_calm = False
-        self._pending, self._next_turn, self.input = ELSEWHERE, NO_TURN, rest
+        """Leave the replies to the hop until `take_back`. rest: the input after the requests that the hop answers."""
+        self.is_idle = False
+        self._pending, self._next_turn, self.input = HANDED_OVER, NO_TURN, rest
 
     @property
     def is_handed_over(self) -> bool:
-        """Tell whether replies are made elsewhere now."""
-        return self._pending is ELSEWHERE
+        """Tell whether the hop sends the replies now."""
+        return self._pending is HANDED_OVER
 
     def take_back(self) -> bool:
-        """Answer requests here again; False if the client is gone."""
+        """Answer requests here again; False if the client has disconnected."""
         self._pending = self._next_turn = None
         return not self._transport.is_closing()
 
     @property
     def is_drained(self) -> bool:
-        """Tell whether nothing waits: neither input nor pushes, and the client takes its output."""
+        """Tell whether there is no buffered input or push, and the client reads its output."""
         is_open = self._is_reading and self._is_writable
         return is_open and not (self.input or self._pushed or self._is_ending)
 
     @property
     def takes_requests(self) -> bool:
-        """Tell whether further requests may be answered: the client takes its output, and has not closed its end."""
+        """Tell whether further requests may be answered: the client reads its output, and has not closed its end."""
         return self._is_writable and not self._is_ending
 
     def send_pushed(self) -> None:
@@ -446,16 +448,16 @@ class Connection(asyncio.Protocol):
             self._send(self._take_pushed())
 
     def take_input(self) -> bytes:
-        """Return the input that is not answered yet, and forget it."""
+        """Return the unanswered input, and clear it."""
         data, self.input = self.input, b""
         return data
 
     def await_input(self) -> None:
-        """Read on; input that is kept already has to be answered first."""
+        """Read more input, unless buffered input has to be answered first."""
         self._set_reading(not self.input)
 
     def answer_soon(self, data: bytes) -> None:
-        """Answer this input here, before what came behind it, in a turn of its own."""
+        """Answer this input, and then the input after it, in a turn of its own."""
         self.input = data + self.input
         if self._is_writable:
             self._next_turn = self._loop.call_soon(self._turn)
@@ -467,7 +469,7 @@ class Connection(asyncio.Protocol):
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
-    @alone
+    @isolated
     def _turn(self) -> None:
         self._take_turn()
 
@@ -493,9 +495,9 @@ class Connection(asyncio.Protocol):
         if has_more or not self._is_reading or self._is_ending or self.session.is_closing:
             self._settle(has_more)
         if self.session.epoch_feed is not None:
-            self._server.keep_notified(self)
+            self._server.keep_sending_epochs(self)
         is_waiting = has_more or self._pending is not None
-        self.is_calm = not (is_waiting or self.input or self._parser.buffered_bytes) and self._is_reading
+        self.is_idle = not (is_waiting or self.input or self._parser.buffered_bytes) and self._is_reading
 
     def _go_on(self, out: list[bytes]) -> bool:
         """Answer further batches while the turn lasts; return whether there is more to do."""
@@ -509,12 +511,12 @@ class Connection(asyncio.Protocol):
     def _is_held_back(self) -> bool:
         """Wait for the end of a CLIENT PAUSE, unless a reply is being sent; return whether the client waits."""
         left_ms = self._server_context.pause_remaining_ms()
-        self.session.is_held_back = left_ms > 0 and self._sliced is None and self._pending is None
-        if self.session.is_held_back:
-            self.is_calm = False
+        self.session.is_paused = left_ms > 0 and self._sliced is None and self._pending is None
+        if self.session.is_paused:
+            self.is_idle = False
             self._set_reading(False)
             self._next_turn = self._loop.call_later(left_ms / 1000, self._turn)
-        return self.session.is_held_back
+        return self.session.is_paused
 
     def _settle(self, has_more: bool) -> None:
         """Continue after a turn: with the next one, more input, or the end."""
@@ -534,15 +536,15 @@ class Connection(asyncio.Protocol):
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.when_resolved(None)
-            if self._sliced is None and not isinstance(pending, Rest):
-                out.append(self._server_context.invalid_for(self.session, is_within=True))
+            if self._sliced is None and not isinstance(pending, RateLimitPause):
+                out.append(self._server_context.pending_invalidations(self.session, is_within=True))
                 reply = self._dispatcher.later_reply(self.context, pending)
                 if not isinstance(reply, bytes):
                     self._sliced = reply
                     return True
                 out.append(reply)
                 out += self._take_pushed()
-                out.append(self._server_context.invalid_for(self.session))
+                out.append(self._server_context.pending_invalidations(self.session))
                 return not self.session.is_closing
         if self._sliced is not None:
             self._step(self._sliced, out)
@@ -572,7 +574,7 @@ class Connection(asyncio.Protocol):
             answered = asked[: len(asked) - len(requests)]
             limiter.consume(len(answered), sum(map(len, chain.from_iterable(answered))))
         else:
-            self._wait_for(Rest(limiter.pause_s()))
+            self._wait_for(RateLimitPause(limiter.pause_s()))
             return False
         if later is not None:
             return self._begin_later(later, out, before)
@@ -598,25 +600,25 @@ class Connection(asyncio.Protocol):
         return bool(self._requests or (self.input and not self._is_begun) or self._parser.has_more)
 
     def _look_ahead(self, before: int, out: list[bytes]) -> None:
-        """Send new epochs before a reply in steps, whose view was opened just now, later than the connection's.
+        """Send new epochs before a sliced reply, whose view was opened later than the connection's.
 
-        It may even be that the view is newer then. So which keys changed is told before the reply and behind it.
+        The view may be newer. So the changed keys are sent before the reply and after it.
         """
         epoch_feed = self.session.epoch_feed
         if epoch_feed is not None:
             out.insert(before, self._server_context.pending_pushes(epoch_feed))
-            out.append(self._server_context.pending_pushes_around(epoch_feed))
+            out.append(self._server_context.pushes_around_reply(epoch_feed))
         if self.session.tracked is not None:
             self._server_context.look()
-            out.append(self._server_context.invalid_for(self.session, is_within=True))
+            out.append(self._server_context.pending_invalidations(self.session, is_within=True))
 
     def _take_input(self, out: list[bytes]) -> bool:
-        """Have the compiled core answer, and return True; or parse the input."""
+        """Let the compiled core answer the input; return whether it replied. Otherwise parse the input."""
         parser, data = self._parser, self.input
         if self._compiled is not None and not parser.buffered_bytes:
             reply, requests, self.input = self._compiled.answer(self.session, data)
             self._requests = requests
-            self._is_begun = self._compiled.is_incomplete and 0 < len(self.input) <= BEGUN_BYTES_MAX
+            self._is_begun = self._compiled.is_incomplete and 0 < len(self.input) <= PARTIAL_BYTES_MAX
             if reply:
                 out.append(reply)
             if reply or requests or self._is_begun:
@@ -634,9 +636,9 @@ class Connection(asyncio.Protocol):
         self.session.close()
 
     def _wait_for(self, pending: Pending) -> None:
-        """Take the next turn when a pending reply is there, or its time is up.
+        """Take the next turn when a pending reply is resolved, or its time is up.
 
-        Until then no more input is read than one buffer: most clients send nothing, and telling the system is not free.
+        Until then reading continues up to one buffer: most clients send nothing, and pausing costs a system call.
         """
         self._pending = pending
         if pending.is_resolved:
@@ -645,7 +647,7 @@ class Connection(asyncio.Protocol):
             self._next_turn = self._loop.call_later(pending.seconds_max, self._turn)
             pending.when_resolved(self._go_on_soon)
 
-    @alone
+    @isolated
     def _go_on_soon(self) -> None:
         if self._next_turn is not None:
             self._next_turn.cancel()
@@ -660,7 +662,7 @@ class Connection(asyncio.Protocol):
             out.append(sliced.step())
         except Exception as error:
             reply = self._dispatcher.error_reply(error)
-            if sliced.has_begun:
+            if sliced.has_started:
                 self._transport.abort()
                 self.session.close()
             else:
@@ -669,9 +671,9 @@ class Connection(asyncio.Protocol):
             return
         if sliced.is_done:
             self._end_sliced()
-        elif sliced.held_bytes > self._server_context.config.output_bytes_max:
+        elif sliced.buffered_bytes > self._server_context.config.output_bytes_max:
             self._server_context.stats.closed_for_output += 1
-            self.abort(f"a reply of more than {sliced.held_bytes} bytes")
+            self.abort(f"a reply of more than {sliced.buffered_bytes} bytes")
             self.session.close()
 
     def _end_sliced(self) -> None:
@@ -690,7 +692,7 @@ class Connection(asyncio.Protocol):
             self._write(reply)
             self._check_output()
 
-    @alone
+    @isolated
     def check_limits(self, now_ms: int, limits: RequestLimits) -> None:
         """Apply new request limits; cut a client that was over the soft output limit for too long."""
         self._parser.limits = limits
@@ -706,15 +708,15 @@ class Connection(asyncio.Protocol):
             self.abort(f"more than {soft_bytes} bytes of output have waited for more than {soft_seconds} s")
 
     def _check_output(self) -> None:
-        """Cut a client that is over the hard output limit."""
+        """Disconnect a client that is over the hard output limit."""
         config = self._server_context.config
         bytes_max = config.subscriber_output_bytes_max if self.session.is_subscriber else config.output_bytes_max
         if self.output_bytes <= bytes_max:
             return
-        self._write_queue.flush()  # output that the client takes now does not count
+        self._write_queue.flush()  # output that the client reads now does not count
         if self.output_bytes > bytes_max:
             self._server_context.stats.closed_for_output += 1
-            self.abort("more output is waiting than a client may have")
+            self.abort("its unsent output exceeds the limit")
 
     def _write(self, reply: bytes) -> None:
         self._server_context.stats.output_bytes += len(reply)

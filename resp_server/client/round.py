@@ -17,7 +17,7 @@ from itertools import chain, islice, repeat
 from time import perf_counter_ns
 from typing import Protocol
 
-from resp_server.client.turn_scheduler import MUCH_BYTES, TurnScheduler
+from resp_server.client.turn_scheduler import LONG_INPUT_BYTES, TurnScheduler
 from resp_server.client.write_queue import WriteQueue
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import Dispatcher, Later
@@ -29,7 +29,7 @@ TOGETHER_CLIENTS = 64
 
 
 class Member(Protocol):
-    """A client with input in the round. is_calm: nothing else of it waits, and it takes its replies.
+    """A client with input in the round. is_idle: nothing else of it waits, and it takes its replies.
 
     None of its methods raises.
     """
@@ -37,7 +37,7 @@ class Member(Protocol):
     session: Session
     context: CommandContext
     input: bytes
-    is_calm: bool
+    is_idle: bool
 
     def take_replies(self, replies: bytes, command: str) -> None:
         """Send the replies to all input."""
@@ -85,7 +85,7 @@ class Round:
         alike: dict[tuple[bytes, int], list[Member]] = {}
         for member in members:
             data, session = member.input, member.session
-            if member.is_calm and data and session.is_plain and len(data) <= MUCH_BYTES:
+            if member.is_idle and data and session.is_plain and len(data) <= LONG_INPUT_BYTES:
                 head = data[: data.find(b"\r\n", NAME_AT_LEAST)], session.protocol
                 if head in alike:
                     alike[head].append(member)
@@ -101,17 +101,17 @@ class Round:
         if 0 in counts:
             members = [member for member, count in zip(members, counts, strict=True) if count]
             counts = [count for count in counts if count]
-        known = self._dispatcher.known(requests[0][0]) if requests else None
-        if known is None:
+        key_command = self._dispatcher.key_command(requests[0][0]) if requests else None
+        if key_command is None:
             return
         contexts = [member.context for member in members]
         if len(requests) > len(members):
             contexts = list(chain.from_iterable(map(repeat, contexts, counts)))
         while requests:
             replies: list[bytes] = []
-            answered, later, _ = self._dispatcher.answer_run(contexts, known, requests, replies)
+            answered, later, _ = self._dispatcher.answer_run(contexts, key_command, requests, replies)
             self._write_queue.flush()  # what was sent to these clients before comes first
-            done = self._send(members, counts, replies, known.command.name)
+            done = self._send(members, counts, replies, key_command.command.name)
             if answered == len(requests) and later is None:
                 return
             # A reply in steps, or one of many bytes, ends a run. What is left of its client's requests is its own.

@@ -27,9 +27,16 @@ from resp_server.command_table.table import Command
 from resp_server.execution.compiled import fast_path_of
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.exec_runner import ExecPlan, ExecRunner
-from resp_server.execution.long_requests import RequestSplit, head_of, in_portions, is_whole, split_of, too_long
+from resp_server.execution.long_requests import (
+    RequestSplit,
+    first_portion,
+    in_portions,
+    may_run_unsplit,
+    split_of,
+    too_long,
+)
 from resp_server.execution.slow_requests import NEVER_NS
-from resp_server.metrics.slow_log import together_as_one
+from resp_server.metrics.slow_log import batch_entry
 from resp_server.metrics.stats import CommandStats
 from resp_server.protocol.errors import (
     ExecAbortError,
@@ -53,7 +60,7 @@ from state_backend.model.slots import slot_of
 log = logging.getLogger(__name__)
 
 # Requests of a transaction whose keys are recorded in one step for a tracking client (guess: 2 us a key).
-NOTED_REQUESTS = 256
+RECORDED_REQUESTS = 256
 
 # Cached spellings of command names (`GET`, `get`, `Get`).
 SPELLINGS_MAX = 1024
@@ -79,25 +86,25 @@ NEVER_QUEUED = ("multi", "exec", "discard", "watch", "quit", "reset")
 QUEUED = b"+QUEUED\r\n"
 
 # Commands that a subscribed client of RESP2 may send; it could not distinguish other replies from messages.
-WHILE_SUBSCRIBED = {f"{way}{verb}" for way in ("", "p", "s") for verb in ("subscribe", "unsubscribe")}
+WHILE_SUBSCRIBED = {f"{kind}{verb}" for kind in ("", "p", "s") for verb in ("subscribe", "unsubscribe")}
 WHILE_SUBSCRIBED |= {"ping", "quit", "reset"}
 
 
-class Known(NamedTuple):
+class KeyCommand(NamedTuple):
     """A command about keys, which does not change the session, and its counters."""
 
     command: Command
     command_stats: CommandStats
 
 
-def _is_about_keys(command: Command, name: bytes) -> bool:
+def _is_key_command(command: Command, name: bytes) -> bool:
     """Tell whether a command is about keys and does not change the session."""
     facts = command.facts
     is_served = command.declaration is not None and b"|" not in name
     return is_served and bool(facts.key_specs) and "pubsub" not in facts.flags
 
 
-def like_the_first(requests: list[Request]) -> list[Request]:
+def same_command_prefix(requests: list[Request]) -> list[Request]:
     """Return the first requests that have the same name, as typed, and the same number of words."""
     name, words = requests[0][0], len(requests[0])
     for at, request in enumerate(requests):
@@ -136,7 +143,7 @@ class Dispatcher:
         self._server = server
         self._table = server.table
         self._stats = server.stats
-        self._known: dict[bytes, Known | None] = {}
+        self._key_commands: dict[bytes, KeyCommand | None] = {}
         # The compiled core, which gets all input first; None: it is not built.
         self.compiled = fast_path_of(server)
 
@@ -163,14 +170,14 @@ class Dispatcher:
         end = len(requests) if len(requests) < requests_max else requests_max
         while at < end and not is_over:
             request = requests[at]
-            known = self.known(request[0]) if session.is_plain and not server.is_loading else None
-            if known is None:
+            key_command = self.key_command(request[0]) if session.is_plain and not server.is_loading else None
+            if key_command is None:
                 later, is_over = self._answer_one(context, request, out, ends_ns)
                 at += 1
                 continue
-            session.last_command = known.command.name
-            run = like_the_first(requests[at:end])
-            answered, later, is_over = self.answer_run([context] * len(run), known, run, out, ends_ns)
+            session.last_command = key_command.command.name
+            run = same_command_prefix(requests[at:end])
+            answered, later, is_over = self.answer_run([context] * len(run), key_command, run, out, ends_ns)
             at += answered
         del requests[:at]
         return later
@@ -180,17 +187,17 @@ class Dispatcher:
         """Tell whether the requests of a round are answered together here; the compiled core does that itself."""
         return self.compiled is None
 
-    def known(self, name: bytes) -> Known | None:
+    def key_command(self, name: bytes) -> KeyCommand | None:
         """Return a command that `answer_run` can answer, by its name as typed; None for all others."""
         try:
-            return self._known[name]
+            return self._key_commands[name]
         except KeyError:
-            return self._learn(name)
+            return self._find_key_command(name)
 
     def answer_run(
         self,
         contexts: Sequence[CommandContext],
-        known: Known,
+        key_command: KeyCommand,
         run: Sequence[Request],
         out: list[bytes],
         ends_ns: int = NEVER_NS,
@@ -200,7 +207,7 @@ class Dispatcher:
         contexts: of each request's client; all are plain, and of one protocol version. Replies are added to `out`.
         Returns how many were answered, an incomplete reply to the last one, and whether no more may be answered now.
         """
-        command, command_stats = known
+        command, command_stats = key_command
         server, answered, rejected, is_over = self._server, 0, 0, False
         try:
             command.check_arity(run[0])
@@ -225,8 +232,8 @@ class Dispatcher:
                 command_stats.calls += 1
                 self._time(context, command, command_stats, some[0], last, now_ns - began_ns)
                 break
-            if now_ns - began_ns >= server.noted_ns:
-                slow = together_as_one(some[: len(replies)])
+            if now_ns - began_ns >= server.slow_ns:
+                slow = batch_entry(some[: len(replies)])
                 server.slow_requests.record(context.session, command, slow, now_ns - began_ns)
             began_ns = now_ns
             out += replies
@@ -246,7 +253,7 @@ class Dispatcher:
         """Return the first requests that this node answers, at least one; ReplyError for the first of all."""
         for at, (context, request) in enumerate(zip(contexts, requests, strict=False)):
             try:
-                cluster.check(command.facts, head_of(request), context.session.is_readonly)
+                cluster.check(command.facts, first_portion(request), context.session.is_readonly)
             except ReplyError:
                 if at:
                     return requests[:at]
@@ -264,7 +271,7 @@ class Dispatcher:
     ) -> None:
         """Record how long a request took; for a reply in steps, after the last step."""
         if isinstance(reply, Sliced):
-            reply.when_made = lambda more_ns: self._time(
+            reply.on_finished = lambda more_ns: self._time(
                 context, command, command_stats, request, b"", nanoseconds + more_ns
             )
             return
@@ -276,7 +283,7 @@ class Dispatcher:
                 monitors.record(context.session, command, request)
         command_stats.nanoseconds += nanoseconds
         command_stats.took[nanoseconds.bit_length()] += 1
-        if nanoseconds >= self._server.noted_ns:
+        if nanoseconds >= self._server.slow_ns:
             self._server.slow_requests.record(context.session, command, request, nanoseconds)
 
     def _answer_one(
@@ -291,7 +298,7 @@ class Dispatcher:
             return reply, True
         if isinstance(reply, Sliced):
             reply.is_silent = session.is_silent
-            if reply.acts or not reply.is_silent:
+            if reply.has_effect or not reply.is_silent:
                 return reply, True
             reply.release()
         elif not session.is_silent:
@@ -300,14 +307,14 @@ class Dispatcher:
                 return None, True
         return None, session.is_closing or bool(self._server.paused_until_ms) or perf_counter_ns() >= ends_ns
 
-    def _learn(self, name: bytes) -> Known | None:
+    def _find_key_command(self, name: bytes) -> KeyCommand | None:
         """Return a command about keys by its name as typed; None for other commands."""
-        command, known = self._table.get(name), None
-        if command is not None and _is_about_keys(command, name):
-            known = Known(command, self._stats.command_stats(command.name))
-        if len(self._known) < SPELLINGS_MAX:
-            self._known[name] = known
-        return known
+        command, key_command = self._table.get(name), None
+        if command is not None and _is_key_command(command, name):
+            key_command = KeyCommand(command, self._stats.command_stats(command.name))
+        if len(self._key_commands) < SPELLINGS_MAX:
+            self._key_commands[name] = key_command
+        return key_command
 
     def reply_to(self, context: CommandContext, request: Request) -> bytes | Later:
         """Answer one request on the general path."""
@@ -317,10 +324,10 @@ class Dispatcher:
             command = self._table.find(request)
             context.session.last_command = command.name
             command.check_arity(request)
-            self._check(context, command, head_of(request))
+            self._check(context, command, first_portion(request))
             transaction = context.session.transaction
             if transaction is not None and command.name not in NEVER_QUEUED:
-                if not is_whole(request):
+                if not may_run_unsplit(request):
                     raise too_long(command)
                 self._queue(transaction, command, request)
                 return QUEUED
@@ -354,27 +361,29 @@ class Dispatcher:
         if tracked.redirect and tracked.has_pending:
             self._server.clients.push_invalidations(tracked)
         elif tracked.has_pending:
-            self._server.clients.push(session.id, self._server.invalid_for(session))
+            self._server.clients.push(session.id, self._server.pending_invalidations(session))
         if not isinstance(reply, ExecRunner):
-            if tracked.remembers and is_whole(request):  # a longer one records keys by portion
-                self._server.tracking.remember(tracked, keys_read(command, request))
+            if tracked.records_reads and may_run_unsplit(request):  # a longer one records keys by portion
+                self._server.tracking.record_keys(tracked, keys_read(command, request))
             return
-        noting = self._noting(tracked, reply.requests, is_older=session.reads_at is not None)
-        if len(reply.requests) > NOTED_REQUESTS:
-            reply.before = noting
+        recording = self._record_exec_keys(tracked, reply.requests, is_older=session.read_point is not None)
+        if len(reply.requests) > RECORDED_REQUESTS:
+            reply.before = recording
         else:
-            deque(noting, maxlen=0)
+            deque(recording, maxlen=0)
 
-    def _noting(self, tracked: TrackingState, requests: Sequence[Request], *, is_older: bool) -> Iterator[None]:
+    def _record_exec_keys(
+        self, tracked: TrackingState, requests: Sequence[Request], *, is_older: bool
+    ) -> Iterator[None]:
         """Record the keys that requests read, in steps. is_older: than the invalidations that were sent."""
         tracking = self._server.tracking
-        for at in range(0, len(requests), NOTED_REQUESTS):
-            some = requests[at : at + NOTED_REQUESTS]
+        for at in range(0, len(requests), RECORDED_REQUESTS):
+            some = requests[at : at + RECORDED_REQUESTS]
             keys = [key for each in some for key in keys_read(self._table.find(each), each)]
             if is_older:
                 tracking.enqueue_resend(tracked, keys)
-            elif tracked.remembers or tracked.is_optin or tracked.is_optout:  # CLIENT CACHING may be queued
-                tracking.remember(tracked, keys)
+            elif tracked.records_reads or tracked.is_optin or tracked.is_optout:  # CLIENT CACHING may be queued
+                tracking.record_keys(tracked, keys)
             yield
 
     def _check(self, context: CommandContext, command: Command, request: Request) -> None:
@@ -417,7 +426,7 @@ class Dispatcher:
 
     def _queue(self, transaction: Transaction, command: Command, request: Request) -> None:
         """Queue a request for EXEC, unless EXEC will be refused anyway."""
-        if transaction.is_void:
+        if transaction.is_aborted:
             return
         transaction.add(request)
         transaction.needs_state |= "loading" not in command.facts.flags
@@ -446,7 +455,7 @@ class Dispatcher:
 
     def _rejected(self, context: CommandContext, command: Command | None, request: Request, error: Exception) -> bytes:
         if context.session.transaction is not None:
-            context.session.transaction.is_void = True
+            context.session.transaction.is_aborted = True
         if command is not None:
             self._stats.command_stats(command.name).rejected += 1
             if command.name == "exec":
@@ -466,8 +475,8 @@ class Dispatcher:
         """Answer the first requests of one command, at least one; an incomplete reply is the only one."""
         try:
             first = requests[0]
-            if type(first) is LongRequest and (cut := self._split_of(command, first)) is not None:
-                return [self._in_portions(context, command, cut, first)]
+            if type(first) is LongRequest and (split := self._split_of(command, first)) is not None:
+                return [self._in_portions(context, command, split, first)]
             replies = command.execute(context, requests)
             kind = type(replies[0])
             if kind is Sliced or kind is Pending:
@@ -489,15 +498,15 @@ class Dispatcher:
         """Return how a long request is split; None: it is not."""
         return split_of(command, request)
 
-    def _in_portions(self, context: CommandContext, command: Command, cut: RequestSplit, request: Request) -> Sliced:
+    def _in_portions(self, context: CommandContext, command: Command, split: RequestSplit, request: Request) -> Sliced:
         """Answer a long request in portions."""
         tracked = context.session.tracked
 
         def note(portion: Request) -> None:
-            if tracked is not None and tracked.remembers:
-                self._server.tracking.remember(tracked, keys_read(command, portion))
+            if tracked is not None and tracked.records_reads:
+                self._server.tracking.record_keys(tracked, keys_read(command, portion))
 
-        return in_portions(context, command, cut, request, self._check, note)
+        return in_portions(context, command, split, request, self._check, note)
 
     def later_reply(self, context: CommandContext, pending: Pending) -> bytes | ReplyStream:
         """Return a resolved reply, encoded at once or in steps."""
