@@ -36,7 +36,7 @@ FIELDS = {b"f%d" % number: b"%d" % number for number in range(packed_map.FIELDS_
 MEMBERS = {b"m%03d" % number: float(number) for number in range(400)}
 ELEMENTS = [b"element %d" % number for number in range(300)]
 PAGE = 4096
-CRC_RESIDUE, WRONG, REFUSED = 0, 1, 2
+RIGHT, WRONG, REFUSED = 0, 1, 2
 
 
 def changes() -> Iterator[Change]:
@@ -158,12 +158,12 @@ def test_a_store_that_verifies_answers_rightly_wherever_a_bit_was_flipped(
         store = LmdbStore(other, "q", is_reader=True)
         store.verify()
         with store.snapshot(1) as shown:
-            return CRC_RESIDUE if is_right(shown) else WRONG
+            return RIGHT if is_right(shown) else WRONG
 
     def any_answers() -> int:
         store = LmdbStore(other, "q", is_reader=True)
         with store.snapshot(1) as shown:
-            return WRONG if any(shown.value(key) not in (value, None) for key, value in VALUES.items()) else CRC_RESIDUE
+            return WRONG if any(shown.value(key) not in (value, None) for key, value in VALUES.items()) else RIGHT
 
     told = 0
     for place in places:
@@ -173,7 +173,7 @@ def test_a_store_that_verifies_answers_rightly_wherever_a_bit_was_flipped(
         code = in_a_child(verified_answers)
         assert code != WRONG, place
         assert in_a_child(any_answers) != WRONG, place
-        told += code != CRC_RESIDUE
+        told += code != RIGHT
     assert told > flips // 12
 
 
