@@ -83,6 +83,18 @@ def test_a_checkpoint_may_not_be_set_back_to_what_the_snapshot_has(root: Path, n
     assert keys(root) == list(range(LAST + 1))
 
 
+def test_a_damaged_snapshot_is_left_out_and_the_one_before_it_is_copied(root: Path) -> None:
+    log, current = job_of(root)
+    with read_snapshot(root, "job") as shown:
+        snapshots.write(log, current, shown)
+    (root / "job" / "q.1" / "snapshots" / f"{LAST}" / "manifest.json").write_bytes(b"{}")
+    writer_of(root, "another").publish([put(100)])
+    assert writer_of(root).publish([put(LAST + 1)]) == LAST + 1
+    log, current = job_of(root)
+    assert [manifest.epoch for manifest in log.snapshots(current)] == [SNAPSHOT]
+    assert keys(root) == list(range(LAST + 2))
+
+
 def test_a_copy_does_not_reach_over_a_missing_epoch(root: Path) -> None:
     log, current = job_of(root)
     assert branch.reaches(log, current, LAST)
