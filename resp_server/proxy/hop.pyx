@@ -249,7 +249,7 @@ cdef class ClientBatch:
         """Iterate over the replies; each is one text of at most a megabyte, or the chunks of a long reply."""
         for i in range(self.request_count):
             if i in self.long_replies:
-                yield from self.long_replies.pop(i).reply_texts
+                yield from self.long_replies.pop(i).texts
             else:
                 yield self.reply_text(i)
 

@@ -137,5 +137,5 @@ def test_an_empty_sliced_reply_still_has_its_first_line() -> None:
 
 
 def test_a_sliced_reply_that_breaks_its_promise_is_a_bug() -> None:
-    with pytest.raises(RuntimeError, match="promised 3"):
+    with pytest.raises(RuntimeError, match="announced 3"):
         steps_of(Sliced(iter([[b"a"]]), lambda: None, count=3))
