@@ -186,7 +186,7 @@ def _event_classes(text: str) -> str:
 def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> ServerConfig:
     """Return the server's settings; ValueError for a password file, TlsError for a certificate that cannot be read."""
     if options.requirepass and options.requirepass_file:
-        raise ValueError("--requirepass and --requirepass-file are both store_option; give one of them")
+        raise ValueError("--requirepass and --requirepass-file are both given; give one of them")
     password = options.requirepass or os.environ.get(PASSWORD_VARIABLE) or None
     if options.requirepass_file:
         try:
@@ -195,7 +195,7 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
             raise ValueError(f"--requirepass-file {options.requirepass_file}: {error.strerror}") from None
     if options.aclfile and password is not None:
         raise ValueError(
-            "a password and --aclfile are both store_option; with an ACL file, set the password of the "
+            "a password and --aclfile are both given; with an ACL file, set the password of the "
             "user 'default' in that file"
         )
     tls = files_of(options)
