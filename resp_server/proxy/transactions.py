@@ -150,7 +150,7 @@ class ProxyExec(ReplyStage):
 
     def _send_again(self) -> None:
         if self._incomplete_blocks:  # replies to the blocks sent before are still missing
-            self._retry("no server block_completed in time", self._send_again)
+            self._retry("no server answered in time", self._send_again)
         else:
             self._start()
 

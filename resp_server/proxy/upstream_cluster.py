@@ -83,7 +83,7 @@ class UpstreamCluster:
     on_changed: Callable[[Sequence[bytes] | None], None] = lambda keys: None
     # Called for a new job, and for one with a new writer: its states may differ.
     on_new_job: Callable[[UpstreamCluster, str], object] = lambda cluster, address: None
-    # Calls back in a retry_later turn; replaced by the proxy's own function when it starts.
+    # Calls back in a later turn; replaced by the proxy's own function when it starts.
     defer: Defer = lambda run: asyncio.get_running_loop().call_soon(run)
     # The compiled core's epoll for clients and servers, where there is one.
     poller: Any = None
@@ -142,7 +142,7 @@ class UpstreamCluster:
         return self.clock() + (LONG_TIMEOUT_S if is_long else self.timeout_s)
 
     def send(self, request: UpstreamRequest) -> None:
-        """Send a request; its sink gets the reply retry_later, or an error at once or retry_later."""
+        """Send a request; its sink gets the reply later, or an error at once or later."""
         try:
             self._send(request)
         except Exception as error:

@@ -184,7 +184,7 @@ class UpstreamConnection:
         return len(self._queue) + self._awaited_replies
 
     def add(self, request: UpstreamRequest) -> None:
-        """Send a request as at_end_of_turn as possible."""
+        """Send a request as soon as possible."""
         if self.pending_count >= REQUESTS_MAX or self._output_bytes() + len(request.packed) > WAITING_BYTES_MAX:
             request.refuse(PlainError(f"too many requests wait for {self.key.address}"))
         elif self.is_ready and has_reached(self.epochs, request.floor or EMPTY_EPOCHS, self._cluster.removed_jobs):
