@@ -25,7 +25,7 @@ class End:
 
     def _take(self, line: dict[str, Any], handed: int | None) -> None:
         if line.get("is_bad"):
-            raise ValueError("not understood")
+            raise ValueError("could not be handled")
         self.taken.append((line, handed))
 
     async def wait_for(self, count: int) -> None:
