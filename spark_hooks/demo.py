@@ -28,7 +28,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_hooks.publish.sink import queryable
 from spark_hooks.serving.endpoints import ServedEndpoint
 from spark_hooks.serving.serve import serve
-from spark_hooks.signals import EndSignal
+from spark_hooks.signals import EndSignal, start_spark
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import SparkisError
@@ -234,16 +234,17 @@ def session() -> SparkSession:
     """Start a local Spark with little output, on the loopback interface."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    spark = (
-        SparkSession.builder.master("local[*]")
-        .appName("sparkis demo")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
+    spark = start_spark(
+        {
+            "spark.master": "local[*]",
+            "spark.app.name": "sparkis demo",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.session.timeZone": "UTC",
+        }
     )
     spark.sparkContext.setLogLevel("ERROR")
     return spark

@@ -5,6 +5,11 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from collections.abc import Mapping
+
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
 
 
 class EndSignal:
@@ -28,3 +33,14 @@ class EndSignal:
     def wait(self, seconds_max: float | None = None) -> bool:
         """Wait until a signal arrives; False after `seconds_max`."""
         return self._received.wait(seconds_max)
+
+
+def start_spark(settings: Mapping[str, str]) -> SparkSession:
+    """Start Spark, its JVM in a session of its own: a signal to a process group then reaches Python alone.
+
+    Service managers and `timeout` signal the group. Python stops the queries and the JVM in order.
+    """
+    conf = SparkConf().setAll(list(settings.items()))
+    gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
+    SparkContext(conf=conf, gateway=gateway)
+    return SparkSession.builder.getOrCreate()

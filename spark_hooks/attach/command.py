@@ -16,7 +16,7 @@ from spark_hooks.attach.rows import AttachedState, BoundState
 from spark_hooks.attach.start import attach, bind, reading_session
 from spark_hooks.checkpoint import Checkpoint, CheckpointError
 from spark_hooks.serving import serve
-from spark_hooks.signals import EndSignal
+from spark_hooks.signals import EndSignal, start_spark
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import DescriptorError, SparkisError
 
@@ -59,12 +59,10 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
 def _session(settings: dict[str, str], master: str) -> Iterator[SparkSession]:
     if master.startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the default is the python3 of the PATH
-    builder = SparkSession.builder.master(master).appName("sparkis attach")
     quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    for name, value in (quiet | (loopback if master.startswith("local") else {}) | settings).items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    own = {"spark.master": master, "spark.app.name": "sparkis attach"} | quiet
+    spark = start_spark(own | (loopback if master.startswith("local") else {}) | settings)
     spark.sparkContext.setLogLevel("OFF")  # errors are raised here as exceptions
     try:
         yield spark

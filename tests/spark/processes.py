@@ -31,6 +31,7 @@ class Command:
             stderr=subprocess.STDOUT,
             text=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            process_group=0,
         )
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -61,9 +62,12 @@ class Command:
             rest += line
         return rest
 
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal and return the exit code."""
-        self.process.send_signal(number)
+    def end(self, number: signal.Signals = signal.SIGTERM, *, has_children: bool = False) -> int:
+        """Send a signal, also to the process's children if `has_children`; return the exit code."""
+        if has_children:
+            os.killpg(self.process.pid, number)
+        else:
+            self.process.send_signal(number)
         return self.process.wait(WAIT_S_MAX)
 
 

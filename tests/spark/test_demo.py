@@ -148,15 +148,17 @@ def test_every_key_of_the_demo_is_what_pandas_computes(expected: State, tmp_path
         assert "stale" in status("--url", url).stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_demo_ends_by_a_signal_with_a_line(number: signal.Signals):
-    """By its process id, in the middle of micro-batches: Python and the JVM have nothing to say about it."""
+@pytest.mark.parametrize(
+    ("number", "has_children"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]
+)
+def test_the_demo_ends_by_a_signal_with_a_line(number: signal.Signals, has_children: bool):
+    """In the middle of micro-batches. Service managers and `timeout` send the signal to the whole process group."""
     with sparkis("demo", "--speed", 50, "--port", 0) as demo:
         url = demo.wait_for(r"serving at (redis://\S+);")[1]
         demo.wait_for(r"sparkis status --url .*\n")
         with redis.Redis.from_url(url) as client:
             eventually(client.dbsize, lambda keys: keys > 0)
-        assert demo.end(number) == 0
+        assert demo.end(number, has_children=has_children) == 0
         assert demo.rest() == "ended\n"
 
 
