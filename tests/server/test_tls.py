@@ -198,7 +198,7 @@ def test_who_speaks_no_tls_is_closed_and_takes_nobodys_place(
 
     eventually(is_all_there, awaited="places are taken by connections that are gone")
     said = capfd.readouterr().err
-    assert "a client was not taken in: it does not speak TLS" in said
+    assert "a client's TLS handshake failed: it does not speak TLS" in said
     assert "Traceback" not in said
 
 

@@ -419,5 +419,5 @@ def test_a_mark_that_was_taken_on_one_connection_is_expected_on_another(server: 
         epochs.publish(keys="b")
         other.answers(expect + TRY + TRY, OK + NOT_RUN + RUN)
         other.answers(expect + lines("UNWATCH") + TRY, OK * 2 + RUN)
-    refused = b"-ERR a mark is what STATE MARK answers, as it is\r\n"
+    refused = b"-ERR a mark is the unchanged reply of STATE MARK\r\n"
     other.answers(lines("STATE EXPECT job:temp:a nonsense", "STATE EXPECT a"), refused + b"-ERR syntax error\r\n")

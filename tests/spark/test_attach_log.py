@@ -340,5 +340,5 @@ def test_a_checkpoint_that_cannot_be_attached_to_says_why(batches: Make, attache
     rows = batches(SCHEMA)
     rows.add({"k": "a"})
     plain = start(rows.df.writeStream.format("noop"), "plain", tmp_path / "plain")
-    with pytest.raises(SparkisError, match="keeps no state"):
+    with pytest.raises(SparkisError, match="has no state"):
         attached(plain)
