@@ -1,4 +1,4 @@
-"""The handling of SIGINT (Ctrl-C) and SIGTERM in programs with a Spark of their own: they end without a traceback."""
+"""SIGINT (Ctrl-C) and SIGTERM in programs that start a Spark of their own: they end in order, without a traceback."""
 
 from __future__ import annotations
 

@@ -72,7 +72,9 @@ class Round:
         members, self._members = self._members, {}
         self._server.attempt(self._answer_together, members)
         for member in members:
-            if member.input:  # it was left, or an exception came before: its own turn shows whether it is about it
+            if (
+                member.input
+            ):  # not answered above, maybe after an exception; if this input causes it, its own turn raises it
                 self._server.attempt(member.answer_alone)
 
     def _answer_together(self, members: Iterable[Member]) -> None:

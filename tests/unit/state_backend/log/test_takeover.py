@@ -218,41 +218,39 @@ def test_a_term_that_was_made_void_ends_its_writer_before_anything_counts(tmp_pa
         assert shown.value(b"k") == b"newer"
 
 
+class Watched(LocalFilesystem):
+    """A folder that records the paths of reads and listings."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.looked: list[str] = []
+
+    def read(self, path: str) -> bytes | None:
+        self.looked.append(path)
+        return super().read(path)
+
+    def names(self, path: str) -> list[str]:
+        self.looked.append(path)
+        return super().names(path)
+
+
 def test_a_new_reader_reads_no_terms_but_the_newest(tmp_path: Path) -> None:
-    looked: list[str] = []
-
-    class Watched(LocalFilesystem):
-        def read(self, path: str) -> bytes | None:
-            looked.append(path)
-            return super().read(path)
-
-        def names(self, path: str) -> list[str]:
-            looked.append(path)
-            return super().names(path)
-
+    filesystem = Watched(tmp_path)
+    looked = filesystem.looked
     for _ in range(3):
         writer_of(tmp_path)
-    assert ChangeLog(Watched(tmp_path)).job("job").current() is not None
+    assert ChangeLog(filesystem).job("job").current() is not None
     assert looked == ["job/terms/1.json", "job/terms", "job/terms/3.json", "job/terms/4.json"]
     looked.clear()
-    assert ChangeLog(Watched(tmp_path)).job("other").current() is None
+    assert ChangeLog(filesystem).job("other").current() is None
     assert set(looked) == {"other/terms/1.json"}
 
 
 def test_a_reader_finds_the_next_term_with_one_look_at_one_file(tmp_path: Path) -> None:
-    looked: list[str] = []
-
-    class Watched(LocalFilesystem):
-        def read(self, path: str) -> bytes | None:
-            looked.append(path)
-            return super().read(path)
-
-        def names(self, path: str) -> list[str]:
-            looked.append(path)
-            return super().names(path)
-
+    filesystem = Watched(tmp_path)
+    looked = filesystem.looked
     writer_of(tmp_path)
-    log = ChangeLog(Watched(tmp_path)).job("job")
+    log = ChangeLog(filesystem).job("job")
     assert log.current() is not None
     looked.clear()
     assert log.current() is not None
