@@ -175,21 +175,26 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             self.break_off(error)
 
-    def requests_received(self, requests: list[Request], data: bytes) -> None:
-        """Handle the requests that the compiled core parsed and did not answer, and the bytes after them."""
+    def requests_received(self, requests: list[Request], size_bytes: int, data: bytes) -> None:
+        """Handle the requests of so many bytes that the compiled core parsed, and the bytes after them."""
         try:
-            self._server_context.stats.input_bytes += len(data)
+            self._server_context.stats.input_bytes += size_bytes + len(data)
             self._requests, self.input = requests, data
-            self._begin()
+            self._begin(size_bytes)
         except Exception as error:
             self.break_off(error)
 
-    def _begin(self) -> None:
-        """Answer input of a calm connection: at once if it is short, or if no other client waits."""
+    def _begin(self, parsed_bytes: int = 0) -> None:
+        """Answer input of a calm connection. parsed_bytes: the size of the requests before `input`."""
         self.is_idle = False
-        if len(self.input) > LONG_INPUT_BYTES and self._turn_scheduler.is_long:
+        if self._is_writable:
+            self._answer_soon(parsed_bytes + len(self.input))
+
+    def _answer_soon(self, size_bytes: int) -> None:
+        """Answer input at once if it is short, or if no other client waits; else in a later turn of the loop."""
+        if size_bytes > LONG_INPUT_BYTES and self._turn_scheduler.is_long:
             self._next_turn = self._turn_scheduler.defer(self._turn)
-        elif self._is_writable:
+        else:
             self._take_turn()
 
     def _take_more(self, data: bytes) -> None:
@@ -201,7 +206,7 @@ class Connection(asyncio.Protocol):
         if self._pending is not None or isinstance(self._next_turn, ScheduledTurn):
             self._set_reading(False)
         if self._next_turn is None and self._is_writable:
-            self._take_turn()
+            self._answer_soon(self._parser.buffered_bytes + len(self.input))
 
     def eof_received(self) -> bool:
         """Stay open for the replies to earlier requests; not with TLS, where one end closes both."""
@@ -651,7 +656,10 @@ class Connection(asyncio.Protocol):
     def _go_on_soon(self) -> None:
         if self._next_turn is not None:
             self._next_turn.cancel()
-        self._next_turn = self._loop.call_soon(self._turn)
+        # One event may resolve the replies of many clients, whose further requests may be long.
+        self._next_turn = (
+            self._turn_scheduler.defer(self._turn) if self._has_more() else self._loop.call_soon(self._turn)
+        )
 
     def _begin_sliced(self, later: Sliced | ExecRunner) -> None:
         self._sliced = later if isinstance(later, ExecRunner) else SlicedEncoder(later, self.session.protocol)

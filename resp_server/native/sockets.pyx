@@ -523,8 +523,7 @@ cdef class Transport:
         if is_idle:
             answered = took
             requests = poller.fast_path.remaining_requests(protocol.session, <const uint8_t*>data, size, &took)
-            poller.input_bytes += took - answered
-            protocol.requests_received(requests, PyBytes_FromStringAndSize(data + took, size - took))
+            protocol.requests_received(requests, took - answered, PyBytes_FromStringAndSize(data + took, size - took))
         else:
             protocol.data_received(PyBytes_FromStringAndSize(data, size))
         return 0

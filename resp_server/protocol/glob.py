@@ -42,20 +42,6 @@ def matcher(pattern: bytes, ignore_case: bool = False) -> Matches:
     return LongPattern(pattern, ignore_case).matches
 
 
-def lazy_matcher(pattern: bytes) -> Matches:
-    """Return the function of `matcher`; the pattern is compiled at the first call."""
-    check_pattern(pattern)
-    found: Matches | None = None
-
-    def matches(text: bytes) -> object:
-        nonlocal found
-        if found is None:
-            found = matcher(pattern)
-        return found(text)
-
-    return matches
-
-
 def check_pattern(pattern: bytes) -> None:
     """Raise PlainError for a pattern beyond the limit."""
     if len(pattern) > PATTERN_BYTES_MAX:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from time import perf_counter_ns
@@ -36,7 +36,7 @@ from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.requests import PING, BackgroundSink, UpstreamRequest
 from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.proxy.upstream_connection import ConnectionKey
-from resp_server.push.deliveries import TURN_NS_MAX
+from resp_server.push.deliveries import TURN_NS_MAX, Deliveries
 from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE, may_match_notifications
 from resp_server.push.message_bus import MessageBus
 from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch, ReceiverCount
@@ -59,6 +59,8 @@ PAUSE_S = 0.5
 # A server that is silent for one timeout of the proxy is pinged; after this many timeouts it counts as lost (guess).
 SILENT_TIMEOUTS_MAX = 5
 NAMES_PER_REQUEST = 1_000
+# Names that are assigned between two readings of the clock (guess: 0.2 ms).
+NAMES_PER_STEP = 64
 # The longest pause of reading a server's messages while slow clients do not read theirs.
 SLOW_CLIENT_WAIT_S = 1.0
 SLOW_CLIENT_POLL_S = 0.01
@@ -70,10 +72,16 @@ VERBS = {
 
 # The channels and patterns to subscribe to at a server.
 Names = dict[SubscriptionKind, set[bytes]]
+# Channels and patterns that may have to be subscribed elsewhere than before.
+Changes = Iterator[tuple[SubscriptionKind, bytes]]
 
 
 def _no_names() -> Names:
     return {kind: set() for kind in VERBS}
+
+
+def _each_name(names: Mapping[SubscriptionKind, Iterable[bytes]]) -> Changes:
+    return ((kind, name) for kind, some in names.items() for name in some)
 
 
 class RelayConnection(asyncio.Protocol):
@@ -90,14 +98,15 @@ class RelayConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._subscribed = _no_names()
-        self._changed = _no_names()  # added to or removed from `desired` since the last request
+        self._changed = _no_names()  # to be subscribed or unsubscribed by the next request
+        self._refused: list[bytes] = []  # shard channels that the server has refused or ended
+        self._is_resubscribing = False  # the connection is new, and has not all desired names yet
         self._events: str | None = None
         self._reader = hiredis.Reader()
         self._connecting: asyncio.Task[None] | None = None
         self._not_before_s = 0.0
-        self._silent_checks = (
-            0  # since the last data; a count, because the clock also advances while this process is stopped
-        )
+        # Since the last data; a count, because the clock also advances while this process is stopped.
+        self._silent_checks = 0
         self._paused_steps = 0
         self._delivery: Iterator[None] | None = None  # delivers the data that was received, in steps
 
@@ -107,20 +116,23 @@ class RelayConnection(asyncio.Protocol):
         return count < SUBSCRIPTIONS_MAX and self._desired_bytes + len(name) <= SUBSCRIBED_BYTES_MAX
 
     def set_desired(self, kind: SubscriptionKind, name: bytes, is_desired: bool) -> None:
-        """Add a channel or pattern to this connection, or remove it."""
+        """Add a channel or pattern to this connection, or remove it; `sync` tells the server."""
         names = self.desired[kind]
-        if is_desired is (name in names):
-            return
-        if is_desired:
+        if is_desired and name not in names:
             names.add(name)
             self._desired_bytes += len(name)
-        else:
+        elif not is_desired and name in names:
             names.remove(name)
             self._desired_bytes -= len(name)
-        self._changed[kind].add(name)
+        if is_desired is not (name in self._subscribed[kind]):
+            self._changed[kind].add(name)
+
+    def desired_names(self) -> Changes:
+        """Return all channels and patterns of this connection."""
+        return _each_name({kind: list(names) for kind, names in self.desired.items()})
 
     def sync(self, events: str) -> None:
-        """Subscribe to desired names, unsubscribe from others; connect if there is no connection."""
+        """Send the changes made by `set_desired`; connect if there is no connection."""
         if self._transport is None:
             self.pings = max(self.pings, self.pongs + 1)
             if self._connecting is None and self._loop.time() >= self._not_before_s:
@@ -140,9 +152,13 @@ class RelayConnection(asyncio.Protocol):
             has -= removed
             has |= added
             self._changed[kind] = set()
-        if words:
+        if not words:
+            return
+        packed = b"".join(map(pack, words))
+        if not self._is_resubscribing:
             self.pings += 1
-            self._transport.write(b"".join([*map(pack, words), PING]))
+            packed += PING
+        self._transport.write(packed)
 
     async def _connect(self) -> None:
         host, _, port = self.address.rpartition(":")
@@ -160,26 +176,33 @@ class RelayConnection(asyncio.Protocol):
         words: list[Request] = [] if password is None else [(b"AUTH", DEFAULT_USER, password.encode())]
         words += [(b"HELLO", b"3"), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
         transport.write(b"".join(map(pack, words)))
-        self._transport, self._subscribed, self._events = transport, _no_names(), None
-        self._changed = {kind: set(names) for kind, names in self.desired.items()}
+        self._transport, self._subscribed, self._changed, self._events = transport, _no_names(), _no_names(), None
         self._silent_checks = 0
-        self.pings = self.pongs = self.pings - 1  # the next ping replaces those of the lost connection
-        self._relay.sync()
+        self.pongs = self.pings - 1  # one ping, behind all names, replaces those of the lost connection
+        self._is_resubscribing = True
+        self._relay.recheck(self.desired_names())
+        self._relay.when_assigned(partial(self._end_resubscribing, transport))
+
+    def _end_resubscribing(self, transport: asyncio.Transport) -> None:
+        if transport is self._transport:
+            self._is_resubscribing = False
+            transport.write(PING)
 
     @property
     def is_empty(self) -> bool:
         """Tell whether nothing is desired any more."""
         return not any(self.desired.values())
 
-    @property
-    def has_changes(self) -> bool:
-        """Tell whether subscriptions have to change, or there is no connection."""
-        return self._transport is None or any(self._changed.values())
-
-    def check(self) -> None:
-        """Ping a silent server; close the connection if it stays silent."""
+    def check(self, events: str) -> None:
+        """Connect if there is no connection. Ping a silent server; close the connection if it stays silent."""
         timeout_s = self.cluster.timeout_s
-        if self._transport is None or self._paused_steps or self._delivery is not None:
+        if self._transport is None:
+            self.sync(events)
+            return
+        if self._refused:
+            self._relay.recheck((SubscriptionKind.SHARD, name) for name in self._refused)
+            self._refused = []
+        if self._paused_steps or self._delivery is not None:
             return
         self._silent_checks += 1
         silent_s = self._silent_checks * CHECK_S
@@ -236,7 +259,7 @@ class RelayConnection(asyncio.Protocol):
             if isinstance(reply, hiredis.PushNotification):
                 yield from self._receive(batch, reply)
             elif isinstance(reply, hiredis.ReplyError):
-                self._refused(str(reply))
+                self._on_refusal(str(reply))
             elif reply == b"PONG":
                 self.pongs += 1
                 self._relay.on_pong()
@@ -259,16 +282,15 @@ class RelayConnection(asyncio.Protocol):
             case [b"smessage", bytes(channel), bytes(text)]:
                 yield from self._relay.deliver(batch, self, SubscriptionKind.SHARD, channel, channel, text)
             case [b"sunsubscribe", bytes(channel), _]:
-                self._subscribed[SubscriptionKind.SHARD].discard(
-                    channel
-                )  # its slot has moved; the new owner is subscribed soon
-                self._changed[SubscriptionKind.SHARD].add(channel)
+                # Its slot has moved; the new owner is subscribed soon.
+                self._subscribed[SubscriptionKind.SHARD].discard(channel)
+                self._refused.append(channel)
 
-    def _refused(self, reason: str) -> None:
-        """Subscribe again at the next check after a refusal: most likely a slot has moved."""
+    def _on_refusal(self, reason: str) -> None:
+        """Subscribe again at the next check: most likely a slot has moved."""
         logger.warning("%s refused a subscription: %s", self.address, reason)
         self._subscribed[SubscriptionKind.SHARD].clear()
-        self._changed[SubscriptionKind.SHARD] |= self.desired[SubscriptionKind.SHARD]
+        self._refused = list(self.desired[SubscriptionKind.SHARD])
         if reason.startswith("MOVED"):
             self.cluster.refresh(self.address)
 
@@ -310,17 +332,17 @@ class PubsubRelay:
         self._hub = server.message_bus.hub
         # By application and address. A server limits the subscriptions of a connection; further ones get another.
         self._connections: defaultdict[tuple[int, str], list[RelayConnection]] = defaultdict(list)
-        self._changed: dict[
-            tuple[SubscriptionKind, bytes], None
-        ] = {}  # subscribed or unsubscribed by clients since `sync`
+        # Names to assign, and callbacks for when the names before them are assigned.
+        self._queue: deque[Changes | Callable[[], None]] = deque()
+        self._changed: dict[tuple[SubscriptionKind, bytes], None] = {}  # by clients, since the last entry of the queue
         self._home: str | None = None
         self._waiting: list[tuple[dict[RelayConnection, int], Callable[[], None]]] = []
         self._epochs: dict[tuple[int, str], tuple[int, int]] = {}
         self._check_timer: asyncio.TimerHandle | None = None
         self._slow_clients: set[Session] = set()
         self._is_stopped = False
-        self._is_sync_due = False  # `sync` runs in the next turn
-        self._unsynced: list[Callable[[], None]] = []  # called once servers have confirmed the subscriptions of now
+        self._is_sync_due = False  # `sync` runs in a later turn
+        self._disconnects = Deliveries(server.clients.defer)
         self._last_layout: object = None
         self._also_on_change = self._hub.on_change
         self._hub.on_change = self._subscriptions_changed
@@ -353,6 +375,21 @@ class PubsubRelay:
         self._changed[kind, name] = None
         self.sync_soon()
 
+    def recheck(self, names: Changes) -> None:
+        """Assign names again."""
+        self._enqueue(names)
+
+    def when_assigned(self, then: Callable[[], None]) -> None:
+        """Call back once servers have been sent all subscriptions of now."""
+        self._enqueue(then)
+
+    def _enqueue(self, entry: Changes | Callable[[], None]) -> None:
+        if self._changed:
+            self._queue.append(iter(self._changed))
+            self._changed = {}
+        self._queue.append(entry)
+        self.sync_soon()
+
     def sync_soon(self) -> None:
         """Run `sync` in the next turn of the event loop, for all changes until then."""
         if not self._is_sync_due and not self._is_stopped:
@@ -360,40 +397,46 @@ class PubsubRelay:
             asyncio.get_running_loop().call_soon(self.sync)
 
     def sync(self) -> None:
-        """Subscribe at servers to what clients are subscribed to."""
+        """Subscribe at servers to what clients are subscribed to: a bounded number of changes, the others later."""
         self._is_sync_due = False
+        if self._is_stopped:
+            return
         layout = self._layout()
         if layout != self._last_layout:
             self._last_layout = layout
-            desired = (
-                (kind, name)
-                for connection in self._each()
-                for kind, names in connection.desired.items()
-                for name in names
-            )
-            self._changed = dict.fromkeys(
-                [*desired, *((kind, name) for kind in SubscriptionKind for name in self._hub.names(kind))]
-            )
-        self._assign()
+            self._enqueue(_each_name({kind: list(self._hub.names(kind)) for kind in SubscriptionKind}))
+        assigned = self._assign_some()
+        self._close_empty()
+        events = self.server.config.notify_events
+        for connection in self._each():
+            connection.sync(events)
+        if self._check_timer is None and not self._is_empty:
+            self._epochs = dict(self._reached())
+            self._check_timer = asyncio.get_running_loop().call_later(CHECK_S, self._check)
+        for then in assigned:
+            then()
+        if self._queue or self._changed:
+            self._is_sync_due = True
+            self.server.clients.defer(self.sync)
+
+    def _close_empty(self) -> None:
+        """Close the connections that no client needs."""
         closed = {connection for connection in self._each() if connection.is_empty}
+        if not closed:
+            return
         for target, connections in list(self._connections.items()):
             self._connections[target] = [connection for connection in connections if connection not in closed]
             if not self._connections[target]:
                 del self._connections[target]
         for connection in closed:
             connection.close()
-        events = self.server.config.notify_events
-        for connection in self._each():
-            connection.sync(events)
-        if self._check_timer is None and not self._is_stopped and not self._is_empty:
-            self._epochs = dict(self._reached())
-            self._check_timer = asyncio.get_running_loop().call_later(CHECK_S, self._check)
         # A callback that waits for a closed connection waits for those in place of it.
-        unsynced = self._unsynced + [then for missing, then in self._waiting if closed & missing.keys()]
-        self._waiting = [row for row in self._waiting if not closed & row[0].keys()]
-        self._unsynced = []
-        for then in unsynced:
-            self._wait(then)
+        waiting, self._waiting = self._waiting, []
+        for missing, then in waiting:
+            if closed & missing.keys():
+                self.when_synced(then)
+            else:
+                self._waiting.append((missing, then))
 
     def _layout(self) -> object:
         """Return what subscriptions depend on besides clients: the notification settings and the active servers."""
@@ -406,27 +449,51 @@ class PubsubRelay:
     def _is_empty(self) -> bool:
         return self._hub.is_empty and not self._hub.names(SubscriptionKind.SHARD)
 
-    def _assign(self) -> None:
-        """Assign changed names to the connections of the servers that have their messages."""
-        changed, self._changed = self._changed, {}
+    def _assign_some(self) -> list[Callable[[], None]]:
+        """Assign names for a bounded time; return the callbacks between them."""
         everywhere = [
             (number, each) for number in range(len(self._applications.each)) for each in self._active_servers(number)
         ]
         at_home = [] if self.home is None else [(0, self.home)]
-        first = self._applications.each[0]
-        for kind, name in changed:
-            targets: list[tuple[int, str]] = []
-            if name not in self._hub.names(kind) or (
-                kind is not SubscriptionKind.SHARD and name.startswith(OWN_CHANNELS)
-            ):
-                pass
-            elif kind is SubscriptionKind.SHARD:
-                owner = first.slots.owners[slot_of(name)]
-                targets = [] if owner is None else [(0, first.active_server(owner))]
-            else:
-                targets = everywhere if may_match_notifications(kind, name) else at_home
-            for target in {*self._connections, *targets}:
-                self._assign_name(target, kind, name, target in targets)
+        if self._changed:
+            self._queue.append(iter(self._changed))
+            self._changed = {}
+        assigned: list[Callable[[], None]] = []
+        ends_ns = perf_counter_ns() + TURN_NS_MAX
+        while self._queue:
+            entry = self._queue[0]
+            if callable(entry):
+                self._queue.popleft()
+                assigned.append(entry)
+                continue
+            names = list(islice(entry, NAMES_PER_STEP))
+            if not names:
+                self._queue.popleft()
+            for kind, name in names:
+                self._assign(kind, name, everywhere, at_home)
+            if perf_counter_ns() >= ends_ns:
+                break
+        return assigned
+
+    def _assign(
+        self,
+        kind: SubscriptionKind,
+        name: bytes,
+        everywhere: list[tuple[int, str]],
+        at_home: list[tuple[int, str]],
+    ) -> None:
+        """Assign a name to the connections of the servers that have its messages, and remove it from the others."""
+        targets: list[tuple[int, str]] = []
+        if name not in self._hub.names(kind) or (kind is not SubscriptionKind.SHARD and name.startswith(OWN_CHANNELS)):
+            pass
+        elif kind is SubscriptionKind.SHARD:
+            first = self._applications.each[0]
+            owner = first.slots.owners[slot_of(name)]
+            targets = [] if owner is None else [(0, first.active_server(owner))]
+        else:
+            targets = everywhere if may_match_notifications(kind, name) else at_home
+        for target in {*self._connections, *targets}:
+            self._assign_name(target, kind, name, target in targets)
 
     def _assign_name(self, target: tuple[int, str], kind: SubscriptionKind, name: bytes, is_desired: bool) -> None:
         connections = self._connections[target]
@@ -449,9 +516,7 @@ class PubsubRelay:
         if self._last_layout != self._layout():
             self.sync()
         for connection in self._each():
-            connection.check()
-            if connection.has_changes:
-                connection.sync(self.server.config.notify_events)
+            connection.check(self.server.config.notify_events)
         for (number, job), reached in self._reached():
             if self._epochs.get((number, job)) != reached:
                 self._epochs[number, job] = reached
@@ -507,8 +572,7 @@ class PubsubRelay:
 
     def when_synced(self, then: Callable[[], None]) -> None:
         """Call back once servers have confirmed all subscriptions of now."""
-        self._unsynced.append(then)
-        self.sync_soon()
+        self.when_assigned(partial(self._wait, then))
 
     def _wait(self, then: Callable[[], None]) -> None:
         missing = {connection: connection.pings for connection in self._each() if connection.pings > connection.pongs}
@@ -528,12 +592,17 @@ class PubsubRelay:
 
     def disconnect_listeners(self, connection: RelayConnection) -> None:
         """Disconnect the clients that may have missed a message."""
-        for kind, names in connection.desired.items():
-            for session in [each for name in names for each in self._hub.sessions(kind, name)]:
+        steps = self._disconnecting(connection.desired_names(), connection.address)
+        self._disconnects.add(steps, lambda: None, lambda: None)
+
+    def _disconnecting(self, names: Changes, address: str) -> Iterator[None]:
+        for kind, name in names:
+            for session in self._hub.sessions(kind, name):
                 if session.id in self.server.sessions:
                     self.server.clients.cut(
-                        session.id, f"the connection to {connection.address}, which sends its messages, was lost"
+                        session.id, f"the connection to {address}, which sends its messages, was lost"
                     )
+            yield
 
 
 class PublishReplySink(BackgroundSink):

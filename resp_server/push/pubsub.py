@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
-from resp_server.protocol.glob import Matches, lazy_matcher
+from resp_server.protocol.glob import Matches, check_pattern, matcher
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions, message, subscription_reply
 
@@ -17,11 +16,24 @@ SUBSCRIBE, UNSUBSCRIBE = b"subscribe", b"unsubscribe"
 Accepts = Callable[[Session], bool]
 
 
-class _Pattern(NamedTuple):
-    """A pattern with subscribers."""
+class _Pattern(dict[Session, None]):
+    """The subscribers of a pattern, which is compiled when the first message comes.
 
-    matches: Matches
-    sessions: dict[Session, None]
+    It is one object, because all objects are visited in one turn of the loop when Python collects garbage.
+    """
+
+    __slots__ = ("_glob", "_matches")
+
+    def __init__(self, glob: bytes) -> None:
+        check_pattern(glob)
+        self._glob = glob
+        self._matches: Matches | None = None
+
+    def matches(self, channel: bytes) -> object:
+        """Tell whether a channel matches."""
+        if self._matches is None:
+            self._matches = matcher(self._glob)
+        return self._matches(channel)
 
 
 class ReceiverCount:
@@ -83,15 +95,15 @@ class PubSub:
         """Subscribe a client; return the encoded replies. PlainError for too many; then nothing changes."""
         subscriptions = session.subscriptions or Subscriptions()
         subscriptions.check_limits(kind, names)
-        new = [name for name in names if name not in self._patterns] if kind is SubscriptionKind.PATTERN else []
-        compiled = {name: lazy_matcher(name) for name in new}
+        is_pattern = kind is SubscriptionKind.PATTERN
+        new_patterns = {name: _Pattern(name) for name in names if name not in self._patterns} if is_pattern else {}
         out = []
         for name in names:
             is_new = name not in self.names(kind)
-            if kind is SubscriptionKind.PATTERN:
+            if is_pattern:
                 if is_new:
-                    self._patterns[name] = _Pattern(compiled[name], {})
-                self._patterns[name].sessions[session] = None
+                    self._patterns[name] = new_patterns[name]
+                self._patterns[name][session] = None
             else:
                 self._named[kind].setdefault(name, {})[session] = None
             if is_new:
@@ -146,7 +158,7 @@ class PubSub:
 
     def _subscribed(self, kind: SubscriptionKind, name: bytes) -> dict[Session, None]:
         if kind is SubscriptionKind.PATTERN:
-            return self._patterns[name].sessions if name in self._patterns else {}
+            return self._patterns.get(name, {})
         return self._named[kind].get(name, {})
 
     def names(self, kind: SubscriptionKind) -> Collection[bytes]:
@@ -169,8 +181,8 @@ class PubSub:
             return
         for pattern in list(self._patterns.values()):
             yield
-            if pattern.sessions and pattern.matches(channel):
-                found.add(len(pattern.sessions))
+            if pattern and pattern.matches(channel):
+                found.add(len(pattern))
 
     @property
     def is_empty(self) -> bool:
@@ -214,6 +226,6 @@ class PubSub:
             if not pattern.matches(channel):
                 yield SubscriptionKind.PATTERN, name, None
                 continue
-            for session in list(pattern.sessions):
+            for session in list(pattern):
                 if session.is_subscribed(SubscriptionKind.PATTERN, name):
                     yield SubscriptionKind.PATTERN, name, session

@@ -233,15 +233,22 @@ def check_beside_many_subscriptions(attacked: Attacked) -> None:
     """Subscribe and unsubscribe, while other clients have the maximum of subscriptions."""
     names = [[b"%d:%d" % (number, at) for at in range(SUBSCRIPTIONS_MAX)] for number in range(12)]
     others = [Peer(attacked.port) for _ in names]
+    gc.disable()  # a collection visits what all clients and this test have: no work of one request
+    attacked.loop.take_longest_ms()
     for other, own in zip(others, names, strict=True):
         other.send(b"".join(request(b"PSUBSCRIBE", *own[at : at + 4_000]) for at in range(0, len(own), 4_000)))
     for other in others:
         other.read_until(b":%d\r\n" % SUBSCRIPTIONS_MAX)
     attacked.thread.call(lambda: None)  # what their last requests left for the next turn is done
     try:
+        longest_ms = attacked.loop.take_longest_ms()
+        print(f"longest turn while all subscribe: {longest_ms:.1f} ms")
+        assert longest_ms < TURN_MS_MAX
+        gc.enable()
         assert attacked.longest_ms(ATTACKS["patterns"] + ATTACKS["subscriptions"]) < TURN_MS_MAX
         assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
     finally:
+        gc.enable()
         for other in others:
             other.socket.close()
 
