@@ -73,11 +73,10 @@ def _fpconv_text(text: str) -> bytes:
     sign, text = ("-", text[1:]) if text[0] == "-" else ("", text)
     mantissa, _, exponent = text.partition("e")
     before, _, after = mantissa.partition(".")
-    all_digits = (before + after).lstrip("0")
-    digits = all_digits.rstrip("0")
+    digits = (before + after).lstrip("0")  # without zeros at the end: no integer comes here but 0
     if not digits:
         return f"{sign}0".encode()
-    scale = int(exponent or 0) - len(after) + len(all_digits) - len(digits)
+    scale = int(exponent or 0) - len(after)
     power = scale + len(digits) - 1  # of the first digit
     if scale >= 0 and power < len(digits) + 7:
         return f"{sign}{digits}{'0' * scale}".encode()

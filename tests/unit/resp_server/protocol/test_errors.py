@@ -2,17 +2,89 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from resp_server.protocol.errors import (
+    ClusterDownError,
+    CrossSlotError,
+    DeniedError,
+    ExecAbortError,
+    LoadingError,
+    MovedError,
+    NoAuthError,
+    NoEpochError,
+    NoPermError,
+    NoProtoError,
+    NoScriptError,
     PlainError,
+    ProtocolError,
+    ReadOnlyError,
     ReplyError,
+    TryAgainError,
+    WrongPassError,
     WrongTypeError,
+    cluster_disabled,
+    cluster_is_static,
+    internal_error,
+    not_an_integer,
+    not_served,
     reply_error_of,
+    syntax_error,
     unknown_command,
+    unknown_subcommand,
     wrong_arity,
+    wrong_subcommand,
 )
-from state_backend.model.errors import StoreError, WrongKindError
+from state_backend.model.errors import JobLoadingError, SlotLoadingError, StoreDamagedError, StoreError, WrongKindError
+
+DENIED = (
+    "DENIED Redis is running in protected mode because protected mode is enabled and no password is set for the "
+    "default user. In this mode connections are only accepted from the loopback interface. If you want to "
+    "connect from external computers, either set a password, or turn the protected mode off and MAKE SURE "
+    "that the server is not publicly accessible from internet if you do so."
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (PlainError("x"), "ERR x"),
+        (WrongTypeError(), "WRONGTYPE Operation against a key holding the wrong kind of value"),
+        (ReadOnlyError(), "READONLY You can't write against a read only replica."),
+        (NoAuthError(), "NOAUTH Authentication required."),
+        (NoAuthError("x"), "NOAUTH x"),
+        (WrongPassError(), "WRONGPASS invalid username-password pair or user is disabled."),
+        (NoPermError("x"), "NOPERM x"),
+        (NoProtoError(), "NOPROTO unsupported protocol version"),
+        (NoScriptError(), "NOSCRIPT No matching script. Please use EVAL."),
+        (LoadingError(), "LOADING Redis is loading the dataset in memory"),
+        (MovedError(7, "h:1"), "MOVED 7 h:1"),
+        (CrossSlotError(), "CROSSSLOT Keys in request don't hash to the same slot"),
+        (ClusterDownError(), "CLUSTERDOWN Hash slot not served"),
+        (ClusterDownError("x"), "CLUSTERDOWN Hash slot not served: x"),
+        (TryAgainError("x"), "TRYAGAIN x"),
+        (ExecAbortError(), "EXECABORT Transaction discarded because of previous errors."),
+        (ExecAbortError(PlainError("x")), "EXECABORT Transaction discarded because of: x"),
+        (ExecAbortError(NoPermError("x")), "EXECABORT Transaction discarded because of: NOPERM x"),
+        (NoEpochError("x"), "NOEPOCH x"),
+        (DeniedError(), DENIED),
+        (ProtocolError("x"), "ERR Protocol error: x"),
+        (syntax_error(), "ERR syntax error"),
+        (not_an_integer(), "ERR value is not an integer or out of range"),
+        (unknown_subcommand("client", b"x" * 129), f"ERR unknown subcommand '{'x' * 128}'. Try CLIENT HELP."),
+        (
+            wrong_subcommand("client", b"x" * 129),
+            f"ERR unknown subcommand or wrong number of arguments for '{'x' * 128}'. Try CLIENT HELP.",
+        ),
+        (not_served("x"), "ERR command 'x' is not served by sparkis"),
+        (cluster_disabled(), "ERR This instance has cluster support disabled"),
+        (cluster_is_static("x"), "ERR command 'x' is not served by sparkis: a node does not change its topology"),
+    ],
+)
+def test_an_error_has_the_line_that_clients_parse(error: ReplyError | ProtocolError, line: str) -> None:
+    assert error.line == line.encode()
 
 
 def test_two_classes_of_one_code_are_refused() -> None:
@@ -35,12 +107,39 @@ def test_a_long_unknown_command_is_cut() -> None:
         b"a" * 100,
         b"b" * 25,
     )
+    exactly = unknown_command([b"x", b"a" * 125, b"b"]).line
+    assert exactly == b"ERR unknown command 'x', with args beginning with: '%b' " % (b"a" * 125)
 
 
 def test_arity_names_the_command() -> None:
     assert wrong_arity("client|setname").line == b"ERR wrong number of arguments for 'client|setname' command"
 
 
-def test_errors_of_the_store_become_replies() -> None:
-    assert isinstance(reply_error_of(WrongKindError("x")), WrongTypeError)
-    assert reply_error_of(StoreError("disk full")).line == b"ERR disk full"
+def test_an_argument_is_shown_up_to_its_first_zero_byte() -> None:
+    assert unknown_command([b"x\0y", b"a\0b"]).line == b"ERR unknown command 'x', with args beginning with: 'a' "
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "line_of_a_node"),
+    [
+        (WrongKindError("x"), WrongTypeError().line, WrongTypeError().line),
+        (StoreError("disk full"), b"ERR disk full", b"ERR disk full"),
+        (JobLoadingError("x"), b"LOADING x", b"LOADING x"),
+        (StoreDamagedError("x"), b"LOADING x", b"LOADING x"),
+        (SlotLoadingError("x"), b"LOADING x", b"CLUSTERDOWN Hash slot not served: x"),
+    ],
+)
+def test_errors_of_the_store_become_replies(error: StoreError, line: bytes, line_of_a_node: bytes) -> None:
+    assert reply_error_of(error).line == line
+    assert reply_error_of(error, is_node=True).line == line_of_a_node
+
+
+def test_an_unexpected_exception_is_logged_with_the_id_that_the_client_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    error = ValueError("x")
+    reply, other = internal_error(error), internal_error(error)
+    assert reply.line != other.line
+    assert re.fullmatch(rb"ERR internal error [0-9a-f]{8}", reply.line)
+    assert caplog.records[0].message == reply.text
+    assert caplog.records[0].exc_info is not None and caplog.records[0].exc_info[1] is error

@@ -45,6 +45,8 @@ CASES = [
     (b"a.c", b"abc", False),
     (b"*a*b*c", b"xaxbxbc", True),
     (b"*a*b*c", b"xaxcxb", False),
+    (b"*ab*ab", b"xyab", False),  # no byte is in two pieces
+    (b"*a?*a?", b"xxaa", False),
 ]
 
 
@@ -52,6 +54,30 @@ CASES = [
 def test_a_pattern_matches_as_in_redis(pattern: bytes, text: bytes, is_match: bool) -> None:
     assert bool(matcher(pattern)(text)) is is_match
     assert LongPattern(pattern).matches(text) is is_match or pattern == b"*"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "ignore_case", "matched"),
+    [
+        (b"a", False, b"a"),
+        (b"a", True, b"aA"),
+        (b"?", False, bytes(range(256))),
+        (b"[bX]", False, b"bX"),
+        (b"[bX]", True, b"bBxX"),
+        (b"[a-c]", False, b"abc"),
+        (b"[a-c]", True, b"abcABC"),
+        (b"[b-\xfe]", False, b"\xfe\xff" + bytes(range(0x62 + 1))),  # C's characters are signed: from -2 to 98
+        (b"[\\]\\-]", False, b"]-"),
+        (b"[\\a]", True, b"a"),  # as in Redis
+        (b"[\n-\r]", False, b"\n\x0b\x0c\r"),
+    ],
+)
+def test_a_pattern_of_one_byte_matches_these_bytes_and_no_others(
+    pattern: bytes, ignore_case: bool, matched: bytes
+) -> None:
+    every_byte = [bytes((code,)) for code in range(256)]
+    for matches in (matcher(pattern, ignore_case), LongPattern(pattern, ignore_case).matches):
+        assert sorted(byte for byte in every_byte if matches(byte)) == [bytes((code,)) for code in sorted(matched)]
 
 
 def test_case_is_ignored_when_asked() -> None:

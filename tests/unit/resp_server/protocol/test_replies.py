@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from resp_server.protocol.errors import WrongTypeError
 from resp_server.protocol.replies import (
+    NULL_ARRAY,
     STEP_BYTES_MAX,
+    DoubleText,
     FirstOf,
+    Frames,
     LongBulk,
     LongItems,
+    LongPair,
+    PackedItems,
     PackedPairs,
+    Pairs,
+    Pending,
     Push,
     ReplySet,
     Sliced,
@@ -43,6 +51,21 @@ CASES: list[tuple[Any, bytes, bytes]] = [
     (ReplySet(["x", b"y"]), b"*2\r\n+x\r\n$1\r\ny\r\n", b"~2\r\n+x\r\n$1\r\ny\r\n"),
     (Push([b"a"]), b"*1\r\n$1\r\na\r\n", b">1\r\n$1\r\na\r\n"),
     (Verbatim(b"hi"), b"$2\r\nhi\r\n", b"=6\r\ntxt:hi\r\n"),
+    ((b"a",), b"*1\r\n$1\r\na\r\n", b"*1\r\n$1\r\na\r\n"),
+    ("\udcff", b"+\xff\r\n", b"+\xff\r\n"),
+    (NULL_ARRAY, b"*-1\r\n", b"_\r\n"),
+    (DoubleText(b"1.50"), b"$4\r\n1.50\r\n", b",1.50\r\n"),
+    (Frames(b"+a\r\n:1\r\n"), b"+a\r\n:1\r\n", b"+a\r\n:1\r\n"),
+    (
+        Pairs([(b"a", 1.0), (b"b", None)]),
+        b"*4\r\n$1\r\na\r\n$1\r\n1\r\n$1\r\nb\r\n$-1\r\n",
+        b"*2\r\n*2\r\n$1\r\na\r\n,1\r\n*2\r\n$1\r\nb\r\n_\r\n",
+    ),
+    (PackedItems(1, b"$1\r\na\r\n"), b"*1\r\n$1\r\na\r\n", b"*1\r\n$1\r\na\r\n"),
+    (PackedItems(1, b"$1\r\na\r\n", ReplySet), b"*1\r\n$1\r\na\r\n", b"~1\r\n$1\r\na\r\n"),
+    (ReplySet([None]), b"*1\r\n$-1\r\n", b"~1\r\n_\r\n"),
+    (Push([None]), b"*1\r\n$-1\r\n", b">1\r\n_\r\n"),
+    ({"a": {}}, b"*2\r\n+a\r\n*0\r\n", b"%1\r\n+a\r\n%0\r\n"),
     (
         [WrongTypeError(), 1],
         b"*2\r\n-WRONGTYPE Operation against a key holding the wrong kind of value\r\n:1\r\n",
@@ -139,3 +162,104 @@ def test_an_empty_sliced_reply_still_has_its_first_line() -> None:
 def test_a_sliced_reply_that_breaks_its_promise_is_a_bug() -> None:
     with pytest.raises(RuntimeError, match="announced 3"):
         steps_of(Sliced(iter([[b"a"]]), lambda: None, count=3))
+
+
+def test_sliced_pairs_are_nested_in_resp3_only() -> None:
+    pairs = [(b"a", 1.5), (b"b", 2.5), (b"c", 3.5)]
+    for protocol in (2, 3):
+        for count in (3, None):
+            sliced = Sliced(iter([Pairs(pairs[:1]), Pairs(), Pairs(pairs[1:])]), lambda: None, Pairs, count)
+            assert b"".join(steps_of(sliced, protocol)) == encode(Pairs(pairs), protocol)
+        long = LongItems([LongPair([LongBulk(1, iter([b"a"])), 1.5]), LongPair([b"b", 2.5])])
+        sliced = Sliced(iter([long, Pairs(pairs[2:])]), lambda: None, Pairs, 3)
+        assert b"".join(steps_of(sliced, protocol)) == encode(Pairs(pairs), protocol)
+
+
+def test_a_sliced_set_is_a_set() -> None:
+    for protocol in (2, 3):
+        sliced = Sliced(iter([[b"a"], [None]]), lambda: None, ReplySet, 2)
+        assert b"".join(steps_of(sliced, protocol)) == encode(ReplySet([b"a", None]), protocol)
+
+
+def test_a_sliced_map_may_have_long_values() -> None:
+    for protocol in (2, 3):
+        part = LongItems([b"a", LongBulk(2, iter([b"x", b"y"])), b"b", None])
+        sliced = Sliced(iter([part]), lambda: None, dict, 2)
+        assert b"".join(steps_of(sliced, protocol)) == encode({b"a": b"xy", b"b": None}, protocol)
+
+
+def test_sliced_frames_have_no_first_line() -> None:
+    sliced = Sliced(iter([[Frames(b"+a\r\n")], [Frames(b":1\r\n")]]), lambda: None, Frames)
+    assert steps_of(sliced) == [b"", b"", b"", b"+a\r\n:1\r\n"]
+
+
+def test_the_first_item_of_nothing_is_nil() -> None:
+    assert steps_of(Sliced(iter([[], []]), lambda: None, FirstOf)) == [b"", b"", b"$-1\r\n"]
+    assert steps_of(Sliced(iter([]), lambda: None, FirstOf), 3) == [b"_\r\n"]
+    assert steps_of(Sliced(iter([[], [None, b"a"]]), lambda: None, FirstOf), 3) == [b"", b"_\r\n"]
+
+
+def test_long_items_are_sent_in_steps() -> None:
+    items = [b"x" * 10_000] * 100
+    steps = steps_of(Sliced(iter([LongItems(items)]), lambda: None, count=100))
+    assert b"".join(steps) == encode(items, 2)
+    assert max(map(len, steps)) <= STEP_BYTES_MAX + 10_100
+    assert len(steps) < 20
+
+
+def test_bytes_that_wait_for_the_count_are_counted() -> None:
+    encoder = SlicedEncoder(Sliced(iter([[b"a"], [b"bc"]]), lambda: None), 2)
+    counted = [(encoder.step(), encoder.buffered_bytes)[1] for _ in range(2)]
+    assert counted == [len(b"$1\r\na\r\n"), len(b"$1\r\na\r\n$2\r\nbc\r\n")]
+    assert not encoder.has_started
+
+
+def test_a_silent_reply_is_computed_and_not_sent() -> None:
+    parts = iter([[b"a"], [b"b"]])
+    assert b"".join(steps_of(Sliced(parts, lambda: None, count=2, is_silent=True))) == b""
+    assert next(parts, None) is None
+
+
+def test_a_reply_that_fails_before_its_first_line_may_still_be_an_error() -> None:
+    def parts() -> Iterator[list[bytes]]:
+        yield []
+        raise WrongTypeError
+
+    encoder = SlicedEncoder(Sliced(parts(), lambda: None, count=1), 2)
+    assert encoder.step() == b""
+    with pytest.raises(WrongTypeError):
+        encoder.step()
+    assert not encoder.has_started
+    other = SlicedEncoder(Sliced(iter([[b"a"]]), lambda: None, count=1), 2)
+    other.step()
+    assert other.has_started and other.pins_epoch
+
+
+def test_the_end_of_a_sliced_reply_releases_its_epoch_and_tells_its_time() -> None:
+    calls: list[object] = []
+    sliced = Sliced(iter([[b"a"]]), lambda: calls.append("released"), count=1, on_finished=calls.append)
+    encoder = SlicedEncoder(sliced, 2)
+    encoder.step()
+    encoder.close()
+    released, nanoseconds = calls
+    assert released == "released"
+    assert isinstance(nanoseconds, int) and nanoseconds > 0
+
+
+def test_of_a_pending_reply_the_first_resolution_counts() -> None:
+    woken: list[str] = []
+    pending = Pending(2.5, lambda: b"late")
+    pending.when_resolved(lambda: woken.append("woken"))
+    assert pending.seconds_max == 2.5 and not pending.is_resolved and pending.make() == b"late"
+    pending.resolve(lambda: b"first")
+    pending.resolve(lambda: b"second")
+    assert pending.is_resolved and pending.make() == b"first" and woken == ["woken"]
+
+
+def test_a_client_that_no_longer_waits_is_not_woken() -> None:
+    woken: list[str] = []
+    pending = Pending(2.5, lambda: b"late")
+    pending.when_resolved(lambda: woken.append("woken"))
+    pending.when_resolved(None)
+    pending.resolve(lambda: b"first")
+    assert pending.make() == b"first" and woken == []
