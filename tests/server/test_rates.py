@@ -11,7 +11,7 @@ import pytest
 
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.acl import rate_limits as rates
-from resp_server.acl.rate_limits import BURST_S, PAUSE_S_MAX, PAUSE_S_MIN, RateLimit, RateLimiter, TokenBucket
+from resp_server.acl.rate_limits import RateLimit, RateLimiter
 
 GET = b"*2\r\n$3\r\nGET\r\n$10\r\njob:temp:1\r\n"
 PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
@@ -135,48 +135,3 @@ def test_a_client_that_goes_while_it_rests_leaves_nothing(running: Any, clock: C
     while running.call(lambda: len(running.server._connections)) > 1:
         clock.now_s += 1  # it is found out when it is answered
         other.answers(PING, PONG)
-
-
-def test_a_bucket_fills_up_to_its_burst_and_no_further() -> None:
-    bucket = TokenBucket(10)
-    assert bucket.tokens(5.0) == 10 * BURST_S
-    bucket.consume(25)
-    assert bucket.tokens(5.0) == -15
-    assert bucket.wait_s(1.0, 5.0) == pytest.approx(1.6)
-    assert bucket.tokens(6.0) == -5
-    assert bucket.tokens(60.0) == 10 * BURST_S
-    assert bucket.tokens(50.0) == 10 * BURST_S  # a clock that goes back takes nothing
-
-
-def test_a_connection_rests_neither_too_short_nor_too_long(clock: Clock) -> None:
-    fast, slow = (
-        RateLimiter(RateLimit("a", commands_per_s=1e6), clock),
-        RateLimiter(RateLimit("a", commands_per_s=0.01), clock),
-    )
-    for rate in (fast, slow):
-        rate.consume(10**6, 0)
-    assert fast.pause_s() == PAUSE_S_MIN
-    assert slow.pause_s() == PAUSE_S_MAX
-
-
-@pytest.mark.parametrize(
-    ("text", "limit"),
-    [
-        ("u=10", RateLimit("u", 10)),
-        ("u=10,20", RateLimit("u", 10, 20)),
-        ("u=,20", RateLimit("u", None, 20)),
-        ("a=b=5", RateLimit("a=b", 5)),
-    ],
-)
-def test_limits_are_read(text: str, limit: RateLimit) -> None:
-    assert RateLimit.parse(text) == limit
-
-
-@pytest.mark.parametrize("text", ["", "u", "u=", "=5", "u=0", "u=-1", "u=1.5", "u=5,", "u=5,x", "u=1,2,3"])
-def test_what_is_no_limit_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a limit|is not a whole number"):
-        RateLimit.parse(text)
-
-
-def test_several_processes_share_a_limit() -> None:
-    assert RateLimit("u", 100, 50).shared_by(4) == RateLimit("u", 25, 12.5)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 
+from resp_server.acl.rate_limits import RateLimit
 from resp_server.acl.rules import User
-from resp_server.acl.users import AccessError, Users
+from resp_server.acl.users import NO_FILE, NOT_SAVED, AccessError, Change, Outcome, Users
 from resp_server.acl.visibility import Coverage, can_see_job, coverage_of
 from resp_server.commands import command_table
 from state_backend.model.descriptor import KeyFormat
@@ -141,3 +143,133 @@ def test_without_such_a_password_nobody_is_let_in_by_none(tmp_path: Path) -> Non
     assert made.log_in(b"default", b"") is None
     gone = made.log_in(b"a", b"")
     assert gone is None and made.is_current(made.default)
+
+
+def test_a_change_in_one_process_is_adopted_by_another(tmp_path: Path) -> None:
+    limits = [RateLimit("a", 10)]
+    one, other = (Users(TABLE, path=str(tmp_path / "acl"), limits=limits) for _ in range(2))
+    set_a = one.change({"set": ["a\xff", "on", ">x", "(~b:*", "+get)"]})
+    assert set_a.error is None and set_a.to_json() == {"error": None, "rules": set_a.rules}
+    one.change({"set": ["a", "on"]})
+    other.adopt(one.rules)
+    assert [user.text for user in other] == [user.text for user in one]
+    assert [user.name for user in other] == [b"a", b"a\xff", b"default"]
+    for made in (one, other):
+        limited, free = made.get(b"a"), made.get(b"a\xff")
+        assert limited is not None and limited.rate_limiter is not None and limited.rate_limiter.limit is limits[0]
+        assert free is not None and free.rate_limiter is None
+    limited = other.get(b"a")
+    assert one.change({"save": True}) == Outcome()
+    assert list(one.change({"set": ["a", "+ping"]}).rules) == ["a"]  # nothing of other users
+    other.adopt(one.rules)
+    assert limited is other.get(b"a") and limited is not None and limited.text.endswith(b"+ping")
+    deleted = one.change({"delete": ["a", "nobody", "a"]})
+    assert deleted.rules == {"a": None}
+    other.adopt(deleted.rules)
+    assert len(other) == len(one) == 2
+    assert other.get(b"a") is None and not other.is_current(limited)
+    one.change({"set": ["new", "on"]})
+    loaded = one.change({"load": True})  # `new` was not saved, and `a` was
+    assert loaded.rules["new"] is None and loaded.rules["a"] is not None
+    other.change({"set": ["new", "on"]})
+    other.adopt(loaded.rules)
+    assert [user.text for user in other] == [user.text for user in one]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"set": ["b", "nonsense"]}, "Error in ACL SETUSER modifier 'nonsense': Syntax error"),
+        ({"set": ["b c", "on"]}, "Usernames can't contain spaces or null characters"),
+        ({"set": ["b\0c", "on"]}, "Usernames can't contain spaces or null characters"),
+        ({"set": ["b" * 257, "on"]}, "a user's name may have 256 bytes; this one has 257"),
+        ({"delete": ["a", "default"]}, "The 'default' user cannot be removed"),
+        ({"load": True}, NO_FILE),
+        ({"save": True}, NO_FILE),
+    ],
+)
+def test_a_wrong_change_is_an_error_and_changes_nothing(change: Change, error: str) -> None:
+    made = Users(TABLE)
+    made.set(b"a", [b"on"])
+    before = made.rules
+    assert made.change(change) == Outcome(error)
+    assert made.rules == before
+
+
+def test_a_users_name_may_have_256_bytes() -> None:
+    made = Users(TABLE)
+    made.set(b"b" * 256, [])
+    assert made.get(b"b" * 256) is not None
+
+
+def test_limits_hold_for_users_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "acl").write_text("user a on\nuser b on\n")
+    made = Users(TABLE, path=str(tmp_path / "acl"), limits=[RateLimit("a", 10), RateLimit("default", None, 5)])
+    made.load()
+    limits = {user.name: user.rate_limiter and user.rate_limiter.limit.user for user in made}
+    assert limits == {b"a": "a", b"b": None, b"default": "default"}
+
+
+def test_a_password_of_default_replaces_the_one_before() -> None:
+    made = Users(TABLE, "first")
+    assert not made.default.is_open
+    made.set_password("s\udcff")
+    assert made.log_in(b"default", b"first") is None and made.log_in(b"default", b"s\xff") is made.default
+    made.set_password(None)
+    assert made.default.is_open and made.default.passwords == []
+
+
+def test_every_wrong_line_of_a_file_is_named_and_of_a_line_the_first_error(tmp_path: Path) -> None:
+    made = users(tmp_path / "acl", "\n \t\nuser a nonsense +no more +nor on\nusers\nuser \xe9\0 on\n  user b on\n")
+    with pytest.raises(AccessError) as told:
+        made.load()
+    path = made.path
+    assert (
+        str(told.value)
+        == (
+            f"{path}:3: Syntax error. "
+            f"{path}:3: Error in applying operation '+no': Unknown command or category name in ACL. "
+            f"{path}:3: Error in applying operation '+nor': Unknown command or category name in ACL. "
+            f"{path}:4 should start with user keyword followed by the username. "
+            f"'{path}:5: username '\xe9\0' contains invalid characters. "
+        )
+        + UNCHANGED
+    )
+
+
+def test_a_file_may_have_a_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resp_server.acl.users.FILE_BYTES_MAX", 2 << 20)
+    line = "user a on\n"
+    made = users(tmp_path / "acl", line + " " * ((2 << 20) - len(line)))
+    made.load()
+    assert made.get(b"a") is not None
+    (tmp_path / "acl").write_text(line + " " * ((2 << 20) + 1 - len(line)))
+    with pytest.raises(AccessError, match=r"^Error loading ACLs, file '.*/acl' is larger than 2 MiB$"):
+        made.load()
+
+
+def test_a_user_of_the_file_that_is_off_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A user is off unless a rule says `on`, which is easily forgotten."""
+    caplog.set_level(logging.INFO)
+    users(tmp_path / "acl", "user a >x\nuser b on\nuser c off\n").load()
+    assert caplog.messages == [
+        f"user '{name}' of {tmp_path}/acl is off: nobody can log in as it" for name in ("a", "c")
+    ]
+
+
+def test_a_file_that_is_saved_again_keeps_who_may_read_it(tmp_path: Path) -> None:
+    made = users(tmp_path / "acl", "user a on\n")
+    (tmp_path / "acl").chmod(0o640)
+    made.save()
+    assert (tmp_path / "acl").stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in tmp_path.iterdir()] == ["acl"]
+
+
+def test_users_that_cannot_be_saved_are_an_error_and_leave_no_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "acl"
+    path.mkdir()  # cannot be replaced by a file
+    assert Users(TABLE, path=str(path)).change({"save": True}) == Outcome(NOT_SAVED)
+    assert [each.name for each in tmp_path.iterdir()] == ["acl"]
+    assert caplog.messages == [f"the users cannot be written to {path}: Is a directory"]
