@@ -22,7 +22,7 @@ class ServerConfig:
     hosts           the addresses to listen on; loopback addresses that the machine does not have are skipped
     port            0: any free port
     password        the password of AUTH; None: no password is needed
-    upstream_password  the password of proxies and other nodes, whose rights are unrestricted; None: `password`
+    server_password  the password of proxies and other nodes, whose rights are unrestricted; None: `password`
     acl_file        the file of the users; None: at the start there is only the user `default`
     limits          the rate limits of users
     protected_mode  without a password, clients on other machines get only DENIED
@@ -34,7 +34,7 @@ class ServerConfig:
     hosts: tuple[str, ...] = LOOPBACK
     port: int = 6379
     password: str | None = field(default=None, repr=False)
-    upstream_password: str | None = field(default=None, repr=False)
+    server_password: str | None = field(default=None, repr=False)
     acl_file: str | None = None
     limits: tuple[RateLimit, ...] = ()
     protected_mode: bool = True

@@ -42,14 +42,14 @@ class Relay:
             writer.close()
             return
         try:
-            upstream_reader, upstream_writer = await asyncio.open_connection(*self._target)
+            target_reader, target_writer = await asyncio.open_connection(*self._target)
         except OSError:
             writer.close()
             return
-        there = asyncio.create_task(self._pass(reader, upstream_writer, may_cut=False))
-        await self._pass(upstream_reader, writer, may_cut=True)
+        there = asyncio.create_task(self._pass(reader, target_writer, may_cut=False))
+        await self._pass(target_reader, writer, may_cut=True)
         there.cancel()
-        upstream_writer.close()
+        target_writer.close()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, may_cut: bool) -> None:
         try:

@@ -118,7 +118,7 @@ def sparkis_program(
     program: Sequence[str],
     *options: str,
     password: str | None = None,
-    upstream_password: str | None = None,
+    server_password: str | None = None,
     is_pure: bool = False,
 ) -> Iterator[Running]:
     """Run one of our programs as a child; it is ready once it prints its address. is_pure: without compiled code."""
@@ -128,8 +128,8 @@ def sparkis_program(
     environment["SPARKIS_CONTROL_TOKEN"] = CONTROL_TOKEN
     if password:
         environment["SPARKIS_PASSWORD"] = password
-    if upstream_password:
-        environment["SPARKIS_UPSTREAM_PASSWORD"] = upstream_password
+    if server_password:
+        environment["SPARKIS_SERVER_PASSWORD"] = server_password
     command = [sys.executable, *program, "--child", "--loglevel", "error", *options]
     # Its standard input stays open: a child ends with its parent.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -148,7 +148,7 @@ def sparkis_server(
     log: Path,
     *options: str,
     password: str | None = None,
-    upstream_password: str | None = None,
+    server_password: str | None = None,
     port: int = 0,
     program: Sequence[str] = ("-m", "resp_server.programs.serve"),
     is_loaded: bool = True,
@@ -157,7 +157,7 @@ def sparkis_server(
     """Run a sparkis server on a log, with its stores in its own folder. is_loaded: wait until it has loaded the log."""
     given = ("--port", str(port), "--log", str(log), "--store", str(folder), *options)
     with sparkis_program(
-        program, *given, password=password, upstream_password=upstream_password, is_pure=is_pure
+        program, *given, password=password, server_password=server_password, is_pure=is_pure
     ) as server:
         if is_loaded:
             eventually(lambda: not _is_loading(server), awaited="a server is loading", processes=[server.process])
@@ -177,13 +177,13 @@ def sparkis_proxy(
     topology: Path,
     *options: str,
     password: str | None = None,
-    upstream_password: str | None = None,
+    server_password: str | None = None,
     port: int = 0,
 ) -> Iterator[Running]:
     """Run a proxy in front of the servers of a topology."""
     given = ("--port", str(port), "--bind", "127.0.0.1", "--cluster", str(topology), *options)
     program = ("-m", "resp_server.programs.proxy")
-    with sparkis_program(program, *given, password=password, upstream_password=upstream_password) as proxy:
+    with sparkis_program(program, *given, password=password, server_password=server_password) as proxy:
         yield proxy
 
 

@@ -352,7 +352,7 @@ class Proxy(OneProcess):
     def __init__(self, stack: ExitStack, log: Log, authority: Authority, nodes: Nodes, dataset: Dataset) -> None:
         ports = (free_port(), free_port())
         options = ["--tls-port", str(ports[1]), *authority.options(auth_clients="no", with_ca=False)]
-        options += ["--upstream-tls", "no", "--aclfile", str(log.users)]
+        options += ["--server-tls", "no", "--aclfile", str(log.users)]
         process = Process(stack, lambda: sparkis_proxy(nodes.topology, *options, port=ports[0]))
         super().__init__(log, authority, process, dataset)
         nodes.proxies.append(self)

@@ -222,7 +222,7 @@ class Subject:
         target = ProxyTarget(options & (PASSWORD | NODE), self._loop, scripted)
         try:
             await asyncio.sleep(STEP_S)
-            with patch("resp_server.proxy.upstream_cluster.LONG_TIMEOUT_S", 2.0):  # else a minute of retries
+            with patch("resp_server.proxy.state_cluster.LONG_TIMEOUT_S", 2.0):  # else a minute of retries
                 (wire,) = await self._send(target, [_packed(chosen, options)], 1)
         finally:
             target.close()

@@ -22,7 +22,7 @@ from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.pubsub_relay import connect_pubsub
-from resp_server.proxy.upstream_cluster import UpstreamCluster
+from resp_server.proxy.state_cluster import StateCluster
 from resp_server.serving.server import Server
 from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
@@ -151,9 +151,7 @@ class ProxyTarget(Target):
         topologies = [topology(each) for each in hosts] if self._options & NODE else [topology(*hosts)] * 2
         for host, node_topology in zip(hosts, topologies, strict=True):
             self._add(host, node_topology)
-        many = [
-            UpstreamCluster(f"application {at}", self._config.password) for at in range(len(set(map(id, topologies))))
-        ]
+        many = [StateCluster(f"application {at}", self._config.password) for at in range(len(set(map(id, topologies))))]
         applications = self._applications = Applications(many)
         proxy = self._new_server(
             Keyspace(),
@@ -161,7 +159,7 @@ class ProxyTarget(Target):
             connection=ProxyConnection,
         )
         self._restrict(proxy)
-        proxy.context.upstreams = applications.info_fields
+        proxy.context.state_servers = applications.info_fields
         self._relay = connect_pubsub(applications, proxy.context)
         applications.start()
         for cluster, node_topology in zip(many, topologies, strict=False):
@@ -185,9 +183,9 @@ class ProxyTarget(Target):
 
     @property
     def is_idle(self) -> bool:
-        upstreams = [upstream for cluster in self._applications.each for upstream in cluster.upstreams.values()]
+        connections = [connection for cluster in self._applications.each for connection in cluster.connections.values()]
         # With scripted replies, the proxy's own background requests never end.
-        return super().is_idle and (self._replies is not None or all(upstream.is_idle for upstream in upstreams))
+        return super().is_idle and (self._replies is not None or all(connection.is_idle for connection in connections))
 
     def close(self) -> None:
         for address in self._addresses:

@@ -115,10 +115,10 @@ class _Connection(socketserver.StreamRequestHandler):
                 self.wfile.write(answer)
 
     def _passed_on(self, request: bytes) -> bytes:
-        with socket.create_connection(("127.0.0.1", self.server.proxy.server_port)) as upstream:
-            upstream.sendall(request)
+        with socket.create_connection(("127.0.0.1", self.server.proxy.server_port)) as server:
+            server.sendall(request)
             answer = bytearray()
-            while chunk := upstream.recv(CHUNK_BYTES):
+            while chunk := server.recv(CHUNK_BYTES):
                 answer += chunk
         return bytes(answer)
 

@@ -68,7 +68,7 @@ class Outcome:
 class Users:
     """The users of a server. `default` always exists. A user stays the same object when its rules change.
 
-    path: the ACL file; None: no file. limits: rate limits by user name. upstream_password: the password of the server's
+    path: the ACL file; None: no file. limits: rate limits by user name. server_password: the password of the server's
     own proxies and of other nodes, for a login as `default`; their user is unrestricted and not listed.
     """
 
@@ -78,7 +78,7 @@ class Users:
         password: str | None = None,
         path: str | None = None,
         limits: Sequence[RateLimit] = (),
-        upstream_password: str | None = None,
+        server_password: str | None = None,
     ) -> None:
         self._catalogue = catalogue
         self.path = path
@@ -88,10 +88,10 @@ class Users:
         self._by_name = {DEFAULT_USER: self.default}
         if password is not None:
             self.set_password(password)
-        self._upstream: User | None = None
-        if upstream_password is not None:
-            self._upstream = User.default(catalogue)
-            _set_password(self._upstream, upstream_password)
+        self._server_user: User | None = None
+        if server_password is not None:
+            self._server_user = User.default(catalogue)
+            _set_password(self._server_user, server_password)
 
     def __iter__(self) -> Any:
         return iter(self._by_name[name] for name in sorted(self._by_name))
@@ -105,12 +105,12 @@ class Users:
 
     def is_current(self, user: Account) -> bool:
         """Tell whether a session's user still exists."""
-        return user is self._upstream or self._by_name.get(user.name) is user
+        return user is self._server_user or self._by_name.get(user.name) is user
 
     def log_in(self, name: bytes, password: bytes) -> User | None:
         """Return the user if the password is correct."""
-        if self._upstream is not None and name == DEFAULT_USER and self._upstream.accepts_password(password):
-            return self._upstream
+        if self._server_user is not None and name == DEFAULT_USER and self._server_user.accepts_password(password):
+            return self._server_user
         user = self._by_name.get(name)
         if user is None:
             password_hash(password)  # takes as long as for an existing user

@@ -81,14 +81,14 @@ class ServerContext:
     clients: Clients = field(default_factory=NoClients)
     peers: PeerProcesses | None = None  # None: this is the only process that serves the port
     # The state of the servers behind a proxy, for INFO; None: this is no proxy.
-    upstreams: Callable[[], Mapping[str, object]] | None = None
+    state_servers: Callable[[], Mapping[str, object]] | None = None
     # Incremented whenever the next reply may be from another epoch or topology than the last one.
     change_counter: int = 0
 
     def __post_init__(self) -> None:
         self.process = ProcessInfo(self.clock())
         config = self.config
-        self.users = Users(self.table, config.password, config.acl_file, config.limits, config.upstream_password)
+        self.users = Users(self.table, config.password, config.acl_file, config.limits, config.server_password)
         self.tracking = TrackingTable(self.config.tracked_keys_max)
         self.view = self._own_view(self.process.started_ms)
         self.empty_view = Keyspace().view(self.process.started_ms)

@@ -11,7 +11,7 @@ from pathlib import Path
 TOKEN_VARIABLE = "SPARKIS_CONTROL_TOKEN"
 PASSWORD_VARIABLE = "SPARKIS_PASSWORD"
 # The password with which proxies, and the other nodes of a cluster, authenticate.
-UPSTREAM_PASSWORD_VARIABLE = "SPARKIS_UPSTREAM_PASSWORD"
+SERVER_PASSWORD_VARIABLE = "SPARKIS_SERVER_PASSWORD"
 
 # The signals that may end a process that maps a damaged file into memory.
 CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}

@@ -29,8 +29,8 @@ from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.pubsub_relay import connect_pubsub
 from resp_server.proxy.request_policy import APPLICATIONS_MAX
+from resp_server.proxy.state_cluster import TIMEOUT_S, StateCluster
 from resp_server.proxy.topology_sources import FileSource, LogSource, ProxyTopologySource, RegistrySource
-from resp_server.proxy.upstream_cluster import TIMEOUT_S, UpstreamCluster
 from resp_server.serving.server import Server
 from resp_server.serving.token import add_token_option, token_of
 from state_backend.log.filesystems import open_filesystem
@@ -80,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a file with the topology of the servers; reloaded when it changes; may be repeated",
     )
     parser.add_argument(
-        "--upstream-timeout",
+        "--server-timeout",
         type=whole_number(1, TIMEOUT_MS_MAX, "a number of milliseconds"),
         default=int(TIMEOUT_S * MS_PER_S),
         metavar="MS",
@@ -89,7 +89,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_listening_options(parser)
     add_tls_port_option(parser)
     parser.add_argument(
-        "--upstream-tls",
+        "--server-tls",
         choices=("yes", "no"),
         help="whether servers and registries speak TLS (default: yes if a TLS file is given)",
     )
@@ -123,34 +123,34 @@ def _sources(options: argparse.Namespace) -> Sequence[ProxyTopologySource]:
     return result
 
 
-def _upstream_certificates(options: argparse.Namespace) -> Certificates | None:
+def _server_certificates(options: argparse.Namespace) -> Certificates | None:
     """Return the certificates for connections to servers and registries; None: without TLS."""
-    if options.upstream_tls == "no":
+    if options.server_tls == "no":
         return None
     files = files_of(options)
-    if files is None and options.upstream_tls == "yes":
-        raise TlsError("--upstream-tls yes needs --tls-ca-cert-file, the CA that signs the servers' certificates")
+    if files is None and options.server_tls == "yes":
+        raise TlsError("--server-tls yes needs --tls-ca-cert-file, the CA that signs the servers' certificates")
     return certificates_of(files)
 
 
 async def _serve(options: argparse.Namespace) -> None:
     config = config_of(options, takes_ca_alone=True)
-    certificates = _upstream_certificates(options)
+    certificates = _server_certificates(options)
     raise_file_limit(config.clients_max)
-    password = config.upstream_password or config.password
+    password = config.server_password or config.password
     sources = _sources(options)
     for source in sources:
-        source.cluster = UpstreamCluster(source.name, password, options.upstream_timeout / MS_PER_S)
+        source.cluster = StateCluster(source.name, password, options.server_timeout / MS_PER_S)
         source.cluster.certificates = certificates
     applications = Applications([source.cluster for source in sources])
     server = Server(
         Keyspace(),
-        replace(config, upstream_password=None),  # no process logs in to a proxy with it
+        replace(config, server_password=None),  # no process logs in to a proxy with it
         dispatcher=lambda server: ProxyDispatcher(server, applications),
         connection=ProxyConnection,
     )
     load_users(server.users)
-    server.context.upstreams = applications.info_fields
+    server.context.state_servers = applications.info_fields
     relay = connect_pubsub(applications, server.context)
     applications.start()
     source_tasks: list[asyncio.Task[None]] = []

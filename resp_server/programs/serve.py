@@ -28,7 +28,7 @@ from resp_server.cluster.topology_source import TopologyFile, TopologySource
 from resp_server.commands.config import CLIENTS_MAX, INT32_MAX
 from resp_server.config import ServerConfig
 from resp_server.native import CORE
-from resp_server.net.children import PASSWORD_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
+from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
 from resp_server.net.listeners import LOOPBACK, raise_file_limit
 from resp_server.net.tls import CA_OPTION, add_tls_options, certificates_of, files_of, server_context
 from resp_server.programs.command_line import Program, add_level_option, tcp_port, whole_number
@@ -211,7 +211,7 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
         hosts=tuple(options.bind),
         port=options.port,
         password=password,
-        upstream_password=os.environ.get(UPSTREAM_PASSWORD_VARIABLE) or None,
+        server_password=os.environ.get(SERVER_PASSWORD_VARIABLE) or None,
         acl_file=options.aclfile,
         limits=tuple(options.rate_limit),
         notify_events=options.notify_keyspace_events,

@@ -10,8 +10,8 @@ import hiredis
 
 from resp_server.protocol.errors import LoadingError, PlainError
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.requests import MALFORMED_REPLY_ERRORS, BackgroundSink, UpstreamRequest
-from resp_server.proxy.upstream_cluster import UpstreamCluster
+from resp_server.proxy.requests import MALFORMED_REPLY_ERRORS, BackgroundSink, ServerRequest
+from resp_server.proxy.state_cluster import StateCluster
 
 logger = logging.getLogger("sparkis.proxy")
 
@@ -24,7 +24,7 @@ class Applications:
     only: the application if there is just one; then no key formats are needed.
     """
 
-    def __init__(self, each: Sequence[UpstreamCluster]) -> None:
+    def __init__(self, each: Sequence[StateCluster]) -> None:
         self.each = each
         self.only = each[0] if len(each) == 1 else None
         self._clashes: set[tuple[str, str, str]] = set()
@@ -57,7 +57,7 @@ class Applications:
             for name, value in ({"name": each.name} | dict(each.info_fields())).items()
         }
 
-    def of(self, key: bytes) -> UpstreamCluster:
+    def of(self, key: bytes) -> StateCluster:
         """Return the application that has a key; LoadingError if this is not known yet, PlainError if several could."""
         if self.only is not None:
             return self.only
@@ -72,19 +72,19 @@ class Applications:
                 raise LoadingError(f"the jobs of {cluster.name} are not known yet; retry in a moment")
         return self.each[0]  # no job has such keys, so any application can reply that the key does not exist
 
-    def with_job(self, job: str) -> list[UpstreamCluster]:
+    def with_job(self, job: str) -> list[StateCluster]:
         """Return the applications that have a job of this name."""
         return [cluster for cluster in self.each if job in cluster.keys.names]
 
-    def request_key_formats(self, cluster: UpstreamCluster, address: str) -> None:
+    def request_key_formats(self, cluster: StateCluster, address: str) -> None:
         """Request the key formats of a server's jobs."""
         for job in cluster.keys.names:
             for other in self.with_job(job):
                 self._log_clash_once(cluster, other, job)
         sink = JobKeysReplySink(self, cluster, address)
-        cluster.send(UpstreamRequest(JOBS, 0, 2, cluster.deadline_s(), sink, 0, address, is_long=True))
+        cluster.send(ServerRequest(JOBS, 0, 2, cluster.deadline_s(), sink, 0, address, is_long=True))
 
-    def retry_key_formats(self, cluster: UpstreamCluster, address: str) -> None:
+    def retry_key_formats(self, cluster: StateCluster, address: str) -> None:
         """Request them again in a moment, after an error, if the server still belongs to the application."""
         row = (cluster.name, address)
 
@@ -96,14 +96,14 @@ class Applications:
         if row not in self._retrying and cluster.retry_later(float("inf"), retry):
             self._retrying.add(row)
 
-    def _log_clash_once(self, one: UpstreamCluster, other: UpstreamCluster, job: str) -> None:
+    def _log_clash_once(self, one: StateCluster, other: StateCluster, job: str) -> None:
         row = (job, *sorted((one.name, other.name)))
         if one is not other and row not in self._clashes:
             self._clashes.add((row[0], row[1], row[2]))
             logger.error("%s", clash(one, job, other, job))
 
 
-def clash(one: UpstreamCluster, job: str, other: UpstreamCluster, its_job: str) -> str:
+def clash(one: StateCluster, job: str, other: StateCluster, its_job: str) -> str:
     """Return the error text for a key that two applications could have."""
     if job == its_job:
         return f"job '{job}' is in {one.name} and in {other.name}: its keys are not served; rename one of the two jobs"
@@ -118,7 +118,7 @@ class JobKeysReplySink(BackgroundSink):
     """Receives a server's reply to STATE JOBS."""
 
     applications: Applications
-    cluster: UpstreamCluster
+    cluster: StateCluster
     address: str
 
     def receive(self, reply: bytes) -> None:

@@ -9,8 +9,8 @@ from resp_server.protocol.errors import PlainError, TryAgainError
 from resp_server.protocol.replies import Pending
 from resp_server.proxy.epoch_floors import indexes_behind
 from resp_server.proxy.raw_replies import JOINED_BYTES_MAX, RawReply, RawReplySender, ReplyChunks, as_bytes, chunks_of
-from resp_server.proxy.requests import ReplySink, UpstreamRequest
-from resp_server.proxy.upstream_cluster import LONG_TIMEOUT_S, UpstreamCluster
+from resp_server.proxy.requests import ReplySink, ServerRequest
+from resp_server.proxy.state_cluster import LONG_TIMEOUT_S, StateCluster
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
 from resp_server.session.session import Session
 
@@ -52,12 +52,12 @@ class ReplyBatch(Pending, ReplySink):
         self._replies.append(reply)
 
     def send(
-        self, cluster: UpstreamCluster, packed: bytes, slot: int, is_silent: bool = False, master: str | None = None
+        self, cluster: StateCluster, packed: bytes, slot: int, is_silent: bool = False, master: str | None = None
     ) -> None:
         """Send a request to the owner of a slot, or to a master's shard, and add its reply."""
         deadline_s = self._deadline_s
         index = self.expect(is_silent)
-        request = UpstreamRequest(packed, slot, self._session.protocol, deadline_s, self, index, None, master)
+        request = ServerRequest(packed, slot, self._session.protocol, deadline_s, self, index, None, master)
         self._retries[index] = partial(cluster.send_again, request)
         cluster.send(request)
 

@@ -41,10 +41,10 @@ from resp_server.proxy.keyspace_queries import KeyspaceQuery
 from resp_server.proxy.raw_replies import RawReply, Steps, as_bytes
 from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.request_policy import SPLIT, Part, RequestPolicy, policy_of, single_key_at, split_by_slot, within
-from resp_server.proxy.requests import Merge, ReplyAggregator, ReplySink, ReplyStage, UpstreamRequest
+from resp_server.proxy.requests import Merge, ReplyAggregator, ReplySink, ReplyStage, ServerRequest
+from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.tracking_recorder import TrackingRecorder
 from resp_server.proxy.transactions import ProxyExec, ProxyWatch
-from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import TrackingState
 from resp_server.session.transaction import check_watch_limits
@@ -240,7 +240,7 @@ class ProxyDispatcher(Dispatcher):
         def send(packed: bytes) -> None:
             sink: ReplySink = batch if tracked is None else TrackingRecorder(batch, index, tracking, tracked, [key])
             deadline_s = cluster.deadline_s(is_long=True)
-            cluster.send(UpstreamRequest(packed, slot, session.protocol, deadline_s, sink, index, is_long=True))
+            cluster.send(ServerRequest(packed, slot, session.protocol, deadline_s, sink, index, is_long=True))
 
         def send_first(packed: bytes) -> None:
             batch.set_retry(index, partial(send, packed))
@@ -477,7 +477,7 @@ class ProxyDispatcher(Dispatcher):
                         aggregator, part_index, self._tracking, tracked, keys_read(command, part.request)
                     )
                 cluster.send(
-                    UpstreamRequest(pack(part.request), slot, session.protocol, cluster.deadline_s(), sink, part_index)
+                    ServerRequest(pack(part.request), slot, session.protocol, cluster.deadline_s(), sink, part_index)
                 )
                 yield
 
@@ -512,7 +512,7 @@ class ProxyDispatcher(Dispatcher):
             return 0, slot_of(key)
         return self._applications.each.index(self._applications.of(key)), slot_of(key)
 
-    def _applications_with(self, job: bytes) -> Sequence[UpstreamCluster]:
+    def _applications_with(self, job: bytes) -> Sequence[StateCluster]:
         """Return the application that has a job; the first one if none has it, as it replies the error."""
         each = self._applications.each
         if self._applications.only is not None:
@@ -525,7 +525,7 @@ class ProxyDispatcher(Dispatcher):
 
     def _query_jobs(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Query all servers about their jobs; False if INFO needs no section of theirs."""
-        clusters: Sequence[UpstreamCluster] = self._applications.each
+        clusters: Sequence[StateCluster] = self._applications.each
         if command.name == "info":
             sections = server_sections(request[1:])
             if not sections:

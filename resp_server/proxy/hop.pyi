@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from resp_server.metrics.stats import CommandStats
 from resp_server.native.core import InputInterceptor
 from resp_server.proxy.raw_replies import RawReply, RawReplySender
-from resp_server.proxy.requests import RequestSender, UpstreamRequest
+from resp_server.proxy.requests import RequestSender, ServerRequest
 from resp_server.session.epoch_feed import Epochs, ReplyEpochs
 from resp_server.session.session import Session
 
@@ -19,12 +19,12 @@ class HopServer(Protocol):
     def report(self, error: Exception) -> object: ...
 
 class HopCluster(RequestSender, Protocol):
-    """The servers that the hop forwards requests to (`proxy.upstream_cluster.UpstreamCluster`)."""
+    """The servers that the hop forwards requests to (`proxy.state_cluster.StateCluster`)."""
 
     is_aligned: bool
     removed_jobs: set[str]
-    upstream_numbers: bytes
-    open_upstreams: Any
+    connection_numbers: bytes
+    open_connections: Any
 
     @property
     def now_s(self) -> float: ...
@@ -69,7 +69,7 @@ class PipelineBatch:
     has_partial: bool
     def take(self, replies: Sequence[bytes], epochs: ReplyEpochs) -> None: ...
     def fail_all(self, error: Exception) -> None: ...
-    def next_request(self) -> UpstreamRequest: ...
+    def next_request(self) -> ServerRequest: ...
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = ()) -> None: ...
     def fail(self, index: int, error: Exception) -> None: ...
     def seen_epochs(self, index: int) -> Epochs: ...

@@ -20,7 +20,7 @@ from state_backend.native.lookup cimport slot_of
 
 from resp_server.session.epoch_feed import NO_EPOCHS
 from resp_server.protocol.request_parser import RequestParser
-from resp_server.proxy.requests import PING, REQUESTS_MAX, SENDS_MAX, UpstreamRequest, malformed_reply, send_mget_by_slots
+from resp_server.proxy.requests import PING, REQUESTS_MAX, SENDS_MAX, ServerRequest, malformed_reply, send_mget_by_slots
 from resp_server.proxy.raw_replies import JOINED_BYTES_MAX, RawReplySender
 from resp_server.proxy.reply_splitter import FrameError
 from resp_server.proxy.epoch_floors import has_reached, indexes_behind, union_of
@@ -31,7 +31,7 @@ cdef enum:
     BATCH_REQUESTS_MAX = 256  # of one client's batch; bounds the buffered replies
     ITEMS_MAX = 2048
     COMMANDS_MAX = 128
-    UPSTREAMS_MAX = 256
+    CONNECTIONS_MAX = 256
     SLOTS = 16384
     LINE_BYTES_MAX = 65536
     PARTIAL_BYTES_MAX = 32768  # of an incomplete request, which is parsed again with the next input (guess)
@@ -41,7 +41,7 @@ cdef struct Item:  # one value of a client's replies
     size_t at  # in the buffer of replies
     size_t size
     uint16_t slot
-    uint8_t upstream
+    uint8_t number  # of the connection, in `open_connections`
     uint8_t epochs
 
 cdef struct Request:
@@ -60,7 +60,7 @@ cdef struct PendingReply:  # a server's reply that is still to come
     size_t end
     uint32_t request
     uint16_t slot
-    uint8_t upstream
+    uint8_t number  # of the connection, in `open_connections`
     bint is_done
 
 
@@ -175,12 +175,12 @@ cdef class ClientBatch:
             self.missing -= 1
             return 0
         for i in range(request.items):
-            if item[i].upstream == entry.upstream:
+            if item[i].number == entry.number:
                 item[i].epochs = number
                 self.missing -= 1
         if size and data[0] == 45:
             self.set_error(request, at, size)
-        elif not self.split_array(request, entry.upstream, at, at + size):
+        elif not self.split_array(request, entry.number, at, at + size):
             reply = malformed_reply(FrameError("the reply to an MGET is not one value per key"))
             at = self.buffer.used
             put(&self.buffer, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
@@ -200,7 +200,7 @@ cdef class ClientBatch:
             request.is_error = True
             self.items[request.first].at, self.items[request.first].size = at, size
 
-    cdef bint split_array(self, Request* request, uint8_t upstream, size_t start, size_t stop) noexcept:
+    cdef bint split_array(self, Request* request, uint8_t number, size_t start, size_t stop) noexcept:
         """Split an array in the buffer into the values of the keys that were requested from one server."""
         cdef const uint8_t* base = <const uint8_t*>self.buffer.data
         cdef const uint8_t* at = base + start
@@ -215,7 +215,7 @@ cdef class ClientBatch:
             return False
         at += 1 + took
         for i in range(request.items):
-            if item[i].upstream != upstream:
+            if item[i].number != number:
                 continue
             if at == end or at[0] != 36:
                 return False
@@ -308,7 +308,7 @@ cdef class PipelineBatch:
     """The requests over one connection in one round: an `InFlightRequest` (see `resp_server.proxy.requests`)."""
 
     cdef Hop hop
-    cdef object upstream
+    cdef object connection
     cdef readonly double deadline_s
     cdef readonly bint has_partial
     cdef PendingReply* pending
@@ -317,8 +317,8 @@ cdef class PipelineBatch:
     cdef bytes text
     cdef list client_batches
 
-    def __cinit__(self, Hop hop, upstream, double deadline_s, size_t room):
-        self.hop, self.upstream, self.deadline_s, self.room = hop, upstream, deadline_s, room
+    def __cinit__(self, Hop hop, connection, double deadline_s, size_t room):
+        self.hop, self.connection, self.deadline_s, self.room = hop, connection, deadline_s, room
         self.client_batches = []
 
     def __dealloc__(self):
@@ -333,7 +333,7 @@ cdef class PipelineBatch:
     def remaining(self, size_t remaining):
         self.next = self.count - min(remaining, self.count)
 
-    cdef int add(self, ClientBatch client_batch, uint32_t request, uint16_t slot, uint8_t upstream, size_t start) except -1:
+    cdef int add(self, ClientBatch client_batch, uint32_t request, uint16_t slot, uint8_t number, size_t start) except -1:
         """Expect one more reply: to the request between `start` and the end of the output."""
         cdef PendingReply* pending
         cdef PendingReply* entry
@@ -343,7 +343,7 @@ cdef class PipelineBatch:
                 raise MemoryError
             self.pending, self.size = pending, self.size * 2 + 16
         entry = &self.pending[self.count]
-        entry.client_batch, entry.request, entry.slot, entry.upstream = <void*>client_batch, request, slot, upstream
+        entry.client_batch, entry.request, entry.slot, entry.number = <void*>client_batch, request, slot, number
         entry.start, entry.end, entry.is_done = start, self.out.used, False
         self.count += 1
         self.room -= 1
@@ -443,8 +443,8 @@ cdef class PipelineBatch:
             raise IndexError("no reply is pending")
         self.next += 1
         if (<ClientBatch>entry.client_batch).requests[entry.request].is_array:
-            return UpstreamRequest(PING, 0, 2, self.deadline_s, self, index, self.upstream.key.address, sends=SENDS_MAX)
-        return UpstreamRequest(self.text[entry.start : entry.end], entry.slot, 2, self.deadline_s, self, index, sends=1)
+            return ServerRequest(PING, 0, 2, self.deadline_s, self, index, self.connection.key.address, sends=SENDS_MAX)
+        return ServerRequest(self.text[entry.start : entry.end], entry.slot, 2, self.deadline_s, self, index, sends=1)
 
     def seen_epochs(self, index):
         """Return the epochs that the client has seen."""
@@ -495,9 +495,9 @@ cdef class Hop:
     cdef Item items[ITEMS_MAX]
     cdef Request requests[BATCH_REQUESTS_MAX]
     cdef size_t item_count, request_count
-    cdef uint32_t new_replies[UPSTREAMS_MAX]  # expected over each connection, by its number
-    cdef int upstreams[UPSTREAMS_MAX]
-    cdef int upstream_count
+    cdef uint32_t new_replies[CONNECTIONS_MAX]  # expected over each connection, by its number
+    cdef int used[CONNECTIONS_MAX]
+    cdef int used_count
     cdef list batches
     cdef public bint has_partial
     cdef readonly object last_command
@@ -505,7 +505,7 @@ cdef class Hop:
     def __init__(self, cluster, server, commands):
         cdef int i = 0
         self.cluster, self.server, self.stats = cluster, server, server.stats
-        self.names, self.command_stats, self.batches = [], [], [None] * UPSTREAMS_MAX
+        self.names, self.command_stats, self.batches = [], [], [None] * CONNECTIONS_MAX
         for name, least, most, command_stats in commands[:COMMANDS_MAX]:
             set_spec(&self.specs[i], name.encode(), least, most)
             self.names.append(name)
@@ -547,7 +547,7 @@ cdef class Hop:
     cdef size_t cut_requests(self, const uint8_t* start, const uint8_t* end, int protocol) except? 0:
         """Parse the plain reads at the front of a buffer, and find the connection of each key; return their size."""
         cdef const uint8_t* at = start
-        cdef bytes table = self.cluster.upstream_numbers
+        cdef bytes table = self.cluster.connection_numbers
         cdef const uint8_t* numbers = <const uint8_t*>PyBytes_AS_STRING(table)
         cdef size_t count = 0, i, first
         cdef Py_ssize_t took
@@ -575,9 +575,9 @@ cdef class Hop:
             for i in range(count):
                 item = &self.items[first + i]
                 item.slot = slot_of(self.words[1 + i].at, self.words[1 + i].size)
-                item.upstream = numbers[item.slot]
+                item.number = numbers[item.slot]
                 item.at = item.size = item.epochs = 0
-                if not item.upstream:
+                if not item.number:
                     break
             else:
                 request = &self.requests[self.request_count]
@@ -597,37 +597,37 @@ cdef class Hop:
         cdef size_t i
         cdef int number
         cdef PipelineBatch batch
-        cdef list open_upstreams = self.cluster.open_upstreams
+        cdef list open_connections = self.cluster.open_connections
         memset(self.new_replies, 0, sizeof(self.new_replies))
-        self.upstream_count = 0
+        self.used_count = 0
         for i in range(self.item_count):
-            number = self.items[i].upstream
+            number = self.items[i].number
             if not self.new_replies[number]:
-                self.upstreams[self.upstream_count] = number
-                self.upstream_count += 1
+                self.used[self.used_count] = number
+                self.used_count += 1
             self.new_replies[number] += 1  # an upper limit: an MGET expects one reply for all its keys
-        for i in range(self.upstream_count):
-            number = self.upstreams[i]
-            upstream = open_upstreams[number] if number < len(open_upstreams) else None
-            if upstream is None:
+        for i in range(self.used_count):
+            number = self.used[i]
+            connection = open_connections[number] if number < len(open_connections) else None
+            if connection is None:
                 return False
-            batch = upstream.batch
+            batch = connection.batch
             if not self.cluster.is_aligned:
                 floor = self.cluster.client_floor(sink.seen)
-                if not has_reached(upstream.epochs, floor, self.cluster.removed_jobs):
+                if not has_reached(connection.epochs, floor, self.cluster.removed_jobs):
                     return False
             if batch is None:
-                if not upstream.has_room(self.new_replies[number]):
+                if not connection.has_room(self.new_replies[number]):
                     return False
             elif batch.room < self.new_replies[number]:
                 return False
             self.batches[number] = batch
-        for i in range(self.upstream_count):
-            number = self.upstreams[i]
+        for i in range(self.used_count):
+            number = self.used[i]
             if self.batches[number] is None:
-                upstream = open_upstreams[number]
-                batch = PipelineBatch(self, upstream, self.cluster.deadline_s(), REQUESTS_MAX - min(<size_t>REQUESTS_MAX, upstream.pending_count))
-                upstream.begin_batch(batch)
+                connection = open_connections[number]
+                batch = PipelineBatch(self, connection, self.cluster.deadline_s(), REQUESTS_MAX - min(<size_t>REQUESTS_MAX, connection.pending_count))
+                connection.begin_batch(batch)
                 self.batches[number] = batch
         return True
 
@@ -638,23 +638,23 @@ cdef class Hop:
         cdef PipelineBatch batch
         cdef Request* request
         cdef uint8_t number
-        for j in range(self.upstream_count):
-            batch = self.batches[self.upstreams[j]]
+        for j in range(self.used_count):
+            batch = self.batches[self.used[j]]
             batch.client_batches.append(client_batch)
         for i in range(client_batch.request_count):
             request = &client_batch.requests[i]
             self.calls[request.command] += 1
             if request.is_array:
-                for j in range(self.upstream_count):
-                    self.send_mget(client_batch, i, self.upstreams[j])
+                for j in range(self.used_count):
+                    self.send_mget(client_batch, i, self.used[j])
             else:
-                number = client_batch.items[request.first].upstream
+                number = client_batch.items[request.first].number
                 batch = <PipelineBatch>self.batches[number]
                 start = batch.out.used
                 put(&batch.out, request.at, request.size)
                 batch.add(client_batch, i, client_batch.items[request.first].slot, number, start)
-        for j in range(self.upstream_count):
-            self.batches[self.upstreams[j]] = None
+        for j in range(self.used_count):
+            self.batches[self.used[j]] = None
         self.last_command = self.names[client_batch.requests[client_batch.request_count - 1].command]
         return 0
 
@@ -668,14 +668,14 @@ cdef class Hop:
         cdef const uint8_t* end = request.at + request.size
         cdef Py_ssize_t took
         for i in range(request.items):
-            count += item[i].upstream == number
+            count += item[i].number == number
         if not count:
             return 0
         put_line(&batch.out, 42, count + 2)
         put(&batch.out, b"$5\r\nSTATE\r\n$4\r\nMGET\r\n", 21)
         for i in range(request.items):
             took = 1 + number_line(at + 1, end, &size) + size + 2
-            if item[i].upstream == number:
+            if item[i].number == number:
                 put(&batch.out, at, took)
             at += took
         return batch.add(client_batch, index, 0, number, start)

@@ -22,8 +22,8 @@ from resp_server.proxy.job_merge import (
 )
 from resp_server.proxy.raw_replies import RawReply, as_bytes
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.requests import MALFORMED_REPLY_ERRORS, ReplySink, ReplyStage, UpstreamRequest, malformed_reply
-from resp_server.proxy.upstream_cluster import UpstreamCluster
+from resp_server.proxy.requests import MALFORMED_REPLY_ERRORS, ReplySink, ReplyStage, ServerRequest, malformed_reply
+from resp_server.proxy.state_cluster import StateCluster
 from resp_server.session.epoch_feed import ReplyEpochs
 from state_backend.model.key_groups import NONE, KeyGroups
 
@@ -52,7 +52,7 @@ class JobQuery(ReplyStage):
 
     def __init__(
         self,
-        clusters: Sequence[UpstreamCluster],
+        clusters: Sequence[StateCluster],
         requests: Sequence[Request],
         finish: Callable[[Sequence[ServerReplies]], bytes],
         sink: ReplySink,
@@ -69,7 +69,7 @@ class JobQuery(ReplyStage):
             self.finish(finish([]))
         for at, (cluster, master) in enumerate(shards):
             for number, request in enumerate(requests, at * len(requests)):
-                cluster.send(UpstreamRequest(pack(request), 0, 2, cluster.deadline_s(), self, number, None, master))
+                cluster.send(ServerRequest(pack(request), 0, 2, cluster.deadline_s(), self, number, None, master))
 
     def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
         """Store one reply; finish after the last one."""
@@ -88,7 +88,7 @@ class JobQueries:
     """Queries about jobs for one client."""
 
     def __init__(
-        self, clusters: Sequence[UpstreamCluster], protocol: int, sink: ReplySink, index: int, within: Request = ()
+        self, clusters: Sequence[StateCluster], protocol: int, sink: ReplySink, index: int, within: Request = ()
     ) -> None:
         self._clusters = clusters
         self._within = within

@@ -17,8 +17,8 @@ from resp_server.proxy.epoch_floors import union_of
 from resp_server.proxy.raw_replies import RawReply, as_bytes, is_error
 from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.request_policy import POSITION_BITS, merge_all, scan_reply
-from resp_server.proxy.requests import Merge, ReplySink, ReplyStage, UpstreamRequest, merge_or_error
-from resp_server.proxy.upstream_cluster import UpstreamCluster
+from resp_server.proxy.requests import Merge, ReplySink, ReplyStage, ServerRequest, merge_or_error
+from resp_server.proxy.state_cluster import StateCluster
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from state_backend.model.slots import HASH_BITS, SLOTS
 
@@ -30,7 +30,7 @@ REQUESTS_PER_SHARD = 3
 class QueriedShard(NamedTuple):
     """A shard that is queried, by its master."""
 
-    cluster: UpstreamCluster
+    cluster: StateCluster
     master: str
     version: int
     slots: int
@@ -102,7 +102,7 @@ class KeyspaceQuery(ReplyStage):
         self._missing = len(self._replies)
         for number, (cluster, master, _, _) in enumerate(self._shards):
             for index, each in enumerate((TOPOLOGY, packed, TOPOLOGY), REQUESTS_PER_SHARD * number):
-                sent = UpstreamRequest(
+                sent = ServerRequest(
                     each, 0, self._protocol, self._deadline_s, self, index, None, master, not self._is_scan
                 )
                 cluster.send(sent)

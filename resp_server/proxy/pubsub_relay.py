@@ -33,9 +33,9 @@ from resp_server.protocol.replies import Frames, Pending, Reply
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.requests import PING, BackgroundSink, UpstreamRequest
-from resp_server.proxy.upstream_cluster import UpstreamCluster
-from resp_server.proxy.upstream_connection import ConnectionKey
+from resp_server.proxy.requests import PING, BackgroundSink, ServerRequest
+from resp_server.proxy.server_connection import ConnectionKey
+from resp_server.proxy.state_cluster import StateCluster
 from resp_server.push.deliveries import TURN_NS_MAX, Deliveries
 from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE, may_match_notifications
 from resp_server.push.message_bus import MessageBus
@@ -87,7 +87,7 @@ def _each_name(names: Mapping[SubscriptionKind, Iterable[bytes]]) -> Changes:
 class RelayConnection(asyncio.Protocol):
     """A connection to a server that is subscribed for clients."""
 
-    def __init__(self, relay: PubsubRelay, cluster: UpstreamCluster, address: str) -> None:
+    def __init__(self, relay: PubsubRelay, cluster: StateCluster, address: str) -> None:
         self.address = address
         self.cluster = cluster
         self.desired = _no_names()
@@ -525,9 +525,13 @@ class PubsubRelay:
     def _reached(self) -> Iterator[tuple[tuple[int, str], tuple[int, int]]]:
         """Iterate over the epochs of jobs that all shards have reached."""
         for number, cluster in enumerate(self._applications.each):
-            upstreams = [cluster.upstreams.get(ConnectionKey(each, 2, False)) for each in self._active_servers(number)]
-            epochs = [upstream.epochs for upstream in upstreams if upstream is not None and upstream.is_connected]
-            if epochs and len(epochs) == len(upstreams):
+            connections = [
+                cluster.connections.get(ConnectionKey(each, 2, False)) for each in self._active_servers(number)
+            ]
+            epochs = [
+                connection.epochs for connection in connections if connection is not None and connection.is_connected
+            ]
+            if epochs and len(epochs) == len(connections):
                 for job in set(epochs[0]).intersection(*epochs[1:]):
                     yield (number, job), min(each[job] for each in epochs)
 
@@ -651,7 +655,7 @@ class ProxyMessageBus(MessageBus):
         address = None if kind is SubscriptionKind.SHARD else home
 
         def ask() -> None:
-            cluster.send(UpstreamRequest(packed, slot_of(channel), 2, cluster.deadline_s(), sink, 0, address))
+            cluster.send(ServerRequest(packed, slot_of(channel), 2, cluster.deadline_s(), sink, 0, address))
 
         self._deliveries.add(self.hub.counting(found, kind, channel), lambda: None, ask)
         return pending

@@ -93,12 +93,12 @@ class InFlightRequest(Protocol):
     def fail_all(self, error: Exception) -> None:
         """Take an exception in place of all remaining replies."""
 
-    def next_request(self) -> UpstreamRequest:
+    def next_request(self) -> ServerRequest:
         """Return the next request without a reply as a single request, which takes over waiting for the reply."""
 
 
 @dataclass(slots=True)
-class UpstreamRequest:
+class ServerRequest:
     """A request to the active server of a slot, or of a master's shard, or to the server with an address.
 
     floor: the epochs that the server must have reached; set when the server is chosen. queued_until_s: the time until
@@ -128,7 +128,7 @@ class UpstreamRequest:
         """Pass the exception on."""
         self.sink.fail(self.index, error)
 
-    def next_request(self) -> UpstreamRequest:
+    def next_request(self) -> ServerRequest:
         """Return the request itself."""
         return self
 
@@ -246,7 +246,7 @@ class RequestSender(Protocol):
 
     defer: Defer
 
-    def send(self, request: UpstreamRequest) -> None:
+    def send(self, request: ServerRequest) -> None:
         """Send a request; its sink gets the reply later, or an error at once or later."""
 
 
@@ -262,4 +262,4 @@ def send_mget_by_slots(
     )
     for number, (slot, some) in enumerate(places.items()):
         packed = pack((b"MGET", *(keys[at] for at in some)))
-        sender.send(UpstreamRequest(packed, slot, 2, deadline_s, aggregator, number, sends=1))
+        sender.send(ServerRequest(packed, slot, 2, deadline_s, aggregator, number, sends=1))

@@ -18,7 +18,7 @@ from resp_server.cluster.topology_source import TopologyFile
 from resp_server.net.addresses import address_of
 from resp_server.net.tls import reason_of
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.upstream_cluster import UpstreamCluster
+from resp_server.proxy.state_cluster import StateCluster
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.errors import SparkisError
 
@@ -37,7 +37,7 @@ class ProxyTopologySource(ABC):
     """The source of one application's topology."""
 
     name: str
-    cluster: UpstreamCluster
+    cluster: StateCluster
 
     def begin(self) -> None:  # noqa: B027  (most sources need no first read)
         """Read the source before the proxy serves clients; SparkisError if it cannot be read."""

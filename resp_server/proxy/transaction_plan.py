@@ -16,9 +16,9 @@ from resp_server.proxy.applications import Applications
 from resp_server.proxy.raw_replies import RawReply, Steps, as_bytes, is_error, split_header
 from resp_server.proxy.reply_splitter import items_of, pack
 from resp_server.proxy.request_policy import RequestPolicy, policy_of, split_in_steps
-from resp_server.proxy.requests import PING, REQUESTS_MAX, SENDS_MAX, ReplySink, UpstreamRequest
-from resp_server.proxy.upstream_cluster import RETRY_ERRORS, UpstreamCluster
-from resp_server.proxy.upstream_connection import ConnectionKey
+from resp_server.proxy.requests import PING, REQUESTS_MAX, SENDS_MAX, ReplySink, ServerRequest
+from resp_server.proxy.server_connection import ConnectionKey
+from resp_server.proxy.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.session.epoch_feed import NO_EPOCHS, JobEpoch, ReplyEpochs
 from resp_server.session.transaction import Mark
 
@@ -60,7 +60,7 @@ class CommandRouting(Protocol):
 class TransactionBlock(ReplySink):
     """A transaction's part for one server, sent in one write, and its replies so far. It is resent only as a whole."""
 
-    cluster: UpstreamCluster
+    cluster: StateCluster
     address: str
     owner: BlockOwner
     packed: list[bytes] = field(default_factory=list)
@@ -79,19 +79,19 @@ class TransactionBlock(ReplySink):
     def send(self, epochs: dict[str, JobEpoch], clock_ms: int, protocol: int) -> bool:
         """Send the block; False if there is no connection to the server yet."""
         is_long = len(self.packed) > SHORT_COMMANDS_MAX
-        upstream = self.cluster.upstream(ConnectionKey(self.address, protocol, is_long))
+        connection = self.cluster.connection(ConnectionKey(self.address, protocol, is_long))
         if len(self.packed) > COMMANDS_MAX:
             raise PlainError(f"a transaction may have {COMMANDS_MAX} commands for one server; split it")
         words = [pack((b"STATE", b"AT", *_words_of(epochs), b"%d" % clock_ms)), MULTI, *self.packed, EXEC]
         if self.watched:
             pairs = [each for key, mark in self.watched.items() for each in (key, mark.text)]
             words.insert(0, pack((b"STATE", b"EXPECT", *pairs)))
-        if not upstream.is_ready or not upstream.has_room(len(words)):
-            upstream.connect()
+        if not connection.is_ready or not connection.has_room(len(words)):
+            connection.connect()
             return False
         self.replies, self.remaining = [], len(words)
         self.deadline_s, self.protocol = self.cluster.deadline_s(is_long), protocol
-        upstream.send(b"".join(words), self)
+        connection.send(b"".join(words), self)
         return True
 
     def take(self, replies: Sequence[RawReply], epochs: ReplyEpochs) -> None:
@@ -108,13 +108,13 @@ class TransactionBlock(ReplySink):
     def fail(self, index: int, error: Exception) -> None:
         self.owner.fail(0, error)
 
-    def next_request(self) -> UpstreamRequest:
+    def next_request(self) -> ServerRequest:
         """Return a request that stands for the next reply, if that is an error or was lost.
 
         It is a PING, as a part of a transaction must not be sent again alone.
         """
         self.remaining -= 1
-        request = UpstreamRequest(PING, 0, self.protocol, self.deadline_s, self, 0, self.address)
+        request = ServerRequest(PING, 0, self.protocol, self.deadline_s, self, 0, self.address)
         request.sends = SENDS_MAX
         return request
 

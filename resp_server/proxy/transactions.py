@@ -32,9 +32,10 @@ from resp_server.proxy.requests import (
     STEPS_NS_MAX,
     ReplySink,
     ReplyStage,
-    UpstreamRequest,
+    ServerRequest,
     malformed_reply,
 )
+from resp_server.proxy.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.proxy.transaction_plan import (
     SHORT_COMMANDS_MAX,
     CommandRouting,
@@ -42,7 +43,6 @@ from resp_server.proxy.transaction_plan import (
     TransactionPlan,
     TransactionPlanner,
 )
-from resp_server.proxy.upstream_cluster import RETRY_ERRORS, UpstreamCluster
 from resp_server.session.epoch_feed import JobEpoch, ReplyEpochs
 from resp_server.session.transaction import Mark
 from state_backend.model.slots import slot_of
@@ -293,7 +293,7 @@ class ProxyWatch(ReplyStage):
     def __init__(
         self,
         watched: dict[tuple[int, bytes], Mark],
-        targets: Sequence[tuple[UpstreamCluster, bytes]],
+        targets: Sequence[tuple[StateCluster, bytes]],
         sink: ReplySink,
         index: int,
     ) -> None:
@@ -306,7 +306,7 @@ class ProxyWatch(ReplyStage):
         """Send STATE MARK to the owners of the keys."""
         for at, (cluster, key) in enumerate(self._targets):
             packed = pack((b"STATE", b"MARK", key))
-            cluster.send(UpstreamRequest(packed, slot_of(key), 2, cluster.deadline_s(), self, at))
+            cluster.send(ServerRequest(packed, slot_of(key), 2, cluster.deadline_s(), self, at))
 
     def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
         """Store the mark of one key."""

@@ -130,7 +130,7 @@ class ClusterBus:
                 if self._certificates is None:
                     self._certificates = certificates_of(self._host.config.tls)
                 config = self._host.config
-                password = config.upstream_password or config.password
+                password = config.server_password or config.password
                 self._peers[address] = Peer(address, password, self._certificates)
             self._peers[address].send(packed)
 

@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 
 from resp_server.net import children
 from resp_server.net.addresses import address_of, host_and_port
-from resp_server.net.children import TOKEN_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
+from resp_server.net.children import SERVER_PASSWORD_VARIABLE, TOKEN_VARIABLE
 from resp_server.net.client import Client
 from resp_server.net.listeners import is_wildcard
 from resp_server.net.tls import TlsFiles
@@ -95,8 +95,8 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
             options.host in ("127.0.0.1", "::1", "localhost") or options.client_options.acl_file is not None
         )
         self.password = options.password or (None if needs_no_password else secrets.token_hex(16))
-        upstream = os.environ.get(UPSTREAM_PASSWORD_VARIABLE) or secrets.token_hex(16)
-        upstream_password = upstream if options.client_options.has_users else None
+        between = os.environ.get(SERVER_PASSWORD_VARIABLE) or secrets.token_hex(16)
+        server_password = between if options.client_options.has_users else None
         self._registry_process = SupervisedProcess(
             "the sparkis registry",
             _registry_command(options, log),
@@ -114,7 +114,7 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
             self._proxy_process = SupervisedProcess(
                 "the sparkis proxy",
                 _proxy_command(options, address_of(reached_at, self._registry_process.port), port, bind),
-                self._environment(options.password, upstream_password or self.password),
+                self._environment(options.password, server_password or self.password),
             )
         except SparkisError:
             self._registry_process.stop()
@@ -130,7 +130,7 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
             advertise=options.server_host,
             token=self._token,
             password=self.password,
-            upstream_password=upstream_password,
+            server_password=server_password,
             tls=options.tls,
             client_options=options.client_options,
         )
@@ -247,9 +247,9 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
         except (SparkisError, ValueError) as error:
             logger.debug("%r: the log's leader is unknown: %s", self, error)
 
-    def _environment(self, password: str | None = None, upstream_password: str | None = None) -> dict[str, str]:
+    def _environment(self, password: str | None = None, server_password: str | None = None) -> dict[str, str]:
         environment = children.environment() | {TOKEN_VARIABLE: self._token}
-        return placement.with_passwords(environment, password, upstream_password)
+        return placement.with_passwords(environment, password, server_password)
 
 
 def _registry_command(options: ClusterOptions, log: str) -> list[str]:

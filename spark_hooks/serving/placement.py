@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from resp_server.net import children
 from resp_server.net.addresses import address_of
-from resp_server.net.children import PASSWORD_VARIABLE, TOKEN_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
+from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, TOKEN_VARIABLE
 from resp_server.net.listeners import address_towards, is_wildcard
 from resp_server.net.tls import TlsFiles
 from resp_server.programs.executor_supervisor import ENDED, FAILED, STORE, start_of
@@ -90,7 +90,7 @@ class ServerPlan:
     bind       the address to listen on; default: the address from which the executor's machine reaches the driver
     advertise  the host that clients connect to; `$NAME` in it is a variable of the executor's environment
     tls        the paths of the certificates on the executor's host; the files' contents do not travel
-    upstream_password  the password of the proxy and the other servers, where they do not use the clients' password
+    server_password  the password of the proxy and the other servers, where they do not use the clients' password
     """
 
     id: str
@@ -101,7 +101,7 @@ class ServerPlan:
     advertise: str | None = None
     token: str = field(default="", repr=False)
     password: str | None = field(default=None, repr=False)
-    upstream_password: str | None = field(default=None, repr=False)
+    server_password: str | None = field(default=None, repr=False)
     tls: TlsFiles | None = None
     client_options: ClientOptions = field(default_factory=ClientOptions)
 
@@ -273,12 +273,12 @@ def _environment(plan: ServerPlan) -> dict[str, str]:
     """Return the environment of a server: the worker's without Spark's own variables, with the plan's secrets."""
     environment = {name: value for name, value in children.environment().items() if name not in WORKER_VARIABLES}
     environment[TOKEN_VARIABLE] = plan.token
-    return with_passwords(environment, plan.password, plan.upstream_password)
+    return with_passwords(environment, plan.password, plan.server_password)
 
 
-def with_passwords(environment: dict[str, str], password: str | None, upstream_password: str | None) -> dict[str, str]:
+def with_passwords(environment: dict[str, str], password: str | None, server_password: str | None) -> dict[str, str]:
     """Return an environment with these passwords and no others."""
-    passwords = {PASSWORD_VARIABLE: password, UPSTREAM_PASSWORD_VARIABLE: upstream_password}
+    passwords = {PASSWORD_VARIABLE: password, SERVER_PASSWORD_VARIABLE: server_password}
     others = {name: value for name, value in environment.items() if name not in passwords}
     return others | {name: value for name, value in passwords.items() if value is not None}
 

@@ -37,7 +37,7 @@ class Job:
         options = ("--cluster", str(topology), "--cluster-node", f"127.0.0.1:{port}")
         self.server = stack.enter_context(sparkis_server(folder / "store", folder / "log", *options, port=port))
         self._control = Client("127.0.0.1", self.server.control_port, password=CONTROL_TOKEN, timeout_s=WAIT_S_MAX)
-        self.proxy = stack.enter_context(sparkis_proxy(topology, "--upstream-timeout", "60000"))
+        self.proxy = stack.enter_context(sparkis_proxy(topology, "--server-timeout", "60000"))
         with self.proxy.connect() as connection:
             eventually(lambda: connection.call("GET", KEYS[0]).value)
 

@@ -41,7 +41,7 @@ class Job:
         all_events = ("--notify-keyspace-events", "KEA")
         options = ("--cluster", str(topology), "--cluster-node", f"127.0.0.1:{port}", *all_events)
         self.server = stack.enter_context(sparkis_server(folder / "store", folder / "log", *options, port=port))
-        self.proxy = stack.enter_context(sparkis_proxy(topology, "--upstream-timeout", "60000", *all_events))
+        self.proxy = stack.enter_context(sparkis_proxy(topology, "--server-timeout", "60000", *all_events))
         wait_for_keys(self.proxy, 1)
         self._control = stack.enter_context(Client("127.0.0.1", self.server.control_port, password=CONTROL_TOKEN, timeout_s=WAIT_S_MAX))
         self.epoch = 0

@@ -49,7 +49,7 @@ def through(
         for port in ports:
             options = ("--cluster", str(path), "--cluster-node", f"127.0.0.1:{port}")
             stack.enter_context(sparkis_server(tmp_path_factory.mktemp("store"), dataset_log, *options, port=port))
-        proxy = stack.enter_context(sparkis_proxy(path, "--upstream-timeout", "60000"))
+        proxy = stack.enter_context(sparkis_proxy(path, "--server-timeout", "60000"))
         wait_for_keys(proxy, len(dataset.keys))
         yield Pair(redis_primary, proxy, judge)
 

@@ -14,7 +14,7 @@ from resp_server.metrics.stats import CommandStats, Stats
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.proxy.compiled import hop
 from resp_server.proxy.reply_splitter import Frames, items_of, pack
-from resp_server.proxy.requests import UpstreamRequest
+from resp_server.proxy.requests import ServerRequest
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs
 from state_backend.model.slots import SLOTS, slot_of
 from tests.properties.steps import result_of
@@ -31,7 +31,7 @@ lengths = st.tuples(st.just(b"STRLEN"), keys)
 requests = st.one_of(gets, gets, mgets, lengths)
 
 
-class UpstreamConnection:
+class ServerConnection:
     """Stands for a connection: keeps what is asked, and is answered by `answer`."""
 
     def __init__(self) -> None:
@@ -77,11 +77,11 @@ class Scene:
     """A hop to two servers, each with half of the slots."""
 
     def __init__(self) -> None:
-        self.upstreams = [UpstreamConnection(), UpstreamConnection()]
-        self.sent: list[UpstreamRequest] = []
+        self.connections = [ServerConnection(), ServerConnection()]
+        self.sent: list[ServerRequest] = []
         self.cluster = SimpleNamespace(
-            upstream_numbers=bytes([1, 2] * (SLOTS // 2)),
-            open_upstreams=[None, *self.upstreams],
+            connection_numbers=bytes([1, 2] * (SLOTS // 2)),
+            open_connections=[None, *self.connections],
             is_aligned=True,
             removed_jobs=set(),
             now_s=0.0,
@@ -99,8 +99,8 @@ class Scene:
             [(*row, self.tallies[row[0]]) for row in rows],
         )
 
-    def upstream_of(self, key: bytes) -> UpstreamConnection:
-        return self.upstreams[slot_of(key) % 2]
+    def connection_of(self, key: bytes) -> ServerConnection:
+        return self.connections[slot_of(key) % 2]
 
 
 def value_of(key: bytes) -> bytes:
@@ -125,12 +125,12 @@ def test_replies_come_in_the_order_of_the_requests(asked: list[tuple[bytes, ...]
     scene, sink = Scene(), HopSink()
     data = b"".join(map(pack, asked))
     assert scene.hop.forward(sink, data, 2) == len(data)
-    for upstream in scene.upstreams:
-        sent = upstream.asked()
+    for connection in scene.connections:
+        sent = connection.asked()
         if not sent:
             continue
         replies = b"".join(map(reply_to, parsed(sent)))
-        (batch,) = upstream.batches
+        (batch,) = connection.batches
         rest, start = b"", 0
         for end in sorted({*(cut % (len(replies) + 1) for cut in cuts), len(replies)}):
             rest += replies[start:end]
@@ -152,11 +152,11 @@ def test_what_is_taken_of_any_input_is_what_a_parser_finds(asked: list[tuple[byt
     scene, sink = Scene(), HopSink()
     took = scene.hop.forward(sink, as_bytes, 2)
     if took:
-        found = [words for upstream in scene.upstreams for words in parsed(upstream.asked())]
+        found = [words for connection in scene.connections for words in parsed(connection.asked())]
         expected = parsed(as_bytes[:took])
         names = [[each.upper() for each in words[:1]] for words in expected]
         assert sum(name == [b"GET"] for name in names) == sum(words[0].upper() == b"GET" for words in found)
-        assert sum(batch.remaining for upstream in scene.upstreams for batch in upstream.batches) == len(found)
+        assert sum(batch.remaining for connection in scene.connections for batch in connection.batches) == len(found)
         # Each key goes to whom its slot has, once for each time that it is asked for.
         keys = sorted(key for words in expected for key in words[1:])
         assert keys == sorted(key for words in found for key in words[2 if words[0] == b"STATE" else 1 :])
@@ -176,9 +176,9 @@ def test_replies_are_cut_as_frames_cuts_them(replies: list[bytes], data: st.Data
     scene, takers = Scene(), [HopSink() for _ in range(len(replies) + 2)]
     for sink in takers:
         scene.hop.forward(sink, pack((b"GET", b"k")), 2)
-    upstream = scene.upstream_of(b"k")
-    upstream.asked()
-    took = upstream.batches[0].feed(sent, 0, NO_EPOCHS)
+    connection = scene.connection_of(b"k")
+    connection.asked()
+    took = connection.batches[0].feed(sent, 0, NO_EPOCHS)
     found = [reply for sink in takers for reply in sink.replies]
     frames = Frames(1 << 20)
     assert frames.feed(sent[:took]) == found
@@ -192,9 +192,9 @@ def test_replies_from_uneven_epochs_are_asked_for_again() -> None:
         other = next(key for key in (b"%d" % n for n in range(99)) if slot_of(key) % 2 == 1)
         data = pack((b"GET", one)) + pack((b"GET", other))
         assert scene.hop.forward(sink, data, 2) == len(data)
-        for upstream, epochs in zip(scene.upstreams, (first, second), strict=True):
-            upstream.asked()
-            upstream.batches[0].feed(b"$1\r\na\r\n", 0, epochs)
+        for connection, epochs in zip(scene.connections, (first, second), strict=True):
+            connection.asked()
+            connection.batches[0].feed(b"$1\r\na\r\n", 0, epochs)
         assert sink.replies == ([b"$1\r\na\r\n" * 2] if is_even else [])
         assert sink.again == ([] if is_even else [data])
         scene.hop.collect()
@@ -208,18 +208,18 @@ def test_an_mget_is_answered_with_an_error_where_a_server_says_something_else(re
     scene, sink = Scene(), HopSink()
     key = b"k"
     scene.hop.forward(sink, pack((b"MGET", key, key)), 2)
-    upstream = scene.upstream_of(key)
-    upstream.asked()
-    assert upstream.batches[0].feed(reply, 0, NEW) == len(reply)
+    connection = scene.connection_of(key)
+    connection.asked()
+    assert connection.batches[0].feed(reply, 0, NEW) == len(reply)
     assert sink.replies == [b"-ERR a server's reply has an unexpected form\r\n"]
 
 
 def test_what_was_lost_is_asked_again_as_it_was_and_an_mget_by_slots() -> None:
     scene, sink = Scene(), HopSink()
     scene.hop.forward(sink, pack((b"GET", b"k")) + pack((b"MGET", b"k", b"k")), 2)
-    upstream = scene.upstream_of(b"k")
-    upstream.asked()
-    batch = upstream.batches[0]
+    connection = scene.connection_of(b"k")
+    connection.asked()
+    batch = connection.batches[0]
     get, mget = batch.next_request(), batch.next_request()
     assert (get.packed, get.slot, get.sends, batch.remaining) == (pack((b"GET", b"k")), slot_of(b"k"), 1, 0)
     get.sink.put(get.index, b"$1\r\na\r\n", NEW)
@@ -234,8 +234,8 @@ def test_a_newer_protocol_has_its_own_nil_and_no_other_command() -> None:
     scene, sink = Scene(), HopSink()
     data = pack((b"GET", b"k"))
     assert scene.hop.forward(sink, data + pack((b"STRLEN", b"k")), 3) == len(data)
-    upstream = scene.upstream_of(b"k")
-    upstream.asked()
-    upstream.batches[0].feed(b"$-1\r\n", 0, NEW)
+    connection = scene.connection_of(b"k")
+    connection.asked()
+    connection.batches[0].feed(b"$-1\r\n", 0, NEW)
     assert sink.replies == [b"_\r\n"]
     assert result_of(items_of(b"*1\r\n$-1\r\n")) == [b"$-1\r\n"]

@@ -23,7 +23,7 @@ from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.pubsub_relay import connect_pubsub
-from resp_server.proxy.upstream_cluster import UpstreamCluster
+from resp_server.proxy.state_cluster import StateCluster
 from resp_server.serving.server import Server
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
@@ -87,7 +87,7 @@ class Scene:
         for node, row in zip(self.nodes, topology.nodes, strict=True):
             node.set_topology(topology, row.id)
         # Nothing is to be asked again because a loaded machine took its time.
-        self.cluster = UpstreamCluster(timeout_s=WAIT_S_MAX)
+        self.cluster = StateCluster(timeout_s=WAIT_S_MAX)
         applications = Applications([self.cluster])
         self.proxy = Server(
             Keyspace(),
@@ -96,7 +96,7 @@ class Scene:
             dispatcher=lambda server: ProxyDispatcher(server, applications),
             connection=ProxyConnection,
         )
-        self.proxy.context.upstreams = applications.info_fields
+        self.proxy.context.state_servers = applications.info_fields
         self.relay = connect_pubsub(applications, self.proxy.context)
         self.applications = applications
         applications.start()
@@ -166,7 +166,7 @@ class Scene:
     @property
     def waiting(self) -> int:
         """The number of requests for which the proxy waits."""
-        return sum(upstream.pending_count for upstream in self.cluster.upstreams.values())
+        return sum(connection.pending_count for connection in self.cluster.connections.values())
 
     def stop(self) -> None:
         for peer in self.peers:

@@ -11,15 +11,17 @@ from pathlib import Path
 from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server
 
 # A proxy's patience with servers that share a busy machine: as long as it may be.
-PATIENT = ("--upstream-timeout", "60000")
+PATIENT = ("--server-timeout", "60000")
 HALVES = ({"slots": "0-8191"}, {"slots": "8192-16383"})
 
 
 class Nodes:
     """The nodes of a topology. A row per node has its slots, or makes it a replica of the first one."""
 
-    def __init__(self, folder: Path, stack: ExitStack, *rows: Mapping[str, str], upstream: str | None = None) -> None:
-        self._folder, self._stack, self._upstream = folder, stack, upstream
+    def __init__(
+        self, folder: Path, stack: ExitStack, *rows: Mapping[str, str], server_password: str | None = None
+    ) -> None:
+        self._folder, self._stack, self._server_password = folder, stack, server_password
         self.log = folder / "log"
         self.log.mkdir(exist_ok=True)
         self.ports = [free_port() for _ in rows]
@@ -43,11 +45,11 @@ class Nodes:
         given = ("--cluster", str(self.topology), "--cluster-node", f"127.0.0.1:{self.ports[at]}", *options)
         store, port = self._folder / f"store{at}", self.ports[at]
         return self._stack.enter_context(
-            sparkis_server(store, self.log, *given, port=port, upstream_password=self._upstream)
+            sparkis_server(store, self.log, *given, port=port, server_password=self._server_password)
         )
 
     def start_proxy(self, *options: str) -> Running:
         """Start a proxy; by default with a timeout so long that a slow server makes no error."""
         return self._stack.enter_context(
-            sparkis_proxy(self.topology, *PATIENT, *options, upstream_password=self._upstream)
+            sparkis_proxy(self.topology, *PATIENT, *options, server_password=self._server_password)
         )

@@ -187,7 +187,7 @@ GUARDS = {
     "proxy/requests.py:ReplyStage.attempt",
     "proxy/batch.py:ReplyBatch.put",
     "proxy/dispatcher.py:ProxyDispatcher.on_resolved.<locals>.answer",
-    "proxy/upstream_connection.py:UpstreamConnection._flush",
+    "proxy/server_connection.py:ServerConnection._flush",
 }
 
 

@@ -27,8 +27,8 @@ from compat.waiting import WAIT_S_MAX, eventually, eventually_async
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.requests import ReplySink, UpstreamRequest
-from resp_server.proxy.upstream_cluster import UpstreamCluster
+from resp_server.proxy.requests import ReplySink, ServerRequest
+from resp_server.proxy.state_cluster import StateCluster
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from state_backend.model.slots import slot_of
 
@@ -49,7 +49,7 @@ class Behind:
         self._version = 0
         self.show(*HALVES)
         self.servers = [self.start(at) for at in range(2)]
-        patience = ("--upstream-timeout", str(int(PATIENCE_S * 1000)))
+        patience = ("--server-timeout", str(int(PATIENCE_S * 1000)))
         self.proxy = stack.enter_context(sparkis_proxy(self.files[1], *patience))
 
     def start(self, at: int) -> Running:
@@ -386,12 +386,12 @@ def test_a_question_waits_no_shorter_because_the_proxy_itself_stood_still(serve:
     nodes = [{"host": "127.0.0.1", "port": port, "slots": "0-16383"}]
 
     async def play() -> bytes | None:
-        cluster, waiting = UpstreamCluster(timeout_s=2.0), Waiting()
+        cluster, waiting = StateCluster(timeout_s=2.0), Waiting()
         cluster.start()
         cluster.apply_topology(Topology.of_json({"version": 1, "nodes": nodes}), "a test")
-        cluster.send(UpstreamRequest(pack((b"GET", key)), slot_of(key), 2, cluster.deadline_s(), waiting, 0))
+        cluster.send(ServerRequest(pack((b"GET", key)), slot_of(key), 2, cluster.deadline_s(), waiting, 0))
         await eventually_async(
-            lambda: any(upstream.reason for upstream in cluster.upstreams.values()), awaited="a try fails"
+            lambda: any(connection.reason for connection in cluster.connections.values()), awaited="a try fails"
         )
         serve(port=port)
         sleep(2 * cluster.timeout_s)  # on the thread of the event loop

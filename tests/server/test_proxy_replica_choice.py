@@ -87,7 +87,7 @@ class Cluster(Nodes):
         super().__init__(folder, stack, *rows)
         self.job = Job(self.log, "j")
         self.servers = [self.start(at) for at in range(len(rows))]
-        self.proxy = self.start_proxy("--upstream-timeout", str(patience_ms))
+        self.proxy = self.start_proxy("--server-timeout", str(patience_ms))
         wait_for_keys(self.proxy, KEYS)
 
     def shows(self, at: int) -> bool:

@@ -48,7 +48,7 @@ class Cluster(Nodes):
             Client("127.0.0.1", each.control_port, password=CONTROL_TOKEN, timeout_s=WAIT_S_MAX)
             for each in self.servers
         ]
-        self.proxy = self.start_proxy("--upstream-timeout", str(patience_ms))
+        self.proxy = self.start_proxy("--server-timeout", str(patience_ms))
         self.wait_for(0)
 
     def publish(self, more: list[Change] | None = None) -> None:

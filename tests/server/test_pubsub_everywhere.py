@@ -306,7 +306,7 @@ def channel_of(server: Running, cluster: Cluster) -> bytes:
 
 def test_nobody_waits_for_a_server_that_nobody_is_subscribed_at_any_more(cluster: Cluster) -> None:
     other = cluster.nodes[1]
-    with sparkis_proxy(cluster.topology, "--upstream-timeout", "60000") as proxy:
+    with sparkis_proxy(cluster.topology, "--server-timeout", "60000") as proxy:
         wait_for_keys(proxy, len(KEYS))
         with stopped(other), Connection(proxy.port) as leaving, Connection(proxy.port) as waiting:
             number = leaving.call("CLIENT", "ID").value
@@ -321,7 +321,7 @@ def test_nobody_waits_for_a_server_that_nobody_is_subscribed_at_any_more(cluster
 
 def test_clients_are_cut_when_the_server_that_their_messages_come_from_says_nothing_any_more(cluster: Cluster) -> None:
     home, other = cluster.nodes
-    with sparkis_proxy(cluster.topology, "--upstream-timeout", "300") as proxy:
+    with sparkis_proxy(cluster.topology, "--server-timeout", "300") as proxy:
         wait_for_keys(proxy, len(KEYS))
         of_other = subscriber(proxy.port, "SSUBSCRIBE", channel_of(other, cluster).decode())
         of_home = subscriber(proxy.port, "SUBSCRIBE", "news")
@@ -333,7 +333,7 @@ def test_clients_are_cut_when_the_server_that_their_messages_come_from_says_noth
 
 
 def test_clients_are_not_cut_because_their_proxy_itself_stood_still(cluster: Cluster) -> None:
-    with sparkis_proxy(cluster.topology, "--upstream-timeout", "600") as proxy:
+    with sparkis_proxy(cluster.topology, "--server-timeout", "600") as proxy:
         wait_for_keys(proxy, len(KEYS))
         of_home = subscriber(proxy.port, "SUBSCRIBE", "news")
         with stopped(proxy):
@@ -358,7 +358,7 @@ def wait_for_client(server: Running, command: str) -> None:
 def test_a_server_that_is_not_there_yet_is_asked_for_messages_once_it_is(tmp_path: Path) -> None:
     with ExitStack() as stack:
         nodes = Nodes(tmp_path, stack, {"slots": "0-16383"})
-        proxy = nodes.start_proxy("--upstream-timeout", "300")
+        proxy = nodes.start_proxy("--server-timeout", "300")
         listener = subscriber(proxy.port, "SSUBSCRIBE", "early")
         server = nodes.start(0)
         with Connection(server.port) as publisher:

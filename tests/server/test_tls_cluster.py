@@ -152,10 +152,10 @@ def test_a_proxy_speaks_tls_with_servers_or_with_clients_or_with_neither(
             nodes = [{"host": "127.0.0.1", "port": server.port, "slots": "0-16383"}]
             files[name].write_text(json.dumps({"version": 1, "nodes": nodes}))
         shows = authority.options(auth_clients="no")
-        only_upstream = stack.enter_context(sparkis_proxy(files["tls"], "--tls-ca-cert-file", str(authority.ca)))
-        only_clients = stack.enter_context(sparkis_proxy(files["plain"], *shows, "--upstream-tls", "no"))
+        only_servers = stack.enter_context(sparkis_proxy(files["tls"], "--tls-ca-cert-file", str(authority.ca)))
+        only_clients = stack.enter_context(sparkis_proxy(files["plain"], *shows, "--server-tls", "no"))
         wrong = stack.enter_context(sparkis_proxy(files["plain"], "--tls-ca-cert-file", str(authority.ca)))
-        with redis.Redis(port=only_upstream.port) as client:
+        with redis.Redis(port=only_servers.port) as client:
             eventually(lambda client=client: reads_all(client), awaited="all keys over TLS")
         with redis.Redis(port=only_clients.port, ssl=True, ssl_ca_certs=str(authority.ca)) as client:
             eventually(lambda client=client: reads_all(client), awaited="all keys with TLS")
@@ -176,7 +176,7 @@ def test_tls_options_that_make_no_sense_are_refused_by_name(tmp_path: Path, auth
         ),
         ("state_server", [*at_log, *tls[:2]], "--tls-cert-file needs --tls-key-file"),
         ("registry", [*at_log, *ca], "without --tls-cert-file and --tls-key-file"),
-        ("proxy", [*at_log, "--upstream-tls", "yes"], "--upstream-tls yes needs --tls-ca-cert-file"),
+        ("proxy", [*at_log, "--server-tls", "yes"], "--server-tls yes needs --tls-ca-cert-file"),
         ("proxy", [*at_log, *tls[2:]], "--tls-key-file needs --tls-cert-file"),
     ):
         done = subprocess.run(

@@ -17,7 +17,7 @@ from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.pubsub_relay import PubsubRelay, connect_pubsub
-from resp_server.proxy.upstream_cluster import UpstreamCluster
+from resp_server.proxy.state_cluster import StateCluster
 from resp_server.serving.server import Server
 from state_backend.lmdb.store import LmdbStore
 from state_backend.store.keyspace import Keyspace
@@ -62,7 +62,7 @@ class Proxy(LoopThread):
         server.set_topology(topology, node_id)
 
     async def _start(self, topology: Topology) -> None:
-        self.cluster = UpstreamCluster(timeout_s=WAIT_S_MAX)
+        self.cluster = StateCluster(timeout_s=WAIT_S_MAX)
         self.applications = Applications([self.cluster])
         self.server = Server(
             Keyspace(),
@@ -71,7 +71,7 @@ class Proxy(LoopThread):
             dispatcher=lambda server: ProxyDispatcher(server, self.applications),
             connection=ProxyConnection,
         )
-        self.server.context.upstreams = self.applications.info_fields
+        self.server.context.state_servers = self.applications.info_fields
         self.relay: PubsubRelay = connect_pubsub(self.applications, self.server.context)
         self.applications.start()
         self.cluster.apply_topology(topology, "the test")

@@ -33,7 +33,7 @@ class Cluster(Nodes):
     """Two nodes and a proxy."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        super().__init__(folder, stack, *HALVES, upstream=BETWEEN_US)
+        super().__init__(folder, stack, *HALVES, server_password=BETWEEN_US)
         writer = LogWriter(self.log, "job", [StateDescriptor("v", key="k", value="v")])
         writer.publish([Change("v", Op.PUT, key, value=b"1") for key in KEYS])
         acl = folder / "acl"

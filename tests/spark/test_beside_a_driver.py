@@ -105,7 +105,7 @@ def scene(spark: SparkSession, tmp_path: Path) -> Iterator[Scene]:
 def test_a_server_that_stays_takes_over_before_those_of_a_driver_that_stops_end(scene: Scene, tmp_path: Path):
     staying = scene.started("state-server", "--compact", "--store", tmp_path / "store")
     port = staying.wait_for(r"started state server @ 127.0.0.1:([0-9]+)")[1]
-    proxy = scene.started("proxy", "--upstream-timeout", 60_000)
+    proxy = scene.started("proxy", "--server-timeout", 60_000)
     url = f"redis://127.0.0.1:{proxy.wait_for(r'started @ [0-9.]+:([0-9]+)')[1]}"
     processes = [*scene.endpoint.pids, *scene.servers()]
     eventually(lambda: len(_owners(scene)), lambda count: count == 3)

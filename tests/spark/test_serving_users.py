@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
-from resp_server.net.children import UPSTREAM_PASSWORD_VARIABLE
+from resp_server.net.children import SERVER_PASSWORD_VARIABLE
 from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 from state_backend.model.errors import SparkisError
 from tests.spark.micro_batches import Batches, Settings, start
@@ -109,13 +109,13 @@ def test_servers_on_executors_and_the_proxy_have_them_by_settings(
             server = int(admin.info("server")["process_id"])
         for pid in (endpoint.pids[1], server):
             assert {f"--rate-limit=tenant={RATE},{RATE}", "--rate-limit=default=1"} <= {*options_of(pid)}
-            assert endpoint.plan.upstream_password not in options_of(pid)
+            assert endpoint.plan.server_password not in options_of(pid)
 
 
 def test_a_password_of_the_drivers_environment_lets_parts_started_by_hand_in_to_servers_and_nobody_to_the_proxy(
     spark: SparkSession, acl_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv(UPSTREAM_PASSWORD_VARIABLE, "between us")
+    monkeypatch.setenv(SERVER_PASSWORD_VARIABLE, "between us")
 
     def keys(address: str) -> int | str:
         with as_user(address, "default", "between us") as part:

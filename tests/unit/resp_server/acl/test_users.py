@@ -123,16 +123,16 @@ def test_a_user_hears_of_jobs_that_its_patterns_may_be_about() -> None:
 def test_proxies_and_nodes_are_let_in_by_a_password_of_their_own_whatever_the_file_says(tmp_path: Path) -> None:
     path = tmp_path / "acl"
     path.write_text("user default off >x\nuser a on >secret ~a:* +get\n")
-    made = Users(TABLE, path=str(path), upstream_password="secret")
+    made = Users(TABLE, path=str(path), server_password="secret")
     made.load()
-    upstream = made.log_in(b"default", b"secret")
-    assert upstream is not None and upstream is not made.default
-    assert upstream.is_unrestricted and not upstream.is_open and made.is_current(upstream)
+    server_user = made.log_in(b"default", b"secret")
+    assert server_user is not None and server_user is not made.default
+    assert server_user.is_unrestricted and not server_user.is_open and made.is_current(server_user)
     assert made.log_in(b"default", b"x") is None  # it is off
     assert made.log_in(b"a", b"secret") is made.get(b"a")
     assert [each.name for each in made] == [b"a", b"default"]
     made.load()
-    assert made.is_current(upstream) and made.log_in(b"default", b"secret") is upstream
+    assert made.is_current(server_user) and made.log_in(b"default", b"secret") is server_user
     made.save()
     assert b"~*" not in path.read_bytes()
 

@@ -26,7 +26,7 @@ from resp_server.proxy.compiled import PipelineBatch
 from resp_server.proxy.epoch_floors import has_reached
 from resp_server.proxy.raw_replies import RawReply, as_bytes
 from resp_server.proxy.reply_splitter import FrameError, Frames, pack
-from resp_server.proxy.requests import PING, REQUESTS_MAX, DiscardSink, InFlightRequest, UpstreamRequest
+from resp_server.proxy.requests import PING, REQUESTS_MAX, DiscardSink, InFlightRequest, ServerRequest
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs
 
 logger = logging.getLogger("sparkis.proxy")
@@ -59,7 +59,7 @@ class HandshakeError(Exception):
     """A server refused the proxy as its client."""
 
 
-class UpstreamFacts(Protocol):
+class ClusterFacts(Protocol):
     """The facts of an application that a connection to one of its servers needs.
 
     seen: the newest epochs that each server has announced. removed_jobs: jobs that no server has any more.
@@ -91,36 +91,36 @@ class UpstreamFacts(Protocol):
         """Call back at the end of this turn of the event loop."""
 
     async def connect(
-        self, make: Callable[[], UpstreamProtocol], host: str, port: int, context: ssl.SSLContext | None
-    ) -> UpstreamProtocol:
+        self, make: Callable[[], ServerProtocol], host: str, port: int, context: ssl.SSLContext | None
+    ) -> ServerProtocol:
         """Open a socket to a server."""
 
-    def send(self, request: UpstreamRequest) -> None:
+    def send(self, request: ServerRequest) -> None:
         """Route a request to the server that answers it now."""
 
 
-class UpstreamEvents(UpstreamFacts, Protocol):
+class ClusterEvents(ClusterFacts, Protocol):
     """Receives what happens at the connections to an application's servers."""
 
     @property
     def on_changed(self) -> Callable[[Sequence[bytes] | None], None]: ...
 
-    def error_received(self, request: UpstreamRequest, reply: bytes, upstream: UpstreamConnection) -> None:
+    def error_received(self, request: ServerRequest, reply: bytes, connection: ServerConnection) -> None:
         """Handle an error reply."""
 
     def on_topology_version(self, version: int, address: str) -> None:
         """Handle a server's report of its topology version."""
 
-    def on_epoch(self, upstream: UpstreamConnection, job: str, reached: JobEpoch) -> None:
+    def on_epoch(self, connection: ServerConnection, job: str, reached: JobEpoch) -> None:
         """Handle a server's report of a job's epoch."""
 
     def check_alignment(self) -> None:
         """Compare the epochs of all servers: one of them became ready."""
 
-    def state_changed(self, upstream: UpstreamConnection) -> None:
+    def state_changed(self, connection: ServerConnection) -> None:
         """Handle a connection that was opened, or could not be."""
 
-    def resend_lost(self, requests: Sequence[UpstreamRequest], reason: str) -> None:
+    def resend_lost(self, requests: Sequence[ServerRequest], reason: str) -> None:
         """Handle a lost connection and the requests that were sent over it."""
 
     def tracking_lost(self) -> None:
@@ -129,24 +129,24 @@ class UpstreamEvents(UpstreamFacts, Protocol):
     def cut_silent_server(self, address: str) -> None:
         """Handle a server that does not answer."""
 
-    def detach_long_reply(self, link: UpstreamProtocol, request: UpstreamRequest, epochs: ReplyEpochs) -> None:
+    def detach_long_reply(self, link: ServerProtocol, request: ServerRequest, epochs: ReplyEpochs) -> None:
         """Take over a socket whose next reply is long."""
 
 
-class UpstreamConnection:
+class ServerConnection:
     """One connection to a server, its queue, and its requests in flight."""
 
-    def __init__(self, cluster: UpstreamEvents, key: ConnectionKey) -> None:
+    def __init__(self, cluster: ClusterEvents, key: ConnectionKey) -> None:
         self._cluster = cluster
         self.key = key
         self._loop = asyncio.get_running_loop()
-        self._queue: list[UpstreamRequest] = []  # not sent: no connection yet, or the server lags
+        self._queue: list[ServerRequest] = []  # not sent: no connection yet, or the server lags
         self._queued_bytes = 0
         self._out: list[bytes] = []  # goes out with this turn's write
         self._in_flight: deque[InFlightRequest] = deque()
         self.batch: Any = None  # the compiled hop's open batch: takes more requests in this turn
         self._awaited_replies = 0  # by all requests in flight
-        self._link: UpstreamProtocol | None = None
+        self._link: ServerProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._pause_s = 0.0
         self._not_before_s = 0.0
@@ -183,7 +183,7 @@ class UpstreamConnection:
         """The number of requests that wait for a reply."""
         return len(self._queue) + self._awaited_replies
 
-    def add(self, request: UpstreamRequest) -> None:
+    def add(self, request: ServerRequest) -> None:
         """Send a request as soon as possible."""
         if self.pending_count >= REQUESTS_MAX or self._output_bytes() + len(request.packed) > WAITING_BYTES_MAX:
             request.refuse(PlainError(f"too many requests wait for {self.key.address}"))
@@ -222,7 +222,7 @@ class UpstreamConnection:
         self._in_flight.append(batch)
         self.batch = batch
 
-    def take_queued(self) -> list[UpstreamRequest]:
+    def take_queued(self) -> list[ServerRequest]:
         """Return the queued requests, and empty the queue."""
         requests, self._queue, self._queued_bytes = self._queue, [], 0
         return requests
@@ -255,7 +255,7 @@ class UpstreamConnection:
                 if now_s > max(until_s, self._last_received_s + patience_s):
                     self._cluster.cut_silent_server(self.key.address)
             elif now_s > self._last_received_s + timeout_s / 2:
-                self.send(PING, UpstreamRequest(PING, 0, 2, now_s + timeout_s, DiscardSink(), 0))
+                self.send(PING, ServerRequest(PING, 0, 2, now_s + timeout_s, DiscardSink(), 0))
         if any((request.queued_until_s or 0.0) <= now_s for request in self._queue):
             for request in self.take_queued():
                 if (request.queued_until_s or 0.0) > now_s:
@@ -350,7 +350,7 @@ class UpstreamConnection:
         if self._link is not None and self._follows_keys != self._cluster.follows_keys:
             self._follows_keys = self._cluster.follows_keys
             packed = pack(follow_request(has_keys=self._follows_keys))
-            self.send(packed, UpstreamRequest(packed, 0, 2, self._cluster.deadline_s(), DiscardSink(), 0))
+            self.send(packed, ServerRequest(packed, 0, 2, self._cluster.deadline_s(), DiscardSink(), 0))
 
     def send_queued(self) -> None:
         """Send queued requests if the server has reached the epochs that they need."""
@@ -362,7 +362,7 @@ class UpstreamConnection:
             for request in self.take_queued():
                 self.add(request)
 
-    def detach(self, link: UpstreamProtocol) -> None:
+    def detach(self, link: ServerProtocol) -> None:
         """Leave the socket to the long reply that arrives; send the requests behind it over a new one."""
         self._close_batch()
         in_flight, self._link = self._in_flight[0], None
@@ -388,7 +388,7 @@ class UpstreamConnection:
         log("lost the connection to %s with %d requests: %s", self.key.address, len(requests), reason)
         self._cluster.resend_lost(requests, reason)
 
-    def _take_in_flight(self) -> list[UpstreamRequest]:
+    def _take_in_flight(self) -> list[ServerRequest]:
         """Return the requests in flight, each as one of its own, and clear them."""
         self._close_batch()
         requests = []
@@ -440,7 +440,7 @@ class UpstreamConnection:
             await self._pause()
             async with asyncio.timeout(self._cluster.timeout_s):
                 context = None if certificates is None else certificates.for_server()
-                link = await self._cluster.connect(lambda: UpstreamProtocol(self), host, int(port), context)
+                link = await self._cluster.connect(lambda: ServerProtocol(self), host, int(port), context)
                 try:
                     self._follows_keys = self._cluster.follows_keys
                     await link.greet(self.key.protocol, self._cluster.password, has_keys=self._follows_keys)
@@ -513,21 +513,21 @@ class ReplyReceiver(Protocol):
         """Handle the loss of the connection."""
 
 
-class UpstreamProtocol(asyncio.Protocol):
+class ServerProtocol(asyncio.Protocol):
     """A socket to a server: a connection's, until it is left to a long reply."""
 
     _transport: asyncio.Transport
     is_idle = False  # the compiled sockets read this attribute; the fast path is not for servers
 
-    def __init__(self, upstream: UpstreamConnection) -> None:
-        self._upstream = upstream
-        self._receiver: ReplyReceiver | None = upstream
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection = connection
+        self._receiver: ReplyReceiver | None = connection
         self._frames = Frames(REPLY_BYTES_MAX)
         self._greeting: asyncio.Future[None] | None = None
         self._words: list[Request] = []
         self._is_lost = False
         self._partial_reply = b""  # the start of a reply to the hop's batch
-        self._reason = f"{upstream.key.address} closed the connection"
+        self._reason = f"{connection.key.address} closed the connection"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -592,15 +592,15 @@ class UpstreamProtocol(asyncio.Protocol):
         try:
             if (
                 PipelineBatch is not None
-                and self._receiver is self._upstream
+                and self._receiver is self._connection
                 and self._greeting is None
                 and self._frames.is_empty
             ):
-                data = self._upstream.take_batch_replies(self._partial_reply + data if self._partial_reply else data)
+                data = self._connection.take_batch_replies(self._partial_reply + data if self._partial_reply else data)
                 self._partial_reply = b""
                 if not data:
                     return
-                if len(data) <= PARTIAL_BYTES_MAX and self._upstream.has_partial_batch:
+                if len(data) <= PARTIAL_BYTES_MAX and self._connection.has_partial_batch:
                     self._partial_reply = data
                     return
             replies = self._frames.feed(data)
@@ -609,8 +609,8 @@ class UpstreamProtocol(asyncio.Protocol):
             elif self._receiver is not None:
                 if replies:
                     self._receiver.receive_replies(replies)
-                if self._receiver is self._upstream and self._frames.partial_bytes > LONG_REPLY_BYTES:
-                    self._upstream.detach(self)
+                if self._receiver is self._connection and self._frames.partial_bytes > LONG_REPLY_BYTES:
+                    self._connection.detach(self)
             if self._frames.error is not None:
                 raise self._frames.error
         except Exception as error:
@@ -626,7 +626,7 @@ class UpstreamProtocol(asyncio.Protocol):
         assert self._greeting is not None
         for reply in map(as_bytes, replies):
             if reply[:1] == b">":
-                self._upstream.handle_push(reply)
+                self._connection.handle_push(reply)
                 continue
             word = self._words.pop(0)[0]
             # A server outside a cluster refuses READONLY: it needs none.

@@ -1,7 +1,7 @@
 """The servers of one application: routing of requests, handling of errors and of lost connections.
 
 Each server has one connection for look-ups and one for long requests (KEYS, DBSIZE), for each version of the protocol
-(`upstream_connection`). A request has a deadline. It is sent at most twice: again only when a connection was lost,
+(`server_connection`). A request has a deadline. It is sent at most twice: again only when a connection was lost,
 which is safe as all requests only read. A MOVED updates the map and redirects the request; after two redirects, or if a
 server is not ready, there is a pause before each further try.
 """
@@ -27,9 +27,9 @@ from resp_server.proxy.job_keys import JobKeys
 from resp_server.proxy.raw_replies import RawReply
 from resp_server.proxy.replica_choice import ReplicaChoice
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.requests import SENDS_MAX, BackgroundSink, Defer, UpstreamRequest
+from resp_server.proxy.requests import SENDS_MAX, BackgroundSink, Defer, ServerRequest
+from resp_server.proxy.server_connection import REPLY_BYTES_MAX, ConnectionKey, ServerConnection, ServerProtocol
 from resp_server.proxy.slot_map import NO_TERM, SlotMap
-from resp_server.proxy.upstream_connection import REPLY_BYTES_MAX, ConnectionKey, UpstreamConnection, UpstreamProtocol
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs, latest
 from state_backend.model.slots import SLOTS
 
@@ -48,16 +48,16 @@ REMOVED_AFTER_S = 5.0
 # Errors of a server, or a shard, that can answer in a moment.
 RETRY_ERRORS = (b"-LOADING ", b"-CLUSTERDOWN ", b"-TRYAGAIN ")
 # Connections that the compiled hop can number: a byte each.
-OPEN_UPSTREAMS_MAX = 255
+OPEN_CONNECTIONS_MAX = 255
 CLOSED = bytes(4 * SLOTS)
 
 
 @dataclass
-class UpstreamCluster:
+class StateCluster:
     """All servers of one application. Runs on the event loop's thread.
 
-    upstream_numbers, open_upstreams: the number of a key's connection, by the CRC of the key, and the connections by
-    number; 0: the request takes the general path. seen: the newest epochs that each server ever announced; newest:
+    connection_numbers, open_connections: the number of a key's connection, by the CRC of the key, and the connections
+    by number; 0: the request takes the general path. seen: the newest epochs that each server ever announced; newest:
     those of any server. is_aligned: all ready servers are at `newest`, so the epochs of no client rule out a server.
     """
 
@@ -66,15 +66,15 @@ class UpstreamCluster:
     timeout_s: float = TIMEOUT_S
     slots: SlotMap = field(default_factory=SlotMap)
     keys: JobKeys = field(default_factory=JobKeys)
-    upstreams: dict[ConnectionKey, UpstreamConnection] = field(default_factory=dict)
+    connections: dict[ConnectionKey, ServerConnection] = field(default_factory=dict)
     seen: dict[str, dict[str, JobEpoch]] = field(default_factory=dict)
     newest: Epochs = field(default_factory=lambda: EMPTY_EPOCHS)
     is_aligned: bool = True
     removed_jobs: set[str] = field(default_factory=set)
     moves: int = 0
     losses: int = 0
-    upstream_numbers: bytes = CLOSED
-    open_upstreams: list[UpstreamConnection | None] = field(default_factory=lambda: [None])
+    connection_numbers: bytes = CLOSED
+    open_connections: list[ServerConnection | None] = field(default_factory=lambda: [None])
     # With certificates the servers have to speak TLS.
     certificates: Certificates | None = field(default=None, repr=False)
     # Whether servers have to report changed keys; and the function that is called with them. None: any key may have
@@ -82,7 +82,7 @@ class UpstreamCluster:
     follows_keys: bool = False
     on_changed: Callable[[Sequence[bytes] | None], None] = lambda keys: None
     # Called for a new job, and for one with a new writer: its states may differ.
-    on_new_job: Callable[[UpstreamCluster, str], object] = lambda cluster, address: None
+    on_new_job: Callable[[StateCluster, str], object] = lambda cluster, address: None
     # Calls back in a later turn; replaced by the proxy's own function when it starts.
     defer: Defer = lambda run: asyncio.get_running_loop().call_soon(run)
     # The compiled core's epoll for clients and servers, where there is one.
@@ -100,7 +100,7 @@ class UpstreamCluster:
         self._floors = EpochFloors()
         self._shards: dict[str, ReplicaChoice] = {}
         self._master_floors: dict[str, Epochs] = {}
-        self._has_upstream_numbers = True
+        self._has_connection_numbers = True
         self._is_some_slot_behind = False
         self._unreported_since_s: dict[str, float] = {}
         self._newest_shared: ReplyEpochs = (self.newest,)
@@ -115,8 +115,8 @@ class UpstreamCluster:
             self._loop.call_soon(then)
 
     async def connect(
-        self, make: Callable[[], UpstreamProtocol], host: str, port: int, context: ssl.SSLContext | None
-    ) -> UpstreamProtocol:
+        self, make: Callable[[], ServerProtocol], host: str, port: int, context: ssl.SSLContext | None
+    ) -> ServerProtocol:
         """Return a new connection to a server."""
         if context is not None or self.poller is None:
             return (await self._loop.create_connection(make, host, port, ssl=context))[1]
@@ -128,8 +128,8 @@ class UpstreamCluster:
         """Close all connections."""
         self._is_stopping = True
         self._checking.cancel()
-        for upstream in list(self.upstreams.values()):
-            upstream.close()
+        for connection in list(self.connections.values()):
+            connection.close()
         self._long_replies.stop()
 
     @property
@@ -141,14 +141,14 @@ class UpstreamCluster:
         """Return the deadline of a request that is sent now."""
         return self.clock() + (LONG_TIMEOUT_S if is_long else self.timeout_s)
 
-    def send(self, request: UpstreamRequest) -> None:
+    def send(self, request: ServerRequest) -> None:
         """Send a request; its sink gets the reply later, or an error at once or later."""
         try:
             self._send(request)
         except Exception as error:
             request.fail_all(error)
 
-    def _send(self, request: UpstreamRequest) -> None:
+    def _send(self, request: ServerRequest) -> None:
         if self._is_stopping:
             request.refuse(PlainError("the proxy stops"))
             return
@@ -162,20 +162,20 @@ class UpstreamCluster:
             request.floor = self._floors.by_slot[request.slot] if request.master is None else self._floor_of(master)
             if not self.is_aligned:
                 request.floor = latest(request.floor, self.client_floor(request.sink.seen_epochs(request.index)))
-        self.upstream(ConnectionKey(address, request.protocol, request.is_long)).add(request)
+        self.connection(ConnectionKey(address, request.protocol, request.is_long)).add(request)
 
-    def send_again(self, request: UpstreamRequest) -> None:
+    def send_again(self, request: ServerRequest) -> None:
         """Send a request that has a reply once more, as if it were new."""
         request.sends = request.redirects = 0
         request.queued_until_s = None
         self.send(request)
 
-    def upstream(self, key: ConnectionKey) -> UpstreamConnection:
+    def connection(self, key: ConnectionKey) -> ServerConnection:
         """Return a connection; it may not be open yet."""
-        upstream = self.upstreams.get(key)
-        if upstream is None:
-            upstream = self.upstreams[key] = UpstreamConnection(self, key)
-        return upstream
+        connection = self.connections.get(key)
+        if connection is None:
+            connection = self.connections[key] = ServerConnection(self, key)
+        return connection
 
     def has_server(self, address: str) -> bool:
         """Tell whether a server belongs to this application."""
@@ -202,12 +202,12 @@ class UpstreamCluster:
         }
         answering = {self.active_server(master): master for master in self.slots.counts}
         for number, address in enumerate(self._addresses()):
-            upstreams = [upstream for upstream in self.upstreams.values() if upstream.key.address == address]
-            connections = sum(upstream.is_connected for upstream in upstreams)
-            is_up = not any(upstream.reason for upstream in upstreams)
-            rows[f"upstream{number}"] = (
+            connections = [connection for connection in self.connections.values() if connection.key.address == address]
+            is_up = not any(connection.reason for connection in connections)
+            rows[f"server{number}"] = (
                 f"addr={address},slots={self.slots.counts.get(answering.get(address, ''), 0)},"
-                f"connections={connections},waiting={sum(upstream.pending_count for upstream in upstreams)},"
+                f"connections={sum(connection.is_connected for connection in connections)},"
+                f"waiting={sum(connection.pending_count for connection in connections)},"
                 f"status={'up' if is_up else 'down'}"
             )
         return rows
@@ -236,7 +236,7 @@ class UpstreamCluster:
         self._raise_floors_of_moved(before)
         self._server_addresses = frozenset(self._addresses())
         for address in self._addresses():
-            self.upstream(ConnectionKey(address, 2, False)).connect()
+            self.connection(ConnectionKey(address, 2, False)).connect()
         self._choose_active()
         return True
 
@@ -245,7 +245,7 @@ class UpstreamCluster:
         if address not in self._refreshing:
             self._refreshing.add(address)
             packed = pack((b"STATE", b"TOPOLOGY"))
-            self.send(UpstreamRequest(packed, 0, 2, self.deadline_s(), TopologyReplySink(self, address), 0, address))
+            self.send(ServerRequest(packed, 0, 2, self.deadline_s(), TopologyReplySink(self, address), 0, address))
 
     def receive_topology(self, reply: bytes, address: str) -> None:
         """Handle a server's topology: apply it if it is newer."""
@@ -296,17 +296,17 @@ class UpstreamCluster:
 
     def check_alignment(self) -> None:
         """Update `is_aligned`: whether all ready servers have reached the newest epochs."""
-        ready = [upstream for upstream in self.upstreams.values() if upstream.is_ready]
-        self.is_aligned = all(upstream.reply_epochs is self._newest_shared for upstream in ready)
+        ready = [connection for connection in self.connections.values() if connection.is_ready]
+        self.is_aligned = all(connection.reply_epochs is self._newest_shared for connection in ready)
 
     def client_floor(self, seen: Epochs) -> Epochs:
         """Return the epochs that a client has seen, of this application's jobs."""
         return seen if seen is self.newest else {job: seen[job] for job in seen.keys() & self.newest.keys()}
 
-    def on_epoch(self, upstream: UpstreamConnection, job: str, reached: JobEpoch) -> None:
+    def on_epoch(self, connection: ServerConnection, job: str, reached: JobEpoch) -> None:
         """Handle a server's epoch of a job."""
         self.check_alignment()
-        seen = self.seen.setdefault(upstream.key.address, {})
+        seen = self.seen.setdefault(connection.key.address, {})
         if reached == REMOVED:
             seen.pop(job, None)
         elif reached > seen.get(job, REMOVED):
@@ -314,49 +314,49 @@ class UpstreamCluster:
         self.removed_jobs.discard(job)
         self._unreported_since_s.pop(job, None)
         if self.keys.epoch_reported(job, reached):
-            self.on_new_job(self, upstream.key.address)
-        if upstream.is_connected:
-            upstream.send_queued()
+            self.on_new_job(self, connection.key.address)
+        if connection.is_connected:
+            connection.send_queued()
             if self._is_some_slot_behind:
-                self._invalidate_upstream_numbers()
+                self._invalidate_connection_numbers()
 
-    def state_changed(self, upstream: UpstreamConnection) -> None:
+    def state_changed(self, connection: ServerConnection) -> None:
         """Handle a connection that was opened, or could not be."""
         if self._is_stopping:
             return
         self._choose_active()
         # Not for long connections: a long reply takes over its connection, and the next connection must not repeat the
         # request.
-        if upstream.is_connected and not upstream.key.is_long:
-            self.on_new_job(self, upstream.key.address)
-        if upstream.is_connected:
-            for other in self.upstreams.values():
-                if other.key.address == upstream.key.address:
+        if connection.is_connected and not connection.key.is_long:
+            self.on_new_job(self, connection.key.address)
+        if connection.is_connected:
+            for other in self.connections.values():
+                if other.key.address == connection.key.address:
                     other.wake()
-        if not upstream.is_connected and (not upstream.is_idle or self._stays_open(upstream.key)):
-            upstream.connect()
+        if not connection.is_connected and (not connection.is_idle or self._stays_open(connection.key)):
+            connection.connect()
 
     def cut_silent_server(self, address: str) -> None:
         """Close all connections to a server that does not reply."""
-        for upstream in list(self.upstreams.values()):
-            if upstream.key.address == address:
-                upstream.cut(f"{address} did not reply in time")
+        for connection in list(self.connections.values()):
+            if connection.key.address == address:
+                connection.cut(f"{address} did not reply in time")
 
-    def error_received(self, request: UpstreamRequest, reply: bytes, upstream: UpstreamConnection) -> None:
+    def error_received(self, request: ServerRequest, reply: bytes, connection: ServerConnection) -> None:
         """Follow a MOVED, try again after an error of `RETRY_ERRORS`, pass any other error on."""
         try:
             if request.address is not None:
                 request.sink.put(request.index, reply)
             elif reply[:7] == b"-MOVED ":
-                self._follow_moved(request, reply, upstream.key.address)
+                self._follow_moved(request, reply, connection.key.address)
             elif request.is_long or not (
                 reply.startswith(RETRY_ERRORS) and self.retry_later(request.deadline_s, lambda: self.send(request))
             ):
-                request.sink.put(request.index, reply, upstream.reply_epochs)
+                request.sink.put(request.index, reply, connection.reply_epochs)
         except Exception as error:
             request.fail_all(error)
 
-    def resend_lost(self, requests: Sequence[UpstreamRequest], reason: str) -> None:
+    def resend_lost(self, requests: Sequence[ServerRequest], reason: str) -> None:
         """Send the requests of a lost connection once more, to the servers that are active now."""
         self.losses += 1
         self._choose_active()
@@ -366,26 +366,26 @@ class UpstreamCluster:
                 request.refuse(PlainError(reason))
             else:
                 self.send(request)
-        for upstream in self.upstreams.values():
-            if self._stays_open(upstream.key) and not self._is_stopping:
-                upstream.connect()
+        for connection in self.connections.values():
+            if self._stays_open(connection.key) and not self._is_stopping:
+                connection.connect()
 
     def follow_keys(self, is_on: bool) -> None:
         """Have all servers report changed keys, from the next request on; or stop that."""
         self.follows_keys = is_on
-        for upstream in self.upstreams.values():
-            upstream.follow()
+        for connection in self.connections.values():
+            connection.follow()
 
     def tracking_lost(self) -> None:
         """Invalidate all keys: a server will not report changes of keys that it sent before."""
         if self.follows_keys:
             self.on_changed(None)
 
-    def detach_long_reply(self, link: UpstreamProtocol, request: UpstreamRequest, epochs: ReplyEpochs) -> None:
+    def detach_long_reply(self, link: ServerProtocol, request: ServerRequest, epochs: ReplyEpochs) -> None:
         """Leave a socket to the long reply to a request; epochs: those of the reply."""
         self._long_replies.take(link, request, epochs)
 
-    def _follow_moved(self, request: UpstreamRequest, reply: bytes, address: str) -> None:
+    def _follow_moved(self, request: ServerRequest, reply: bytes, address: str) -> None:
         try:
             slot, owner = reply[7:].decode().split()
             was = self.slots.owners[int(slot)]
@@ -397,7 +397,7 @@ class UpstreamCluster:
                 self.tracking_lost()
                 self._floors.raise_to([int(slot)], dict(self.seen.get(self.active_server(was), EMPTY_EPOCHS)))
             self.slots.moved(int(slot), owner)
-            self._invalidate_upstream_numbers()
+            self._invalidate_connection_numbers()
         self.refresh(address)
         self.moves += 1
         request.redirects += 1
@@ -420,25 +420,25 @@ class UpstreamCluster:
     def _apply_choice(self, changed: Mapping[str, str]) -> None:
         """Apply a choice. changed: the former active server of each shard whose active server changed, by master."""
         self._raise_floors(changed)
-        self._invalidate_upstream_numbers()
+        self._invalidate_connection_numbers()
         replaced = set(changed.values())
-        for key, upstream in list(self.upstreams.items()):
-            if key.address not in self._server_addresses and upstream.is_idle:
-                upstream.close()
-                self.upstreams.pop(key, None)
-            elif not upstream.is_usable or key.address in replaced:
-                for request in upstream.take_queued():
+        for key, connection in list(self.connections.items()):
+            if key.address not in self._server_addresses and connection.is_idle:
+                connection.close()
+                self.connections.pop(key, None)
+            elif not connection.is_usable or key.address in replaced:
+                for request in connection.take_queued():
                     self.send(request)
 
     def _choose(self) -> dict[str, str]:
         """Choose each shard's active server; return the servers before, by master, where that changed."""
         changed: dict[str, str] = {}
         for shard in self._shards.values():
-            upstreams = {each: self.upstreams.get(ConnectionKey(each, 2, False)) for each in shard.servers}
+            connections = {each: self.connections.get(ConnectionKey(each, 2, False)) for each in shard.servers}
             epochs = {
-                each: upstream.epochs
-                for each, upstream in upstreams.items()
-                if upstream is not None and upstream.is_usable
+                each: connection.epochs
+                for each, connection in connections.items()
+                if connection is not None and connection.is_usable
             }
             before = shard.active
             if shard.choose(epochs, self.now_s) != before:
@@ -455,23 +455,23 @@ class UpstreamCluster:
 
     def _floor_of(self, master: str) -> Epochs:
         """Return the floor of all slots of a master together."""
-        if not self._has_upstream_numbers:
-            self._build_upstream_numbers()
+        if not self._has_connection_numbers:
+            self._build_connection_numbers()
         return self._master_floors.get(master, EMPTY_EPOCHS)
 
-    def _invalidate_upstream_numbers(self) -> None:
-        """Clear `upstream_numbers`. Requests take the general path until it is rebuilt, before the next input."""
-        self.upstream_numbers = CLOSED
-        if self._has_upstream_numbers:
-            self._has_upstream_numbers = False
-            self._loop.call_soon(self._build_upstream_numbers)
+    def _invalidate_connection_numbers(self) -> None:
+        """Clear `connection_numbers`. Requests take the general path until it is rebuilt, before the next input."""
+        self.connection_numbers = CLOSED
+        if self._has_connection_numbers:
+            self._has_connection_numbers = False
+            self._loop.call_soon(self._build_connection_numbers)
 
-    def _build_upstream_numbers(self) -> None:
-        if self._has_upstream_numbers:
+    def _build_connection_numbers(self) -> None:
+        if self._has_connection_numbers:
             return
-        self._has_upstream_numbers = True
+        self._has_connection_numbers = True
         numbers = bytearray(SLOTS)
-        upstreams: list[UpstreamConnection | None] = [None]
+        connections: list[ServerConnection | None] = [None]
         floors: dict[str, Epochs] = {}
         numbers_of_runs: dict[tuple[str, int], int] = {}
         is_behind = False
@@ -483,20 +483,22 @@ class UpstreamCluster:
                 continue
             number = numbers_of_runs.get((master, id(floor)))
             if number is None:
-                upstream = self.upstreams.get(ConnectionKey(self.active_server(master), 2, False))
-                is_ready = upstream is not None and upstream.is_ready
-                is_open = is_ready and upstream is not None and has_reached(upstream.epochs, floor, self.removed_jobs)
+                connection = self.connections.get(ConnectionKey(self.active_server(master), 2, False))
+                is_ready = connection is not None and connection.is_ready
+                is_open = (
+                    is_ready and connection is not None and has_reached(connection.epochs, floor, self.removed_jobs)
+                )
                 is_behind |= is_ready and not is_open
                 number = 0
-                if is_open and (upstream in upstreams or len(upstreams) <= OPEN_UPSTREAMS_MAX):
-                    if upstream not in upstreams:
-                        upstreams.append(upstream)
-                    number = upstreams.index(upstream)
+                if is_open and (connection in connections or len(connections) <= OPEN_CONNECTIONS_MAX):
+                    if connection not in connections:
+                        connections.append(connection)
+                    number = connections.index(connection)
                 numbers_of_runs[master, id(floor)] = number
                 floors[master] = latest(floors.get(master, EMPTY_EPOCHS), floor)
             if number:
                 numbers[first:end] = bytes([number]) * (end - first)
-        self.upstream_numbers, self.open_upstreams, self._master_floors = bytes(numbers) * 4, upstreams, floors
+        self.connection_numbers, self.open_connections, self._master_floors = bytes(numbers) * 4, connections, floors
         self._is_some_slot_behind = is_behind
 
     def _check(self) -> None:
@@ -504,10 +506,10 @@ class UpstreamCluster:
         now_s = self.clock.tick()
         self._forget_removed_jobs(now_s)
         replaceable = self._replaceable()
-        for upstream in list(self.upstreams.values()):
-            is_hurried = upstream.key.address in replaceable and not upstream.key.is_long
+        for connection in list(self.connections.values()):
+            is_hurried = connection.key.address in replaceable and not connection.key.is_long
             try:
-                upstream.check(now_s, self.timeout_s / 2 if is_hurried else self.timeout_s)
+                connection.check(now_s, self.timeout_s / 2 if is_hurried else self.timeout_s)
             except Exception as error:  # the other connections have to be checked, too
                 internal_error(error)
         self._long_replies.check(now_s)
@@ -520,15 +522,17 @@ class UpstreamCluster:
         found = set()
         for shard in self._shards.values():
             others = [
-                self.upstreams.get(ConnectionKey(each, 2, False)) for each in shard.servers if each != shard.active
+                self.connections.get(ConnectionKey(each, 2, False)) for each in shard.servers if each != shard.active
             ]
-            if any(upstream is not None and upstream.is_usable for upstream in others):
+            if any(connection is not None and connection.is_usable for connection in others):
                 found.add(shard.active)
         return found
 
     def _forget_removed_jobs(self, now_s: float) -> None:
         """Drop jobs that no server has announced for a while: they were removed or renamed."""
-        epochs = {job for upstream in self.upstreams.values() if upstream.is_connected for job in upstream.epochs}
+        epochs = {
+            job for connection in self.connections.values() if connection.is_connected for job in connection.epochs
+        }
         for job in {job for seen in self.seen.values() for job in seen} - epochs - self.removed_jobs:
             if now_s - self._unreported_since_s.setdefault(job, now_s) > REMOVED_AFTER_S and epochs:
                 self.removed_jobs.add(job)
@@ -541,8 +545,8 @@ class UpstreamCluster:
     def _forget_newest(self, job: str) -> None:
         self.newest = {name: reached for name, reached in self.newest.items() if name != job}
         self._newest_shared = (self.newest,)
-        for upstream in self.upstreams.values():
-            upstream.reply_epochs = self.shared_epochs(upstream.epochs)
+        for connection in self.connections.values():
+            connection.reply_epochs = self.shared_epochs(connection.epochs)
         self.check_alignment()
 
 
@@ -550,7 +554,7 @@ class UpstreamCluster:
 class TopologyReplySink(BackgroundSink):
     """Takes a server's reply to STATE TOPOLOGY."""
 
-    cluster: UpstreamCluster
+    cluster: StateCluster
     address: str
 
     def receive(self, reply: bytes) -> None:
@@ -581,8 +585,8 @@ class LongReply:
     def __init__(
         self,
         others: LongReplies,
-        link: UpstreamProtocol,
-        request: UpstreamRequest,
+        link: ServerProtocol,
+        request: ServerRequest,
         epochs: ReplyEpochs,
         deadline_s: float,
     ) -> None:
@@ -611,12 +615,12 @@ class LongReply:
 class LongReplies:
     """The long replies under way. Together they buffer no more than `REPLY_BYTES_MAX`."""
 
-    def __init__(self, cluster: UpstreamCluster) -> None:
+    def __init__(self, cluster: StateCluster) -> None:
         self._cluster = cluster
         self._all: list[LongReply] = []
         self._buffered_bytes = 0
 
-    def take(self, link: UpstreamProtocol, request: UpstreamRequest, epochs: ReplyEpochs) -> None:
+    def take(self, link: ServerProtocol, request: ServerRequest, epochs: ReplyEpochs) -> None:
         """Take over a socket whose next reply is long; reading continues as soon as there is room."""
         if link.partial_bytes > REPLY_BYTES_MAX:
             link.forget()
