@@ -86,7 +86,7 @@ def _reads(options: Options, store: LmdbStore, keys: int) -> Iterator[Row]:
             with store.snapshot(1) as snapshot:
                 started_s = time.process_time()
                 for key in keys_to_read:
-                    snapshot.text(key)
+                    snapshot.lazy_value(key)
                 pair.append((time.process_time() - started_s) / len(keys_to_read) * 1e6)
         vars(record_reader)["find"] = original
         pairs.append((pair[0], pair[1]))

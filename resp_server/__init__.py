@@ -1,4 +1,4 @@
 """A read-only Redis server over a keyspace of Spark state: the protocol, the commands, the sockets."""
 
-# What `sparkis.packages` knows this package by: PyPI has others of such names.
+# The distribution of this package. `sparkis.packages` checks it: other distributions may have a package of this name.
 DISTRIBUTION = "sparkis"

@@ -1,7 +1,8 @@
 """State as bytes: descriptors, the change log, stores. Knows neither Redis replies nor Spark.
 
-`apply` -> `lmdb` -> `store`, `log` -> `codec` -> `model`: who may import whom (docs/design/0007-rooms.md).
+`apply` -> `lmdb` -> `store`, `log` -> `codec` -> `model`: each folder imports only from those to its right
+(docs/design/0007-layers.md).
 """
 
-# What `sparkis.packages` knows this package by: PyPI has others of such names.
+# The distribution of this package. `sparkis.packages` checks it: other distributions may have a package of this name.
 DISTRIBUTION = "sparkis"

@@ -21,7 +21,7 @@ from state_backend.model.descriptor import KeyFormat, Kind, StateDescriptor
 from state_backend.model.slots import HASH_BITS, SLOTS
 from state_backend.store.keyspace import Job, KeyspaceView
 from state_backend.store.slot_view import STEP_KEYS, SlotView, counts_of
-from state_backend.store.store import Applied, Snapshot
+from state_backend.store.store import AppliedEpoch, Snapshot
 
 # Random keys that are tried before a full scan: enough for a user that may read an eighth of all keys.
 RANDOM_TRIES = 32
@@ -78,7 +78,7 @@ class VisibleJob(NamedTuple):
     is_fully_visible: bool
 
     @property
-    def applied(self) -> Applied:
+    def applied(self) -> AppliedEpoch:
         """The store's applied epoch and key counts."""
         return self.snapshot.applied
 
@@ -121,7 +121,7 @@ class Visibility:
                 }
                 if set(coverage.values()) - {Coverage.NOTHING}:
                     self._coverage[job.name] = coverage
-            self.view = view.of_jobs(self._coverage)
+            self.view = view.limited_to(self._coverage)
 
     def jobs(self) -> Iterator[VisibleJob]:
         """Iterate over the jobs of which the user may read keys."""

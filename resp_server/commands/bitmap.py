@@ -12,7 +12,7 @@ from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, ReplyError, syntax_error
 from resp_server.protocol.replies import FirstOf, Reply
 from state_backend.store.keyspace import KeyspaceView
-from state_backend.store.store import Text
+from state_backend.store.store import Value
 
 # A Redis string has at most 512 MiB; no bit offset may lie beyond that.
 OFFSET_MAX = (512 << 23) - 1
@@ -20,9 +20,9 @@ OFFSET_MAX = (512 << 23) - 1
 BITFIELD_TYPE = re.compile(rb"([iu])(0|[1-9][0-9]?)")
 
 
-def chunks_of(text: Text, start: int, stop: int) -> Iterator[bytes]:
+def chunks_of(text: Value, start: int, stop: int) -> Iterator[bytes]:
     """Iterate over the bytes `start` up to `stop` (exclusive) of a value; both are within it."""
-    return iter((text[start:stop],)) if isinstance(text, bytes) else text.parts(start, stop)
+    return iter((text[start:stop],)) if isinstance(text, bytes) else text.chunks(start, stop)
 
 
 def bit_offset(word: bytes, bits: int = 0) -> int:
@@ -42,7 +42,7 @@ def bit_offset(word: bytes, bits: int = 0) -> int:
 @command("getbit")
 def getbit(context: ReadContext, key: bytes, position: Annotated[int, bit_offset]) -> int:
     """Returns a bit value by offset."""
-    text = context.counted(context.at(key).text(key))
+    text = context.counted(context.at(key).lazy_value(key))
     if text is None or position >> 3 >= size_of(text):
         return 0
     byte = b"".join(chunks_of(text, position >> 3, (position >> 3) + 1))[0]
@@ -79,7 +79,7 @@ def _is_bit_unit(words: Sequence[bytes]) -> bool:
     return words[0].upper() == b"BIT"
 
 
-def _masked_chunks(text: Text, first: int, end: int, fill: int) -> Iterator[bytes]:
+def _masked_chunks(text: Value, first: int, end: int, fill: int) -> Iterator[bytes]:
     """Iterate over the bytes that contain bits `first` to `end`; other bits of the first and last byte are `fill`."""
     remaining = -(-end // 8) - first // 8
     is_first = True
@@ -105,13 +105,13 @@ def bitcount(context: ReadContext, key: bytes, *words: bytes) -> Reply:
         if not 2 <= len(words) <= 3:
             raise syntax_error()
         bits = BitRange(integer(words[0]), integer(words[1]), _is_bit_unit(words[2:]))
-    text = context.counted(context.at(key).text(key))
+    text = context.counted(context.at(key).lazy_value(key))
     if bits.stop is not None and bits.start < 0 and bits.stop < 0 and bits.start > bits.stop:
         return 0  # as in Redis, before the length of the string is known
     return _result_of_chunks(context, text, key, lambda text: _bit_counts(text, bits), int)
 
 
-def _bit_counts(text: Text | None, bits: BitRange) -> Iterator[Sequence[Reply]]:
+def _bit_counts(text: Value | None, bits: BitRange) -> Iterator[Sequence[Reply]]:
     if text is not None:
         for chunk in _masked_chunks(text, *bits.to_bits(size_of(text)), fill=0):
             yield [int.from_bytes(chunk).bit_count()]
@@ -119,14 +119,14 @@ def _bit_counts(text: Text | None, bits: BitRange) -> Iterator[Sequence[Reply]]:
 
 def _result_of_chunks(
     context: ReadContext,
-    text: Text | None,
+    text: Value | None,
     key: bytes,
-    results_of: Callable[[Text | None], Iterator[Sequence[Reply]]],
+    results_of: Callable[[Value | None], Iterator[Sequence[Reply]]],
     shape: type,
 ) -> Reply:
     """Return the sum (shape int) or the first (FirstOf) of a value's results; a very long value is read in steps."""
     if size_of(text) > BYTES_AT_ONCE_MAX:
-        return sliced(context, lambda view: results_of(view.at(key).text(key)), shape)
+        return sliced(context, lambda view: results_of(view.at(key).lazy_value(key)), shape)
     found = [each for part in results_of(text) for each in part]
     return sum(found) if shape is int else found[0]
 
@@ -142,11 +142,11 @@ def bitpos(context: ReadContext, key: bytes, bit: int, *words: bytes) -> Reply:
             raise syntax_error()
         start, counts_bits = integer(words[0]), _is_bit_unit(words[2:])
         bits = BitRange(start, integer(words[1]) if len(words) > 1 else None, counts_bits)
-    text = context.counted(context.at(key).text(key))
+    text = context.counted(context.at(key).lazy_value(key))
     return _result_of_chunks(context, text, key, lambda text: _first_bit(text, bit, bits), FirstOf)
 
 
-def _first_bit(text: Text | None, bit: int, bits: BitRange) -> Iterator[Sequence[Reply]]:
+def _first_bit(text: Value | None, bit: int, bits: BitRange) -> Iterator[Sequence[Reply]]:
     """Find the first `bit`. Without an end position, zeros follow the string for ever."""
     if text is None:
         yield [-1 if bit else 0]
@@ -171,7 +171,7 @@ class BitField(NamedTuple):
     bits: int
     is_signed: bool
 
-    def read(self, text: Text | None) -> int:
+    def read(self, text: Value | None) -> int:
         """Return the integer in a string; bits beyond its end are 0."""
         size = size_of(text)
         start, stop = self.position // 8, (self.position + self.bits + 7) // 8
@@ -223,13 +223,13 @@ def bitfield_ro(context: ReadContext, key: bytes, *words: bytes) -> Reply:
     if len(words) > 3 * SLICE_ENTRIES:
         return sliced(context, lambda view: _field_values(view, key, words))
     fields = [each for part in _bit_fields(words) for each in part]
-    text = context.counted(context.at(key).text(key))
+    text = context.counted(context.at(key).lazy_value(key))
     return [each.read(text) for each in fields]
 
 
 def _field_values(view: KeyspaceView, key: bytes, words: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
     for _ in _bit_fields(words):
         yield []  # a wrong operation is reported before a wrong type
-    text = view.at(key).text(key)
+    text = view.at(key).lazy_value(key)
     for fields in _bit_fields(words):
         yield [each.read(text) for each in fields]

@@ -1,7 +1,7 @@
 """Replies whose items are computed in steps, so that one long command does not delay other clients.
 
 A command passes an iterator of chunks; a chunk is a list of reply items, made in one step of bounded time. An empty
-chunk is a step without a result yet. Unlike in a `Sliced`, an item may be a `LongText`.
+chunk is a step without a result yet. Unlike in a `Sliced`, an item may be a `LongValue`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import FirstOf, LongItems, LongPair, Pairs, Reply
 from state_backend.store.keyspace import KeyspaceView
-from state_backend.store.store import LongText, as_bytes
+from state_backend.store.store import LongValue, as_bytes
 
 Chunks = Callable[[KeyspaceView], Iterator[Sequence[Any]]]
 
@@ -58,7 +58,7 @@ def chunked_reply(
 
 
 def _size_of(item: Any) -> int:
-    if isinstance(item, bytes | LongText):
+    if isinstance(item, bytes | LongValue):
         return size_of(item)
     return sum(map(_size_of, item)) if isinstance(item, tuple | list) else 0
 
@@ -73,7 +73,7 @@ def _shaped(items: list[Any], shape: type) -> Reply:
 
 def _whole(item: Any) -> Any:
     """Return an item with its long texts read."""
-    if type(item) is LongText:
+    if type(item) is LongValue:
         return as_bytes(item)
     return tuple(map(_whole, item)) if type(item) is tuple else item
 
@@ -89,7 +89,7 @@ def _rendered_with_long_texts(chunks: Iterator[Sequence[Any]], shape: type) -> I
     for chunk in chunks:
         if shape is not Pairs:
             yield from reply_chunks(iter(chunk))
-        elif any(type(text) is LongText for pair in chunk for text in pair):
+        elif any(type(text) is LongValue for pair in chunk for text in pair):
             yield LongItems(LongPair(map(reply_item, pair)) for pair in chunk)
         else:
             yield Pairs(chunk)

@@ -13,7 +13,7 @@ from resp_server.protocol import rdb_encoder as rdb
 from resp_server.protocol.replies import FirstOf, LongBulk, LongItems, Reply
 from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView
-from state_backend.store.store import LongText, Snapshot, Text
+from state_backend.store.store import LongValue, Snapshot, Value
 
 # Bytes of one fragment: half a millisecond of checksum. Beyond the other two limits a dump is made in steps.
 FRAGMENT_BYTES = 8 << 10
@@ -23,10 +23,10 @@ AT_ONCE_ITEMS_MAX = 256
 Fragments = Iterator[bytes]
 
 
-def _text(value: Text) -> Fragments:
+def _text(value: Value) -> Fragments:
     """Return an encoded text; a long one as its length and its pieces."""
-    if isinstance(value, LongText):
-        return chain((rdb.length(value.length),), value.parts(0, value.length))
+    if isinstance(value, LongValue):
+        return chain((rdb.length(value.length),), value.chunks(0, value.length))
     return iter((rdb.text(value),))
 
 
@@ -35,7 +35,7 @@ def _header(kind: int, count: int) -> Fragments:
 
 
 def _string(snapshot: Snapshot, key: bytes) -> Fragments:
-    value = snapshot.text(key)
+    value = snapshot.lazy_value(key)
     return chain((bytes((rdb.STRING,)),), _text(b"" if value is None else value))
 
 
@@ -55,13 +55,13 @@ def _sorted_set(snapshot: Snapshot, key: bytes) -> Fragments:
 
 
 def _hash(snapshot: Snapshot, key: bytes) -> Fragments:
-    texts = (fragment for pair in snapshot.map_texts(key) for text in pair for fragment in _text(text))
+    texts = (fragment for pair in snapshot.lazy_map_pairs(key) for text in pair for fragment in _text(text))
     return chain(_header(rdb.HASH, snapshot.map_size(key)), texts)
 
 
 def _expiring_hash(snapshot: Snapshot, key: bytes, earliest: int) -> Fragments:
     yield bytes((rdb.HASH_EX,)) + earliest.to_bytes(8, "little") + rdb.length(snapshot.map_size(key))
-    for batch in batched(snapshot.map_texts(key)):
+    for batch in batched(snapshot.lazy_map_pairs(key)):
         times = snapshot.field_expiries(key, [field for field, _ in batch])
         for (field, value), at_ms in zip(batch, times, strict=True):
             yield rdb.length(at_ms - earliest + 1 if at_ms else 0) + rdb.text(field)
@@ -71,7 +71,7 @@ def _expiring_hash(snapshot: Snapshot, key: bytes, earliest: int) -> Fragments:
 def _earliest_expiries(snapshot: Snapshot, key: bytes) -> Iterator[int | None]:
     """Iterate over batches of a hash's fields: the earliest expiry of each batch, None if no field of it expires."""
     if snapshot.packed_map(key) is None:
-        for batch in batched(field for field, _ in snapshot.map_texts(key)):
+        for batch in batched(field for field, _ in snapshot.lazy_map_pairs(key)):
             yield min((at_ms for at_ms in snapshot.field_expiries(key, batch) if at_ms), default=None)
 
 
@@ -87,10 +87,10 @@ ENCODERS = {
 @command("dump")
 def dump(context: ReadContext, key: bytes) -> Reply:
     """Returns a serialized representation of the value stored at a key."""
-    entry = context.entry(key)
-    if entry is None:
+    info = context.key_info(key)
+    if info is None:
         return None
-    if _size(context.at(key), key, entry.kind) <= AT_ONCE_ITEMS_MAX:
+    if _size(context.at(key), key, info.kind) <= AT_ONCE_ITEMS_MAX:
         (bulk,) = [each for fragment in _chunks(context.view, key) for each in fragment]
         if bulk.length <= AT_ONCE_BYTES_MAX:
             return b"".join(bulk.parts)
@@ -113,11 +113,11 @@ def _size(snapshot: Snapshot, key: bytes, kind: Kind) -> int:
 def _chunks(view: KeyspaceView, key: bytes) -> Iterator[Sequence[LongBulk]]:
     """Compute the dump's length in steps, then yield it as one long bulk string; nothing if the key does not exist."""
     snapshot = view.at(key)
-    entry = snapshot.entry(key)
-    if entry is None:
+    info = snapshot.key_info(key)
+    if info is None:
         return
-    encode, version = partial(ENCODERS[entry.kind], snapshot, key), rdb.VERSION
-    if entry.kind is Kind.MAP:
+    encode, version = partial(ENCODERS[info.kind], snapshot, key), rdb.VERSION
+    if info.kind is Kind.MAP:
         earliest: int | None = None
         for at_ms in _earliest_expiries(snapshot, key):
             earliest = min(filter(None, (earliest, at_ms)), default=None)

@@ -17,7 +17,7 @@ from resp_server.protocol.glob import Matches, matcher
 from resp_server.protocol.replies import FirstOf, LongBulk, LongItems, Reply, Sliced
 from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView
-from state_backend.store.store import LongText, Text, as_bytes
+from state_backend.store.store import LongValue, Value, as_bytes
 
 Item = TypeVar("Item")
 
@@ -127,24 +127,24 @@ def touch(context: ReadContext, *keys: OneOrMore) -> Reply:
 
 def _count(context: ReadContext, keys: Sequence[bytes]) -> Reply:
     if len(keys) <= SLICE_ENTRIES:
-        return sum(context.entry(key) is not None for key in keys)
+        return sum(context.key_info(key) is not None for key in keys)
     return sliced(
         context,
         lambda view: (
-            [context.counted(view.at(key).entry(key)) is not None for key in batch] for batch in batched(keys)
+            [context.counted(view.at(key).key_info(key)) is not None for key in batch] for batch in batched(keys)
         ),
         int,
     )
 
 
-def size_of(item: Text | None) -> int:
+def size_of(item: Value | None) -> int:
     """Return the number of bytes of a reply item."""
-    return 0 if item is None else item.length if isinstance(item, LongText) else len(item)
+    return 0 if item is None else item.length if isinstance(item, LongValue) else len(item)
 
 
-def reply_item(item: Text | None) -> Reply:
+def reply_item(item: Value | None) -> Reply:
     """Return an item for a sliced reply: a long text is sent in pieces."""
-    return LongBulk(item.length, item.parts(0, item.length)) if isinstance(item, LongText) else item
+    return LongBulk(item.length, item.chunks(0, item.length)) if isinstance(item, LongValue) else item
 
 
 def sliced(
@@ -162,9 +162,9 @@ def sliced(
         raise
 
 
-def text_reply(context: ReadContext, text: Text | None, read: Callable[[KeyspaceView], Text | None]) -> Reply:
+def value_reply(context: ReadContext, text: Value | None, read: Callable[[KeyspaceView], Value | None]) -> Reply:
     """Return a value as a reply. A very long one is read again, in steps, from a pinned view: it may have changed."""
-    if not isinstance(text, LongText):
+    if not isinstance(text, LongValue):
         return text
     if text.length <= BYTES_AT_ONCE_MAX:
         return as_bytes(text)
@@ -173,7 +173,7 @@ def text_reply(context: ReadContext, text: Text | None, read: Callable[[Keyspace
 
 def items_reply(
     context: ReadContext,
-    read: Callable[[KeyspaceView], Iterator[Text | None]],
+    read: Callable[[KeyspaceView], Iterator[Value | None]],
     count: Callable[[KeyspaceView], int | Iterator[int]],
     shape: type = list,
 ) -> Reply:
@@ -193,12 +193,12 @@ def items_reply(
     return items if shape is list else shape(items)
 
 
-def reply_chunks(items: Iterator[Text | None]) -> Iterator[Sequence[Reply]]:
+def reply_chunks(items: Iterator[Value | None]) -> Iterator[Sequence[Reply]]:
     """Group items into chunks of a sliced reply, each of a bounded number and size."""
     chunk: list[Reply] = []
     size = 0
     for item in items:
-        if isinstance(item, LongText):
+        if isinstance(item, LongValue):
             yield LongItems([*chunk, reply_item(item)])
             chunk, size = [], 0
             continue
@@ -221,8 +221,8 @@ def batched(items: Iterable[Item], count: int = SLICE_ENTRIES) -> Iterator[list[
 @command("type")
 def type_(context: ReadContext, key: bytes) -> str:
     """Determines the type of value stored at a key."""
-    entry = context.entry(key)
-    return "none" if entry is None else TYPE_NAMES[entry.kind]
+    info = context.key_info(key)
+    return "none" if info is None else TYPE_NAMES[info.kind]
 
 
 NO_KEY = -2
@@ -232,10 +232,10 @@ NO_EXPIRY = -1
 @command("pexpiretime")
 def pexpiretime(context: ReadContext, key: bytes) -> int:
     """Returns the expiration time of a key as a Unix milliseconds timestamp."""
-    entry = context.entry(key)
-    if entry is None:
+    info = context.key_info(key)
+    if info is None:
         return NO_KEY
-    return NO_EXPIRY if entry.expire_at_ms is None else entry.expire_at_ms
+    return NO_EXPIRY if info.expire_at_ms is None else info.expire_at_ms
 
 
 @command("expiretime")

@@ -20,7 +20,7 @@ from resp_server.commands.generic import (
     reply_item,
     size_of,
     sliced,
-    text_reply,
+    value_reply,
 )
 from resp_server.commands.random_items import ItemSource, count_and_option, draws_from, random_item, random_items
 from resp_server.execution.context import ReadContext
@@ -29,11 +29,11 @@ from resp_server.protocol.replies import LongItems, PackedPairs, Pairs, Reply
 from state_backend.codec import packed_map
 from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView
-from state_backend.store.store import LongText, Snapshot, Text, as_bytes
+from state_backend.store.store import LongValue, Snapshot, Value, as_bytes
 
-Pair = tuple[bytes, Text]
+Pair = tuple[bytes, Value]
 
-# Fields that are read at once. A value of more than 64 KiB is a LongText, which is read later, in pieces.
+# Fields that are read at once. A value of more than 64 KiB is a LongValue, which is read later, in pieces.
 FIELDS_READ = 64
 # `map_sizes` yields the stored size first, then corrections for expired fields; more than these are summed in steps.
 COUNTS_AT_ONCE_MAX = 3
@@ -43,26 +43,26 @@ COUNTS_AT_ONCE_MAX = 3
 def hget(context: ReadContext, key: bytes, field: bytes) -> Reply:
     """Returns the value of a field in a hash."""
     text = context.counted(_text(context.view, key, field))
-    return text if type(text) is bytes else text_reply(context, text, lambda view: _text(view, key, field))
+    return text if type(text) is bytes else value_reply(context, text, lambda view: _text(view, key, field))
 
 
-def _text(view: KeyspaceView, key: bytes, field: bytes) -> Text | None:
-    return view.at(key).field_texts(key, (field,))[0]
+def _text(view: KeyspaceView, key: bytes, field: bytes) -> Value | None:
+    return view.at(key).lazy_fields(key, (field,))[0]
 
 
 @command("hmget")
 def hmget(context: ReadContext, key: bytes, *fields: OneOrMore) -> Reply:
     """Returns the values of all fields in a hash."""
     if len(fields) <= FIELDS_READ:
-        texts = context.at(key).field_texts(key, fields)
-        if LongText not in map(type, texts):
+        texts = context.at(key).lazy_fields(key, fields)
+        if LongValue not in map(type, texts):
             return texts
     return items_reply(context, lambda view: _texts(view, key, fields), lambda view: len(fields))
 
 
-def _texts(view: KeyspaceView, key: bytes, fields: Sequence[bytes]) -> Iterator[Text | None]:
+def _texts(view: KeyspaceView, key: bytes, fields: Sequence[bytes]) -> Iterator[Value | None]:
     """Iterate over the fields' values, read in batches of bounded size."""
-    return chain.from_iterable(view.at(key).field_texts(key, names) for names in batched(fields, FIELDS_READ))
+    return chain.from_iterable(view.at(key).lazy_fields(key, names) for names in batched(fields, FIELDS_READ))
 
 
 @command("hexists")
@@ -165,7 +165,7 @@ def hvals(context: ReadContext, key: bytes) -> Reply:
 
 
 def _all_pairs(
-    context: ReadContext, key: bytes, project: Callable[[Pair], Sequence[Text]], shape: type = list
+    context: ReadContext, key: bytes, project: Callable[[Pair], Sequence[Value]], shape: type = list
 ) -> Reply:
     """Return all pairs of a map of any size; `project` picks the field, the value or both of a pair."""
     context.counted(next(context.at(key).map_sizes(key), None) or None)
@@ -179,7 +179,7 @@ def _all_pairs(
     return dict(zip(texts[::2], texts[1::2], strict=True)) if shape is dict else texts
 
 
-def _chunks(view: KeyspaceView, key: bytes, project: Callable[[Pair], Sequence[Text]]) -> Iterator[Sequence[Reply]]:
+def _chunks(view: KeyspaceView, key: bytes, project: Callable[[Pair], Sequence[Value]]) -> Iterator[Sequence[Reply]]:
     """Iterate over all pairs by a scan, whose steps are bounded even if many fields have expired."""
     cursor, pairs = view.at(key).scan_map(key, 0, SLICE_ENTRIES)
     while True:
@@ -208,7 +208,7 @@ def hrandfield(context: ReadContext, key: bytes, *words: bytes) -> Reply:
 
     item_source = ItemSource(
         lambda view: view.at(key).map_size(key),
-        lambda view: projected(view.at(key).map_texts(key)),
+        lambda view: projected(view.at(key).lazy_map_pairs(key)),
         lambda view: draws_from(scan(view.at(key)), key),
     )
     if count is None:
@@ -219,10 +219,10 @@ def hrandfield(context: ReadContext, key: bytes, *words: bytes) -> Reply:
 @command("hscan")
 def hscan(context: ReadContext, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
     """Iterates over fields and values of a hash."""
-    entry = context.entry(key)
-    if entry is None:
+    info = context.key_info(key)
+    if info is None:
         return [b"0", []]
-    if entry.kind is not Kind.MAP:
+    if info.kind is not Kind.MAP:
         raise WrongTypeError
     options = ScanOptions.parse(words, "hscan")
     found = next(_scan_result(context.view, key, cursor, options))
@@ -231,7 +231,7 @@ def hscan(context: ReadContext, key: bytes, cursor: Cursor, *words: bytes) -> Re
     return sliced(context, lambda view: _scan_chunks(_scan_result(view, key, cursor, options)), count=lambda view: 2)
 
 
-def _scan_chunks(chunks: Iterator[Sequence[Text]]) -> Iterator[Sequence[Reply]]:
+def _scan_chunks(chunks: Iterator[Sequence[Value]]) -> Iterator[Sequence[Reply]]:
     for found in chunks:
         if found:
             cursor, *pairs = map(reply_item, found)
@@ -240,10 +240,10 @@ def _scan_chunks(chunks: Iterator[Sequence[Text]]) -> Iterator[Sequence[Reply]]:
             yield []
 
 
-def _scan_result(view: KeyspaceView, key: bytes, cursor: int, options: ScanOptions) -> Iterator[list[Text]]:
+def _scan_result(view: KeyspaceView, key: bytes, cursor: int, options: ScanOptions) -> Iterator[list[Value]]:
     """Scan in steps; the last chunk has the next cursor and the matching items, earlier ones are empty."""
     next_cursor, pairs = view.at(key).scan_map(key, cursor, options.count)
-    found: list[Text] = [b"%d" % next_cursor]
+    found: list[Value] = [b"%d" % next_cursor]
     chunks = iter([pairs]) if options.matches is None else matching(pairs, options.matches, itemgetter(0))
     chunk = next(chunks, None)
     while chunk is not None:

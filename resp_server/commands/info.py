@@ -19,7 +19,7 @@ from resp_server.metrics.process_stats import ProcessStats
 from resp_server.native import CORE
 from resp_server.protocol.replies import Reply, Verbatim
 from resp_server.session.subscriptions import SubscriptionKind
-from state_backend.store.store import Applied, Snapshot
+from state_backend.store.store import AppliedEpoch, Snapshot
 
 Section = Mapping[str, object]
 
@@ -432,7 +432,7 @@ def _mean_ttl_ms(context: CommandContext, jobs: Sequence[VisibleJob]) -> int:
     """Return the mean TTL of sampled keys, as Redis does; 0 if no sample has a key with a TTL."""
     total_ms = weights = 0.0
     for visible in jobs[:SAMPLED_JOBS_MAX]:
-        ttls = sampled_ttls(context.jobs.of_job(visible.job.name), context.now_ms)
+        ttls = sampled_ttls(context.jobs.snapshot_of(visible.job.name), context.now_ms)
         if ttls:
             total_ms += sum(ttls) / len(ttls) * visible.applied.expiring
             weights += visible.applied.expiring
@@ -450,7 +450,7 @@ def sampled_ttls(snapshot: Snapshot, now_ms: int) -> list[int]:
         cursor, keys = snapshot.scan(owned.random_position(), SAMPLE_KEYS, only_expiring=True)
         if not cursor:
             keys += snapshot.scan(0, SAMPLE_KEYS, only_expiring=True)[1]
-        entries = filter(None, map(snapshot.entry, keys))
+        entries = filter(None, map(snapshot.key_info, keys))
         ttls_ms += [each.expire_at_ms - now_ms for each in entries if each.expire_at_ms is not None]
         if len(ttls_ms) >= SAMPLE_TTLS:
             break
@@ -467,7 +467,7 @@ def _expiry_counts(visible: VisibleJob) -> tuple[int, int, int]:
     )
 
 
-def _applied(context: CommandContext) -> list[Applied]:
+def _applied(context: CommandContext) -> list[AppliedEpoch]:
     """Return the applied epochs of all jobs that the user may fully read."""
     return [visible.applied for visible in context.visibility_of(context.jobs).jobs() if visible.is_fully_visible]
 

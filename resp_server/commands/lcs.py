@@ -18,7 +18,7 @@ from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.replies import FirstOf, LongItems, Reply, Sliced
 from state_backend.model.errors import WrongKindError
-from state_backend.store.store import Text, as_bytes
+from state_backend.store.store import Value, as_bytes
 
 # Redis' limit for its table, at four bytes a cell: the maximum size of a string.
 TABLE_BYTES_MAX = 512 << 20
@@ -84,9 +84,9 @@ def lcs(context: ReadContext, key: bytes, other: bytes, *words: bytes) -> Reply:
     return Sliced(([] if reply is None else [reply] for reply in steps), lambda: None, FirstOf)
 
 
-def _text(context: ReadContext, key: bytes) -> Text | None:
+def _text(context: ReadContext, key: bytes) -> Value | None:
     try:
-        return context.counted(context.at(key).text(key))
+        return context.counted(context.at(key).lazy_value(key))
     except WrongKindError:
         raise PlainError("The specified keys must contain string values") from None
 

@@ -41,7 +41,7 @@ def lrange(context: ReadContext, key: bytes, start: int, stop: int) -> Reply:
     if end - first <= SLICE_ENTRIES:
         chunks: list[bytes] = []
         size = 0
-        for chunk in snapshot.list_parts(key, first, end):
+        for chunk in snapshot.list_bulk_strings(key, first, end):
             chunks.append(chunk)
             size += len(chunk)
             if size > BYTES_AT_ONCE_MAX:

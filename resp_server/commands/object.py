@@ -43,14 +43,14 @@ def _is_number(text: bytes) -> bool:
 @command("object|encoding")
 def object_encoding(context: CommandContext, key: bytes) -> Reply:
     """Returns the internal encoding of a Redis object."""
-    entry = context.entry(key)
-    return None if entry is None else _encoding(context.at(key), key, entry.kind)
+    info = context.key_info(key)
+    return None if info is None else _encoding(context.at(key), key, info.kind)
 
 
 def _encoding(snapshot: Snapshot, key: bytes, kind: Kind) -> bytes:
     match kind:
         case Kind.VALUE:
-            text = snapshot.text(key)
+            text = snapshot.lazy_value(key)
             if isinstance(text, bytes) and _is_number(text):
                 return b"int"
             return b"embstr" if size_of(text) <= EMBEDDED_BYTES_MAX else b"raw"
@@ -79,7 +79,7 @@ def _encoding(snapshot: Snapshot, key: bytes, kind: Kind) -> bytes:
 def _map_encoding(snapshot: Snapshot, key: bytes) -> bytes:
     if next(snapshot.map_sizes(key), 0) > COMPACT_FIELDS_MAX:
         return b"hashtable"
-    pairs = list(snapshot.map_texts(key))
+    pairs = list(snapshot.lazy_map_pairs(key))
     if not all(size_of(text) <= COMPACT_ITEM_BYTES_MAX for pair in pairs for text in pair):
         return b"hashtable"
     return b"listpackex" if any(snapshot.field_expiries(key, [field for field, _ in pairs])) else b"listpack"
@@ -92,19 +92,19 @@ def _are_short(texts: Iterable[bytes]) -> bool:
 @command("object|refcount")
 def object_refcount(context: CommandContext, key: bytes) -> int | None:
     """Returns the reference count of a value of a key."""
-    return None if context.entry(key) is None else 1  # values are never shared
+    return None if context.key_info(key) is None else 1  # values are never shared
 
 
 @command("object|idletime")
 def object_idletime(context: CommandContext, key: bytes) -> int | None:
     """Returns the time since the last access to a Redis object."""
-    return None if context.entry(key) is None else 0  # access times are not recorded, as no key is evicted
+    return None if context.key_info(key) is None else 0  # access times are not recorded, as no key is evicted
 
 
 @command("object|freq")
 def object_freq(context: CommandContext, key: bytes) -> None:
     """Returns the logarithmic access frequency counter of a Redis object."""
-    if context.entry(key) is not None:
+    if context.key_info(key) is not None:
         raise PlainError(
             "An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching "
             "between policies at runtime LRU and LFU data will take some time to adjust."

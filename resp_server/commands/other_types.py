@@ -13,6 +13,6 @@ from resp_server.protocol.errors import WrongTypeError
 @command("xlen")
 def xlen(context: ReadContext, key: bytes) -> int:
     """Return the number of messages in a stream."""
-    if context.entry(key) is not None:
+    if context.key_info(key) is not None:
         raise WrongTypeError
     return 0

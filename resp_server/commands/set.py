@@ -34,7 +34,7 @@ def smembers(context: ReadContext, key: bytes) -> Reply:
     if packed is not None:
         context.counted(packed)
         count = packed_list.count(packed)
-        return PackedItems(count, packed_list.part(packed, 0, count), ReplySet)
+        return PackedItems(count, packed_list.bulk_strings(packed, 0, count), ReplySet)
     context.counted(context.at(key).set_size(key) or None)
     return items_reply(
         context, lambda view: view.at(key).members(key), lambda view: view.at(key).set_size(key), ReplySet
@@ -78,10 +78,10 @@ def srandmember(context: ReadContext, key: bytes, *words: bytes) -> Reply:
 @command("sscan")
 def sscan(context: ReadContext, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
     """Iterates over members of a set."""
-    entry = context.entry(key)
-    if entry is None:
+    info = context.key_info(key)
+    if info is None:
         return [b"0", []]
-    if entry.kind is not Kind.SET:
+    if info.kind is not Kind.SET:
         raise WrongTypeError
     options = ScanOptions.parse(words, "sscan")
     next_cursor, members = context.at(key).scan_set(key, cursor, options.count)

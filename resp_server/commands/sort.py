@@ -18,7 +18,7 @@ from state_backend.model.descriptor import Kind
 from state_backend.model.errors import WrongKindError
 from state_backend.model.slots import slot_of
 from state_backend.store.keyspace import KeyspaceView
-from state_backend.store.store import LongText, Snapshot, Text, as_bytes
+from state_backend.store.store import LongValue, Snapshot, Value, as_bytes
 
 # A pattern with one of these may match keys of several slots, unless it begins with a hash tag.
 WILD = frozenset(b"*?[\\")
@@ -85,12 +85,12 @@ class SortOptions:
 def sort_ro(context: CommandContext, key: bytes, *words: bytes) -> Reply:
     """Returns the sorted elements of a list, a set, or a sorted set."""
     options = SortOptions.parse(words, lambda option, pattern: _check(context, key, option, pattern))
-    entry = context.entry(key)
-    if entry is None:
+    info = context.key_info(key)
+    if info is None:
         return []
-    if entry.kind not in SORTED_KINDS:
+    if info.kind not in SORTED_KINDS:
         raise WrongTypeError
-    is_small = _size(context.at(key), key, entry.kind) * (1 + len(options.get_patterns)) <= SLICE_ENTRIES
+    is_small = _size(context.at(key), key, info.kind) * (1 + len(options.get_patterns)) <= SLICE_ENTRIES
     return chunked_reply(
         context, lambda view: _chunks(view, key, options), is_small, list, lambda view: _count(view, key, options)
     )
@@ -98,10 +98,10 @@ def sort_ro(context: CommandContext, key: bytes, *words: bytes) -> Reply:
 
 def _count(view: KeyspaceView, key: bytes, options: SortOptions) -> int:
     """Return the number of items of the reply."""
-    entry = view.at(key).entry(key)
-    if entry is None or entry.kind not in SORTED_KINDS:
+    info = view.at(key).key_info(key)
+    if info is None or info.kind not in SORTED_KINDS:
         return 0
-    start, stop = options.bounds(_size(view.at(key), key, entry.kind))
+    start, stop = options.bounds(_size(view.at(key), key, info.kind))
     return max(0, stop - start) * max(1, len(options.get_patterns))
 
 
@@ -144,17 +144,17 @@ def _size(snapshot: Snapshot, key: bytes, kind: Kind) -> int:
     return snapshot.set_size(key) if kind is Kind.SET else snapshot.sorted_size(key)
 
 
-def _chunks(view: KeyspaceView, key: bytes, options: SortOptions) -> Iterator[Sequence[Text | None]]:
+def _chunks(view: KeyspaceView, key: bytes, options: SortOptions) -> Iterator[Sequence[Value | None]]:
     """Iterate over chunks of the reply."""
     snapshot = view.at(key)
-    entry = snapshot.entry(key)
-    if entry is None or entry.kind not in SORTED_KINDS:
+    info = snapshot.key_info(key)
+    if info is None or info.kind not in SORTED_KINDS:
         return
-    start, stop = options.bounds(_size(snapshot, key, entry.kind))
+    start, stop = options.bounds(_size(snapshot, key, info.kind))
     if options.is_unsorted:
-        items = _in_stored_order(snapshot, key, entry.kind, options.is_descending, start, stop)
+        items = _in_stored_order(snapshot, key, info.kind, options.is_descending, start, stop)
     else:
-        items = _sorted(view, _all(snapshot, key, entry.kind), options, start, stop)
+        items = _sorted(view, _all(snapshot, key, info.kind), options, start, stop)
     for batch in items:
         if options.get_patterns:
             yield from batched(
@@ -206,7 +206,7 @@ def _with_sort_keys(
     are_numbers = True
     for batch in batched(items, CHUNK_LOOKUPS):
         memory.add(batch)
-        sort_keys: list[Text | None] = list(batch)
+        sort_keys: list[Value | None] = list(batch)
         if options.by_pattern is not None:
             sort_keys = [_look_up(view, options.by_pattern, item) for item in batch]
         if options.is_alpha:
@@ -226,15 +226,15 @@ def _c_text(text: bytes) -> bytes:
     return text.partition(b"\0")[0]
 
 
-def _number(text: Text | None) -> float | None:
-    """Return a text's numeric sort key: 0 for a missing text, None if it is no number; a LongText never is."""
+def _number(text: Value | None) -> float | None:
+    """Return a text's numeric sort key: 0 for a missing text, None if it is no number; a LongValue never is."""
     if text is None:
         return 0.0
-    found = None if isinstance(text, LongText) else read_double(text)
+    found = None if isinstance(text, LongValue) else read_double(text)
     return None if found is None or found.is_out_of_range else found.value
 
 
-def _look_up(view: KeyspaceView, pattern: bytes, item: bytes) -> Text | None:
+def _look_up(view: KeyspaceView, pattern: bytes, item: bytes) -> Value | None:
     """Return the value of the key, or hash field, that a pattern names when `item` replaces its first `*`."""
     if pattern == b"#":
         return item
@@ -246,6 +246,6 @@ def _look_up(view: KeyspaceView, pattern: bytes, item: bytes) -> Text | None:
         name, arrow = after, b""
     key = before + item + name
     try:
-        return view.at(key).field_texts(key, (of_field,))[0] if arrow else view.at(key).text(key)
+        return view.at(key).lazy_fields(key, (of_field,))[0] if arrow else view.at(key).lazy_value(key)
     except WrongKindError:
         return None

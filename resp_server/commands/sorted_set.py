@@ -351,10 +351,10 @@ def zrandmember(context: ReadContext, key: bytes, *words: bytes) -> Reply:
 @command("zscan")
 def zscan(context: ReadContext, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
     """Iterates over members and scores of a sorted set."""
-    entry = context.entry(key)
-    if entry is None:
+    info = context.key_info(key)
+    if info is None:
         return [b"0", []]
-    if entry.kind is not Kind.SORTED_SET:
+    if info.kind is not Kind.SORTED_SET:
         raise WrongTypeError
     options = ScanOptions.parse(words, "zscan")
     next_cursor, members = context.at(key).scan_sorted(key, cursor, options.count)

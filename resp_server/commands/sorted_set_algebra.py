@@ -117,10 +117,10 @@ def _keys(name: str, number: bytes, words: Sequence[bytes]) -> tuple[Sequence[by
 
 def _kind(view: KeyspaceView, key: bytes) -> Kind | None:
     """Return a key's kind, SET or SORTED_SET; None for a missing key."""
-    entry = view.at(key).entry(key)
-    if entry is not None and entry.kind not in (Kind.SET, Kind.SORTED_SET):
+    info = view.at(key).key_info(key)
+    if info is not None and info.kind not in (Kind.SET, Kind.SORTED_SET):
         raise WrongTypeError
-    return None if entry is None else entry.kind
+    return None if info is None else info.kind
 
 
 def _operand(view: KeyspaceView, key: bytes, weight: float) -> WeightedSet:

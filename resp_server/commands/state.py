@@ -23,7 +23,7 @@ from state_backend.model.clock import iso_text
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.slots import slot_of
 from state_backend.store.keyspace import Job
-from state_backend.store.store import Applied
+from state_backend.store.store import AppliedEpoch
 
 SINCE = "0.1.0"
 
@@ -89,17 +89,17 @@ def _freshness(visible: VisibleJob, now_ms: int) -> dict[bytes, Reply]:
     }
 
 
-def committed_at(applied: Applied) -> str | None:
+def committed_at(applied: AppliedEpoch) -> str | None:
     """Return when the visible epoch was committed, by its writer's clock; None if there is no visible epoch yet."""
     return iso_text(applied.clock_ms) if applied.epoch >= 0 else None
 
 
-def age_ms(applied: Applied, now_ms: int) -> int | None:
+def age_ms(applied: AppliedEpoch, now_ms: int) -> int | None:
     """Return the age of the visible epoch by this server's clock; None if there is no visible epoch yet."""
     return max(0, now_ms - applied.clock_ms) if applied.epoch >= 0 else None
 
 
-def lag_ms(job: Job, applied: Applied) -> int | None:
+def lag_ms(job: Job, applied: AppliedEpoch) -> int | None:
     """Return by how much the visible epoch is older than the committed one; None if there is no visible epoch yet."""
     if job.committed_epoch <= applied.epoch:
         return 0
@@ -166,12 +166,12 @@ def _names(items: Sequence[Job] | Sequence[StateDescriptor]) -> str:
 @command("state|locate", own=_facts("key", first_key=2, last_key=2, step=1, key_specs=[ONE_KEY]))
 def state_locate(context: CommandContext, key: bytes) -> Reply:
     """Locates a key: its slot, its job and state, and its server."""
-    entry = context.at(key).entry(key)
-    job = None if entry is None else _owning_job(context, key)
+    info = context.at(key).key_info(key)
+    job = None if info is None else _owning_job(context, key)
     return {
         b"slot": slot_of(key),
         b"job": _text(job),
-        b"state": None if entry is None else entry.state.encode(),
+        b"state": None if info is None else info.state.encode(),
         b"where": b"this server",
     }
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from resp_server.command_table.declaration import Column, OneOrMore, command
-from resp_server.commands.generic import items_reply, size_of, text_reply
+from resp_server.commands.generic import items_reply, size_of, value_reply
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.replies import Reply, Sliced
 from state_backend.model.errors import WrongKindError
 from state_backend.store.keyspace import KeyspaceView
-from state_backend.store.store import LongText, Text
+from state_backend.store.store import LongValue, Value
 
 # Keys of MGET that are looked up together (guess: 40 us).
 READ_TOGETHER_KEYS = 32
@@ -19,9 +19,9 @@ READ_TOGETHER_KEYS = 32
 @command("get")
 def get(context: ReadContext, keys: Column) -> list[Reply]:
     """Returns the string value of a key."""
-    texts = context.texts(keys)
-    if type(texts[0]) is LongText:
-        return [text_reply(context, texts[0], lambda view: view.at(keys[0]).text(keys[0]))]
+    texts = context.lazy_values(keys)
+    if type(texts[0]) is LongValue:
+        return [value_reply(context, texts[0], lambda view: view.at(keys[0]).lazy_value(keys[0]))]
     return texts
 
 
@@ -42,13 +42,13 @@ def values_reply(context: ReadContext, keys: Sequence[bytes]) -> Reply:
     return reply
 
 
-def _texts(view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Text | None]:
+def _texts(view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Value | None]:
     """Iterate over the keys' values; a key of another type is None, as in MGET."""
     for at in range(0, len(keys), READ_TOGETHER_KEYS):
         some = keys[at : at + READ_TOGETHER_KEYS]
         while some:
             try:
-                texts = view.texts(some)
+                texts = view.lazy_values(some)
             except WrongKindError:  # it is about the first
                 texts = [None]
             yield from texts
@@ -65,14 +65,14 @@ def _counted(context: ReadContext, parts: Iterator[Sequence[Reply]]) -> Iterator
 @command("strlen")
 def strlen(context: ReadContext, keys: Column) -> list[Reply]:
     """Returns the length of a string value."""
-    return [size_of(text) for text in context.texts(keys)]
+    return [size_of(text) for text in context.lazy_values(keys)]
 
 
 @command("getrange")
 def getrange(context: ReadContext, key: bytes, start: int, end: int) -> Reply:
     """Returns a substring of the string stored at a key."""
-    text = _part(context.counted(context.at(key).text(key)), start, end)
-    return text_reply(context, text, lambda view: _part(view.at(key).text(key), start, end))
+    text = _part(context.counted(context.at(key).lazy_value(key)), start, end)
+    return value_reply(context, text, lambda view: _part(view.at(key).lazy_value(key), start, end))
 
 
 @command("substr")
@@ -82,7 +82,7 @@ def substr(context: ReadContext, key: bytes, start: int, end: int) -> Reply:
     return reply
 
 
-def _part(text: Text | None, start: int, end: int) -> Text:
+def _part(text: Value | None, start: int, end: int) -> Value:
     """Return bytes `start` to `end`, both inclusive; negative positions count from the end."""
     length = size_of(text)
     if text is None or (start < 0 and end < 0 and start > end):
@@ -91,5 +91,5 @@ def _part(text: Text | None, start: int, end: int) -> Text:
     stop = min(length, 1 + (max(0, end + length) if end < 0 else end))
     if isinstance(text, bytes):
         return text[first:stop]
-    parts = text.parts
-    return LongText(stop - first, lambda at, to: parts(first + at, first + to)) if first < stop else b""
+    chunks = text.chunks
+    return LongValue(stop - first, lambda at, to: chunks(first + at, first + to)) if first < stop else b""

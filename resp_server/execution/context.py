@@ -36,7 +36,7 @@ from state_backend.model.key_groups import ALL
 from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange
 from state_backend.store.pinned_epochs import PinnedEpochs
 from state_backend.store.slot_view import SlotView
-from state_backend.store.store import Entry, Snapshot, Text
+from state_backend.store.store import KeyInfo, Snapshot, Value
 
 Found = TypeVar("Found")
 
@@ -211,13 +211,13 @@ class ServerContext:
     def pending_pushes(self, epoch_feed: EpochFeed) -> bytes:
         """Return the encoded pending pushes of a following connection."""
         epoch_feed.change_counter = self.change_counter
-        return epoch_feed.pending_pushes(self.view.reached(), self._topology_version)
+        return epoch_feed.pending_pushes(self.view.term_epochs(), self._topology_version)
 
     def pushes_around_reply(self, epoch_feed: EpochFeed) -> bytes:
         """Move to the newest epochs, and return the pushes before a reply that may be from these or older epochs."""
         self.look()
         epoch_feed.change_counter = self.change_counter
-        return epoch_feed.pushes_around_reply(self.view.reached(), self._topology_version)
+        return epoch_feed.pushes_around_reply(self.view.term_epochs(), self._topology_version)
 
     @property
     def _topology_version(self) -> int:
@@ -366,9 +366,9 @@ class ReadContext(Protocol):
     def visibility(self) -> Visibility: ...
     def visibility_of(self, view: KeyspaceView) -> Visibility: ...
     def at(self, key: bytes) -> Snapshot: ...
-    def entry(self, key: bytes) -> Entry | None: ...
+    def key_info(self, key: bytes) -> KeyInfo | None: ...
     def counted(self, found: Found) -> Found: ...
-    def texts(self, keys: Sequence[bytes]) -> list[Text | None]: ...
+    def lazy_values(self, keys: Sequence[bytes]) -> list[Value | None]: ...
     def pin(self) -> KeyspaceView: ...
     def unpin(self, view: KeyspaceView) -> None: ...
 
@@ -413,9 +413,9 @@ class CommandContext:
         """Return the snapshot that has a key."""
         return self.view.at(key)
 
-    def entry(self, key: bytes) -> Entry | None:
-        """Return a key's entry, and count the look-up."""
-        return self.counted(self.at(key).entry(key))
+    def key_info(self, key: bytes) -> KeyInfo | None:
+        """Return the facts of a key, and count the look-up."""
+        return self.counted(self.at(key).key_info(key))
 
     def counted(self, found: Found) -> Found:
         """Count a look-up as a hit, or as a miss if it found nothing (None)."""
@@ -425,9 +425,9 @@ class CommandContext:
             self.server.stats.hits += 1
         return found
 
-    def texts(self, keys: Sequence[bytes]) -> list[Text | None]:
+    def lazy_values(self, keys: Sequence[bytes]) -> list[Value | None]:
         """Return the values of the first keys, at least one, and count the look-ups."""
-        texts = self.view.texts(keys)
+        texts = self.view.lazy_values(keys)
         misses, stats = texts.count(None), self.server.stats
         stats.misses += misses
         stats.hits += len(texts) - misses

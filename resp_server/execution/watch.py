@@ -18,7 +18,7 @@ from state_backend.codec.packed_list import ELEMENTS_MAX
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import StoreError
 from state_backend.store.keyspace import KeyspaceView
-from state_backend.store.store import LongText, Snapshot
+from state_backend.store.store import LongValue, Snapshot
 
 # The digest of a longer value covers only its size. Digesting this many bytes takes 0.1 ms (guess).
 VALUE_BYTES_MAX = 64 << 10
@@ -39,19 +39,19 @@ def mark_of(run_id: str, view: KeyspaceView, key: bytes) -> Mark:
 
 def lineage_at(run_id: str, view: KeyspaceView, key: bytes) -> str:
     """Return a name for the store of a key's job. In stores of one name, an epoch number means the same epoch."""
-    store = view.store_at(key)
+    store = view.store_of(key)
     return "" if store is None else f"{run_id}/{store.lineage}"
 
 
 def _digest_of(snapshot: Snapshot, key: bytes) -> tuple[str, bool]:
-    entry = snapshot.entry(key)
-    if entry is None:
+    info = snapshot.key_info(key)
+    if info is None:
         return "", True
     content, size = None, 0
-    match entry.kind:
+    match info.kind:
         case Kind.VALUE:
-            text = snapshot.text(key)
-            if isinstance(text, LongText):
+            text = snapshot.lazy_value(key)
+            if isinstance(text, LongValue):
                 size = text.length
             else:
                 content, size = text, len(text or b"")
@@ -65,13 +65,13 @@ def _digest_of(snapshot: Snapshot, key: bytes) -> tuple[str, bool]:
         case Kind.LIST:
             size = snapshot.list_size(key)
             if size <= ELEMENTS_MAX:
-                content = b"".join(snapshot.list_parts(key, 0, size))
+                content = b"".join(snapshot.list_bulk_strings(key, 0, size))
         case Kind.SET:
             size, content = snapshot.set_size(key), snapshot.packed_set(key)
         case Kind.SORTED_SET:
             size, content = snapshot.sorted_size(key), snapshot.packed_sorted(key)
     covers_value = content is not None and len(content) <= VALUE_BYTES_MAX
-    digest = blake2b(repr((entry.state, entry.kind.name, entry.expire_at_ms, size)).encode(), digest_size=DIGEST_BYTES)
+    digest = blake2b(repr((info.state, info.kind.name, info.expire_at_ms, size)).encode(), digest_size=DIGEST_BYTES)
     if covers_value and content is not None:
         digest.update(content)
     return digest.hexdigest(), covers_value

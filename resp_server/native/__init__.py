@@ -6,8 +6,8 @@ is "compiled" or "python". A proxy's fast path is `resp_server.proxy.hop`.
 
 from __future__ import annotations
 
-from state_backend.native import built
+from state_backend.native import compiled_module
 
-core = built("resp_server.native.core")
-sockets = None if core is None else built("resp_server.native.sockets")
+core = compiled_module("resp_server.native.core")
+sockets = None if core is None else compiled_module("resp_server.native.sockets")
 CORE = "python" if core is None else "compiled"

@@ -35,15 +35,15 @@ cdef extern from *:
 cdef enum:
     HEADER_BYTES = 15
     VALUE = 0
-    PACKED = 1
-    SHORT = 2
-    FEW = 3
-    RANKED = 4
-    LARGE = 5
-    LONG = 6
-    TEXT = 7
-    MANY = 8
-    TREE = 9
+    SMALL_MAP = 1
+    SHORT_LIST = 2
+    SMALL_SET = 3
+    SMALL_SORTED_SET = 4
+    LARGE_MAP = 5
+    LONG_LIST = 6
+    LONG_VALUE = 7
+    LARGE_SET = 8
+    LARGE_SORTED_SET = 9
 
 # In the order of the commands' numbers (`core.pxd`), each with the minimum and maximum of words after its name; -1: any
 # number.
@@ -350,7 +350,7 @@ cdef inline int read_record(const Lookup* lookup, const Word* name, int64_t now_
     record.form = lookup.record[14]
     record.payload = lookup.record + HEADER_BYTES + name_size
     record.size = lookup.size - HEADER_BYTES - name_size
-    if record.form == LARGE and (record.size < 32 or 0 < <int64_t>u64(record.payload + 24) <= now_ms):
+    if record.form == LARGE_MAP and (record.size < 32 or 0 < <int64_t>u64(record.payload + 24) <= now_ms):
         return GENERAL  # some fields have expired, perhaps all
     return LIVE
 
@@ -561,9 +561,9 @@ cdef class Core:
             names = view.job_names()
             self.jobs = [JobPages(name) for name in names]
             self.by_prefix = {(<JobPages>each).prefix: i for i, each in enumerate(self.jobs)}
-            self.only = 0 if view.has_only_one else -1
+            self.only = 0 if view.has_single_job else -1
             self.last = 0
-            self.owned_slots_object = view.slots_here
+            self.owned_slots_object = view.served_slots
             self.owned_slots = NULL if self.owned_slots_object is None else <const uint8_t*>PyBytes_AS_STRING(self.owned_slots_object)
         return 0
 
@@ -594,7 +594,7 @@ cdef class Core:
         if job.renewal == self.renewal:
             return job.is_readable
         try:
-            snapshot = self.view.of_job(job.name)
+            snapshot = self.view.snapshot_of(job.name)
         except StoreError:
             return False
         job.pages = snapshot.pages
@@ -778,11 +778,11 @@ cdef class Core:
         for i in range(self.request_count):
             request = &self.requests[i]
             if request.command in (HGET, HMGET):
-                form = LARGE
+                form = LARGE_MAP
             elif request.command in (SISMEMBER, SMISMEMBER):
-                form = MANY
+                form = LARGE_SET
             elif request.command in (ZSCORE, ZMSCORE, ZRANK, ZREVRANK):
-                form = TREE
+                form = LARGE_SORTED_SET
             else:
                 continue
             if self.read(request.first_lookup, &self.words[request.first_word], &record) != LIVE:
@@ -953,15 +953,15 @@ cdef class Core:
     cdef int put_type(self, int found, int form) except -2:
         if found != LIVE:
             put(self.out, b"+none\r\n", 7)
-        elif form in (VALUE, TEXT):
+        elif form in (VALUE, LONG_VALUE):
             put(self.out, b"+string\r\n", 9)
-        elif form in (PACKED, LARGE):
+        elif form in (SMALL_MAP, LARGE_MAP):
             put(self.out, b"+hash\r\n", 7)
-        elif form in (SHORT, LONG):
+        elif form in (SHORT_LIST, LONG_LIST):
             put(self.out, b"+list\r\n", 7)
-        elif form in (FEW, MANY):
+        elif form in (SMALL_SET, LARGE_SET):
             put(self.out, b"+set\r\n", 6)
-        elif form in (RANKED, TREE):
+        elif form in (SMALL_SORTED_SET, LARGE_SORTED_SET):
             put(self.out, b"+zset\r\n", 7)
         else:
             return GENERAL
@@ -976,7 +976,7 @@ cdef class Core:
         put_line(self.out, 42, request.keys)
         for i in range(request.keys):
             found = self.read(request.first_lookup + i, &self.words[request.first_word + i], &record)
-            if found == GENERAL or (found == LIVE and record.form == TEXT):
+            if found == GENERAL or (found == LIVE and record.form == LONG_VALUE):
                 return GENERAL
             # A key of another type is nil, as in Redis.
             if self.count_lookup(found == LIVE and record.form == VALUE):
@@ -993,9 +993,9 @@ cdef class Core:
         cdef size_t i, count
         cdef int has
         cdef Record field
-        if found == LIVE and record.form != PACKED and (record.form != LARGE or request.command == HGETALL):
+        if found == LIVE and record.form != SMALL_MAP and (record.form != LARGE_MAP or request.command == HGETALL):
             return GENERAL
-        if found == LIVE and record.form == LARGE and request.members != request.words - 1:
+        if found == LIVE and record.form == LARGE_MAP and request.members != request.words - 1:
             return GENERAL
         if request.command == HGETALL:
             self.count_lookup(found == LIVE)
@@ -1015,7 +1015,7 @@ cdef class Core:
             put_line(out, 42, request.words - 1)
         for i in range(request.words - 1):
             has = ABSENT
-            if found == LIVE and record.form == PACKED:
+            if found == LIVE and record.form == SMALL_MAP:
                 has = map_value(record, &self.words[request.first_word + 1 + i], &part)
             elif found == LIVE:
                 has = self.read(request.first_member + i, &self.words[request.first_word + 1 + i], &field)
@@ -1025,7 +1025,7 @@ cdef class Core:
                 self.count_lookup(has == LIVE)
             if has != LIVE:
                 put_nil(out, self.is_resp3)
-            elif record.form == PACKED:
+            elif record.form == SMALL_MAP:
                 put(out, part.at, part.size)
             elif field.form == VALUE:
                 put_bulk(out, field.payload, field.size)
@@ -1037,7 +1037,7 @@ cdef class Core:
         cdef Output* out = self.out
         cdef int64_t count = 0, first = 0, last = 0
         cdef ByteRange part
-        if found == LIVE and record.form != SHORT:
+        if found == LIVE and record.form != SHORT_LIST:
             return GENERAL
         if found == LIVE:
             count = list_count(record)
@@ -1073,7 +1073,7 @@ cdef class Core:
         cdef size_t i
         cdef int has
         cdef Record member
-        if found == LIVE and record.form != FEW and (record.form != MANY or request.members != request.words - 1):
+        if found == LIVE and record.form != SMALL_SET and (record.form != LARGE_SET or request.members != request.words - 1):
             return GENERAL
         if request.words - 1 > ENTRIES_MAX:
             return GENERAL
@@ -1082,7 +1082,7 @@ cdef class Core:
             put_line(self.out, 42, request.words - 1)
         for i in range(request.words - 1):
             has = ABSENT
-            if found == LIVE and record.form == FEW:
+            if found == LIVE and record.form == SMALL_SET:
                 has = set_has(record, &self.words[request.first_word + 1 + i])
             elif found == LIVE:
                 has = self.read(request.first_member + i, &self.words[request.first_word + 1 + i], &member)
@@ -1101,7 +1101,7 @@ cdef class Core:
         cdef int has
         cdef Record member
         cdef Word* word
-        if found == LIVE and record.form != RANKED and (record.form != TREE or request.members != request.words - 1):
+        if found == LIVE and record.form != SMALL_SORTED_SET and (record.form != LARGE_SORTED_SET or request.members != request.words - 1):
             return GENERAL
         if request.words - 1 > ENTRIES_MAX:
             return GENERAL
@@ -1111,7 +1111,7 @@ cdef class Core:
         for i in range(request.words - 1):
             word = &self.words[request.first_word + 1 + i]
             has, at = ABSENT, -1
-            if found == LIVE and record.form == RANKED:
+            if found == LIVE and record.form == SMALL_SORTED_SET:
                 at = index_in_run(record.payload, record.size, word)
                 if at == -2:
                     return GENERAL
@@ -1143,7 +1143,7 @@ cdef class Core:
     cdef int64_t size_of(self, const Record* record) noexcept:
         """Return the number of members of a sorted set; -1 if it is damaged."""
         cdef uint64_t count
-        if record.form == RANKED:
+        if record.form == SMALL_SORTED_SET:
             return members_in_run(record.payload, record.size)
         count = u64(record.payload + 8)
         return <int64_t>count if count <= <uint64_t>RANKS_MAX else -1
@@ -1158,7 +1158,7 @@ cdef class Core:
             return GENERAL
         if not integer(&self.words[request.first_word + 1], &first) or not integer(&self.words[request.first_word + 2], &last):
             return GENERAL
-        if found == LIVE and record.form != RANKED and (record.form != TREE or record.size < 24):
+        if found == LIVE and record.form != SMALL_SORTED_SET and (record.form != LARGE_SORTED_SET or record.size < 24):
             return GENERAL
         self.count_lookup(found == LIVE)
         if found == LIVE:
@@ -1175,7 +1175,7 @@ cdef class Core:
         put_line(out, 42, (last - first) * (2 if has_scores and not self.is_resp3 else 1))
         if is_reversed:
             first, last = count - last, count - first
-        if record.form == RANKED:
+        if record.form == SMALL_SORTED_SET:
             return self.put_members(record.payload, record.size, first, last, is_reversed, has_scores)
         # Leaf by leaf, from the lowest rank or from the highest.
         while first < last:

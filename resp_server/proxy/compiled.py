@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from state_backend.native import built
+from state_backend.native import compiled_module
 
-hop = built("resp_server.proxy.hop")
+hop = compiled_module("resp_server.proxy.hop")
 PipelineBatch = None if hop is None else hop.PipelineBatch
 ClientForwarder = None if hop is None else hop.ClientForwarder

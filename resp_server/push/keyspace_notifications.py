@@ -292,7 +292,7 @@ class Notifications:
 
     def _next_portion(self, name: str) -> Portion | None:
         try:
-            snapshot = self._host.view.of_job(name)
+            snapshot = self._host.view.snapshot_of(name)
         except KeyError:  # the job was removed meanwhile
             self._positions.pop(name, None)
             return None

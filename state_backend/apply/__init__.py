@@ -1,4 +1,4 @@
-"""From the log into a store, and back: the applier, slots that are gained, snapshots, compaction, renaming, replay.
+"""From the log into a store, and back: the applier, the loading of slots, snapshots, compaction, renaming, replay.
 
-The processes of this package are here; a server starts them. What readers see is in `store`.
+The programs of this package are here; a server starts them. The interface for readers is in `store`.
 """

@@ -2,33 +2,32 @@
 
     python -m state_backend.apply.applier --log ROOT --job JOB --store FOLDER [--slots 0-8191]
 
-The server that started the process writes lines to its standard input: `slots 0-8191,9000` are the desired slots from
-now on; `events on` and `events off` switch the recording of events of keys (see `key_events`); any other line means
-"poll now"; the end of input means "end". The process writes one JSON object per line to its standard output:
+The server that started the process writes lines to its standard input: `slots 0-8191,9000` sets the desired slots;
+`events on` and `events off` switch the recording of events of keys (see `key_events`); any other line means "poll now".
+The process ends at the end of the input. It writes one JSON object per line to its standard output:
 
     {"event": "open", "path", "generation", "states", "renamed_from", "term", "applied", "is_incomplete", "slots", ...}
-        readers open this store from now on, and close that of the job's former name
+        readers open this store from now on, and close the store of the job's former name
     {"event": "status", "committed", "committed_clock_ms", "term", "applied", "is_stale", "error", "is_full", ...}
         when one of these changed; `applied` is the last visible epoch, `term` its writer's term; `is_full`: the error
         is a full store; `is_incomplete`, `slots` and the rest are as in "open"
-
     {"event": "damaged"}
         the store of the readers is damaged: they close it, and wait for another one
 
-In the first two, `slots` are the owned slots, and `loading` are desired slots that are not owned yet. `slots_lines` is
-the number of `slots` lines read so far: it tells the server whether the report is from before or after its last line.
+In "open" and "status", `slots` are the owned slots, and `loading` are desired slots that are not owned yet.
+`slots_lines` is the number of `slots` lines read so far: it tells the server which of its lines the report includes.
 
-A store is a folder `<FOLDER>/<job>/<generation>.<n>`. If the log no longer leads to a store's epoch (the log was
-rewound, or the store was lost), a new store is built in the next folder, and readers use the old one until the new one
-has caught up. A new generation replaces the old one in the same way, once it has an epoch; so does a copy without free
-pages, when there are more free than used pages.
+A store is a folder `<FOLDER>/<job>/<generation>.<n>`. Readers have one store open, the *readers' store*. If the log no
+longer leads to its epoch (the log was rewound, or the store was lost), a new store is built in the next folder, and
+replaces it once it has caught up. A new generation replaces the old one in the same way, once it has an epoch; so does
+a copy without free pages, when a store has more free than used pages.
 
 A store is verified when a process first opens it, after it was copied, and when a reader found damage in it. A damaged
 store is deleted, and readers have no store until the next one has caught up.
 
-Slots move as described in `store.slot_ownership`: a slot that is given up is not owned from then on; a new slot is
-loaded in portions between epochs (see `slot_backfill`), and owned when it has caught up. A new store is built with the
-desired slots; meanwhile the readers' store gets no more slots.
+Slots move as described in `store.slot_ownership`: a slot that is given up is no longer owned; a new slot is loaded in
+portions between epochs (see `slot_backfill`), and owned when it has caught up. A new store is built with the desired
+slots; meanwhile the readers' store gets no more slots.
 """
 
 from __future__ import annotations
@@ -56,6 +55,7 @@ from state_backend.log import promotion
 from state_backend.log.change_log import ChangeLog, CurrentGeneration
 from state_backend.log.epochs import Epoch, EpochRef
 from state_backend.log.sweep import RETENTION_MS
+from state_backend.log.takeover import HEARTBEATS_MISSED_MAX
 from state_backend.log.terms import Description
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.errors import (
@@ -70,16 +70,12 @@ from state_backend.model.errors import (
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
 from state_backend.process_memory import release_free_memory
 from state_backend.store.slot_ownership import Loading
-from state_backend.store.store import Applied, EpochChanges
+from state_backend.store.store import AppliedEpoch, EpochChanges
 
 logger = logging.getLogger("sparkis.applier")
 
-# After so many missed heartbeats, whose interval is in each heartbeat, the writer counts as stopped (guess).
-HEARTBEATS_MISSED_MAX = 3
-# The time until then, if the interval is a second.
-STALE_AFTER_S = 3.0
-# The shortest interval between polls of the log. It doubles while the log has nothing new, up to the limit of its
-# filesystem.
+# The shortest interval between polls of the log. The interval doubles while the log has nothing new, up to the limit of
+# the log's filesystem.
 PROBE_INTERVAL_S = 1.0
 # Bounds the time of one expiry transaction to tens of milliseconds (about 10 us a key).
 EXPIRED_KEYS_MAX = 5_000
@@ -87,33 +83,32 @@ EXPIRED_KEYS_MAX = 5_000
 REMOVED_KEYS_MAX = 5_000
 # Bounds the time of one transaction that deletes events (about 10 us a portion).
 DELETED_PORTIONS_MAX = 1_000
-# Bounds the time for which new epochs wait while slots are being loaded. The last portion may take longer.
+# Bounds the time for which new epochs wait while slots are being loaded; the last portion may exceed it.
 LOADING_STEP_S = 0.05
 # The longest line of slot ranges has 100 KB.
 LINE_BYTES_MAX = 1 << 20
-# A listing finds gaps of any width in the chain of epochs, but its cost grows with the log: one listing for so many
-# polls without a new epoch.
+# A listing finds gaps of any width in the chain of epochs, but its cost grows with the log. So there is one listing for
+# so many polls without a new epoch.
 LISTED_EVERY_POLLS = 60
-# The memory of fewer changes is not worth releasing (measured: 0.1 KiB a change).
+# Memory is released after so many changes; a change takes 0.1 KiB (measured).
 TRIM_ABOVE_CHANGES = 50_000
-# Fewer free pages are soon used again, or not worth a copy (guess).
+# A store with fewer bytes in free pages is not copied: the pages are soon used again, or are not worth a copy (guess).
 COMPACT_ABOVE_BYTES = 64 << 20
-# While epochs come, a store soon has as many free pages again after a copy (measured: twice the pages of the state with
-# epochs that rewrite everything, three times with readers that pin eight epochs of 1 % of the keys). A copy takes a
-# second for a million keys, and no epoch is applied meanwhile.
+# The time between two copies. While epochs come, a store soon has as many free pages again after a copy (measured:
+# twice the pages of the state with epochs that rewrite everything, three times with readers that pin eight epochs of
+# 1 % of the keys). A copy takes a second for a million keys, and no epoch is applied meanwhile.
 COMPACT_PAUSE_S = 300.0
-# A job without changes for so long is idle: memory for writing its epochs is released (guess; a job with a batch every
-# ten seconds is not idle).
+# A job without changes for so long is idle, and the memory for writing its epochs is released (guess; a job with a
+# micro-batch every ten seconds is not idle).
 IDLE_AFTER_S = 30.0
-# A copy of an idle job's store delays no epoch. So it is worth it for fewer free pages: this share of the used pages,
-# and at least so many bytes.
+# Copying the store of an idle job delays no epoch. So fewer free pages are enough: a COMPACT_IDLE_SHARE-th of the used
+# pages, and at least COMPACT_IDLE_ABOVE_BYTES.
 COMPACT_IDLE_SHARE = 8
 COMPACT_IDLE_ABOVE_BYTES = 4 << 20
 # A store is rebuilt after so many reports of damage by readers that `verify` did not find.
-REPORTS_MAX = 2
+DAMAGE_REPORTS_MAX = 2
 
-
-NONE_HELD_BACK: dict[str, int | None] = {"held_back_epoch": None, "held_back_since_ms": None}
+NOTHING_HELD_BACK: dict[str, int | None] = {"held_back_epoch": None, "held_back_since_ms": None}
 
 
 class HeartbeatWatch:
@@ -125,12 +120,12 @@ class HeartbeatWatch:
         self._changed_at_s = float("-inf")
 
     def is_stale(self, heartbeat: dict[str, Any]) -> bool:
-        """Take the last heartbeat; tell whether the writer has stopped, or has sent no heartbeat for too long."""
+        """Tell, given the last heartbeat, whether the writer has stopped, or has sent no heartbeat for too long."""
         count = (heartbeat.get("writer"), heartbeat.get("count"))
         if count != self._last and heartbeat:
             is_first = self._last == (None, None)
             self._last = count
-            if not is_first:  # the first one may be as old as the log: wait for the next
+            if not is_first:  # the first heartbeat may be as old as the log: wait for the next
                 self._changed_at_s = self._clock()
         if heartbeat.get("is_final"):
             return False
@@ -160,21 +155,21 @@ class Applier:
         self._clock = clock
         self._compactor = compactor
         self._desired = slots
-        self._slots_lines = 0  # how many times desired slots were set
+        self._slots_lines = 0  # how often desired slots were set
         self._records_events = False
         self._visible_slots = NONE
         self._portions: Iterator[tuple[EpochChanges, Loading]] = iter(())
-        self._loading: Loading | None = None  # the progress of `_portions`
+        self._loading: Loading | None = None  # the progress after the last of `_portions`
         self._store: LmdbStore | None = None
         self._verified: Path | None = None  # the last store that this process verified or made
         self._damage_reports = 0  # reports by readers that `verify` did not confirm
         self._description: Description | None = None
-        self._announced: Path | None = None
-        self._announced_version = 0
-        self._visible = Applied("")
+        self._readers_store: Path | None = None
+        self._readers_version = 0  # of the description that readers know
+        self._visible = AppliedEpoch("")
         self._origin = 0  # the origin of the store's epochs (see `epochs`)
         self._is_incomplete = False  # whether the visible state is incomplete
-        self._held_back: dict[str, int | None] = NONE_HELD_BACK
+        self._held_back: dict[str, int | None] = NOTHING_HELD_BACK
         self._writer = ""
         self._quiet_polls = 0
         self._heartbeats = HeartbeatWatch()
@@ -193,7 +188,7 @@ class Applier:
         changed = self._changed
         heartbeat: dict[str, Any] | None = None
         with suppress(SparkisError):
-            heartbeat = self._last_heartbeat()  # before epochs are read: this finds out that the log was removed
+            heartbeat = self._last_heartbeat()  # before epochs are read: this call finds out that the log was removed
         try:
             self._verify_if_suspect()
             self._give_up_slots()
@@ -205,7 +200,7 @@ class Applier:
         except (SparkisError, OSError) as failed:
             error, is_full = str(failed), isinstance(failed, StoreFullError)
             if isinstance(failed, StoreError):
-                self.close()  # reopened at the next step: an LMDB environment may be unusable after an error
+                self.close()  # an LMDB environment may be unusable after an error; the next step reopens it
         if self._changed != changed:
             self._idle_from_s = time.monotonic() + IDLE_AFTER_S
         is_stale = heartbeat is None or self._heartbeats.is_stale(heartbeat)
@@ -215,14 +210,14 @@ class Applier:
         return self._clean_up() or has_more
 
     def _last_heartbeat(self) -> dict[str, Any]:
-        """Return the writer's last heartbeat, read again only when there may be a new one."""
+        """Return the writer's last heartbeat; it is read again only when there may be a new one."""
         if time.monotonic() >= self._heartbeat_poll_at_s or self._heartbeat.get("writer") != self._writer:
             self._heartbeat = self._log.heartbeat()
             self._heartbeat_poll_at_s = time.monotonic() + (self._heartbeat.get("interval_s", 1.0) - 1.0) / 2
         return self._heartbeat
 
     def set_desired_slots(self, slots: KeyGroups) -> None:
-        """Own these slots: others are given up at the next step, missing ones are owned once they are loaded."""
+        """Set the slots to own. The next step gives up all others; missing ones are owned once they are loaded."""
         self._desired = slots
         self._slots_lines += 1
 
@@ -252,7 +247,7 @@ class Applier:
         return self._store
 
     def _give_up_slots(self) -> None:
-        """Give up slots that are not desired, and report it, before anything that may take long."""
+        """Give up slots that are not desired, and report that, before anything that may take long."""
         if self._store is not None:
             self._store.own(self._desired)
             self._report_progress()
@@ -290,34 +285,35 @@ class Applier:
         if loading != self._loading:
             self._portions = portions(self._log, current, loading, self._store.applied.epoch)
         portion, self._loading = next(self._portions)
-        if self._description is None:  # a description that was read is of the store's epoch, or later
+        if self._description is None:  # otherwise the description is that of the store's epoch, or a newer one
             self._description = self._log.description(current.generation)
         self._changed += self._store.load(portion, self._description.all_states, self._loading)
 
     def _apply_epochs(self) -> None:
-        # The writer is looked up for each epoch: an epoch of a new writer does not match the old writer's term.
+        # The visible generation is read again for each epoch, because a new writer may have begun.
         while (current := self._log.visible()) is not None:
             if self._store is None or self._store.generation != current.generation:
                 self._open(current, is_new=False)
             epoch = self._next(current)
             if epoch is None:
-                self._announce(current)
+                self._open_to_readers(current)
                 self._find_held_back(current.held_back)
                 return
             self._apply(current, epoch)
             self._report_progress()  # before the search for the next epoch, which may take long
-        if self._store is not None and self._log.dropped() is None:  # the server ends the applier of a dropped job
+        # The server ends the applier of a dropped job.
+        if self._store is not None and self._log.dropped() is None:
             raise LogUnavailableError(
                 f"job {self._log.job!r} is missing in the log {self._log.filesystem.root}: was it moved, or its "
                 f"storage removed? Its last epoch is served until it is back. To remove it for good: sparkis drop"
             )
 
     def _find_held_back(self, held_back: str | None) -> None:
-        """Find the last epoch of a generation that is held back; it is applied when the generation is promoted."""
+        """Find the last epoch of a generation that is held back. Its epochs are applied once it is visible."""
         if held_back is None:
-            self._held_back = NONE_HELD_BACK
+            self._held_back = NOTHING_HELD_BACK
             return
-        if self._held_back is NONE_HELD_BACK:
+        if self._held_back is NOTHING_HELD_BACK:
             logger.info("job %s: generation %s is held back until it has caught up", self._log.job, held_back)
         newest = max(self._log.numbers(held_back), default=-1)
         self._held_back = {"held_back_epoch": newest, "held_back_since_ms": promotion.since_ms(self._log, held_back)}
@@ -326,46 +322,55 @@ class Applier:
         """Return the epoch to apply now. If the log no longer leads to the store's epoch, open an empty store first."""
         assert self._store is not None
         applied = self._store.applied
-        at = EpochRef(applied.epoch, applied.term)
-        if current.term < at.term:  # a newer writer has begun since
+        if current.term < applied.term:  # a newer writer has begun since `current` was read
             current = self._log.visible() or current
             if current.generation != self._store.generation:
                 return None
-        if applied.epoch >= 0 and (
-            current.term < at.term or (current.writer != self._writer and not self._has(current, applied))
-        ):
-            logger.warning("job %s: the log no longer leads to epoch %d; the store is rebuilt", self._log.job, at.epoch)
-            self._open(current, is_new=True)
-            return self._next(current)
+        if applied.epoch >= 0 and not self._leads_to(current, applied):
+            logger.warning(
+                "job %s: the log no longer leads to epoch %d; the store is rebuilt", self._log.job, applied.epoch
+            )
+            return self._next_of_new_store(current)
         self._writer = current.writer
         if applied.epoch < 0:
             return self._first(current)
-        epoch = self._log.epoch(current, at.epoch + 1) or self._after_a_quiet_poll(current, at.epoch + 1)
-        # Epochs are swept in their order, and finding one file costs less than listing snapshots.
-        is_behind = epoch is None and not self._log.has_file(current.generation, at.epoch)
-        if is_behind and self._is_swept(current, at.epoch + 1):
-            logger.warning(
-                "job %s: epoch %d was swept from the log; starting from a snapshot", self._log.job, at.epoch + 1
-            )
-            self._open(current, is_new=True)
-            return self._next(current)
-        if epoch is not None and epoch.previous != at:
-            self._writer = ""  # check again whether the log still has the applied epoch
+        return self._next_after(current, EpochRef(applied.epoch, applied.term))
+
+    def _next_after(self, current: CurrentGeneration, applied: EpochRef) -> Epoch | None:
+        """Return the epoch after the applied one; None if it is not committed yet."""
+        number = applied.epoch + 1
+        epoch = self._log.epoch(current, number) or self._search_after_gap(current, number)
+        # Epochs are swept in their order, and looking for one file costs less than listing snapshots.
+        is_behind = epoch is None and not self._log.has_file(current.generation, applied.epoch)
+        if is_behind and self._is_swept(current, number):
+            logger.warning("job %s: epoch %d was swept from the log; starting from a snapshot", self._log.job, number)
+            return self._next_of_new_store(current)
+        if epoch is not None and epoch.previous != applied:
+            self._writer = ""  # so that the next step checks whether the log still has the applied epoch
             raise LogCorruptError(
-                f"job {self._log.job!r}: epoch {epoch.epoch} follows {epoch.previous}, but {at} was applied; the log "
-                f"was changed by hand, or had two writers: restore it from a copy"
+                f"job {self._log.job!r}: epoch {epoch.epoch} follows {epoch.previous}, but {applied} was applied; the "
+                f"log was changed by hand, or had two writers: restore it from a copy"
             )
         return epoch
 
+    def _next_of_new_store(self, current: CurrentGeneration) -> Epoch | None:
+        """Open an empty store; return the epoch to apply to it."""
+        self._open(current, is_new=True)
+        return self._next(current)
+
+    def _leads_to(self, current: CurrentGeneration, applied: AppliedEpoch) -> bool:
+        """Tell whether the log leads to an applied epoch. A writer whose epochs were applied is not checked again."""
+        return current.term >= applied.term and (current.writer == self._writer or self._has_applied(current, applied))
+
     def _first(self, current: CurrentGeneration) -> Epoch | None:
-        """Load an empty store from the newest snapshot, if there is one; return the next epoch to apply."""
+        """Load an empty store from the newest snapshot, if there is one; return the epoch to apply then."""
         assert self._store is not None
         manifest = snapshots.newest(self._log, current)
         if manifest is None:
             first = self._log.first(current)
             if first is None or first.previous is None:
                 return first
-            manifest = snapshots.newest(self._log, current)  # earlier epochs were swept since the first search
+            manifest = snapshots.newest(self._log, current)  # the earlier epochs were swept since the first search
             if manifest is None:
                 raise LogCorruptError(
                     f"job {self._log.job!r}: the log begins at epoch {first.epoch}, after {first.previous.epoch}, "
@@ -381,7 +386,7 @@ class Applier:
         return self._next(current)
 
     def _ignore_snapshot(self, current: CurrentGeneration, number: int, damage: LogCorruptError) -> None:
-        """Ignore a damaged snapshot, if epochs follow the snapshot before it; otherwise raise the error."""
+        """Ignore a damaged snapshot if the state can be built without it; otherwise raise the error."""
         self._log.damaged_snapshots.add(number)
         before = next((each for each in self._log.snapshots(current) if each.epoch < number), None)
         first = self._log.first(current)
@@ -391,11 +396,11 @@ class Applier:
             raise damage
         logger.warning("job %s: the snapshot of epoch %d is ignored: %s", self._log.job, number, damage)
 
-    def _has(self, current: CurrentGeneration, applied: Applied) -> bool:
-        """Tell whether the log still has the last applied epoch: it may have been removed and written again."""
+    def _has_applied(self, current: CurrentGeneration, applied: AppliedEpoch) -> bool:
+        """Tell whether the log still has the applied epoch: the log may have been removed and written again."""
         epoch = self._log.epoch(current, applied.epoch)
         if epoch is None:
-            self._log.newest(current)  # raises if the epoch is missing, and was not swept
+            self._log.newest(current)  # raises an error if the epoch is missing, but was not swept
             return self._is_swept(current, applied.epoch)
         return (epoch.term, epoch.clock_ms) == (applied.term, applied.clock_ms)
 
@@ -404,17 +409,17 @@ class Applier:
         manifest = snapshots.newest(self._log, current)
         return manifest is not None and manifest.epoch >= number
 
-    def _after_a_quiet_poll(self, current: CurrentGeneration, number: int) -> Epoch | None:
-        """Search for epochs after a missing one: for the next one at each poll, for all by a listing now and then.
+    def _search_after_gap(self, current: CurrentGeneration, number: int) -> Epoch | None:
+        """Search for epochs after a missing one: for the next one at each poll, for all now and then by a listing.
 
-        Return the missing epoch if it appeared meanwhile; EpochHoleError if there is a later one.
+        Return the missing epoch if it has appeared meanwhile; EpochHoleError if there is a later one.
         """
         self._quiet_polls += 1
         if self._quiet_polls % LISTED_EVERY_POLLS == 1:
-            self._log.newest(current)  # raises where epochs are missing
+            self._log.newest(current)  # raises an error if epochs are missing
         if self._log.epoch(current, number + 1) is None:
             return None
-        epoch = self._log.epoch(current, number)  # it may have been written since the first search
+        epoch = self._log.epoch(current, number)  # the epoch may have been written since the first search
         if epoch is None:
             self._log.newest(current)
         return epoch
@@ -431,10 +436,10 @@ class Applier:
             self._log.runs(current.generation, epoch, self._slots()),
             frozenset(epoch.replaces),
         )
-        # At each epoch, because there is no idle moment if epochs come faster than they are applied.
+        # Here, too, because `_clean_up` is not reached while epochs come faster than they are applied.
         self._store.clear_stale_readers()
-        # Loading a store that is not open to readers yet makes no events.
-        self._store.records_events = self._records_events and self._store.path == self._announced
+        # A store that readers do not have yet records no events.
+        self._store.records_events = self._records_events and self._store.path == self._readers_store
         self._changed += self._store.apply(changes, self._description.all_states)
         if self._compactor is not None:
             self._compactor.count(epoch)
@@ -449,8 +454,8 @@ class Applier:
     def _open(self, current: CurrentGeneration, *, is_new: bool) -> None:
         """Open the newest store of a generation, or a new one.
 
-        If the folder has only this store, and it has epochs, readers saw it last. Then it is announced before epochs
-        are applied, because applying them may take long or fail.
+        If the folder has only this store, and the store has epochs, it is the one that readers saw last. Then they get
+        it before epochs are applied, because applying them may take long or fail.
         """
         self.close()
         self._store = self._open_store(current.generation, is_new=is_new)
@@ -461,7 +466,7 @@ class Applier:
         self._origin = first.origin if first is not None else 0
         is_only = [path for path in self._folder.iterdir() if path.is_dir()] == [self._store.path]
         if is_only and self._store.applied.epoch >= 0:
-            self._announce(current)
+            self._open_to_readers(current)
 
     def _open_store(self, generation: str, *, is_new: bool) -> LmdbStore:
         """Open a store of a generation: the newest one that is not damaged, or an empty one."""
@@ -482,26 +487,29 @@ class Applier:
             return store
 
     def _verify_if_suspect(self) -> None:
-        """Verify the store if a reader found damage in it; StoreDamagedError also if its file is truncated."""
+        """Verify the store if a reader found damage in it. StoreDamagedError also if its file is truncated."""
         if self._store is None:
             return
         self._store.check_length()
         if self._store.is_suspect:
             self._store.verify()
             self._damage_reports += 1
-            if self._damage_reports >= REPORTS_MAX:
-                raise StoreDamagedError(f"readers reported damage {REPORTS_MAX} times that verification did not find")
+            if self._damage_reports >= DAMAGE_REPORTS_MAX:
+                raise StoreDamagedError(
+                    f"readers reported damage {DAMAGE_REPORTS_MAX} times that verification did not find"
+                )
             self._store.clear_suspicion()
 
     def _delete_damaged(self, damage: StoreDamagedError, path: Path | None = None) -> None:
-        """Report a damaged store, so that readers close it, and delete it; the next store is in another folder."""
-        path = path or (self._store.path if self._store is not None else self._announced)
+        """Report a damaged store, so that readers close it, and delete it. The next store is in another folder."""
+        path = path or (self._store.path if self._store is not None else self._readers_store)
         self.close()
         logger.error("job %s: the store %s is damaged and is rebuilt from the log: %s", self._log.job, path, damage)
-        may_have_readers = self._announced is None or path is None or self._announced.stem == path.stem
-        if may_have_readers:  # if nothing is announced yet, readers may have the store of the previous applier
+        # If this process has reported no store yet, readers may have the store of the previous applier.
+        may_have_readers = self._readers_store is None or path is None or self._readers_store.stem == path.stem
+        if may_have_readers:
             self._report({"event": "damaged"})
-            self._announced, self._announced_version, self._visible, self._last_report = None, 0, Applied(""), {}
+            self._readers_store, self._readers_version, self._visible, self._last_report = None, 0, AppliedEpoch(""), {}
         if path is not None:
             stem, _, serial = path.name.rpartition(".")
             path.with_name(f"{stem}.{int(serial) + 1}").mkdir(parents=True, exist_ok=True)
@@ -523,12 +531,12 @@ class Applier:
         names = [name.rpartition(".") for name in os.listdir(self._folder)]
         return [int(serial) for stem, _, serial in names if stem == generation and serial.isdigit()]
 
-    def _announce(self, current: CurrentGeneration) -> None:
-        """Report a store that has caught up to readers, and delete the others."""
+    def _open_to_readers(self, current: CurrentGeneration) -> None:
+        """Have readers open a store that has caught up, and delete the others."""
         assert self._store is not None
-        is_new = self._store.path != self._announced
-        has_new_states = self._description is not None and self._description.version > self._announced_version
-        if self._store.applied.epoch < 0 and (self._announced is not None or self._log.first(current) is not None):
+        is_new = self._store.path != self._readers_store
+        has_new_states = self._description is not None and self._description.version > self._readers_version
+        if self._store.applied.epoch < 0 and (self._readers_store is not None or self._log.first(current) is not None):
             return
         if not (is_new or has_new_states):
             return
@@ -545,22 +553,22 @@ class Applier:
                 **self._visible_fields(),
             }
         )
-        self._announced = self._store.path
-        self._announced_version = description.version
+        self._readers_store = self._store.path
+        self._readers_version = description.version
         self._last_report = {}
         for other in self._folder.iterdir():
-            if other != self._announced:
+            if other != self._readers_store:
                 shutil.rmtree(other, ignore_errors=True)
 
     def _report_status(self, is_stale: bool, error: str, is_full: bool) -> None:
         """Report the status if it changed; a store that is being built is not visible yet."""
-        if self._announced is None and not error and not self._last_report:
+        if self._readers_store is None and not error and not self._last_report:
             return
-        if self._store is not None and self._store.path == self._announced:
+        if self._store is not None and self._store.path == self._readers_store:
             self._update_visible()
         report = {
             "event": "status",
-            "version": self._announced_version,
+            "version": self._readers_version,
             "committed": max(self._visible.epoch, self._last_number() if error else -1),
             "committed_clock_ms": self._visible.clock_ms,
             "is_stale": is_stale,
@@ -573,16 +581,16 @@ class Applier:
             self._report(report)
 
     def _update_visible(self) -> None:
-        """Record the epoch, slots and completeness of the store that readers see, or are about to see."""
+        """Set what reports say about the store that readers have, or are about to open."""
         assert self._store is not None
         self._visible = self._store.applied
         self._visible_slots = self._store.slot_ownership.owned
         if self._description is not None:
-            # The description is None at first: a store may be announced before the log has an epoch.
+            # The description is None at first: readers may get a store before the log has an epoch.
             self._is_incomplete = bool(self._description.incomplete) or self._origin > 0
 
     def _report_progress(self) -> None:
-        """Report the visible epoch and slots if they changed; all other fields are those of the last report."""
+        """Report the visible epoch and slots if they changed; the other fields stay as in the last report."""
         if self._last_report:
             self._report_status(*(self._last_report[name] for name in ("is_stale", "error", "is_full")))
 
@@ -599,7 +607,7 @@ class Applier:
         }
 
     def _last_number(self) -> int:
-        """Return the newest epoch number in the log while epochs cannot be applied; -1 if it is unknown."""
+        """Return the number of the newest epoch in the log; -1 if it is unknown. For reports of an error."""
         with suppress(SparkisError):
             current = self._log.current()
             if current is not None:
@@ -607,10 +615,9 @@ class Applier:
         return -1
 
     def _clean_up(self) -> bool:
-        """Remove expired keys and keys of given-up slots, free dead readers' slots, pages and memory; True if there is
-        more.
+        """Remove expired keys and keys of given-up slots, and free unused pages and memory; True if more is to be done.
 
-        Errors are ignored: the next epoch meets them as well.
+        Errors are ignored, except damage: the next epoch will raise them again.
         """
         if self._store is None:
             return False
@@ -618,12 +625,12 @@ class Applier:
         is_idle = time.monotonic() >= self._idle_from_s
         try:
             has_more = self._store.remove_given_up(REMOVED_KEYS_MAX)
-            self._store.records_events = self._records_events and self._store.path == self._announced
+            self._store.records_events = self._records_events and self._store.path == self._readers_store
             has_more |= self._store.expire(self._clock(), EXPIRED_KEYS_MAX) >= EXPIRED_KEYS_MAX
             if not self._records_events:
                 has_more |= not self._store.delete_events(DELETED_PORTIONS_MAX)
             self._store.clear_stale_readers()
-            if self._store.path == self._announced:
+            if self._store.path == self._readers_store:
                 self._compact(is_idle)
                 if self._compactor is not None and self._slots() is None:
                     self._compactor.run_if_due(self._store)
@@ -637,7 +644,7 @@ class Applier:
         return has_more
 
     def _release_memory(self) -> None:
-        """Release the memory of a large epoch's pages: an open LMDB environment keeps it for the next epoch."""
+        """Release the memory of a large epoch's pages, which an open LMDB environment retains for the next epoch."""
         assert self._store is not None
         generation = self._store.generation
         self.close()
@@ -662,22 +669,23 @@ class Applier:
         current = self._log.current()
         if current is None or current.generation != self._store.generation:
             return
-        self._compact_above_bytes = 2 * free  # the next try, if this one fails
+        self._compact_above_bytes = 2 * free  # for the next try, if this one fails
         self._compact_after_s = time.monotonic() + COMPACT_PAUSE_S
         path = self._path(self._store.generation, is_new=True)
         self._store.copy_to(path)
         self._compact_above_bytes = COMPACT_ABOVE_BYTES
         self.close()
         self._store = self._open_store(current.generation, is_new=False)
-        self._announce(current)
+        self._open_to_readers(current)
         logger.info("job %s: the store was copied without %d MB of free pages", self._log.job, free >> 20)
 
 
-def follow_until_end(applier: Applier, lines: int, probe_interval_s: float) -> None:
-    """Call `step` at each line of the input, and at least once an interval, until the input ends.
+def follow_until_end(applier: Applier, input_file: int, probe_interval_s: float) -> None:
+    """Call `step` at each line of the input (a file descriptor), and at least once an interval, until the input ends.
 
     The interval doubles while the log has nothing new, up to the limit of its filesystem, and is short again after a
-    poll that finds a change. If a line announced the change, the interval stays: a line will announce the next one.
+    poll that finds a change. If a line announced the change, the interval stays as it is: a line will announce the next
+    change, too.
     """
     rest = b""
     interval_s, longest_s = probe_interval_s, max(probe_interval_s, applier.probe_interval_s_max)
@@ -687,17 +695,17 @@ def follow_until_end(applier: Applier, lines: int, probe_interval_s: float) -> N
         has_more = applier.step()
         if applier.last_report != before and not is_notified:
             interval_s = probe_interval_s
-        ready, _, _ = select.select([lines], [], [], 0 if has_more else interval_s)
+        ready, _, _ = select.select([input_file], [], [], 0 if has_more else interval_s)
         is_notified = bool(ready)
         if not ready:
             interval_s = interval_s if has_more else min(2 * interval_s, longest_s)
             continue
-        read = os.read(lines, 65536)
+        read = os.read(input_file, 65536)
         if not read:
             return
-        *lines_read, rest = (rest + read).split(b"\n")
+        *lines, rest = (rest + read).split(b"\n")
         rest = rest[:LINE_BYTES_MAX]
-        for line in lines_read:
+        for line in lines:
             if line.startswith(b"events"):
                 applier.record_events(line.endswith(b"on"))
             elif line.startswith(b"slots"):
@@ -739,12 +747,12 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout.write(json.dumps(event) + "\n")
         sys.stdout.flush()
 
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal does not end this process, only the server does
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # only the server ends this process, not a closed terminal
 
     folder = Path(options.store) / options.job
     folder.mkdir(parents=True, exist_ok=True)
     lock = open(folder / "lock", "wb")  # noqa: SIM115  # locked to the end of the process
-    fcntl.flock(lock, fcntl.LOCK_EX)  # the applier of a server that died may still be writing its last epoch
+    fcntl.flock(lock, fcntl.LOCK_EX)  # wait for the applier of a dead server, which may be writing its last epoch
 
     compactor = Compactor(options.log, options.job, options.retention_ms) if options.compact else None
     log = ChangeLog(options.log)

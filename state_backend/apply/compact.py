@@ -1,11 +1,10 @@
-"""`sparkis compact`: writes a snapshot of each job of a log, from the log alone, and removes files that it covers."""
+"""`sparkis compact`: writes a snapshot of each job of a log, without a server, and removes the files that it covers."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import sys
-import tempfile
 
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.sweep import RETENTION_MS
@@ -25,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_retention_option(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add the option for how long files that a snapshot covers are retained, in minutes."""
+    """Add the option `--retention`: for how many minutes files are retained after a snapshot covers them."""
     parser.add_argument(
         "--retention",
         type=_minutes,
@@ -66,25 +65,12 @@ def compact_log(root: str, job: str, retention_ms: int) -> str:
 
     The state is built in a temporary store on this machine's disk, from the newest snapshot on.
     """
-    # A server imports this module for an option, and must not load the applier's modules with it.
-    from state_backend.apply.applier import Applier
+    # A server imports this module for `add_retention_option`, and must not load the applier's modules with it.
     from state_backend.apply.compactor import compact
+    from state_backend.apply.temporary_store import temporary_store
 
-    errors: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="sparkis-compact-") as folder:
-        applier = Applier(
-            ChangeLog(root),
-            job,
-            folder,
-            report=lambda event: errors.append(event["error"]) if event.get("error") else None,
-        )
-        try:
-            applier.step()
-            if errors:
-                raise LogError(errors[-1])
-            if applier.store is None or applier.store.applied.epoch < 0:
-                return f"job {job}: no epoch yet, nothing to do"
-            with applier.store.snapshot(now_ms()) as snapshot:
-                return compact(ChangeLog(root).job(job), snapshot, retention_ms, now_ms())
-        finally:
-            applier.close()
+    with temporary_store(ChangeLog(root), job) as store:
+        if store is None:
+            return f"job {job}: no epoch yet, nothing to do"
+        with store.snapshot(now_ms()) as snapshot:
+            return compact(ChangeLog(root).job(job), snapshot, retention_ms, now_ms())

@@ -4,18 +4,18 @@
 
 The process reads the applier's store, and the applier continues meanwhile.
 
-A store of all slots is written once enough changes were applied, at any epoch. Stores of some slots must be written at
-the same epoch, and their servers do not communicate: each server derives the epoch from the log. An epoch is *marked*
-when the bytes of changes since the beginning of the log pass a multiple of one step, or when the epoch's number is a
-multiple of another step. `LEAD_EPOCHS` later all servers write their slots.
+A store of all slots is written at any epoch, once enough changes were applied. Stores of some slots must all be written
+at the same epoch, and their servers do not communicate: each server derives the epoch from the log. An epoch is
+*marked* when the bytes of changes since the beginning of the log pass a multiple of one interval, or when the epoch's
+number is a multiple of another interval. `LEAD_EPOCHS` later all servers write their slots.
 
-The steps are computed from the newest snapshot. They double, so that servers that read different snapshots have marks
-in common. Without a new snapshot the steps grow with the changes, so that servers that are busy at each other's marks
-get a common mark in the end. If a server misses a mark (it was down, or is still writing), the snapshot lacks a part
-and is not complete; the servers try again at the next mark. Servers of a version with other marks would miss all marks,
-so the rule is as binding as the log's format.
+The intervals are computed from the newest snapshot. They only double, so servers that read different snapshots still
+have some marks in common. Without a new snapshot the intervals grow with the changes, so servers that are busy at each
+other's marks get a common mark in the end. If a server misses a mark (it was down, or is still writing), the snapshot
+lacks a part and is not complete; the servers try again at the next mark. Servers of a version with another rule would
+miss all marks, so the rule is as binding as the log's format.
 
-For a store of some slots the process is started at the mark. When the epoch is applied, the applier writes the store's
+For a store of some slots the process starts at the mark. When the epoch is applied, the applier writes the store's
 folder to the process's standard input (JSON, one line). The process writes one line when it has opened a snapshot of
 the store, and the applier continues.
 """
@@ -48,10 +48,10 @@ logger = logging.getLogger("sparkis.compactor")
 CHANGES_BYTES_MIN = 16 << 20
 CHANGES_PER_STATE = 2
 EPOCHS_MAX = 1_000
-# Without a new snapshot a step is at least the changes, or epochs, since the last one, divided by this. It bounds the
-# number of parts that are written in vain.
-CHANGES_PER_STEP = 2
-# The process takes half a second to start; faster epochs wait for it (guess).
+# Without a new snapshot an interval is at least the changes, or epochs, since the last one, divided by this. So the
+# number of parts that are written in vain is bounded.
+CHANGES_PER_INTERVAL = 2
+# The process takes half a second to start; epochs that come faster wait for it (guess).
 LEAD_EPOCHS = 8
 # How long an applier waits until the process has opened the store.
 OPEN_TIMEOUT_S = 5.0
@@ -62,33 +62,33 @@ NICENESS = 10
 IDLE_S_MAX = 60.0
 
 
-def is_marked(epoch: Epoch, step_bytes: int, step_epochs: int) -> bool:
-    """Tell whether an epoch passes a multiple of either step."""
+def is_marked(epoch: Epoch, interval_bytes: int, interval_epochs: int) -> bool:
+    """Tell whether an epoch passes a multiple of either interval."""
     before_bytes = max(0, epoch.log_bytes - epoch.change_bytes)  # older versions write no `log_bytes`
-    if epoch.log_bytes // step_bytes > before_bytes // step_bytes:
+    if epoch.log_bytes // interval_bytes > before_bytes // interval_bytes:
         return True
-    return epoch.epoch > 0 and epoch.epoch % step_epochs == 0
+    return epoch.epoch > 0 and epoch.epoch % interval_epochs == 0
 
 
-def steps_after(base: Epoch, epoch: Epoch) -> tuple[int, int]:
-    """Return the two steps between marks: bytes of changes, and epochs.
+def intervals_after(base: Epoch, epoch: Epoch) -> tuple[int, int]:
+    """Return the two intervals between marks: bytes of changes, and epochs.
 
-    base: the newest snapshot, or the first epoch where there is none.
+    base: the newest snapshot, or the first epoch if there is no snapshot.
     """
-    since_bytes = (epoch.log_bytes - base.log_bytes) // CHANGES_PER_STEP
-    since_epochs = (epoch.epoch - base.epoch) // CHANGES_PER_STEP
-    step_bytes = _doubled(CHANGES_BYTES_MIN, max(CHANGES_PER_STATE * base.change_bytes, since_bytes))
-    return step_bytes, _doubled(EPOCHS_MAX, since_epochs)
+    since_bytes = (epoch.log_bytes - base.log_bytes) // CHANGES_PER_INTERVAL
+    since_epochs = (epoch.epoch - base.epoch) // CHANGES_PER_INTERVAL
+    interval_bytes = _doubled(CHANGES_BYTES_MIN, max(CHANGES_PER_STATE * base.change_bytes, since_bytes))
+    return interval_bytes, _doubled(EPOCHS_MAX, since_epochs)
 
 
-def _doubled(step: int, least: int) -> int:
-    while step < least:
-        step *= 2
-    return step
+def _doubled(interval: int, least: int) -> int:
+    while interval < least:
+        interval *= 2
+    return interval
 
 
 class Compactor:
-    """Counts the changes that an applier applies, and starts the process when enough has changed; one at a time."""
+    """Counts the changes that an applier applies, and starts the process when enough has changed, one at a time."""
 
     def __init__(self, root: str, job: str, retention_ms: int = RETENTION_MS) -> None:
         self._root = root
@@ -109,7 +109,7 @@ class Compactor:
         return self._process is not None and self._process.poll() is None
 
     def run_if_due(self, store: LmdbStore) -> None:
-        """Start a process for a store of all slots, if enough has changed and none is running."""
+        """Start a process for a store of all slots, if enough has changed and no process is running."""
         if self._is_running():
             return
         is_large = self._bytes >= max(CHANGES_BYTES_MIN, CHANGES_PER_STATE * self._snapshot_bytes)
@@ -143,24 +143,24 @@ class Compactor:
             logger.warning("job %s: no part of a snapshot is written at epoch %d: %s", self._job, epoch.epoch, error)
 
     def _is_mark(self, log: JobLog, current: CurrentGeneration, epoch: Epoch, store: LmdbStore) -> bool:
-        if not is_marked(epoch, CHANGES_BYTES_MIN, EPOCHS_MAX):  # larger steps mark no other epochs
+        if not is_marked(epoch, CHANGES_BYTES_MIN, EPOCHS_MAX):  # larger intervals mark no other epochs
             return False
         if store.slot_ownership.owned in (ALL, NONE) or self._is_running():
             return False
         base = snapshots.newest(log, current) or log.first(current) or epoch
-        return base.epoch < epoch.epoch and is_marked(epoch, *steps_after(base, epoch))
+        return base.epoch < epoch.epoch and is_marked(epoch, *intervals_after(base, epoch))
 
     def _start_process(self) -> None:
         self._process = subprocess.Popen(self._command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def _let_open(self, store: LmdbStore) -> None:
         """Let the process open its snapshot of the store, and wait until it has."""
-        if not self._is_running():  # it waited too long for the epoch
+        if not self._is_running():  # the process waited too long for the epoch, and ended
             self._start_process()
         process = self._process
         assert process is not None
         if process.stdin is None or process.stdout is None:
-            return  # started for all slots, which the store owned for a while
+            return  # the process was started when the store owned all slots, and takes no folder
         with process.stdin, process.stdout:
             request = {"store": str(store.path), "generation": store.generation}
             process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -172,7 +172,7 @@ class Compactor:
 
 
 def compact(log: JobLog, snapshot: Snapshot, retention_ms: int, at_ms: int) -> str:
-    """Write a store as a snapshot, or as a part of one; sweep if the snapshot is complete. Return one line about it."""
+    """Write a store as a snapshot, or as a part of one; sweep if the snapshot is complete. Return a line about it."""
     current = log.visible()
     if current is None or current.generation != snapshot.applied.generation:
         raise SparkisError(f"job {log.job!r}: the store is not of the visible generation")

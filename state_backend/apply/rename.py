@@ -1,8 +1,8 @@
 """`sparkis rename`: gives a job of a log another name, with all of its state.
 
-By default a job has the name of its query, and keys begin with the job's name. So a renamed query needs new keys: the
-command writes the full state as the first epoch of a new job. The epoch has the number, clock reading and digest of the
-old job's last epoch. So the query continues after it, and a replay of that batch is recognized.
+By default a job has the name of its query, and keys begin with the job's name. So a renamed query needs new keys. The
+command writes the full state as the first epoch of a new job. That epoch has the number, clock reading and digest of
+the old job's last epoch, so that the query continues after it, and a replay of the last batch is recognized.
 
 At any moment, also after a crash, the log has the complete old job, or the complete new one, or both. The command can
 be run again to finish. A writer of the old job is fenced.
@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from state_backend.apply.applier import Applier
+from state_backend.apply.file_split import split_into_files
+from state_backend.apply.temporary_store import temporary_store
 from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.epochs import ChangeFile, Epoch
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.log_writer import ChangeFileWriter
 from state_backend.log.sweep import sweep_job
-from state_backend.log.takeover import begin, claim, seal, this_process
+from state_backend.log.takeover import begin, claim, new_candidate, seal
 from state_backend.log.terms import Description, Term
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor, check_name
@@ -35,9 +35,6 @@ from state_backend.store.store import Snapshot
 DESCRIPTION = """\
 Rename a job of a log after its query was renamed: keys OLD:... become NEW:..., and the job OLD is removed. Stop the
 query first, and start it under its new name afterwards. Needs no server and no Spark."""
-
-# A file of the new job's first epoch ends at the first key after so many bytes of keys and values (guess).
-FILE_BYTES_MAX = 256 << 20
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -72,12 +69,12 @@ def rename(root: str | Path | Filesystem, old: str, new: str) -> str:
         if dropped is not None and dropped.renamed_to == new:
             sweep_job(before, now_ms())  # an earlier run may have crashed in the removal
             return f"job {old} is called {new} already"
-        raise LogError(f"the log {log.filesystem.root} has no job {old!r}; jobs: {', '.join(log.jobs()) or 'none'}")
+        raise log.no_such_job(old)
     description = before.description(current.generation)
     _check_may_rename(before, current, description, new)
     copied = _earlier_copy(log, new, description, old)
     # From here on no writer of the old job can commit.
-    claimed = claim(before.terms, this_process(description.query_id, "sparkis rename"))
+    claimed = claim(before.terms, new_candidate(description.query_id, "sparkis rename"))
     seal(before.terms, claimed)
     current = before.visible()
     last = before.end(current) if current is not None else None
@@ -120,7 +117,7 @@ def _check_not_held_back(before: JobLog, current: CurrentGeneration) -> None:
 
 
 def _earlier_copy(log: ChangeLog, new: str, description: Description, old: str) -> Epoch | None:
-    """Return the first epoch of the new job if an earlier run of the command wrote it; refuse any other job."""
+    """Return the first epoch of the new job if an earlier run of the command wrote it; refuse any other job's name."""
     job = log.job(new)
     existing = job.current()
     if existing is None:
@@ -134,30 +131,26 @@ def _earlier_copy(log: ChangeLog, new: str, description: Description, old: str) 
 
 
 def _copy(log: ChangeLog, before: JobLog, current: CurrentGeneration, last: Epoch, new: str) -> None:
-    """Write the new job: its first epoch with the full state, and at last the term that puts it in charge."""
+    """Write the new job: its first epoch, with the full state, and at last the term that begins it."""
     files, after, description = log.filesystem, log.job(new), before.description(current.generation)
     states = tuple(_renamed(state, before.job, new) for state in description.states)
     names = tuple(state.name for state in states)
     incomplete = names if last.origin > 0 else description.incomplete
-    claimed = claim(after.terms, this_process(description.query_id, "sparkis rename"))
+    claimed = claim(after.terms, new_candidate(description.query_id, "sparkis rename"))
     seal(after.terms, claimed)
     generation = folder_name(description.query_id, claimed.term)
     for folder in ("changes", "epochs", "floor", "snapshots"):
         files.make_folder(f"{new}/{generation}/{folder}")
     new_description = Description(new, description.query_id, states, incomplete=incomplete, renamed_from=before.job)
-    with tempfile.TemporaryDirectory(prefix="sparkis-rename-") as folder:
-        applier = _build_store(log, before.job, folder)
-        try:
-            assert applier.store is not None
-            with applier.store.snapshot(last.clock_ms) as snapshot:
-                writer = ChangeFileWriter(files, after.changes_folder(generation), last.epoch)
-                written = tuple(_write_files(writer, _changes(snapshot, names, before.job, new), names))
-        finally:
-            applier.close()
+    with temporary_store(log, before.job) as store:
+        assert store is not None
+        with store.snapshot(last.clock_ms) as snapshot:
+            writer = ChangeFileWriter(files, after.changes_folder(generation), last.epoch)
+            written = tuple(_write_files(writer, _changes(snapshot, names, before.job, new), names))
     newest = before.end(current)
     if newest is None or newest.ref != last.ref:
         raise LogError(f"job {before.job!r} was written while it was copied; stop its query, and run this again")
-    # A replay of the last batch is recognized by rows and digest, so both are those that the query wrote.
+    # Rows and digest are those that the query wrote: they recognize a replay of the last batch.
     first = Epoch(
         epoch=last.epoch,
         term=claimed.term,
@@ -173,19 +166,6 @@ def _copy(log: ChangeLog, before: JobLog, current: CurrentGeneration, last: Epoc
     begin(after.terms, Term(claimed.term, "rename", claimed.writer, generation, new_description), claimed)
 
 
-def _build_store(log: ChangeLog, job: str, folder: str) -> Applier:
-    """Return an applier that has applied all epochs of a job to a store in a folder."""
-    errors: list[str] = []
-    applier = Applier(
-        log, job, folder, report=lambda event: errors.append(event["error"]) if event.get("error") else None
-    )
-    applier.step()
-    if errors:
-        applier.close()
-        raise LogError(errors[-1])
-    return applier
-
-
 def _changes(snapshot: Snapshot, names: Collection[str], old: str, new: str) -> Iterator[Change]:
     """Iterate over a job's full state as changes with the new keys."""
     before, now = f"{old}:".encode(), f"{new}:".encode()
@@ -195,36 +175,14 @@ def _changes(snapshot: Snapshot, names: Collection[str], old: str, new: str) -> 
             yield change._replace(key=now + change.key.removeprefix(before)) if has_name else change
 
 
-class _Part:
-    """Changes for one file: up to the first new key after `FILE_BYTES_MAX`. rest: the first change of the next file."""
-
-    def __init__(self, head: Change, changes: Iterator[Change]) -> None:
-        self._head = head
-        self._changes = changes
-        self.rest: Change | None = None
-
-    def __iter__(self) -> Iterator[Change]:
-        key, size = self._head.key, _size(self._head)
-        yield self._head
-        for change in self._changes:
-            if size > FILE_BYTES_MAX and change.key != key:
-                self.rest = change
-                return
-            yield change
-            key, size = change.key, size + _size(change)
-
-
 def _size(change: Change) -> int:
     return len(change.key) + len(change.field or b"") + len(change.value or b"")
 
 
 def _write_files(writer: ChangeFileWriter, changes: Iterator[Change], names: Sequence[str]) -> Iterator[ChangeFile]:
     """Write changes to files of bounded size; all changes of a key are in one file."""
-    head = next(changes, None)
-    while head is not None:
-        part = _Part(head, changes)
-        yield writer.write_file(runs_of(part, names))
-        head = part.rest
+    for changes_of_file in split_into_files(changes, _size, lambda change: (change.key, change.key)):
+        yield writer.write_file(runs_of(changes_of_file, names))
 
 
 def _renamed(state: StateDescriptor, old: str, new: str) -> StateDescriptor:

@@ -1,4 +1,4 @@
-"""Reads a job's state from its log alone, without a server: for tests, tools and other writers."""
+"""Reads a job's state from its log, without a server: for tests, tools and other writers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_snapshot(
 ) -> Snapshot:
     """Return a job's state as of an epoch and a time, read from its log into memory.
 
-    No server is needed. Reading begins at the newest snapshot up to the epoch; time and memory grow with the state.
+    No server is needed. Reading begins with the newest snapshot up to the epoch; time and memory grow with the state.
 
     Args:
         root: The root of the change log.

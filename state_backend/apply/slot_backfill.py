@@ -20,9 +20,9 @@ from state_backend.store.store import EpochChanges
 def portions(
     log: JobLog, current: CurrentGeneration, loading: Loading, applied_epoch: int
 ) -> Iterator[tuple[EpochChanges, Loading]]:
-    """Iterate over (changes to apply, progress after them), endlessly: the caller stops at the store's epoch.
+    """Iterate over (changes to apply, progress after them) without an end: the caller stops at the store's epoch.
 
-    LogError if the next epoch or snapshot is missing in the log.
+    LogCorruptError if the next epoch or the snapshot is missing in the log.
     """
     if loading.epoch < 0 and loading.snapshot < 0 and not loading.runs:
         snapshot = _newest(log, current, applied_epoch)
@@ -39,7 +39,7 @@ def portions(
     while True:
         epoch = _next(log, current, loading)
         folder = log.changes_folder(current.generation)
-        # An epoch that replaces states must be one transaction; a small one need not be several.
+        # An epoch that replaces states must be one transaction. A small epoch need not be several.
         if epoch.replaces or (epoch.rows <= RUN_ROWS_MAX and not loading.runs):
             runs = [run for _, run in log.runs_of_slots(folder, epoch, loading.slots)]
             loading = _loaded(loading, epoch)
@@ -51,7 +51,7 @@ def portions(
 
 
 def is_superseded(log: JobLog, current: CurrentGeneration, loading: Loading, applied_epoch: int) -> bool:
-    """Tell whether the log has a newer snapshot, up to the store's epoch, than the one being read."""
+    """Tell whether the log has a newer snapshot, up to the store's epoch, than the snapshot or epoch being read."""
     newest = _newest(log, current, applied_epoch)
     return newest is not None and newest.epoch > max(loading.epoch, loading.snapshot)
 
@@ -78,7 +78,7 @@ def _changes(epoch: Epoch) -> EpochChanges:
 
 
 def _loaded(loading: Loading, epoch: Epoch) -> Loading:
-    """Return the progress after an epoch, or a snapshot, was loaded in full."""
+    """Return the progress after an epoch or a snapshot was loaded in full."""
     return Loading(loading.slots, epoch.epoch, epoch.term, epoch.clock_ms)
 
 

@@ -9,18 +9,19 @@ The manifest has the format of an epoch's file (see `epochs`); its files are in 
 write snapshots of one epoch: file names are unique, and the first manifest is valid. Files that a snapshot covers are
 swept after the retention time; a reader that misses a change file starts from the newest snapshot.
 
-If each server owns some slots, each writes a part, all of them at the same epochs (see `compactor`). A part has a
-manifest of its own, with its slots. A server that has written a part checks whether the parts have all slots. If so,
-it writes the snapshot's manifest from those of the parts. Readers ignore parts, and read the snapshot like any other.
-If several servers own the same slots, the first one that claims the part writes it. If it dies, or if no server owns a
-slot at that epoch, the epoch gets no snapshot; a later epoch will.
+If each server owns some slots, each writes a part of the snapshot, at the same epochs (see `compactor`). A part has its
+own manifest, with its slots. A server that has written a part checks whether all parts together have all slots. If so,
+it writes the snapshot's manifest from the manifests of the parts. Readers ignore parts, and read the snapshot like any
+other. If several servers own the same slots, the first one that claims the part writes it. If that server dies, or if
+no server owns a slot at that epoch, the epoch gets no snapshot; a later epoch will.
 
     newest     the newest complete snapshot
     changes    the changes of a snapshot, for an empty store
     write      write a snapshot, or a part of one, from a store
 
 `sweep` removes the files that the newest snapshot covers. Readers use only the two newest complete snapshots. So no
-reader begins with one that is being removed, or with one that took so long to write that some of its files are removed.
+reader begins with a snapshot that is being removed, nor with one that took so long to write that some of its files are
+removed already.
 """
 
 from __future__ import annotations
@@ -28,18 +29,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from hashlib import sha256
+from itertools import chain
 
 import pyarrow as pa
 
+from state_backend.apply.file_split import split_into_files
 from state_backend.log.change_log import CurrentGeneration, JobLog
 from state_backend.log.epochs import ChangeFile, Epoch, EpochRef, slots_of_run
 from state_backend.log.log_writer import ChangeFileWriter
 from state_backend.model.errors import LogCorruptError
 from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.store.store import EpochChanges, Snapshot
-
-# A file of a snapshot ends at the first slot behind so many bytes, so that a server reads only files of its slots.
-FILE_BYTES_MAX = 256 << 20
 
 
 def newest(log: JobLog, current: CurrentGeneration) -> Epoch | None:
@@ -64,8 +64,8 @@ def write(log: JobLog, current: CurrentGeneration, snapshot: Snapshot) -> Epoch 
     server writes the same slots.
     """
     applied, slots = snapshot.applied, snapshot.key_groups
-    at = log.epoch(current, applied.epoch)
-    if at is None or at.ref != EpochRef(applied.epoch, applied.term):
+    epoch = log.epoch(current, applied.epoch)
+    if epoch is None or epoch.ref != EpochRef(applied.epoch, applied.term):
         raise LogCorruptError(f"job {log.job!r}: epoch {applied.epoch} is no longer in the log, so it gets no snapshot")
     folder = log.snapshot_folder(current.generation, applied.epoch)
     log.filesystem.make_folder(folder)
@@ -81,10 +81,10 @@ def write(log: JobLog, current: CurrentGeneration, snapshot: Snapshot) -> Epoch 
         previous=None,
         clock_ms=applied.clock_ms,
         rows=sum(file.rows for file in files),
-        description=at.description,
-        origin=at.origin,
+        description=epoch.description,
+        origin=epoch.origin,
         files=files,
-        log_bytes=at.log_bytes,
+        log_bytes=epoch.log_bytes,
         slots=slots,
     )
     if slots == ALL:
@@ -121,7 +121,7 @@ def _join(log: JobLog, current: CurrentGeneration, folder: str, part: Epoch) -> 
 def _finish(
     log: JobLog, current: CurrentGeneration, folder: str, manifest: Epoch, written: Iterable[ChangeFile]
 ) -> Epoch | None:
-    """Create a manifest. If another writer was first, remove the `written` files, and return the newest manifest."""
+    """Create the manifest. If another writer was first, remove the `written` files, and return the newest manifest."""
     if log.filesystem.create(f"{folder}/manifest.json", manifest.to_bytes()):
         return manifest
     for file in written:
@@ -130,29 +130,8 @@ def _finish(
 
 
 def _write_files(log: JobLog, folder: str, runs: Iterator[pa.RecordBatch]) -> Iterator[ChangeFile]:
-    """Write runs in slot order to files of bounded size, none of which ends inside a slot."""
-    head = next(runs, None)
-    while head is not None:
-        part = _Part(head, runs)
-        yield ChangeFileWriter(log.filesystem, folder, slots_of_run(head)[0]).write_file(part)
-        head = part.rest
-
-
-class _Part:
-    """Runs for one file: up to the first new slot after `FILE_BYTES_MAX`. rest: the first run of the next file."""
-
-    def __init__(self, head: pa.RecordBatch, runs: Iterator[pa.RecordBatch]) -> None:
-        self._head = head
-        self._runs = runs
-        self.rest: pa.RecordBatch | None = None
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        yield self._head
-        size, last_slot = self._head.nbytes, slots_of_run(self._head)[1]
-        for run in self._runs:
-            first, last, _ = slots_of_run(run)
-            if size > FILE_BYTES_MAX and first > last_slot:
-                self.rest = run
-                return
-            yield run
-            size, last_slot = size + run.nbytes, last
+    """Write runs in slot order to files of bounded size; no slot is in two files, so a server reads only its slots'."""
+    for runs_of_file in split_into_files(runs, lambda run: run.nbytes, lambda run: slots_of_run(run)[:2]):
+        first = next(runs_of_file)
+        writer = ChangeFileWriter(log.filesystem, folder, slots_of_run(first)[0])
+        yield writer.write_file(chain([first], runs_of_file))

@@ -1,6 +1,6 @@
 """The checksum of a stored value: its last four bytes, the CRC-32 of the bytes before, little endian.
 
-The CRC-32 of a value together with its checksum is a constant, the residue. So a check takes one call and no copy
+The CRC-32 of a value together with its checksum is a constant, the residue. So a check is one call, and copies nothing
 (measured: 0.1 us for 60 bytes, 4 GB/s for long values).
 """
 
@@ -14,7 +14,7 @@ from state_backend.model.errors import StoreDamagedError
 CHECK_BYTES = 4
 # The CRC-32 of every undamaged value with its checksum.
 CRC_RESIDUE = 0x2144DF1C
-# A name of its own: positions use `crc32`, too, and tests replace that function to make positions collide.
+# Another name for `crc32`, because tests replace that function in other modules to make positions collide.
 checksum: Callable[[bytes], int] = crc32
 
 

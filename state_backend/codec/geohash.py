@@ -1,8 +1,8 @@
 """Points as scores of a sorted set, like those of GEOADD: 52 bits, longitude and latitude interleaved.
 
-Pure arithmetic of doubles, in the order of operations of Redis (`geohash.c` and `geohash_helper.c` of 7.0 to 7.4), so
-that rounding errors are the same. A score that GEOADD never makes (negative, infinite or of more bits) is converted to
-an integer as on x86, and then read as a point.
+Pure arithmetic of doubles. The order of operations is that of Redis (`geohash.c` and `geohash_helper.c` of 7.0 to 7.4),
+so that rounding errors are the same. A score that GEOADD never makes (negative, infinite or of more bits) is converted
+to an integer as on x86, and then to a point.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Point = tuple[float, float]
 
 
 class Cell(NamedTuple):
-    """A rectangle of the map. bits: its geohash; step: bits of each coordinate."""
+    """A rectangle of the map. bits: its geohash. step: the number of bits of each coordinate, as Redis calls it."""
 
     bits: int
     step: int
@@ -138,14 +138,14 @@ def geohash_text(score: float) -> bytes:
 
 
 def distance(one: Point, other: Point) -> float:
-    """Return the distance of two points on a sphere, in meters; NaN if rounding exceeds the domain of asin."""
-    apart = sin((other[0] * RADIANS - one[0] * RADIANS) / 2)
-    if apart == 0.0:
+    """Return the distance of two points on a sphere, in meters (haversine); NaN if rounding exceeds asin's domain."""
+    sin_longitude = sin((other[0] * RADIANS - one[0] * RADIANS) / 2)
+    if sin_longitude == 0.0:
         return EARTH_RADIUS * abs(other[1] * RADIANS - one[1] * RADIANS)
     here, there = one[1] * RADIANS, other[1] * RADIANS
-    rise = sin((there - here) / 2)
-    part = sqrt(rise * rise + cos(here) * cos(there) * apart * apart)
-    return 2.0 * EARTH_RADIUS * asin(part) if part <= 1.0 else nan
+    sin_latitude = sin((there - here) / 2)
+    root = sqrt(sin_latitude * sin_latitude + cos(here) * cos(there) * sin_longitude * sin_longitude)
+    return 2.0 * EARTH_RADIUS * asin(root) if root <= 1.0 else nan
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ Shape = Circle | Box
 
 
 def _step_of(reach: float, latitude: float) -> int:
-    """Return the step at which nine cells mostly cover a shape of this reach."""
+    """Return the step at which nine cells cover most shapes of this reach."""
     if reach == 0:
         return STEP_MAX
     step = 1
@@ -218,7 +218,7 @@ def _step_of(reach: float, latitude: float) -> int:
 
 
 def _bounds(shape: Shape) -> Area:
-    """Return the bounding area of a shape. The side farther from the equator decides on east and west, as in Redis."""
+    """Return the bounding area of a shape. As in Redis, its side far from the equator decides its width in degrees."""
     (longitude, latitude), (width, height) = shape.center, shape.size
     up = height / EARTH_RADIUS / RADIANS
     side = latitude - up if latitude < 0 else latitude + up
@@ -226,7 +226,7 @@ def _bounds(shape: Shape) -> Area:
     return Area(longitude - aside, latitude - up, longitude + aside, latitude + up)
 
 
-def _moved(cell: Cell, east: int, north: int) -> Cell:
+def _neighbour(cell: Cell, east: int, north: int) -> Cell:
     """Return a neighbour of a cell; beyond the edge of the map it is the cell at the opposite edge."""
     unused = LONG_BITS - 2 * cell.step
     longitudes, latitudes = cell.bits & ODD, cell.bits & EVEN
@@ -272,16 +272,16 @@ def _covering(shape: Shape) -> Iterator[Cell | None]:
             or (east < 0 and area.west < bounds.west)
             or (east > 0 and area.east > bounds.east)
         )
-        yield None if is_fine and is_beyond else _moved(center, east, north)
+        yield None if is_fine and is_beyond else _neighbour(center, east, north)
 
 
 def _is_covered(bounds: Area, center: Cell) -> bool:
-    """Tell whether the cells north, south, east and west of the center one extend to the bounds."""
+    """Tell whether the cells north, south, east and west of the center cell extend to the bounds."""
     return not (
-        _area(_moved(center, 0, 1)).north < bounds.north
-        or _area(_moved(center, 0, -1)).south > bounds.south
-        or _area(_moved(center, 1, 0)).east < bounds.east
-        or _area(_moved(center, -1, 0)).west > bounds.west
+        _area(_neighbour(center, 0, 1)).north < bounds.north
+        or _area(_neighbour(center, 0, -1)).south > bounds.south
+        or _area(_neighbour(center, 1, 0)).east < bounds.east
+        or _area(_neighbour(center, -1, 0)).west > bounds.west
     )
 
 

@@ -1,11 +1,10 @@
-"""Elements of a list as one value. A server sends any range of it without a conversion.
+"""A list as one value. A server sends any range of its elements without a conversion.
 
     count     u32, little endian
     ends      count x u32: the end of each element, relative to the body
     body      count x `$<length>\\r\\n<bytes>\\r\\n`: RESP bulk strings
 
-A short list is one packed list; a long one is blocks of them (see `lmdb.lists`). A small set is a packed list in byte
-order.
+A short list is one packed list; a long list is several (see `lmdb.lists`). A small set is a packed list in byte order.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import struct
 from collections.abc import Iterable
 from itertools import accumulate
 
-# As in `packed_map`.
+# Longer lists are stored in blocks (see `packed_map.FIELDS_MAX`).
 ELEMENTS_MAX = 128
 BYTES_MAX = 8192
 
@@ -23,8 +22,8 @@ EMPTY = bytes(4)
 
 def pack(elements: Iterable[bytes]) -> bytes:
     """Pack elements; struct.error for a body of 4 GiB or more."""
-    texts = [b"$%d\r\n%b\r\n" % (len(element), element) for element in elements]
-    return struct.pack(f"<I{len(texts)}I", len(texts), *accumulate(map(len, texts))) + b"".join(texts)
+    bulks = [b"$%d\r\n%b\r\n" % (len(element), element) for element in elements]
+    return struct.pack(f"<I{len(bulks)}I", len(bulks), *accumulate(map(len, bulks))) + b"".join(bulks)
 
 
 def count(packed: bytes) -> int:
@@ -32,7 +31,7 @@ def count(packed: bytes) -> int:
     return int.from_bytes(packed[:4], "little")
 
 
-def part(packed: bytes, start: int, stop: int) -> bytes:
+def bulk_strings(packed: bytes, start: int, stop: int) -> bytes:
     """Return the elements `start` to before `stop`, both within the list, as RESP bulk strings."""
     if start >= stop:
         return b""

@@ -5,8 +5,7 @@
     body      count x (field, value), each `$<length>\\r\\n<bytes>\\r\\n`: RESP bulk strings
 
 A field is found by a search in the body; the offsets distinguish a field from an equal value. The body is sent in one
-slice.
-The Spark sink packs a column of maps at a time (`spark_hooks.publish.encoding`), `pack` one map.
+slice. `pack` packs one map; the Spark sink packs a column of maps at a time (`spark_hooks.publish.encoding`).
 """
 
 from __future__ import annotations
@@ -16,19 +15,16 @@ from collections.abc import Iterable, Iterator
 
 from state_backend.model.errors import ChangeError
 
-# Larger maps are stored with a record per field. The number is that of Redis' compact form (hash-max-listpack-entries);
-# above so many bytes a rewrite of the map for one field costs more than a record per field (guess; two LMDB pages).
+# Larger maps are stored with a record per field. FIELDS_MAX is Redis' limit of a compact hash
+# (hash-max-listpack-entries). Above BYTES_MAX, rewriting the map for one field costs more than a record per field
+# (guess; two LMDB pages).
 FIELDS_MAX = 128
 BYTES_MAX = 8192
 
+# The largest count of the format.
 COUNT_MAX = 65_535
 
 EMPTY = b"\0\0"
-
-
-def bulk(text: bytes) -> bytes:
-    """Return a RESP bulk string."""
-    return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
 def pack(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -55,7 +51,7 @@ def count(packed: bytes) -> int:
 
 
 def body(packed: bytes) -> bytes:
-    """Return the pairs as length-prefixed texts, one after another."""
+    """Return the fields and values in turn, as RESP bulk strings."""
     return packed[2 + 4 * count(packed) :]
 
 
@@ -72,7 +68,7 @@ def find(packed: bytes, field: bytes) -> bytes | None:
         at = packed.find(needle, at + 1)
         if at < 0:
             return None
-    return _text(packed, at + len(needle))[0]
+    return _bulk_at(packed, at + len(needle))[0]
 
 
 def pairs(packed: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -80,13 +76,13 @@ def pairs(packed: bytes) -> Iterator[tuple[bytes, bytes]]:
     at = 2 + 4 * count(packed)
     end = len(packed)
     while at < end:
-        field, at = _text(packed, at)
-        value, at = _text(packed, at)
+        field, at = _bulk_at(packed, at)
+        value, at = _bulk_at(packed, at)
         yield field, value
 
 
-def _text(packed: bytes, at: int) -> tuple[bytes, int]:
-    """Return the text whose `$` is at an offset, and the offset behind the text."""
+def _bulk_at(packed: bytes, at: int) -> tuple[bytes, int]:
+    """Return the content of the bulk string at an offset, and the offset behind it."""
     line_end = packed.index(b"\r\n", at)
     start = line_end + 2
     end = start + int(packed[at + 1 : line_end])

@@ -1,13 +1,13 @@
-"""Reducing states: how values of a micro-batch are folded into the stored value of a key, or of a field.
+"""Reducing states: how the values of a micro-batch are folded into the stored value of a key, or of a field.
 
-A change with `Op.FOLD` has the reduced value of all rows of one epoch. A store folds it into the stored value and
-writes the result like a put, so that readers, snapshots and expiry need no folding. Both values are texts, as clients
+A change with `Op.FOLD` has the reduced value of all rows of one epoch. A store folds it into the stored value, and
+writes the result like a PUT; so readers, snapshots and expiry know nothing of FOLDs. Both values are texts as clients
 see them (see `spark_hooks.publish.encoding`), and the result is exact:
 
     sum, count   integers of any size; decimals with the scale of their column; floats as doubles, the shortest text
     min, max     numbers by their size, NaN above all others; texts and bytes by their bytes (for texts: by code
                  points); false below true; dates and times by time
-    last         needs no folding: its changes are puts
+    last         needs no folding: its changes are PUTs
 """
 
 from __future__ import annotations
@@ -25,30 +25,33 @@ from state_backend.model.records import Change, Op
 
 EXACT = Context(prec=MAX_PREC, traps=[InvalidOperation])
 
-Key = Callable[[bytes], Any]
+SortKey = Callable[[bytes], Any]
 
 
 class Reduction(NamedTuple):
     """How a state's values are folded.
 
-    fold(old, new) -> text; ValueError or InvalidOperation for a text of another type.
-    text: a pattern that every value matches.
+    fold(old, new): returns the result as text; ValueError or InvalidOperation for a text of another type.
+    pattern: every value matches it.
     """
 
     fold: Callable[[bytes, bytes], bytes]
-    text: re.Pattern[bytes]
+    pattern: re.Pattern[bytes]
 
 
-class _Type(NamedTuple):
-    """A group of column types with the same folding. add: None if values cannot be added."""
+class _ColumnType(NamedTuple):
+    """A group of column types with the same folding.
 
-    text: bytes
-    key: Key
+    pattern: every value matches it. sort_key: for `min` and `max`. add: None if values cannot be added.
+    """
+
+    pattern: bytes
+    sort_key: SortKey
     add: Callable[[bytes, bytes], bytes] | None
 
 
 def float_text(number: float) -> bytes:
-    """Return the shortest text that reads back as the same number; without an exponent from 1e-7 up to 1e21."""
+    """Return the shortest text that stands for a float; without an exponent from 1e-7 up to 1e21."""
     text = repr(number)
     if "e" in text:
         if 1e-7 <= abs(number) < 1e21:
@@ -81,18 +84,18 @@ def _float_key(text: bytes) -> tuple[bool, float]:
 
 
 def _time_key(text: bytes) -> tuple[int, bytes]:
-    """Return a sort key of a date or time: a year may have a sign and more digits, a fraction may be missing."""
+    """Return a sort key of a date or time: its year may have a sign and more than four digits."""
     year_end = text.index(b"-", 1)
     return int(text[:year_end]), text[year_end:].removesuffix(b"Z")
 
 
-INTEGER = _Type(rb"-?[0-9]{1,4000}", int, _add_integers)
-DECIMAL = _Type(rb"-?[0-9]{1,4000}(\.[0-9]+)?", _decimal, _add_decimals)
-FLOAT = _Type(rb"-?([0-9]{1,400}(\.[0-9]+)?(e[+-][0-9]{1,3})?|inf)|nan", _float_key, _add_floats)
-TEXT = _Type(rb".*", bytes, None)
-TIME = _Type(rb"[+-]?[0-9]{4,7}-[0-9]{2}-[0-9]{2}(T[0-9:]{8}(\.[0-9]{1,6})?Z?)?", _time_key, None)
-# The key is the first word of a column's type, as Spark writes it.
-TYPES: Mapping[str, _Type] = {
+INTEGER = _ColumnType(rb"-?[0-9]{1,4000}", int, _add_integers)
+DECIMAL = _ColumnType(rb"-?[0-9]{1,4000}(\.[0-9]+)?", _decimal, _add_decimals)
+FLOAT = _ColumnType(rb"-?([0-9]{1,400}(\.[0-9]+)?(e[+-][0-9]{1,3})?|inf)|nan", _float_key, _add_floats)
+TEXT = _ColumnType(rb".*", bytes, None)
+TIME = _ColumnType(rb"[+-]?[0-9]{4,7}-[0-9]{2}-[0-9]{2}(T[0-9:]{8}(\.[0-9]{1,6})?Z?)?", _time_key, None)
+# By the first word of a column's type, as Spark writes it.
+TYPES: Mapping[str, _ColumnType] = {
     **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), INTEGER),
     "decimal": DECIMAL,
     **dict.fromkeys(("float", "double"), FLOAT),
@@ -114,13 +117,13 @@ def reduction_of(state: StateDescriptor) -> Reduction | None:
             f"columns={{{column!r}: 'bigint'}}, say"
         )
     name = state.columns[column]
-    kind = TYPES.get(re.match(r"\w*", name)[0])  # type: ignore[index]  # always matches
-    if kind is None or (state.reduce is Reduce.SUM and kind.add is None):
+    column_type = TYPES.get(re.match(r"\w*", name)[0])  # type: ignore[index]  # always matches
+    if column_type is None or (state.reduce is Reduce.SUM and column_type.add is None):
         raise DescriptorError(
             f"state {state.name!r}: reduce={state.reduce.value!r} cannot take the column {column!r}, whose type is "
             f"{name}; {_remedy(state.reduce)}"
         )
-    return _reduction(state.reduce, kind)
+    return _reduction(state.reduce, column_type)
 
 
 def _remedy(reduce: Reduce) -> str:
@@ -130,12 +133,12 @@ def _remedy(reduce: Reduce) -> str:
 
 
 @lru_cache
-def _reduction(reduce: Reduce, kind: _Type) -> Reduction:
-    text = re.compile(kind.text, re.DOTALL)
+def _reduction(reduce: Reduce, column_type: _ColumnType) -> Reduction:
+    pattern = re.compile(column_type.pattern, re.DOTALL)
     if reduce is Reduce.SUM:
-        assert kind.add is not None
-        return Reduction(kind.add, text)
-    key = kind.key
+        assert column_type.add is not None
+        return Reduction(column_type.add, pattern)
+    key = column_type.sort_key
 
     def least(old: bytes, new: bytes) -> bytes:
         return new if key(new) < key(old) else old
@@ -143,15 +146,15 @@ def _reduction(reduce: Reduce, kind: _Type) -> Reduction:
     def greatest(old: bytes, new: bytes) -> bytes:
         return new if key(old) < key(new) else old
 
-    return Reduction(least if reduce is Reduce.MIN else greatest, text)
+    return Reduction(least if reduce is Reduce.MIN else greatest, pattern)
 
 
 def folded(reduction: Reduction | None, change: Change, old: bytes | None) -> bytes:
-    """Return the result of a FOLD into the old value of its key, or field. `old` is None if there is none."""
+    """Return the result of a FOLD. old: the value of its key, or field; None if there is none."""
     if reduction is None or change.value is None:
         raise StoreError(
-            f"a change folds a value into the key {change.key[:100]!r} of the state {change.state!r}, which does not "
-            f"reduce; the log was written by another version: upgrade sparkis"
+            f"a change folds a value into the key {change.key[:100]!r}, but its state {change.state!r} has no reduce=; "
+            f"a newer version wrote the log: upgrade sparkis"
         )
     if old is None:
         return change.value
@@ -165,7 +168,7 @@ def folded(reduction: Reduction | None, change: Change, old: bytes | None) -> by
 
 
 def check_change(change: Change, state: StateDescriptor, reduction: Reduction | None) -> None:
-    """Raise ChangeError for a FOLD into a state that does not reduce, or a value that its state cannot reduce."""
+    """Raise ChangeError for a FOLD into a state without `reduce`, or for a value that its state cannot reduce."""
     if change.op == Op.FOLD and (
         reduction is None or change.value is None or (change.field is None) != (state.kind is Kind.VALUE)
     ):
@@ -175,7 +178,7 @@ def check_change(change: Change, state: StateDescriptor, reduction: Reduction | 
         )
     if reduction is not None and change.op in (Op.PUT, Op.FOLD):
         for value in _values(change, state):
-            if not reduction.text.fullmatch(value):
+            if not reduction.pattern.fullmatch(value):
                 raise ChangeError(
                     f"state {state.name!r}: reduce={str(state.reduce)!r} cannot take the value {value[:100]!r} of the "
                     f"key {change.key[:100]!r}; write it as sparkis does (docs/states.md)"

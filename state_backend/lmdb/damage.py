@@ -1,7 +1,7 @@
 """Checks a store's file for damage: its length, and the order, the place and the checksum of each row.
 
 LMDB itself checks very little: it maps the file and follows its pointers. A read behind the end of a truncated file,
-or through a damaged pointer, ends the process by a signal (SIGBUS).
+or through a damaged pointer, ends the process with a signal (SIGBUS).
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ DAMAGE_ERRORS = (
     lmdb.CursorFullError,
     lmdb.PageFullError,
 )
-# Each of the first two pages is a meta page: behind a header of 16 bytes magic u32, version u32, ...; the size of a
-# page is a u32 at 40, the last page's number a u64 at 136.
+# The first two pages are meta pages: a header of 16 bytes, magic u32, version u32, ...; the size of a page is a u32 at
+# offset 40, the last page's number a u64 at offset 136.
 META_PAGES, PAGE_BYTES_AT, LAST_PAGE_AT, META_BYTES = 2, 40, 136, 152
 PAGE_BYTES_MIN, PAGE_BYTES_MAX = 512, 65_536
-# The number of rows that are checked together; a row may be a piece of a long text, of 64 KiB.
+# The number of rows that are checked together; a row may be a piece of a long value, of 64 KiB.
 ROWS = 256
-# The CRC-32 of an empty value: the rows of indexes have no value.
-EMPTY = 0
+# The CRC-32 of an empty value: the rows of the expiry index and of `field_expiry` have no value.
+CRC_EMPTY = 0
 
 
 def as_damage(error: Exception) -> StoreDamagedError | None:
-    """Return the StoreDamagedError for an error about a damaged file; None for any other error."""
+    """Return a StoreDamagedError for an error that means a damaged file; None for any other error."""
     if isinstance(error, DAMAGE_ERRORS):
         return StoreDamagedError(f"{error}; the store is rebuilt from the log, retry in a moment")
     return error if isinstance(error, StoreDamagedError) else None
 
 
 def check_length(path: Path) -> None:
-    """Raise StoreDamagedError for a file that is shorter than its pages; a missing or empty file is a new store."""
+    """Raise StoreDamagedError for a file that lacks some of its pages; a missing or empty file is a new store."""
     try:
         with open(path, "rb") as file:
             pages = file.read(PAGE_BYTES_MAX + META_BYTES)
@@ -91,7 +91,7 @@ def _verify_table(txn: lmdb.Transaction[bytes], name: str, table: Any) -> None:
                 raise _damaged(name, "a row is out of order")
             if [at for at, _ in found] != chunk:
                 raise _damaged(name, "a row is not found by its name")
-            if not {CRC_RESIDUE, EMPTY}.issuperset(map(checksum, values)):
+            if not {CRC_RESIDUE, CRC_EMPTY}.issuperset(map(checksum, values)):
                 raise _damaged(name, "a checksum does not match")
             if name in ("keys", "fields"):
                 _check_places(name, chunk, values, last)
@@ -102,7 +102,7 @@ def _verify_table(txn: lmdb.Transaction[bytes], name: str, table: Any) -> None:
 
 
 def _check_places(table: str, places: Sequence[bytes], records: Sequence[bytes], last: bytes) -> None:
-    """Check that a look-up finds each record: it is at the position of its name, or follows there without a gap."""
+    """Check that a look-up finds each record: it is at the position of its name, and ordinals there have no gap."""
     names = list(map(name_of, records))
     if table == "keys":
         length, positions = POSITION_BYTES, list(places_of(names))
@@ -111,11 +111,11 @@ def _check_places(table: str, places: Sequence[bytes], records: Sequence[bytes],
         ids = (int.from_bytes(place[:ID_BYTES], "big") for place in places)
         positions = list(map(field_place, ids, names))
     if [place[:length] for place in places] != positions:
-        raise _damaged(table, "a record is not at the position of its name")
+        raise _damaged(table, "a record is not at its key's or field's position")
     for place, before in zip(places, [last, *places], strict=False):
         ordinal = int.from_bytes(place[length:], "big")
         if ordinal and before != place[:length] + ((ordinal - 1).to_bytes(2, "big") if ordinal > 1 else b""):
-            raise _damaged(table, "a record is behind a gap")
+            raise _damaged(table, "an ordinal is missing")
 
 
 def _damaged(table: str, problem: str) -> StoreDamagedError:

@@ -1,6 +1,6 @@
-"""Events of keys in an LMDB store: stores their portions (see `key_events`), and derives the events of a changed key.
+"""Events of keys in an LMDB store: the portions of events (see `key_events`), and the events of a changed key.
 
-Rows of the table `meta`; numbers in names are big endian, so that portions are in order:
+Rows of the table `meta`. Numbers in names are big endian, so that portions are in order:
 
     b"events"              -> id (8) | first u64 | next u64 | bytes u64: the stored portions, and their total size
     b"events", serial (8)  -> a portion
@@ -18,15 +18,15 @@ import lmdb
 from state_backend.codec import packed_list, packed_map, packed_sorted
 from state_backend.codec.checksums import checked, with_checksum
 from state_backend.lmdb.layout import (
-    FEW,
     FORM_AT,
-    LARGE,
-    LONG,
+    LARGE_MAP,
     LONG_LIST,
-    PACKED,
-    RANKED,
+    LONG_LIST_PAYLOAD,
     SCORE,
-    SHORT,
+    SHORT_LIST,
+    SMALL_MAP,
+    SMALL_SET,
+    SMALL_SORTED_SET,
     LargeMap,
     expiry_of,
     field_place,
@@ -37,15 +37,18 @@ from state_backend.model.descriptor import Kind
 from state_backend.model.records import Op
 from state_backend.store.key_events import KeyEvent, StoredPortions, pack
 
-# The size of a key's events in a portion, in addition to the key (about).
+# About the size of a key's events in a portion, without the key.
 EVENT_OVERHEAD_BYTES = 6
+
+# Indexes in a row (see `records.rows_in`).
+OP_AT, FIELD_AT, VALUE_AT = 1, 3, 4
 
 EVENTS = b"events"
 PORTIONS = struct.Struct("<8sQQQ")
 
 
 def stored_portions_of(stored: bytes | None) -> StoredPortions | None:
-    """Read which portions are stored; None if events are not recorded."""
+    """Read the row that lists the stored portions; None if events are not recorded."""
     return None if stored is None else StoredPortions(*PORTIONS.unpack(checked(stored)))
 
 
@@ -83,7 +86,7 @@ class EventWriter:
         self._txn.put(EVENTS, with_checksum(PORTIONS.pack(*self._portions)), db=self._table)
 
     def _write(self) -> None:
-        """Write a portion, and delete the oldest portions if all together are too large."""
+        """Write a portion. While all portions together are too large, delete the oldest."""
         packed = with_checksum(pack(self._epoch, self._term, self._keys, self._events))
         self._keys, self._events, self._bytes = [], [], 0
         id_, first, after, size = self._portions
@@ -112,9 +115,9 @@ def delete_portions(txn: lmdb.Transaction[bytes], table: Any, portions_max: int)
     return False
 
 
-# The events of a changed key, derived from its record before the epoch and after it -----------------------------------
+# -- the events of a changed key, derived from its record before the epoch and after it --------------------------------
 
-# By kind: the event for added or changed items, and the event for removed items.
+# The event for added or changed items, and the event for removed items.
 CHANGED = {Kind.MAP: KeyEvent.FIELDS_SET, Kind.SET: KeyEvent.MEMBERS_ADDED, Kind.SORTED_SET: KeyEvent.SCORES_SET}
 REMOVED = {
     Kind.MAP: KeyEvent.FIELDS_DELETED,
@@ -132,8 +135,8 @@ def _scores(packed: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 UNPACKED = {Kind.MAP: packed_map.pairs, Kind.SET: _members, Kind.SORTED_SET: _scores}
-# By form of a small map or set: (name, value) of its items.
-UNPACKED_FORM = {PACKED: packed_map.pairs, FEW: _members, RANKED: _scores}
+# Functions that return (name, value) of the items of a small map or set.
+UNPACKED_BY_FORM = {SMALL_MAP: packed_map.pairs, SMALL_SET: _members, SMALL_SORTED_SET: _scores}
 
 GetItem = Callable[[bytes], bytes | None]
 
@@ -149,14 +152,14 @@ NO_ITEMS = Items({}, 0)
 
 
 def items_of(record: bytes | None, names: Sequence[bytes], get: GetItem) -> Items:
-    """Return the items of a map or set with some names; missing ones are left out."""
+    """Return the items of a map or set that have some names; missing ones are left out."""
     if record is None:
         return NO_ITEMS
     form, payload = record[FORM_AT], payload_of(record)
-    if form in UNPACKED_FORM:
-        found = dict(UNPACKED_FORM[form](payload))
+    if form in UNPACKED_BY_FORM:
+        found = dict(UNPACKED_BY_FORM[form](payload))
         return Items({name: (found[name], 0) for name in names if name in found}, len(found))
-    # The payload of a large one begins with its id and its size.
+    # The payload of a large map or set begins with its id and its size.
     number, size, *_ = struct.unpack_from("<QQ", payload)
     items = {}
     for name in names:
@@ -170,7 +173,7 @@ class KeyBefore(NamedTuple):
     """A key before an epoch changes it.
 
     rows: the epoch's changes of the key (see `records.rows_in`). first_events: the events of a stale record that the
-    changes replace. names: the items that the changes name.
+    changes replace (see `stale_events`). names, items: the items that the changes name.
     """
 
     kind: Kind
@@ -181,13 +184,13 @@ class KeyBefore(NamedTuple):
     items: Items
 
 
-def describe_key(
+def key_before(
     kind: Kind, rows: Sequence[tuple[Any, ...]], record: bytes | None, first_events: bytes, get: GetItem
 ) -> KeyBefore:
     """Describe a key that these rows are about to change."""
     if kind not in CHANGED:
         return KeyBefore(kind, rows, record, first_events, (), NO_ITEMS)
-    names = dict.fromkeys(row[3] for row in rows if row[3] is not None)
+    names = dict.fromkeys(row[FIELD_AT] for row in rows if row[FIELD_AT] is not None)
     for _, op, _, field, value, _ in rows:
         if field is None and op == Op.PUT and value:
             names |= dict.fromkeys(name for name, _ in UNPACKED[kind](value))
@@ -195,18 +198,18 @@ def describe_key(
 
 
 def events_between(was: KeyBefore, record: bytes | None, get: GetItem) -> bytes:
-    """Return the events of a key in an epoch, given its record after it.
+    """Return the events of a key in an epoch, given its record after the epoch.
 
-    They are in the order of the events of Redis commands that make the same changes.
+    The events are in the order in which Redis sends them for commands that make the same changes.
     """
-    return was.first_events + bytes(_changes(was, record, get))
+    return was.first_events + bytes(_events(was, record, get))
 
 
-def _changes(was: KeyBefore, record: bytes | None, get: GetItem) -> Iterator[KeyEvent]:
+def _events(was: KeyBefore, record: bytes | None, get: GetItem) -> Iterator[KeyEvent]:
     old = was.record
     if record is None:
         if old is not None:
-            if was.kind in REMOVED and was.rows[-1][3] is not None:
+            if was.kind in REMOVED and was.rows[-1][FIELD_AT] is not None:
                 yield REMOVED[was.kind]
             yield KeyEvent.DELETED
         return
@@ -217,27 +220,27 @@ def _changes(was: KeyBefore, record: bytes | None, get: GetItem) -> Iterator[Key
             yield from (KeyEvent.EXPIRY_SET,) if expiry_of(record) else ()
         return
     if was.kind is Kind.LIST:
-        yield from _list_changes(was, record)
+        yield from _list_events(was, record)
     else:
-        yield from _item_changes(was, record, items_of(record, was.names, get))
-    expires_ms, expired_ms = expiry_of(record), 0 if old is None else expiry_of(old)
-    if expires_ms != expired_ms:
-        yield KeyEvent.EXPIRY_SET if expires_ms else KeyEvent.EXPIRY_REMOVED
+        yield from _item_events(was, record, items_of(record, was.names, get))
+    expire_at_ms, old_expire_at_ms = expiry_of(record), 0 if old is None else expiry_of(old)
+    if expire_at_ms != old_expire_at_ms:
+        yield KeyEvent.EXPIRY_SET if expire_at_ms else KeyEvent.EXPIRY_REMOVED
 
 
-def _list_changes(was: KeyBefore, record: bytes) -> Iterator[KeyEvent]:
+def _list_events(was: KeyBefore, record: bytes) -> Iterator[KeyEvent]:
     if record == was.record:
         return
     old = was.record
     appended = 0
     for row in was.rows:
-        if row[1] == Op.APPEND:
+        if row[OP_AT] == Op.APPEND:
             appended += 1
         else:
             if old is not None:
                 yield KeyEvent.DELETED
             old = None
-            appended = packed_list.count(row[4]) if row[1] == Op.PUT and row[4] else 0
+            appended = packed_list.count(row[VALUE_AT]) if row[OP_AT] == Op.PUT and row[VALUE_AT] else 0
     if old is None:
         yield KeyEvent.NEW
     if appended:
@@ -249,14 +252,14 @@ def _list_changes(was: KeyBefore, record: bytes) -> Iterator[KeyEvent]:
 def _length(record: bytes | None) -> int:
     if record is None:
         return 0
-    if record[FORM_AT] == SHORT:
+    if record[FORM_AT] == SHORT_LIST:
         return packed_list.count(payload_of(record))
-    assert record[FORM_AT] == LONG
-    _, start, end = LONG_LIST.unpack(payload_of(record))
+    assert record[FORM_AT] == LONG_LIST
+    _, start, end = LONG_LIST_PAYLOAD.unpack(payload_of(record))
     return int(end - start)
 
 
-def _item_changes(was: KeyBefore, record: bytes, now: Items) -> Iterator[KeyEvent]:
+def _item_events(was: KeyBefore, record: bytes, now: Items) -> Iterator[KeyEvent]:
     then = was.items
     if was.record is None:
         yield KeyEvent.NEW
@@ -272,10 +275,10 @@ def _item_changes(was: KeyBefore, record: bytes, now: Items) -> Iterator[KeyEven
 
 
 def stale_events(record: bytes, now_ms: int, is_same_state: bool) -> bytes:
-    """Return the events of a stale record that an epoch deletes: it has expired, or the epoch replaces its state."""
+    """Return the events of a stale record, which has expired, or whose state the epoch replaces: it is deleted."""
     if 0 < expiry_of(record) <= now_ms:
         return bytes((KeyEvent.EXPIRED,))
-    has_expired = record[FORM_AT] == LARGE and LargeMap.of(payload_of(record)).may_have_expired(now_ms)
+    has_expired = record[FORM_AT] == LARGE_MAP and LargeMap.of(payload_of(record)).may_have_expired(now_ms)
     return (
         bytes((KeyEvent.FIELDS_EXPIRED, KeyEvent.DELETED))
         if has_expired and is_same_state

@@ -1,7 +1,7 @@
 """Expiry in a write transaction of an LMDB store: expired keys and fields are first announced, then removed.
 
-They are announced by this server's clock: announced keys are in no count, and their events are written. They are
-removed by the log's clock: until then an epoch may still change them (see `store.Store.expire`).
+The server's own clock decides when a key is announced: from then on the key is in no count, and its events are written.
+The log's clock decides when it is removed: until then an epoch may still change it (see `store.Store.expire`).
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import lmdb
 
 from state_backend.codec.checksums import check, checked
 from state_backend.lmdb.layout import (
-    DROPPED_LINE,
+    DROPPED_ENTRY,
+    ENTRY_NAME_AT,
+    ENTRY_TAG_AT,
+    ENTRY_TIME_AT,
+    FIELD_ENTRY,
     FIELD_EXPIRY_POSITION_AT,
     FIELD_EXPIRY_TIME_AT,
-    FIELD_LINE,
     FORM_AT,
-    KEY_LINE,
-    LARGE,
-    LINE_NAME_AT,
-    LINE_TAG_AT,
-    LINE_TIME_AT,
+    KEY_ENTRY,
+    LARGE_MAP,
     LargeMap,
     Tables,
-    expiry_line,
+    expiry_entry,
     expiry_of,
     field_expiry_name,
     id_of,
@@ -37,9 +37,9 @@ from state_backend.model.errors import StoreDamagedError
 from state_backend.store.changed_keys import ChangedKeys
 from state_backend.store.key_events import KeyEvent
 
-# If the clock is set back by less, announced keys stay announced (guess).
+# Announced keys stay announced if the clock is set back by less than this (guess).
 CLOCK_STEP_MS = 5_000
-# The first line of the expiry index that has a time, and a tag behind all other tags.
+# Entries of dropped rows have the time 0; all others are at or behind FIRST_TIMED. LAST_TAG is behind all tags.
 FIRST_TIMED, LAST_TAG = (1).to_bytes(8, "big"), b"\xff"
 
 
@@ -48,30 +48,32 @@ class ExpiryTransaction(LmdbTransaction):
 
     _expired_keys = _expired_fields = 0
 
-    def announce_expired(self, clock_ms: int, lines_max: int) -> int:
-        """Announce keys and fields that have expired by a clock, oldest first: uncount the keys, and report events.
+    def announce_expired(self, clock_ms: int, entries_max: int) -> int:
+        """Announce keys and fields that have expired by a clock, oldest first.
 
-        Their records stay: an epoch may still change them. Returns how many lines of the expiry index were processed;
-        `lines_max` if there may be more.
+        Announced keys leave the counts, and their events are written. Their records stay: an epoch may still change
+        them. Returns how many entries of the expiry index were processed; `entries_max` if there may be more.
         """
         if clock_ms < self.meta.announced_ms - CLOCK_STEP_MS:
-            return self._undo_announcements(clock_ms + CLOCK_STEP_MS, lines_max)
-        with self._txn.cursor(db=self._tables.expiry) as lines:
-            for done in range(lines_max):
-                found = lines.set_range(max(self.meta.announced + b"\0", FIRST_TIMED))
-                line = lines.key()
-                at_ms = int.from_bytes(line[LINE_TIME_AT], "big")
+            return self._undo_announcements(clock_ms + CLOCK_STEP_MS, entries_max)
+        with self._txn.cursor(db=self._tables.expiry) as entries:
+            for done in range(entries_max):
+                found = entries.set_range(max(self.meta.announced + b"\0", FIRST_TIMED))
+                entry = entries.key()
+                at_ms = int.from_bytes(entry[ENTRY_TIME_AT], "big")
                 if not found or at_ms > clock_ms:
-                    if done:  # a key that is put later with an earlier expiry counts as announced
-                        self.meta.announced = expiry_line(clock_ms, LAST_TAG, b"")
+                    if done:
+                        # All entries up to the clock are announced. A key that is put later with an earlier expiry
+                        # counts as announced from the beginning.
+                        self.meta.announced = expiry_entry(clock_ms, LAST_TAG, b"")
                     return done
-                if line[LINE_TAG_AT] == KEY_LINE:
-                    self._announce_keys_at(line[LINE_NAME_AT], at_ms)
-                    self.meta.announced = line
+                if entry[ENTRY_TAG_AT] == KEY_ENTRY:
+                    self._announce_keys_at(entry[ENTRY_NAME_AT], at_ms)
+                    self.meta.announced = entry
                 else:
-                    self.meta.announced = line
-                    self._announce_fields(line, clock_ms)
-        return lines_max
+                    self.meta.announced = entry
+                    self._announce_fields(entry, clock_ms)
+        return entries_max
 
     def _announce_keys_at(self, position: bytes, at_ms: int) -> None:
         for at, record in self._keys.records.at(position):
@@ -81,15 +83,15 @@ class ExpiryTransaction(LmdbTransaction):
                 self._keys.report(name_of(record), KeyEvent.EXPIRED)
                 self._expired_keys += 1
 
-    def _announce_fields(self, line: bytes, clock_ms: int) -> None:
-        """Announce the expired fields of a large map, given one of its two lines."""
-        at_ms, prefix = int.from_bytes(line[LINE_TIME_AT], "big"), line[LINE_NAME_AT]
+    def _announce_fields(self, entry: bytes, clock_ms: int) -> None:
+        """Announce the expired fields of a large map, given one of its two entries."""
+        at_ms, prefix = int.from_bytes(entry[ENTRY_TIME_AT], "big"), entry[ENTRY_NAME_AT]
         at, record = self._map_of(prefix)
         large = None if record is None else LargeMap.of(payload_of(record))
-        if line[LINE_TAG_AT] == FIELD_LINE:
-            self._txn.delete(line, db=self._tables.expiry)
+        if entry[ENTRY_TAG_AT] == FIELD_ENTRY:
+            self._txn.delete(entry, db=self._tables.expiry)
             if large is not None and large.next_expiry_ms >= at_ms:
-                large = None  # its own line comes later
+                large = None  # its own entry comes later
         if record is None or large is None:
             return
         found = self._keys.field_expiry.set_range(field_expiry_name(prefix, at_ms)) and self._keys.field_expiry.key()
@@ -101,49 +103,50 @@ class ExpiryTransaction(LmdbTransaction):
         self._maps.announce_next(large, clock_ms)
 
     def _map_of(self, prefix: bytes) -> tuple[bytes, bytes | None]:
-        """Return the place and the record of a large map's key; None if the key has another record now."""
+        """Return the place and record of a large map's key, given its prefix; None if the key has another record."""
         key = self._txn.get(prefix, db=self._tables.maps)
         if key is None:
             return b"", None
         key = checked(key)
         at, record = self._keys.find(key)
-        is_same = record is not None and record[FORM_AT] == LARGE and id_of(record) == prefix
+        is_same = record is not None and record[FORM_AT] == LARGE_MAP and id_of(record) == prefix
         return at, record if is_same else None
 
-    def _undo_announcements(self, until_ms: int, lines_max: int) -> int:
-        """Count announced keys that expire after a time again, latest first: the clock was set back."""
-        with self._txn.cursor(db=self._tables.expiry) as lines:
-            found = lines.prev() if lines.set_range(self.meta.announced + b"\0") else lines.last()
-            for done in range(lines_max):
-                line = lines.key() if found else b""
-                at_ms = int.from_bytes(line[LINE_TIME_AT], "big")
+    def _undo_announcements(self, until_ms: int, entries_max: int) -> int:
+        """Count the announced keys that expire after a time as live again, latest first: the clock was set back."""
+        with self._txn.cursor(db=self._tables.expiry) as entries:
+            found = entries.prev() if entries.set_range(self.meta.announced + b"\0") else entries.last()
+            for done in range(entries_max):
+                entry = entries.key() if found else b""
+                at_ms = int.from_bytes(entry[ENTRY_TIME_AT], "big")
                 if at_ms <= until_ms:
-                    self.meta.announced = line
+                    self.meta.announced = entry
                     return done
-                found = lines.prev()
-                self.meta.announced = lines.key() if found else b""
-                if line[LINE_TAG_AT] == KEY_LINE:
-                    for at, record in self._keys.records.at(line[LINE_NAME_AT]):
+                found = entries.prev()
+                self.meta.announced = entries.key() if found else b""
+                if entry[ENTRY_TAG_AT] == KEY_ENTRY:
+                    for at, record in self._keys.records.at(entry[ENTRY_NAME_AT]):
                         if expiry_of(record) == at_ms:
                             self._keys.counts.add(at, record, 1)
-        return lines_max
+        return entries_max
 
     def remove_expired(self, removals_max: int) -> int:
-        """Remove announced keys and fields that expired by this transaction's clock, oldest first, and dropped rows.
+        """Remove dropped rows, and announced keys and fields that have expired by this transaction's clock.
 
-        Returns how many keys, fields, elements and pieces were removed; about `removals_max` if there are more.
+        The oldest come first. Returns how many keys, fields and other rows were removed; about `removals_max` if there
+        are more.
         """
-        self._keys.changed_keys = ChangedKeys()  # announced keys were stored as changed keys already
+        self._keys.changed_keys = ChangedKeys()  # announced keys were stored before: see `store_expired_keys`
         done = 0
-        with self._txn.cursor(db=self._tables.expiry) as lines:
-            while done < removals_max and lines.first():
-                line = lines.key()
-                tag, name = line[LINE_TAG_AT], line[LINE_NAME_AT]
-                if tag == DROPPED_LINE:
-                    done += self._remove_dropped(line, name, removals_max - done)
-                elif int.from_bytes(line[LINE_TIME_AT], "big") > self._now_ms or line > self.meta.announced:
+        with self._txn.cursor(db=self._tables.expiry) as entries:
+            while done < removals_max and entries.first():
+                entry = entries.key()
+                tag, name = entry[ENTRY_TAG_AT], entry[ENTRY_NAME_AT]
+                if tag == DROPPED_ENTRY:
+                    done += self._remove_dropped(entry, name, removals_max - done)
+                elif int.from_bytes(entry[ENTRY_TIME_AT], "big") > self._now_ms or entry > self.meta.announced:
                     break
-                elif tag == KEY_LINE:
+                elif tag == KEY_ENTRY:
                     done += self._remove_keys_at(name)
                 else:
                     done += self._remove_fields(name, removals_max - done)
@@ -156,7 +159,7 @@ class ExpiryTransaction(LmdbTransaction):
         return done
 
     def _remove_keys_at(self, position: bytes) -> int:
-        """Remove the expired keys at one position, and their lines with them; return how many."""
+        """Remove the expired keys at one position, and their entries of the expiry index; return how many keys."""
         removed = 0
         ordinal = 0
         at = position
@@ -164,14 +167,14 @@ class ExpiryTransaction(LmdbTransaction):
             check(record)
             if expiry_of(record) <= self._now_ms and self._keys.counts.is_announced(at, record):
                 self._keys.delete(at, record)
-                removed += 1  # the last record of the position has its place now, if there is one
+                removed += 1  # the last record of the position has moved to this place, if there is one
             else:
                 ordinal += 1
                 at = position + ordinal.to_bytes(2, "big")
         return removed
 
     def _remove_fields(self, prefix: bytes, removals_max: int) -> int:
-        """Remove expired fields of a large map, and move its line to the next expiry; return how many."""
+        """Remove expired fields of a large map, and move its entry to the next expiry; return how many fields."""
         at, record = self._map_of(prefix)
         if record is None:
             raise StoreDamagedError(
@@ -213,8 +216,8 @@ class ExpiryTransaction(LmdbTransaction):
                 at = position + ordinal.to_bytes(2, "big")
         return removed
 
-    def _remove_dropped(self, line: bytes, prefix: bytes, removals_max: int) -> int:
-        """Remove rows of a dropped map, list, set or text, and its line with the last row; return how many."""
+    def _remove_dropped(self, entry: bytes, prefix: bytes, removals_max: int) -> int:
+        """Remove rows of a dropped map, list, set or long value, and the entry with the last row; return how many."""
         removed = 0
         for table in (self._tables.fields, self._tables.field_expiry, self._tables.blocks):
             with self._txn.cursor(db=table) as cursor:
@@ -228,18 +231,18 @@ class ExpiryTransaction(LmdbTransaction):
                     found = cursor.delete() and bool(cursor.key())
                     removed += 1
         self._txn.delete(prefix, db=self._tables.maps)
-        self._txn.delete(line, db=self._tables.expiry)
+        self._txn.delete(entry, db=self._tables.expiry)
         return max(removed, 1)
 
 
 def has_expired(
     txn: lmdb.Transaction[bytes], tables: Tables, announced: bytes, announced_to_ms: int, removed_to_ms: int
 ) -> bool:
-    """Tell whether a key or field is to be announced by one clock or removed by another, or rows were dropped."""
-    if announced_to_ms < int.from_bytes(announced[LINE_TIME_AT], "big") - CLOCK_STEP_MS:
+    """Tell whether `announce_expired` or `remove_expired` has anything to do, given the clock of each."""
+    if announced_to_ms < int.from_bytes(announced[ENTRY_TIME_AT], "big") - CLOCK_STEP_MS:
         return True
-    with txn.cursor(db=tables.expiry) as lines:
-        if lines.first() and int.from_bytes(lines.key()[LINE_TIME_AT], "big") <= removed_to_ms:
+    with txn.cursor(db=tables.expiry) as entries:
+        if entries.first() and int.from_bytes(entries.key()[ENTRY_TIME_AT], "big") <= removed_to_ms:
             return True
-        found = lines.set_range(max(announced + b"\0", FIRST_TIMED))
-        return found and int.from_bytes(lines.key()[LINE_TIME_AT], "big") <= announced_to_ms
+        found = entries.set_range(max(announced + b"\0", FIRST_TIMED))
+        return found and int.from_bytes(entries.key()[ENTRY_TIME_AT], "big") <= announced_to_ms

@@ -1,4 +1,4 @@
-"""Changes of reducing states in a write transaction: each fold becomes a put of its result."""
+"""Changes of reducing states in a write transaction: each FOLD becomes a PUT of its result."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from state_backend.codec.reductions import folded
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
 from state_backend.lmdb.layout import (
     FORM_AT,
-    LARGE,
-    PACKED,
+    LARGE_MAP,
+    SMALL_MAP,
     LargeMap,
     expiry_of,
     field_place,
@@ -23,12 +23,12 @@ from state_backend.model.descriptor import Kind
 from state_backend.model.records import Change, Op
 
 FOLD = int(Op.FOLD)
-# Up to about so many fields of a small map, finding each takes less time than unpacking the map.
+# Up to so many changes of a small map, it is faster to find each field than to unpack the map (guess).
 FINDS_MAX = 4
 
 
 class Folds:
-    """Folds changes into what a store has at their keys and fields."""
+    """Folds changes into the stored values of their keys and fields."""
 
     def __init__(self, keys: KeyWriter, values: ValueWriter) -> None:
         self._keys = keys
@@ -37,10 +37,11 @@ class Folds:
     def as_puts(
         self, record: bytes | None, rows: Sequence[tuple[Any, ...]], state: WrittenState
     ) -> Iterable[tuple[Any, ...]]:
-        """Return the changes of one key with puts in place of folds into its `record`."""
+        """Return the changes of one key, with PUTs in place of FOLDs. record: the key's live record."""
         changes = list(map(Change._make, rows))
-        current: dict[bytes, bytes | None] = {}  # by field, after the changes so far; a value's field is empty
-        if record is not None and record[FORM_AT] == PACKED and len(rows) > FINDS_MAX:
+        # By field, after the changes so far. The field of a value is empty.
+        current: dict[bytes, bytes | None] = {}
+        if record is not None and record[FORM_AT] == SMALL_MAP and len(rows) > FINDS_MAX:
             current, record = dict(packed_map.pairs(payload_of(record))), None
         for index, change in enumerate(changes):
             has_expired = change.expire_at_ms is not None and change.expire_at_ms <= self._keys.now_ms
@@ -61,9 +62,9 @@ class Folds:
         """Return the live value of a key, or of a field of a map."""
         if record is None:
             return None
-        if record[FORM_AT] == PACKED:
+        if record[FORM_AT] == SMALL_MAP:
             return packed_map.find(payload_of(record), field)
-        if record[FORM_AT] != LARGE:
+        if record[FORM_AT] != LARGE_MAP:
             return self._values.value_in(record)
         map_id = LargeMap.of(payload_of(record)).map_id
         _, found = find(self._keys.fields.get, field_place(map_id, field), field)

@@ -1,4 +1,4 @@
-"""How many keys a store has, kept in step with the records that a write transaction changes."""
+"""The numbers of keys in a store, updated with each record that a write transaction changes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from state_backend.lmdb.layout import (
     FORM_AT,
-    KEY_LINE,
-    LARGE,
+    KEY_ENTRY,
+    LARGE_MAP,
     LargeMap,
     Meta,
-    expiry_line,
+    expiry_entry,
     expiry_of,
     payload_of,
     state_number_of,
@@ -23,7 +23,7 @@ from state_backend.model.slots import POSITION_BYTES
 class KeyCounts:
     """The number of keys of each state, of keys that expire, and of maps with fields that expire.
 
-    A key whose expiry was announced is in no count, whether it was removed or not (see `lmdb.expiry`).
+    A key whose expiry was announced is in no count, whether or not it is removed yet (see `lmdb.expiry`).
     """
 
     def __init__(self, meta: Meta) -> None:
@@ -34,25 +34,27 @@ class KeyCounts:
         self._expiring_maps = applied.expiring_maps
 
     def is_announced(self, at: bytes, record: bytes) -> bool:
-        """Tell whether it was announced that a key expired."""
+        """Tell whether a key's expiry was announced."""
         expire_at_ms = expiry_of(record)
-        return expire_at_ms > 0 and expiry_line(expire_at_ms, KEY_LINE, at[:POSITION_BYTES]) <= self.meta.announced
+        return expire_at_ms > 0 and expiry_entry(expire_at_ms, KEY_ENTRY, at[:POSITION_BYTES]) <= self.meta.announced
 
     def add(self, at: bytes, record: bytes, sign: int) -> None:
-        """Count a key in (1) or out (-1)."""
+        """Add a key to the counts (sign 1), or remove it from them (-1)."""
         if self.is_announced(at, record):
             return
         self._keys[state_number_of(record)] += sign
         self._expiring += sign * (expiry_of(record) > 0)
-        self._expiring_maps += sign * (record[FORM_AT] == LARGE and LargeMap.of(payload_of(record)).next_expiry_ms > 0)
+        self._expiring_maps += sign * (
+            record[FORM_AT] == LARGE_MAP and LargeMap.of(payload_of(record)).next_expiry_ms > 0
+        )
 
     def add_new(self, new: Mapping[tuple[int, int], int]) -> None:
-        """Count in new keys that do not expire, by slot and number of the state."""
+        """Add new keys that do not expire. new: how many, by (slot, state number)."""
         for (_, number), count in new.items():
             self._keys[number] += count
 
     def may_have_keys(self, number: int) -> bool:
-        """Tell whether a state may have records: those of announced keys are in no count."""
+        """Tell whether a state may have records; announced keys still have records, and are in no count."""
         return bool(self._keys.get(number) or self.meta.announced)
 
     def finish(self) -> None:

@@ -1,6 +1,6 @@
-"""The records of keys in a write transaction, written and deleted one by one.
+"""Writes and deletes the records of keys, one by one, in a write transaction.
 
-`value_writer`, `map_writer`, `list_writer` and `set_writer` make the content of the records of their kind of state.
+`value_writer`, `map_writer`, `list_writer` and `set_writer` make the content of the records.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from state_backend.lmdb.events import EventWriter
 from state_backend.lmdb.key_counts import KeyCounts
 from state_backend.lmdb.layout import (
     COUNTED_AT,
-    DROPPED_LINE,
+    DROPPED_ENTRY,
     EXPIRY_AT,
     FIELD_POSITION_BYTES,
+    FIRST_LARGE,
     FORM_AT,
     ID_BYTES,
-    KEY_LINE,
-    LARGE,
-    MAP_LINE,
+    KEY_ENTRY,
+    LARGE_MAP,
+    MAP_ENTRY,
     NEVER,
     LargeMap,
     Table,
     Tables,
     checked_rows,
-    expiry_line,
+    expiry_entry,
     expiry_of,
     find,
     id_of,
@@ -61,7 +62,7 @@ class KeyWriter:
         self.changed = 0
 
     def find(self, key: bytes) -> tuple[bytes, bytes | None]:
-        """Return the place of a key and its record, expired or not; for a missing one the next free place and None."""
+        """Return the place of a key and its record, expired or not; for a missing key the next free place and None."""
         return find(self.records.get, place_of(key), key)
 
     def find_live(self, key: bytes) -> tuple[bytes, bytes | None]:
@@ -73,43 +74,43 @@ class KeyWriter:
         return at, record
 
     def is_live(self, record: bytes) -> bool:
-        """Tell whether a key has not expired, nor all fields of a large map."""
+        """Tell whether a key is live: neither the key has expired, nor all fields of a large map."""
         if 0 < expiry_of(record) <= self.now_ms:
             return False
-        return record[FORM_AT] != LARGE or LargeMap.of(payload_of(record)).is_live(self.field_expiry, self.now_ms)
+        return record[FORM_AT] != LARGE_MAP or LargeMap.of(payload_of(record)).is_live(self.field_expiry, self.now_ms)
 
     def put(self, at: bytes, old: bytes | None, new: bytes) -> None:
-        """Write a key's record over the old one, whose rows in other tables are dropped unless the new one has them."""
+        """Write a key's record over the old one, and drop the old one's rows in other tables if the id differs."""
         self.records.put(at, new)
         self.changed_keys.add(name_of(new))
         if old is None:
             self.counts.add(at, new, 1)
-        elif old[COUNTED_AT] != new[COUNTED_AT] or new[FORM_AT] == LARGE:
+        elif old[COUNTED_AT] != new[COUNTED_AT] or new[FORM_AT] == LARGE_MAP:
             self.counts.add(at, old, -1)
             self.counts.add(at, new, 1)
         old_next_expiry_ms = 0
-        if old is not None and old[FORM_AT] >= LARGE:
+        if old is not None and old[FORM_AT] >= FIRST_LARGE:
             if id_of(old) != id_of(new):
                 self.drop(old)
-            elif old[FORM_AT] == LARGE:
+            elif old[FORM_AT] == LARGE_MAP:
                 old_next_expiry_ms = LargeMap.of(payload_of(old)).next_expiry_ms
-        if new[FORM_AT] == LARGE:
-            self._move_map_line(old_next_expiry_ms, LargeMap.of(payload_of(new)))
+        if new[FORM_AT] == LARGE_MAP:
+            self._move_map_entry(old_next_expiry_ms, LargeMap.of(payload_of(new)))
         if new[EXPIRY_AT] != (old[EXPIRY_AT] if old is not None else NEVER):
-            self._move_line(at[:POSITION_BYTES], expiry_of(old) if old is not None else 0, expiry_of(new))
+            self._move_entry(at[:POSITION_BYTES], expiry_of(old) if old is not None else 0, expiry_of(new))
 
     def delete(self, at: bytes, record: bytes) -> None:
-        """Delete a key's record; its rows in other tables are dropped."""
+        """Delete a key's record, and drop its rows in other tables."""
         self.changed_keys.add(name_of(record))
         self.drop(record)
         self.counts.add(at, record, -1)
         self.records.delete(at)
         expire_at_ms = expiry_of(record)
         if expire_at_ms:
-            self._move_line(at[:POSITION_BYTES], expire_at_ms, 0)
+            self._move_entry(at[:POSITION_BYTES], expire_at_ms, 0)
 
     def change(self, at: bytes, old: bytes | None, new: bytes | None) -> None:
-        """Write a key's record, or delete the old one if `new` is None; count the change if it makes a difference."""
+        """Write a key's record, or delete the old one if `new` is None; count the change if the record differs."""
         if new == old:
             return
         if new is not None:
@@ -119,28 +120,28 @@ class KeyWriter:
         self.changed += 1
 
     def drop(self, record: bytes) -> None:
-        """Drop the rows that a record has in other tables: `lmdb.expiry` removes them later, in portions."""
-        if record[FORM_AT] < LARGE:
+        """Drop a record's rows in other tables: `lmdb.expiry` removes them later, in portions."""
+        if record[FORM_AT] < FIRST_LARGE:
             return
-        if record[FORM_AT] == LARGE and (next_expiry_ms := LargeMap.of(payload_of(record)).next_expiry_ms):
-            self.txn.delete(expiry_line(next_expiry_ms, MAP_LINE, id_of(record)), db=self.tables.expiry)
-        self.txn.put(expiry_line(0, DROPPED_LINE, id_of(record)), b"", db=self.tables.expiry)
+        if record[FORM_AT] == LARGE_MAP and (next_expiry_ms := LargeMap.of(payload_of(record)).next_expiry_ms):
+            self.txn.delete(expiry_entry(next_expiry_ms, MAP_ENTRY, id_of(record)), db=self.tables.expiry)
+        self.txn.put(expiry_entry(0, DROPPED_ENTRY, id_of(record)), b"", db=self.tables.expiry)
 
-    def _move_line(self, position: bytes, before: int, after: int) -> None:
-        """Move a key's line in the expiry index; one that another key of the same position needs stays."""
+    def _move_entry(self, position: bytes, before: int, after: int) -> None:
+        """Move a key's entry in the expiry index. The old entry stays if another key of the position needs it."""
         if before and not self.records.expires_at(position, before):
-            self.txn.delete(expiry_line(before, KEY_LINE, position), db=self.tables.expiry)
+            self.txn.delete(expiry_entry(before, KEY_ENTRY, position), db=self.tables.expiry)
         if after:
-            self.txn.put(expiry_line(after, KEY_LINE, position), b"", db=self.tables.expiry)
+            self.txn.put(expiry_entry(after, KEY_ENTRY, position), b"", db=self.tables.expiry)
 
-    def _move_map_line(self, before: int, large: LargeMap) -> None:
-        """Move a large map's line in the expiry index."""
+    def _move_map_entry(self, before: int, large: LargeMap) -> None:
+        """Move a large map's entry in the expiry index."""
         if before == large.next_expiry_ms:
             return
         if before:
-            self.txn.delete(expiry_line(before, MAP_LINE, large.prefix), db=self.tables.expiry)
+            self.txn.delete(expiry_entry(before, MAP_ENTRY, large.prefix), db=self.tables.expiry)
         if large.next_expiry_ms:
-            self.txn.put(expiry_line(large.next_expiry_ms, MAP_LINE, large.prefix), b"", db=self.tables.expiry)
+            self.txn.put(expiry_entry(large.next_expiry_ms, MAP_ENTRY, large.prefix), b"", db=self.tables.expiry)
 
     def item_names(self, prefix: bytes) -> set[bytes]:
         """Return the names of all fields of a large map, or of all members of a large set."""
@@ -160,7 +161,7 @@ class KeyWriter:
 
 
 class WrittenState(NamedTuple):
-    """A state as a write transaction needs it. is_replaced: the epoch has its full content."""
+    """The facts of a state that a write transaction needs. is_replaced: the epoch has the state's full content."""
 
     number: int
     kind: Kind
@@ -184,5 +185,5 @@ class KindWriter(Protocol):
     ) -> None:
         """Apply the changes of one key, given its place and its live record.
 
-        rows: see `records.rows_in`; none of them folds. keeps_old: False if the changes replace the record's content.
+        rows: see `records.rows_in`; without FOLDs. keeps_old: False if the changes replace the record's content.
         """

@@ -1,50 +1,64 @@
 """The layout of a store in LMDB: its tables and records, and how a record is found. Other modules write and read them.
 
-Tables (LMDB databases) of an environment. Numbers in names are big endian, so that rows are in the order of the
-numbers:
+A table is a database of the LMDB environment. A row's name is its key in LMDB. Numbers in names are big endian, so that
+rows are in the order of the numbers:
 
-    keys    position (6)                      -> record of a key
-            position (6), ordinal (2)         -> records of further keys with the same position, from ordinal 1 up
-    fields  map id (8), field position (6)    -> record of a large map's field; ordinals as above
-            set id (8), field position (6)    -> record of a large set's member; its payload is empty, or the score (8)
-    maps    map id (8)                        -> the map's key
-    field_expiry  map id (8), expire_at_ms (8), field position (6) -> nothing; a field at that position expires then
-    blocks  list id (8), ...                  -> elements of a long list (see `lmdb.lists`)
-            text id (8), number of a piece (8) -> a piece of a long text
-            set id (8), number of a node (8)  -> the order of a large sorted set (see `lmdb.ranks`)
-    expiry  its rows are called lines:
-            expire_at_ms (8), b"k", position (6) -> nothing; a key at that position expires at that time
-            next_expiry_ms (8), b"m", map id (8) -> nothing; no field of this large map expires before that time
-            next_expiry_ms (8), b"n", map id (8) -> nothing; when the next field of a large map is to be announced, if
-            the announcing has passed the map's line above (see `Meta.announced`)
-            0 (8), b"d", id (8)               -> nothing; the rows of this id are dropped: no key has them any more
-    meta    b"applied"                        -> JSON: the last epoch and counts (see `store.Applied`), states, counters
-            b"changed", epoch (8)             -> the keys that one of the last epochs changed (see `changed_keys`)
-            b"events"..                       -> events of keys, while clients subscribe to them (see `lmdb.events`)
-            b"expired", batch (8)             -> the keys that one of the last batches announced, or fields of them
-            b"slot", slot (2)                 -> the number of keys of each state (see `SLOT_COUNT`); only in a store
-            that owns, or owned, some slots only
+    keys          position (6)                          -> the record of a key
+                  position (6), ordinal (2)             -> the record of a further key with the same position; ordinals
+                                                           begin at 1
+    fields        map id (8), field position (6)        -> the record of a large map's field; ordinals as above
+                  set id (8), field position (6)        -> the record of a large set's member; its payload is empty, or
+                                                           the score (8)
+    maps          map id (8)                            -> the large map's key
+    field_expiry  map id (8), expire_at_ms (8), field position (6)
+                                                        -> nothing; a field at that position expires at that time
+    blocks        list id (8), ...                      -> elements of a long list (see `lmdb.lists`)
+                  value id (8), number of a piece (8)   -> a piece of a long value
+                  set id (8), number of a node (8)      -> a node of a large sorted set (see `lmdb.ranks`)
+    expiry        the expiry index; its rows are called entries
+                  expire_at_ms (8), b"k", position (6)  -> nothing; a key at that position expires at that time
+                  next_expiry_ms (8), b"m", map id (8)  -> nothing; no field of this large map expires before that time
+                  next_expiry_ms (8), b"n", map id (8)  -> nothing; the next field of this large map is announced at
+                  that
+                                                           time; only if the map's b"m" entry was processed (see
+                                                           `Meta.announced`)
+                  0 (8), b"d", id (8)                   -> nothing; the rows of this id are dropped: no key has them
+    meta          b"applied"                            -> JSON: the last epoch and counts (see `store.AppliedEpoch`),
+                                                           states, counters
+                  b"changed", epoch (8)                 -> the keys that one of the last epochs changed (see
+                                                           `changed_keys`)
+                  b"events"..                           -> events of keys, while clients subscribe to them (see
+                                                           `lmdb.events`)
+                  b"expired", batch (8)                 -> the keys that one of the last batches announced, or fields of
+                                                           them
+                  b"slot", slot (2)                     -> the number of keys of each state (see `SLOT_COUNT`); only if
+                                                           the store does not own all slots, or once did not
 
-    record  name length u32 | expire_at_ms i64, 0 for never | state number u16 | form u8 | name | payload | checksum u32
-            name is the key, the field or the member; little endian; the form is the kind of payload:
-    VALUE   the value's bytes
-    PACKED  a small map (see `packed_map`)
-    SHORT   a short list (see `packed_list`)
-    FEW     a small set (see `packed_list`), in byte order
-    RANKED  a small sorted set (see `packed_sorted`)
-    LARGE   a large map: map id u64 | fields u64 | expiring fields u64 | next_expiry_ms i64: no field expires before
-            that time (0: no field expires)
-    LONG    a long list: list id u64 | start u64 | end u64; its elements are in `blocks`
-    TEXT    a value above `PIECE_BYTES`: text id u64 | length u64; its pieces, all of that size but the last, are in
-            `blocks`: scans and reads of a part copy no full value, and LMDB needs no long run of free pages for it
-    MANY    a large set: set id u64 | members u64 | 0 u64
-    TREE    a large sorted set: set id u64 | members u64 | number of its next node u64
+A record, little endian. The name is the key, the field or the member:
 
-Every value of every table that is not empty ends with its checksum, the CRC-32 of what is before it (see `checksums`).
+    name length u32 | expire_at_ms i64, 0 for never | state number u16 | form u8 | name | payload | checksum u32
 
-A small map becomes large when it exceeds `packed_map.FIELDS_MAX` or `BYTES_MAX`, or when a field gets an expiry. Rows
-that belong to a key's record are not deleted with it: there may be millions. They get a line in `expiry`, and are
-removed in portions as expired keys are. Ids are never reused.
+The form tells what the payload is:
+
+    VALUE             the value's bytes
+    SMALL_MAP         a small map (see `packed_map`)
+    SHORT_LIST        a short list (see `packed_list`)
+    SMALL_SET         a small set (see `packed_list`), in byte order
+    SMALL_SORTED_SET  a small sorted set (see `packed_sorted`)
+    LARGE_MAP         map id u64 | fields u64 | expiring fields u64 | next_expiry_ms i64: no field expires before that
+                      time (0: no field expires)
+    LONG_LIST         list id u64 | start u64 | end u64; the elements are in `blocks`
+    LONG_VALUE        a value above `PIECE_BYTES`: value id u64 | length u64; the pieces, of that size except the last,
+                      are in `blocks`. So scans and reads of a part copy no full value, and LMDB needs no long run of
+                      free pages for it
+    LARGE_SET         set id u64 | members u64 | 0 u64
+    LARGE_SORTED_SET  set id u64 | members u64 | number of its next node u64
+
+Every value of every table that is not empty ends with its checksum, the CRC-32 of the bytes before (see `checksums`).
+
+A small map becomes large when it exceeds `packed_map.FIELDS_MAX` or `BYTES_MAX`, or when a field gets an expiry. When a
+key's record is deleted, its rows in other tables stay at first, because there may be millions. They get an entry in the
+expiry index, and are removed in portions as expired keys are. Ids are never reused.
 """
 
 from __future__ import annotations
@@ -62,25 +76,30 @@ import lmdb
 
 from state_backend.codec.checksums import CHECK_BYTES, CRC_RESIDUE, checked, checksum, damaged, with_checksum
 from state_backend.model.descriptor import Kind
+from state_backend.model.errors import StoreDamagedError
 from state_backend.model.key_groups import KeyGroups
 from state_backend.model.slots import HASH_BITS, POSITION_BYTES
 from state_backend.store.slot_ownership import SlotOwnership
-from state_backend.store.store import Applied
+from state_backend.store.store import AppliedEpoch
 
 # The version of this layout. A store of another version is rebuilt.
 FORMAT = 9
 
 HEADER = struct.Struct("<IqHB")
 read_header = HEADER.unpack_from
-LARGE_MAP = struct.Struct("<QQQq")
-LONG_LIST = struct.Struct("<QQQ")
-LONG_TEXT = struct.Struct("<QQ")
-LARGE_SET = struct.Struct("<QQQ")
+LARGE_MAP_PAYLOAD = struct.Struct("<QQQq")
+LONG_LIST_PAYLOAD = struct.Struct("<QQQ")
+LONG_VALUE_PAYLOAD = struct.Struct("<QQ")
+LARGE_SET_PAYLOAD = struct.Struct("<QQQ")
 SCORE = struct.Struct("<d")
 # The id of a map or set and a field's position (see `slots.field_position_of`).
 FIELD_PLACE = struct.Struct(">QIH")
-# Records of the forms from LARGE on have rows in other tables, under the id that their payload begins with.
-VALUE, PACKED, SHORT, FEW, RANKED, LARGE, LONG, TEXT, MANY, TREE = range(10)
+# The forms of records, in two groups of five: records of the second group have rows in other tables, whose names begin
+# with the id that the payload begins with.
+VALUE, SMALL_MAP, SHORT_LIST, SMALL_SET, SMALL_SORTED_SET = range(5)
+LARGE_MAP, LONG_LIST, LONG_VALUE, LARGE_SET, LARGE_SORTED_SET = range(5, 10)
+FIRST_LARGE = LARGE_MAP
+# The kind of each form.
 KINDS = (
     Kind.VALUE,
     Kind.MAP,
@@ -93,25 +112,25 @@ KINDS = (
     Kind.SET,
     Kind.SORTED_SET,
 )
-# Where the parts of a record are.
+# Offsets in a record.
 EXPIRY_AT, STATE_AT, FORM_AT, NAME_AT = slice(4, 12), slice(12, 14), 14, HEADER.size
 COUNTED_AT = slice(4, NAME_AT)  # the parts that the counts depend on: expiry, state and form
 NEVER = bytes(8)  # expire_at_ms as a record has it
 FIELD_POSITION_BYTES = 6
 ID_BYTES = 8
 SLOT_BYTES = 2
-# Where the parts of a row's name are: of `field_expiry` behind the map's id, and of `expiry`.
+# Offsets in the names of rows, of `field_expiry` and of `expiry`.
 FIELD_EXPIRY_TIME_AT, FIELD_EXPIRY_POSITION_AT = slice(ID_BYTES, ID_BYTES + 8), slice(ID_BYTES + 8, None)
-LINE_TIME_AT, LINE_TAG_AT, LINE_NAME_AT = slice(0, 8), slice(8, 9), slice(9, None)
+ENTRY_TIME_AT, ENTRY_TAG_AT, ENTRY_NAME_AT = slice(0, 8), slice(8, 9), slice(9, None)
 # Sixteen of LMDB's pages without their header and the checksum. Reading a piece takes some 30 us (measured).
 PIECE_BYTES = (64 << 10) - 16 - CHECK_BYTES
 
-# A state's number, or one of the two below, and the number of its keys in a slot.
+# A state's number and the number of its keys in a slot; or one of the two below and the number of such keys.
 SLOT_COUNT = struct.Struct("<Iq")
 EXPIRING, EXPIRING_MAPS = 1 << 16, (1 << 16) + 1
 
-# Tags of lines in the expiry index, in the order in which lines of one time are processed.
-DROPPED_LINE, KEY_LINE, MAP_LINE, FIELD_LINE = b"d", b"k", b"m", b"n"
+# Tags of entries of the expiry index. Entries of the same time are processed in this order.
+DROPPED_ENTRY, KEY_ENTRY, MAP_ENTRY, FIELD_ENTRY = b"d", b"k", b"m", b"n"
 
 TABLES = (b"keys", b"fields", b"maps", b"field_expiry", b"blocks", b"expiry", b"meta")
 
@@ -132,12 +151,12 @@ class Tables(NamedTuple):
 class Meta:
     """The `applied` record: the store's epoch and counts, and the numbers that its records use.
 
-    announced: the last line of the expiry index whose keys were announced. The keys of this line and of all lines
-        before it are in no count, and clients were notified of them, whether the keys are removed yet or not.
-    slot_ownership: None while the store owns all slots and always did; then no keys are counted by slot.
+    announced: the last entry of the expiry index that was announced. The keys of this entry and of all entries before
+        it are in no count, and clients were notified of them, whether or not the keys are removed yet.
+    slot_ownership: None if the store has always owned all slots; then no keys are counted by slot.
     """
 
-    applied: Applied
+    applied: AppliedEpoch
     state_numbers: dict[str, int] = field(default_factory=dict)
     next_id: int = 1
     announced: bytes = b""
@@ -158,15 +177,15 @@ class Meta:
         content = json.loads(stored)
         numbers, next_id = content.pop("state_numbers"), content.pop("next_id")
         announced, slots = bytes.fromhex(content.pop("announced")), content.pop("slots", None)
-        return cls(Applied(**content), numbers, next_id, announced, slots and SlotOwnership.from_json(slots))
+        return cls(AppliedEpoch(**content), numbers, next_id, announced, slots and SlotOwnership.from_json(slots))
 
     @property
     def announced_ms(self) -> int:
         """The time up to which expired keys were announced."""
-        return int.from_bytes(self.announced[LINE_TIME_AT], "big")
+        return int.from_bytes(self.announced[ENTRY_TIME_AT], "big")
 
     def new_id(self) -> int:
-        """Return the id of a new map, list or text."""
+        """Return an id for a new map, list, set or long value."""
         self.next_id += 1
         return self.next_id - 1
 
@@ -181,11 +200,12 @@ class Meta:
 def read_meta(txn: lmdb.Transaction[bytes], tables: Tables, generation: str) -> Meta:
     """Return the `applied` record in a transaction."""
     stored = txn.get(b"applied", db=tables.meta)
-    return Meta(Applied(generation)) if stored is None else Meta.from_bytes(checked(stored))
+    return Meta(AppliedEpoch(generation)) if stored is None else Meta.from_bytes(checked(stored))
 
 
-# A record is found by a position and a name. The first record of a position has the position as its place, further ones
-# have position + ordinal without a gap: one look-up shows that a position is free, and nearly all records take one.
+# A record is found by its position and its name. The place of a record is the name of its row: the position for the
+# first record of a position, and position + ordinal for further ones. Ordinals have no gap, so one look-up shows that a
+# position is free, and nearly all records are found with one look-up.
 
 
 def find(get: Callable[[bytes], bytes | None], position: bytes, name: bytes) -> tuple[bytes, bytes | None]:
@@ -233,7 +253,7 @@ def checked_rows(records: lmdb.Cursor[bytes]) -> Iterator[tuple[bytes, bytes]]:
 
 
 class Table:
-    """A table of records in a write transaction. Its one cursor finds the next sorted row on the same page."""
+    """A table of records in a write transaction. It has one cursor: sorted look-ups often stay on the cursor's page."""
 
     def __init__(self, txn: lmdb.Transaction[bytes], table: Any, position_bytes: int) -> None:
         self._cursor = txn.cursor(db=table)
@@ -243,7 +263,7 @@ class Table:
         self.put_many = self._cursor.putmulti
 
     def delete(self, at: bytes) -> None:
-        """Delete a record; the last record of its position moves into the gap."""
+        """Delete a record; the last record of the same position moves to its place."""
         position, ordinal = at[: self._position_bytes], int.from_bytes(at[self._position_bytes :], "big")
         last_at, last = at, None
         while (record := self.get(position + (ordinal + 1).to_bytes(2, "big"))) is not None:
@@ -301,10 +321,10 @@ class LargeMap(NamedTuple):
 
     @classmethod
     def of(cls, payload: bytes) -> LargeMap:
-        return cls(*LARGE_MAP.unpack(payload))
+        return cls(*LARGE_MAP_PAYLOAD.unpack(payload))
 
     def pack(self) -> bytes:
-        return LARGE_MAP.pack(*self)
+        return LARGE_MAP_PAYLOAD.pack(*self)
 
     @property
     def prefix(self) -> bytes:
@@ -312,11 +332,11 @@ class LargeMap(NamedTuple):
         return self.map_id.to_bytes(ID_BYTES, "big")
 
     def may_have_expired(self, now_ms: int) -> bool:
-        """Tell whether a field may have expired by now; if not, `size` is the number of live fields."""
+        """Tell whether a field may have expired; if not, `size` is the number of live fields."""
         return 0 < self.next_expiry_ms <= now_ms
 
     def is_live(self, field_expiry: lmdb.Cursor[bytes], now_ms: int) -> bool:
-        """Tell whether a field is live: one look-up in `field_expiry`, however many have expired."""
+        """Tell whether any field is live, with one look-up in `field_expiry`, however many have expired."""
         if self.expiring < self.size or not self.may_have_expired(now_ms):
             return True
         return field_expiry.set_range(field_expiry_name(self.prefix, now_ms + 1)) and field_expiry.key().startswith(
@@ -325,7 +345,7 @@ class LargeMap(NamedTuple):
 
 
 class LargeSet(NamedTuple):
-    """The payload of a large set, or of a large sorted set, which has a tree of `next_node` nodes or fewer."""
+    """The payload of a large set, or of a large sorted set. next_node: the number of the tree's next new node."""
 
     set_id: int
     size: int
@@ -333,14 +353,14 @@ class LargeSet(NamedTuple):
 
     @classmethod
     def of(cls, payload: bytes) -> LargeSet:
-        return cls(*LARGE_SET.unpack(payload))
+        return cls(*LARGE_SET_PAYLOAD.unpack(payload))
 
     def pack(self) -> bytes:
-        return LARGE_SET.pack(*self)
+        return LARGE_SET_PAYLOAD.pack(*self)
 
     @property
     def prefix(self) -> bytes:
-        """The prefix of the names of its members and nodes."""
+        """The prefix of the names of its rows: of members and nodes."""
         return self.set_id.to_bytes(ID_BYTES, "big")
 
 
@@ -348,22 +368,30 @@ def field_expiry_name(prefix: bytes, at_ms: int, position: bytes = b"") -> bytes
     return prefix + at_ms.to_bytes(8, "big") + position
 
 
-def expiry_line(at_ms: int, tag: bytes, name: bytes) -> bytes:
+def expiry_entry(at_ms: int, tag: bytes, name: bytes) -> bytes:
     return at_ms.to_bytes(8, "big") + tag + name
 
 
 def id_in(payload: bytes) -> bytes:
-    """Return the id that a payload begins with, as the names of its rows begin with it (big endian)."""
+    """Return the id that a payload begins with, big endian: the prefix of the names of its rows."""
     return payload[:ID_BYTES][::-1]
 
 
 def id_of(record: bytes) -> bytes:
-    """Return the id of the rows that belong to a record, as their names begin with it; empty if it has none."""
-    return id_in(payload_of(record)) if record[FORM_AT] >= LARGE else b""
+    """Return the prefix of the names of a record's rows in other tables; empty if it has no such rows."""
+    return id_in(payload_of(record)) if record[FORM_AT] >= FIRST_LARGE else b""
 
 
-def piece_name(text_id: bytes, number: int) -> bytes:
-    return text_id + number.to_bytes(8, "big")
+def piece_name(value_id: bytes, number: int) -> bytes:
+    return value_id + number.to_bytes(8, "big")
+
+
+def read_piece(txn: lmdb.Transaction[bytes], tables: Tables, value_id: bytes, number: int) -> bytes:
+    """Return a piece of a long value; StoreDamagedError if it is missing or damaged."""
+    stored = txn.get(piece_name(value_id, number), db=tables.blocks)
+    if stored is None:
+        raise StoreDamagedError("a piece of a long value is missing in the store; the store is rebuilt from the log")
+    return checked(stored)
 
 
 def field_place(map_id: int, name: bytes) -> bytes:
@@ -371,7 +399,7 @@ def field_place(map_id: int, name: bytes) -> bytes:
 
 
 def field_places(map_id: int, names: Sequence[bytes]) -> Iterator[bytes]:
-    """Return the places of several fields of a map, or members of a set, in loops of C."""
+    """Return the places of several fields of a map, or members of a set. The loops run in C."""
     return map(FIELD_PLACE.pack, repeat(map_id), map(crc32, names), map(crc_hqx, names, repeat(0)))
 
 
@@ -379,8 +407,8 @@ def changed_name(epoch: int) -> bytes:
     return b"changed" + epoch.to_bytes(8, "big")
 
 
-def expired_name(removal: int) -> bytes:
-    return b"expired" + removal.to_bytes(8, "big")
+def expired_name(expiry_batch: int) -> bytes:
+    return b"expired" + expiry_batch.to_bytes(8, "big")
 
 
 def slot_counts_name(slot: bytes) -> bytes:

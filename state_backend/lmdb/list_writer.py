@@ -7,7 +7,7 @@ from typing import Any
 
 from state_backend.codec import packed_list
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
-from state_backend.lmdb.layout import FORM_AT, LONG, LONG_LIST, SHORT, make_record, payload_of
+from state_backend.lmdb.layout import FORM_AT, LONG_LIST, LONG_LIST_PAYLOAD, SHORT_LIST, make_record, payload_of
 from state_backend.lmdb.lists import ListBlocks, LongList
 from state_backend.model.records import Change, Op
 
@@ -28,12 +28,12 @@ class ListWriter:
         *,
         keeps_old: bool,
     ) -> None:
-        """Apply the changes of one key: the last one that replaces the list, then appended elements after it."""
+        """Apply the changes of one key: the last one that replaces the list, and the elements appended after it."""
         changes = list(map(Change._make, rows))
         appended: list[bytes] = []
         has_expired = False
         for change in changes:
-            if has_expired:  # the list of the change before had expired when it was made
+            if has_expired:  # the list was expired from the change before on
                 keeps_old, appended = False, []
             has_expired = change.expire_at_ms is not None and change.expire_at_ms <= self._keys.now_ms
             if change.op == Op.APPEND:
@@ -42,8 +42,8 @@ class ListWriter:
                 keeps_old = False
                 appended = packed_list.elements(change.value) if change.op == Op.PUT and change.value else []
         last = changes[-1]
-        if keeps_old and old is not None and old[FORM_AT] == LONG:
-            long_list = self._blocks.append(LongList(*LONG_LIST.unpack(payload_of(old))), appended)
+        if keeps_old and old is not None and old[FORM_AT] == LONG_LIST:
+            long_list = self._blocks.append(LongList(*LONG_LIST_PAYLOAD.unpack(payload_of(old))), appended)
             self._put_long(at, old, last, long_list, state)
             return
         elements = [*packed_list.elements(payload_of(old)), *appended] if keeps_old and old is not None else appended
@@ -56,12 +56,12 @@ class ListWriter:
             long_list = self._blocks.append(LongList(self._keys.meta.new_id(), 0, 0), elements)
             self._put_long(at, old, last, long_list, state)
             return
-        new = make_record(last.key, packed, last.expire_at_ms, state.number, SHORT)
+        new = make_record(last.key, packed, last.expire_at_ms, state.number, SHORT_LIST)
         self._keys.change(at, old, new)
 
     def _put_long(self, at: bytes, old: bytes | None, last: Change, long_list: LongList, state: WrittenState) -> None:
         if state.length_max is not None:
             long_list = self._blocks.trim(long_list, state.length_max)
-        new = make_record(last.key, LONG_LIST.pack(*long_list), last.expire_at_ms, state.number, LONG)
+        new = make_record(last.key, LONG_LIST_PAYLOAD.pack(*long_list), last.expire_at_ms, state.number, LONG_LIST)
         self._keys.put(at, old, new)
         self._keys.changed += 1

@@ -2,9 +2,10 @@
 
     blocks    list id (8), index of the block's first element (8)  ->  packed list (see `packed_list`) | checksum
 
-Indices count from the first element ever and are never reused: appended elements get indices from `end` on, trimming
-moves `start`, and elements before `start` in the first block are skipped. LMDB's tree is the directory: an index is in
-the last block that begins at or before it, so one element takes one look-up, and a range reads its blocks in order.
+Indices count from the first element that the list ever had, and are never reused. Appended elements get indices from
+`end` on. Trimming moves `start`; elements before `start` in the first block are skipped. An element is in the last
+block that begins at or before its index. So LMDB finds an element with one look-up, and reads a range block after
+block.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ import lmdb
 
 from state_backend.codec import packed_list
 from state_backend.codec.checksums import checked, with_checksum
-
-ID_BYTES = 8
+from state_backend.lmdb.layout import ID_BYTES
 
 
 class LongList(NamedTuple):
@@ -39,8 +39,11 @@ class ListBlocks:
     def __init__(self, txn: lmdb.Transaction[bytes], table: Any) -> None:
         self._cursor = txn.cursor(db=table)
 
-    def parts(self, long_list: LongList, start: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
-        """Iterate over (packed list, first, last + 1 in it) for the list's elements `start` to before `stop`."""
+    def blocks(self, long_list: LongList, start: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
+        """Iterate over (packed list, start, stop) for a list's elements `start` to before `stop`.
+
+        The yielded start and stop are the range's indexes within that packed list.
+        """
         at, end = long_list.start + start, long_list.start + stop
         found = at < end and self._seek(long_list.list_id, at)
         while found and at < end:
@@ -81,7 +84,7 @@ class ListBlocks:
         return LongList(list_id, start, end + len(elements))
 
     def trim(self, long_list: LongList, length_max: int) -> LongList:
-        """Keep the last elements; delete blocks without any of them."""
+        """Retain the last `length_max` elements; delete blocks without any of them."""
         start = max(long_list.start, long_list.end - length_max)
         if start == long_list.start:
             return long_list
@@ -92,13 +95,6 @@ class ListBlocks:
                 break
             found = self._cursor.delete() and bool(self._cursor.key())
         return long_list._replace(start=start)
-
-    def drop(self, list_id: int) -> None:
-        """Delete all of a list's blocks."""
-        prefix = _name(list_id, 0)[:ID_BYTES]
-        found = self._cursor.set_range(prefix)
-        while found and self._cursor.key().startswith(prefix):
-            found = self._cursor.delete() and bool(self._cursor.key())
 
 
 def _name(list_id: int, index: int) -> bytes:

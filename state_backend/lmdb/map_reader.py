@@ -1,4 +1,4 @@
-"""Reading maps."""
+"""Reads the keys of map states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from state_backend.lmdb.layout import (
     FORM_AT,
     ID_BYTES,
     NAME_AT,
-    PACKED,
+    SMALL_MAP,
     VALUE,
     LargeMap,
     expiry_of,
@@ -26,7 +26,7 @@ from state_backend.lmdb.layout import (
 from state_backend.lmdb.record_reader import VISITS_MAX
 from state_backend.model.descriptor import Kind
 from state_backend.store.store import (
-    Text,
+    Value,
 )
 
 
@@ -37,22 +37,22 @@ class MapReader(ItemReader):
         """Return the record of a live map, or None."""
         return self._of_kind(key, Kind.MAP)
 
-    def field_texts(self, key: bytes, names: Sequence[bytes]) -> list[Text | None]:
+    def lazy_fields(self, key: bytes, names: Sequence[bytes]) -> list[Value | None]:
         record = self._map(key)
         if record is None:
             return [None] * len(names)
         payload = payload_of(record)
-        if record[FORM_AT] == PACKED:
+        if record[FORM_AT] == SMALL_MAP:
             return [packed_map.find(payload, name) for name in names]
         found = self._fields(int.from_bytes(payload[:ID_BYTES], "little"), names)
         now_ms = self._now_ms
         return [
-            None if record is None or 0 < expiry_of(record) <= now_ms else self._field_text(record) for record in found
+            None if record is None or 0 < expiry_of(record) <= now_ms else self._lazy_field(record) for record in found
         ]
 
-    def _field_text(self, record: bytes) -> Text:
+    def _lazy_field(self, record: bytes) -> Value:
         payload = payload_of(record)
-        return payload if record[FORM_AT] == VALUE else self._long_text(payload)
+        return payload if record[FORM_AT] == VALUE else self._long_value(payload)
 
     def _live_field_records(self, record: bytes) -> Iterator[bytes]:
         """Iterate over the records of a large map's live fields."""
@@ -65,7 +65,7 @@ class MapReader(ItemReader):
         if record is None:
             return [None] * len(names)
         payload = payload_of(record)
-        if record[FORM_AT] == PACKED:
+        if record[FORM_AT] == SMALL_MAP:
             return [None if packed_map.find(payload, name) is None else 0 for name in names]
         found = self._fields(int.from_bytes(payload[:ID_BYTES], "little"), names)
         return [None if each is None or not self._is_live(each) else expiry_of(each) for each in found]
@@ -75,7 +75,7 @@ class MapReader(ItemReader):
         if record is None:
             return
         payload = payload_of(record)
-        if record[FORM_AT] == PACKED:
+        if record[FORM_AT] == SMALL_MAP:
             yield packed_map.count(payload)
             return
         large = LargeMap.of(payload)
@@ -86,7 +86,7 @@ class MapReader(ItemReader):
                 yield -count
 
     def _expired_fields(self, large: LargeMap) -> Iterator[bytes]:
-        """Iterate over the records of a large map's fields that have expired and are not yet removed."""
+        """Iterate over the records of a large map's fields that have expired, but are not removed yet."""
         with self._txn.cursor(db=self._tables.field_expiry) as field_expiry:
             found = field_expiry.set_range(large.prefix)
             while found and (name := field_expiry.key()).startswith(large.prefix):
@@ -102,15 +102,15 @@ class MapReader(ItemReader):
                     at = position + ordinal.to_bytes(2, "big")
                 found = field_expiry.next()
 
-    def map_texts(self, key: bytes) -> Iterator[tuple[bytes, Text]]:
+    def lazy_map_pairs(self, key: bytes) -> Iterator[tuple[bytes, Value]]:
         record = self._map(key)
         if record is None:
             return iter(())
-        if record[FORM_AT] == PACKED:
+        if record[FORM_AT] == SMALL_MAP:
             return packed_map.pairs(payload_of(record))
-        return self._large_map_texts(id_of(record))
+        return self._large_map_pairs(id_of(record))
 
-    def _large_map_texts(self, prefix: bytes) -> Iterator[tuple[bytes, Text]]:
+    def _large_map_pairs(self, prefix: bytes) -> Iterator[tuple[bytes, Value]]:
         # The hot path of HGETALL: the record's header is read once.
         now_ms = self._now_ms
         with self._txn.cursor(db=self._tables.fields) as cursor:
@@ -124,17 +124,17 @@ class MapReader(ItemReader):
                     if not 0 < expire_at_ms <= now_ms:
                         value_at = NAME_AT + length
                         value = record[value_at:-CHECK_BYTES]
-                        yield record[NAME_AT:value_at], value if form == VALUE else self._long_text(value)
+                        yield record[NAME_AT:value_at], value if form == VALUE else self._long_value(value)
 
     def packed_map(self, key: bytes) -> bytes | None:
         record = self._map(key)
-        return payload_of(record) if record is not None and record[FORM_AT] == PACKED else None
+        return payload_of(record) if record is not None and record[FORM_AT] == SMALL_MAP else None
 
-    def scan_map(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, Text]]]:
+    def scan_map(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, Value]]]:
         record = self._map(key)
         if record is None:
             return 0, []
-        if record[FORM_AT] == PACKED:
+        if record[FORM_AT] == SMALL_MAP:
             return 0, list(packed_map.pairs(payload_of(record)))
         next_cursor, fields = self._scan_fields(payload_of(record), cursor, count)
-        return next_cursor, [(name_of(field), self._field_text(field)) for field in fields]
+        return next_cursor, [(name_of(field), self._lazy_field(field)) for field in fields]

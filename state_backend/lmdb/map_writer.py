@@ -1,4 +1,4 @@
-"""Maps in a write transaction: a small one is one record, a large one has a record for each field."""
+"""Writes maps in a write transaction: a small map is one record, a large one has a record for each field."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from state_backend.codec import packed_map
 from state_backend.codec.checksums import with_checksum
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
 from state_backend.lmdb.layout import (
+    FIELD_ENTRY,
     FIELD_EXPIRY_TIME_AT,
-    FIELD_LINE,
     FIELD_POSITION_BYTES,
     FORM_AT,
     ID_BYTES,
-    LARGE,
-    MAP_LINE,
-    PACKED,
-    TEXT,
+    LARGE_MAP,
+    LONG_VALUE,
+    MAP_ENTRY,
+    SMALL_MAP,
     LargeMap,
-    expiry_line,
+    expiry_entry,
     expiry_of,
     field_expiry_name,
     field_place,
@@ -39,7 +39,7 @@ PUT = int(Op.PUT)
 class MapWriter:
     """Writes the keys of map states, and the fields of large maps.
 
-    has_late_field: since this was set to False, a field was put whose expiry is before the announced time.
+    has_late_field: True once a field is put whose expiry is before the announced time; the caller resets it.
     """
 
     def __init__(self, keys: KeyWriter, values: ValueWriter) -> None:
@@ -56,7 +56,7 @@ class MapWriter:
         *,
         keeps_old: bool,
     ) -> None:
-        """Apply the changes of one key: the last that replaces or deletes the map, and those of fields after it."""
+        """Apply the changes of one key: the last one that replaces or deletes the map, then the changes of fields."""
         changes = list(map(Change._make, rows))
         if not keeps_old and old is not None:
             at, old, changes = self._without_other_fields(at, old, changes)
@@ -74,7 +74,7 @@ class MapWriter:
                 return
             at, old = self._keys.find_live(key)
         if old is not None and expiry_of(old) and any(change.op != PUT for change in changes):
-            # One change after the other, because a map that becomes empty in between loses its expiry.
+            # One change after another, because a map that is empty in between loses its expiry.
             for change in changes:
                 self._change_fields(*self._keys.find_live(key), {change.field or b"": change}, state.number)
         else:
@@ -83,7 +83,7 @@ class MapWriter:
     def _without_other_fields(
         self, at: bytes, old: bytes, changes: list[Change]
     ) -> tuple[bytes, bytes | None, list[Change]]:
-        """Add deletions of all fields that the changes do not name; return the map's place, record and changes."""
+        """Delete all fields that the changes do not name; return the map's place, record, and the changes to apply."""
         key = changes[0].key
         if any(change.field is None for change in changes):
             return at, old, changes
@@ -94,16 +94,16 @@ class MapWriter:
         return at, old, [Change("", Op.DELETE, key, name) for name in deleted] + changes
 
     def _change_fields(self, at: bytes, old: bytes | None, changes: dict[bytes, Change], number: int) -> None:
-        if old is not None and old[FORM_AT] == LARGE:
+        if old is not None and old[FORM_AT] == LARGE_MAP:
             self._change_large(at, old, changes, expiry_of(old))
         else:
             self._change_small(at, old, changes, number)
 
     def _replace(self, at: bytes, old: bytes | None, change: Change, number: int) -> None:
-        """Write the packed map that a change puts over the old one."""
+        """Replace the old map by the packed map that a change puts."""
         packed = change.value or b""
         if packed_map.count(packed) <= packed_map.FIELDS_MAX and len(packed) <= packed_map.BYTES_MAX:
-            new = make_record(change.key, packed, change.expire_at_ms, number, PACKED)
+            new = make_record(change.key, packed, change.expire_at_ms, number, SMALL_MAP)
             if new == old:
                 return
             self._keys.put(at, old, new)
@@ -111,7 +111,7 @@ class MapWriter:
             return
         fields = dict(packed_map.pairs(packed))
         changes = {name: Change("", Op.PUT, change.key, name, value) for name, value in fields.items()}
-        if old is not None and old[FORM_AT] == LARGE and not _is_huge(old):
+        if old is not None and old[FORM_AT] == LARGE_MAP and not _is_huge(old):
             deleted = self._field_names(old) - fields.keys()
             changes |= {name: Change("", Op.DELETE, change.key, name) for name in deleted}
             self._change_large(at, old, changes, change.expire_at_ms)
@@ -121,7 +121,7 @@ class MapWriter:
 
     def _field_names(self, record: bytes) -> set[bytes]:
         """Return the names of all fields."""
-        if record[FORM_AT] == LARGE:
+        if record[FORM_AT] == LARGE_MAP:
             return self._keys.item_names(id_of(record))
         return {name for name, _ in packed_map.pairs(payload_of(record))}
 
@@ -150,9 +150,9 @@ class MapWriter:
             puts = {name: Change("", Op.PUT, key, name, value) for name, value in fields.items()} | expiring
             self._make_large(at, old, key, expire_at_ms, number, puts)
         elif fields != before:
-            self._keys.put(at, old, make_record(key, packed, expire_at_ms, number, PACKED))
+            self._keys.put(at, old, make_record(key, packed, expire_at_ms, number, SMALL_MAP))
 
-    # Large maps --------------------------------------------------------------------------------------------------
+    # -- large maps ----------------------------------------------------------------------------------------------------
 
     def _make_large(
         self,
@@ -163,7 +163,7 @@ class MapWriter:
         number: int,
         puts: dict[bytes, Change],
     ) -> None:
-        """Write a map as a record per field, and its key's record over `old`."""
+        """Write a record for each field of a new large map, and the key's record over `old`."""
         map_id = self._keys.meta.new_id()
         self._keys.txn.put(map_id.to_bytes(ID_BYTES, "big"), with_checksum(key), db=self._keys.tables.maps)
         large, _ = self._with_fields(LargeMap(map_id, 0, 0, 0), puts)
@@ -183,25 +183,25 @@ class MapWriter:
     ) -> bool:
         """Write a large map's record; False if `old` is the same."""
         self.announce_next(large, self._keys.meta.announced_ms)
-        new = make_record(key, large.pack(), expire_at_ms, number, LARGE)
+        new = make_record(key, large.pack(), expire_at_ms, number, LARGE_MAP)
         if new == old:
             return False
         self._keys.put(at, old, new)
         return True
 
     def announce_next(self, large: LargeMap, after_ms: int) -> None:
-        """Add a line for the next field that expires after a time, if the announcing has passed the map's own line."""
+        """Add an entry for the next field that expires after a time, if the map's own entry was announced already."""
         keys = self._keys
-        if large.next_expiry_ms and expiry_line(large.next_expiry_ms, MAP_LINE, large.prefix) <= keys.meta.announced:
+        if large.next_expiry_ms and expiry_entry(large.next_expiry_ms, MAP_ENTRY, large.prefix) <= keys.meta.announced:
             name = field_expiry_name(large.prefix, after_ms + 1)
             if keys.field_expiry.set_range(name) and (name_found := keys.field_expiry.key()).startswith(large.prefix):
                 at_ms = int.from_bytes(name_found[FIELD_EXPIRY_TIME_AT], "big")
-                keys.txn.put(expiry_line(at_ms, FIELD_LINE, large.prefix), b"", db=keys.tables.expiry)
+                keys.txn.put(expiry_entry(at_ms, FIELD_ENTRY, large.prefix), b"", db=keys.tables.expiry)
 
-    # Fields of large maps ----------------------------------------------------------------------------------------
+    # -- fields of large maps ------------------------------------------------------------------------------------------
 
     def _with_fields(self, large: LargeMap, changes: dict[bytes, Change]) -> tuple[LargeMap, int]:
-        """Change fields of a large map; return its new payload, and how many changes made a difference."""
+        """Change fields of a large map; return its new payload, and how many fields differ."""
         map_id, size, expiring, next_expiry_ms = large
         changed = 0
         for name, change in changes.items():
@@ -227,7 +227,7 @@ class MapWriter:
 
     def _put_field(self, at: bytes, old: bytes | None, new: bytes) -> None:
         self._keys.fields.put(at, new)
-        if old is not None and old[FORM_AT] == TEXT and id_of(old) != id_of(new):
+        if old is not None and old[FORM_AT] == LONG_VALUE and id_of(old) != id_of(new):
             self._keys.drop(old)
         before, after = expiry_of(old) if old is not None else 0, expiry_of(new)
         if before != after:
@@ -242,7 +242,7 @@ class MapWriter:
             self._move_field_expiry(at, expire_at_ms, 0)
 
     def _move_field_expiry(self, at: bytes, before: int, after: int) -> None:
-        """Move a field's row in `field_expiry`; one that another field of the same position needs stays."""
+        """Move a field's row in `field_expiry`. The old row stays if another field of the position needs it."""
         position = at[: ID_BYTES + FIELD_POSITION_BYTES]
         prefix, position_in_map = position[:ID_BYTES], position[ID_BYTES:]
         if before and not self._keys.fields.expires_at(position, before):
@@ -254,5 +254,5 @@ class MapWriter:
 
 
 def _is_huge(record: bytes) -> bool:
-    """Tell whether a map has too many fields to have all their names in memory, as a replacement needs them."""
-    return record[FORM_AT] == LARGE and LargeMap.of(payload_of(record)).size > RUN_ROWS_MAX
+    """Tell whether a map has too many fields to read all their names into memory, which a replacement would need."""
+    return record[FORM_AT] == LARGE_MAP and LargeMap.of(payload_of(record)).size > RUN_ROWS_MAX

@@ -1,8 +1,8 @@
-"""Many plain values and small maps in a write transaction, written together: the hot path of an epoch.
+"""Writes many plain values and small maps together: the hot path of an epoch.
 
-A change is plain if it puts, or folds in, a value that never expires, and the key has no record or one of the same
-state. A change that puts a full small map is plain, too, if there is a compiled core and events of keys are not
-recorded. All other changes take the general path, `LmdbTransaction.apply`.
+A change is plain if it puts or folds a value that never expires, and the key has no record or one of the same state.
+With the compiled core, a change that puts a full small map is plain, too, unless events of keys are recorded. All other
+changes take the general path, `LmdbTransaction.apply`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from state_backend.codec import packed_map
 from state_backend.codec.checksums import CHECK_BYTES, checked, checksum
 from state_backend.codec.reductions import folded
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
-from state_backend.lmdb.layout import HEADER, NAME_AT, PACKED, PIECE_BYTES, SLOT_BYTES, VALUE, name_of
+from state_backend.lmdb.layout import HEADER, NAME_AT, PIECE_BYTES, SLOT_BYTES, SMALL_MAP, VALUE, name_of
 from state_backend.model.descriptor import Kind
 from state_backend.model.records import Change, Op, positions_in
 from state_backend.model.slots import places_of
@@ -37,15 +37,15 @@ ROWS_MAX = 65_536
 
 
 class PlainValues:
-    """Writes plain values, and returns the changes that are not plain. `states` may grow while it is used."""
+    """Writes plain changes, and returns the others. `states` may grow between two calls."""
 
     def __init__(self, keys: KeyWriter, states: Mapping[str, WrittenState]) -> None:
         self._keys = keys
         self._states = states
-        self._last_position = -1  # of the changes that were packed
+        self._last_position = -1  # the last position of all runs that `put_runs` wrote
 
     def is_plain(self, run: pa.RecordBatch) -> bool:
-        """Tell whether all changes of a run put values of one state that never expire, or all fold them in."""
+        """Tell whether the changes of a run are all PUTs, or all FOLDs, of values of one state that never expire."""
         if not run.num_rows:
             return False
         names, ops = run.column("state").indices.to_numpy(), run.column("op").to_numpy()
@@ -63,8 +63,8 @@ class PlainValues:
     def put_run(self, run: pa.RecordBatch) -> pa.RecordBatch:
         """Write the plain changes of a run for which `is_plain` is true; return the others.
 
-        Of several changes at one position only the first may be plain: the others come after it, in their order. For
-        values that are folded in, and where there is no compiled core (see `put_runs`).
+        Of several changes at one position only the first is written: the general path applies the others, in their
+        order. Used for FOLDs, and for all changes without the compiled core (see `put_runs`).
         """
         keys, values = run.column("key").to_pylist(), run.column("value").to_pylist()
         state = self._states[run.column("state")[0].as_py()]
@@ -101,12 +101,12 @@ class PlainValues:
     def put_runs(self, runs: list[pa.RecordBatch], pages: Pages) -> list[pa.RecordBatch]:
         """Write the plain changes of some runs in the store's order, with the compiled core; return the others.
 
-        pages: those that the transaction began with.
+        pages: the pages of the version that the transaction began with.
         """
         import numpy as np
         import pyarrow as pa
 
-        # `pages` lack what this transaction has written.
+        # `pages` do not have what this transaction has written.
         positions = [positions_in(run) for run in runs]
         is_untouched = min(int(each[0]) for each in positions) > self._last_position
         self._last_position = max(self._last_position, *(int(each[-1]) for each in positions))
@@ -127,8 +127,8 @@ class PlainValues:
         )
         while packing.begin(ROWS_MAX, maxsize if keys.events is not None else keys.changed_keys.keys_max):
             keys.records.put_many(packing)
-            self._count(packing.changed, packing.new, packing.names, packing.are_new)
-        remaining = [np.frombuffer(rows, np.bool_) for rows in packing.left]
+            self._count(packing.changed, packing.new, packing.keys, packing.are_new)
+        remaining = [np.frombuffer(rows, np.bool_) for rows in packing.skipped]
         return [
             run if rows.all() else run.take(pa.array(np.flatnonzero(rows)))
             for run, rows in zip(runs, remaining, strict=True)
@@ -136,10 +136,10 @@ class PlainValues:
         ]
 
     def _tags(self, run: pa.RecordBatch) -> npt.NDArray[np.int32]:
-        """Return number and form of the states that a run's changes may name; -1 for states without plain changes."""
+        """Return number | form << 16 for each state of a run's dictionary; -1 for a state without plain changes."""
         import numpy as np
 
-        forms = {Kind.VALUE: VALUE} | ({Kind.MAP: PACKED} if self._keys.events is None else {})
+        forms = {Kind.VALUE: VALUE} | ({Kind.MAP: SMALL_MAP} if self._keys.events is None else {})
         states = map(self._states.get, run.column("state").dictionary.to_pylist())
         tags = [state.number | forms[state.kind] << 16 if state and state.kind in forms else -1 for state in states]
         return np.array(tags, np.int32)
@@ -147,7 +147,11 @@ class PlainValues:
     def _count(
         self, changed: int, new: Mapping[tuple[int, int], int], names: Sequence[bytes], are_new: Iterable[bool]
     ) -> None:
-        """Count written records; record their keys and events. new: how many keys are new, by (slot, state number)."""
+        """Count written records, and record changed keys and events.
+
+        new: how many keys are new, by (slot, state number). names: keys of written records. are_new: for each of
+        `names`, whether it is new.
+        """
         keys = self._keys
         keys.changed += changed
         keys.counts.add_new(new)
@@ -158,7 +162,7 @@ class PlainValues:
                 keys.events.add(name, NEW_VALUE if is_new else CHANGED_VALUE)
 
     def _folded(self, keys: list[bytes], values: list[bytes], state: WrittenState) -> list[bytes]:
-        """Return the values that a plain run of folds puts. If several have one position, only the first is valid."""
+        """Return the results of a plain run of FOLDs. Of several rows at a position only the first result is valid."""
         assert state.reduction is not None
         get, fold = self._keys.records.get, state.reduction.fold
         headers: dict[int, bytes] = {}

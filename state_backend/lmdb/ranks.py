@@ -1,4 +1,4 @@
-"""The order of large sorted sets in an LMDB transaction: for each a tree of counted nodes, to find ranks.
+"""The order of a large sorted set in an LMDB transaction: a B+ tree that counts members, to find ranks.
 
     blocks    set id (8), number of a node (8)  ->  node; the root is number 0; numbers are never reused
 
@@ -8,10 +8,10 @@
               child from the one before; children: n x u64 numbers of the children, then n x u64 counts: how many
               members are in a child and in those before it
 
-A look-up of a rank, or of the member with a rank, reads a node of each level: three for a million members. The changes
-of one epoch are applied together: each changed node is written once, and split or joined with a neighbour if needed.
+A look-up of a rank, or of the member with a rank, reads a node of each level: three for a million members. All changes
+of an epoch are applied together: each changed node is written once, and split or joined with a neighbour if needed.
 
-A *bound* is a position in the order, written as a pair (score, member) that need not be in the set.
+A *bound* is a point in the order: a pair (score, member) that need not be in the set.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from state_backend.codec.checksums import checked, with_checksum
 from state_backend.codec.packed_sorted import Pair
 from state_backend.model.errors import StoreDamagedError
 
-# A larger node is split into nodes filled to three quarters; below a quarter a node is joined with a neighbour.
+# A larger node is split into nodes that are three quarters full. A node below a quarter is joined with a neighbour.
 WIDTH_MAX = 128
 BYTES_MAX = 8192
-# Bounds may be as long as members. A node has at least so many children, so that the depth of the tree is bounded.
+# A node has at least so many children, so that the depth of the tree is bounded even if bounds are as long as members.
 CHILDREN_MIN = 4
 
-# A leaf with more than one step per so many members is unpacked and rebuilt (about where both take the same time).
-STEPS_SHARE = 6
+# A leaf with more than one edit per so many members is unpacked and rebuilt: that is as fast by then.
+EDITS_SHARE = 6
 
 # The number of cached inner nodes of a tree: enough for two million members, some megabytes.
 INNER_MAX = 256
@@ -45,12 +45,12 @@ INNER_MAX = 256
 LOWEST: Pair = (-inf, b"")
 ROOT = 0
 
-# A member, and whether it is put (True) or removed.
-Step = tuple[Pair, bool]
+# A pair, and whether it is put (True) or removed.
+Edit = tuple[Pair, bool]
 
 
 def bound_of_score(score: float, is_after: bool) -> Pair | None:
-    """Return the bound before, or behind, all members with a score; None if no member can be behind it."""
+    """Return the bound before (with `is_after`: behind) all members with a score; None if it is behind all members."""
     if not is_after:
         return score, b""
     return None if score == inf else (nextafter(score, inf), b"")
@@ -64,7 +64,7 @@ def node_name(set_id: bytes, number: int) -> bytes:
 def _numbers(node: bytes) -> Sequence[int]:
     """Return the numbers of an inner node's children."""
     n = packed_sorted.count(node)
-    return packed_sorted.numbers(n, "Q").unpack_from(node, len(node) - 1 - 16 * n)
+    return packed_sorted.layout_of_numbers(n, "Q").unpack_from(node, len(node) - 1 - 16 * n)
 
 
 def _child_number(node: bytes, index: int) -> int:
@@ -75,10 +75,10 @@ def _child_number(node: bytes, index: int) -> int:
 def _ends(node: bytes) -> Sequence[int]:
     """Return how many members are in each of an inner node's children and in those before it."""
     n = packed_sorted.count(node)
-    return packed_sorted.numbers(n, "Q").unpack_from(node, len(node) - 1 - 8 * n)
+    return packed_sorted.layout_of_numbers(n, "Q").unpack_from(node, len(node) - 1 - 8 * n)
 
 
-class Inner(NamedTuple):
+class InnerNode(NamedTuple):
     """An unpacked inner node: the children's lower bounds, their numbers, and how many members are before each."""
 
     lows: list[Pair]
@@ -86,14 +86,14 @@ class Inner(NamedTuple):
     starts: Sequence[int]
 
 
-class Ranks:
-    """The tree of one sorted set, to read, in the table `blocks`.
+class RankTree:
+    """Reads the tree of one sorted set.
 
-    inner: a cache for up to `INNER_MAX` unpacked inner nodes; the caller clears it when the tree changes.
+    inner: a cache for up to `INNER_MAX` unpacked inner nodes, by number; the caller clears it when the tree changes.
     """
 
     def __init__(
-        self, txn: lmdb.Transaction[bytes], table: Any, set_id: bytes, inner: dict[int, Inner] | None = None
+        self, txn: lmdb.Transaction[bytes], table: Any, set_id: bytes, inner: dict[int, InnerNode] | None = None
     ) -> None:
         self._txn = txn
         self._table = table
@@ -106,13 +106,13 @@ class Ranks:
             raise _mismatch()
         return checked(node)
 
-    def before(self, bound: Pair) -> int:
+    def count_before(self, bound: Pair) -> int:
         """Return how many members are before a bound."""
         start, leaf = self._leaf(bound)
-        return start + packed_sorted.before(leaf, bound)
+        return start + packed_sorted.count_before(leaf, bound)
 
     def rank(self, score: float, member: bytes) -> int:
-        """Return how many members are before one, given its score."""
+        """Return the rank of a member, given its score."""
         start, leaf = self._leaf((score, member))
         try:
             return start + packed_sorted.rank(leaf, score, member)
@@ -120,7 +120,7 @@ class Ranks:
             raise _mismatch() from None
 
     def _leaf(self, bound: Pair) -> tuple[int, bytes]:
-        """Return how many members are before the leaf that a bound belongs to, and the leaf."""
+        """Return the leaf that a bound belongs to, and before it the number of members in earlier leaves."""
         start, number, cache = 0, ROOT, self._inner
         while True:
             inner = cache.get(number)
@@ -134,14 +134,19 @@ class Ranks:
             start += starts[child]
             number = numbers[child]
 
-    def _unpacked(self, number: int, node: bytes) -> Inner:
-        inner = Inner(packed_sorted.pairs(node), _numbers(node), (0, *_ends(node)))
+    def _unpacked(self, number: int, node: bytes) -> InnerNode:
+        inner = InnerNode(packed_sorted.pairs(node), _numbers(node), (0, *_ends(node)))
         if len(self._inner) < INNER_MAX:
             self._inner[number] = inner
         return inner
 
-    def runs(self, start: int, stop: int, is_reversed: bool, number: int = ROOT) -> Iterator[list[tuple[bytes, float]]]:
-        """Iterate over (member, score) of the ranks `start` to before `stop`, a leaf at a time, or from the end on."""
+    def leaves(
+        self, start: int, stop: int, is_reversed: bool, number: int = ROOT
+    ) -> Iterator[list[tuple[bytes, float]]]:
+        """Iterate over (member, score) of the ranks `start` to before `stop`, a leaf at a time.
+
+        With `is_reversed` from the last to the first. number: the node of the subtree in which the ranks count.
+        """
         if start >= stop:
             return
         node = self._node(number)
@@ -152,7 +157,7 @@ class Ranks:
                 for each in range(last, child - 1, -1) if is_reversed else range(child, last + 1):
                     first = ends[each - 1] if each else 0
                     until = min(stop, ends[each]) - first
-                    yield from self.runs(max(start - first, 0), until, is_reversed, _child_number(node, each))
+                    yield from self.leaves(max(start - first, 0), until, is_reversed, _child_number(node, each))
                 return
             first = ends[child - 1] if child else 0
             start, stop = start - first, stop - first
@@ -163,7 +168,10 @@ class Ranks:
 
 @dataclass(slots=True)
 class _Child:
-    """A node in its parent. low: its lower bound; size: its members. width and bytes_: only if it was just written."""
+    """A node as its parent sees it. low: its lower bound. size: the number of members in its subtree.
+
+    width, bytes_: its numbers of entries and of bytes; only if the node was just written.
+    """
 
     low: Pair
     number: int
@@ -177,22 +185,22 @@ class _Child:
         return self.width is not None and self.width < WIDTH_MAX // 4 and self.bytes_ < BYTES_MAX // 4
 
 
-class RankTree(Ranks):
-    """The tree of one sorted set, to change. `next_node` is the number that the next new node gets."""
+class RankTreeWriter(RankTree):
+    """Changes the tree of one sorted set. next_node: the number of the next new node."""
 
     def __init__(self, txn: lmdb.Transaction[bytes], table: Any, set_id: bytes, next_node: int) -> None:
         super().__init__(txn, table, set_id)
         self.next_node = next_node
 
-    def change(self, steps: Sequence[Step]) -> None:
-        """Apply sorted steps. Members that are put must be missing, and members that are removed must be in the set."""
-        if not steps:
+    def change(self, edits: Sequence[Edit]) -> None:
+        """Apply sorted edits. A pair that is put must not be in the set, and a pair that is removed must be in it."""
+        if not edits:
             return
         if not self.next_node:
             self._put(self._new_number(), packed_sorted.EMPTY + b"\0")
-        level, children = self._changed(ROOT, LOWEST, steps)
+        level, children = self._changed(ROOT, LOWEST, edits)
         while len(children) > 1:
-            # The root keeps its number: its first part gets a new one.
+            # The root keeps its number. The first of the nodes that it was split into gets a new one.
             first = children[0]
             first.number = self._new_number()
             self._put(first.number, self._node(ROOT))
@@ -216,40 +224,40 @@ class RankTree(Ranks):
     def _delete(self, number: int) -> None:
         self._txn.delete(node_name(self._set_id, number), db=self._table)
 
-    def _changed(self, number: int, low: Pair, steps: Sequence[Step]) -> tuple[int, list[_Child]]:
-        """Apply steps to a node with the lower bound `low`; return its level, and the nodes that it becomes."""
+    def _changed(self, number: int, low: Pair, edits: Sequence[Edit]) -> tuple[int, list[_Child]]:
+        """Apply edits to a node with the lower bound `low`; return its level, and the nodes that replace it."""
         node = self._node(number)
         level = node[-1]
         if not level:
-            return level, self._changed_leaf(number, low, node, steps)
+            return level, self._changed_leaf(number, low, node, edits)
         children = _children(node, low)
         lows = [child.low for child in children]
         changed: list[_Child] = []
         at = done = 0
-        while at < len(steps):
-            child = max(bisect_right(lows, steps[at][0]) - 1, 0)
-            until = bisect_left(steps, (lows[child + 1],), at) if child + 1 < len(lows) else len(steps)
+        while at < len(edits):
+            child = max(bisect_right(lows, edits[at][0]) - 1, 0)
+            until = bisect_left(edits, (lows[child + 1],), at) if child + 1 < len(lows) else len(edits)
             changed += children[done:child]
-            changed += self._changed(children[child].number, lows[child], steps[at:until])[1]
+            changed += self._changed(children[child].number, lows[child], edits[at:until])[1]
             at, done = until, child + 1
         changed += children[done:]
         return level, self._write_inner(number, level, low, self._joined(changed, level - 1))
 
-    def _changed_leaf(self, number: int, low: Pair, node: bytes, steps: Sequence[Step]) -> list[_Child]:
-        if len(steps) * STEPS_SHARE > packed_sorted.count(node):
-            return self._write_leaf(number, low, _edited(packed_sorted.pairs(node), steps))
+    def _changed_leaf(self, number: int, low: Pair, node: bytes, edits: Sequence[Edit]) -> list[_Child]:
+        if len(edits) * EDITS_SHARE > packed_sorted.count(node):
+            return self._write_leaf(number, low, _edited(packed_sorted.pairs(node), edits))
         try:
-            run = packed_sorted.edited(node[:-1], steps)
+            packed = packed_sorted.edit(node[:-1], edits)
         except KeyError:
             raise _mismatch() from None
-        n = packed_sorted.count(run)
-        if not 0 < n <= WIDTH_MAX or len(run) > BYTES_MAX:
-            return self._write_leaf(number, low, packed_sorted.pairs(run))
-        self._put(number, run + b"\0")
-        return [_Child(low, number, n, n, len(run))]
+        n = packed_sorted.count(packed)
+        if not 0 < n <= WIDTH_MAX or len(packed) > BYTES_MAX:
+            return self._write_leaf(number, low, packed_sorted.pairs(packed))
+        self._put(number, packed + b"\0")
+        return [_Child(low, number, n, n, len(packed))]
 
     def _write_leaf(self, number: int, low: Pair, pairs: list[Pair]) -> list[_Child]:
-        """Write the members of a leaf, to several leaves if they are too many; without members the leaf is deleted."""
+        """Write members to a leaf, or to several leaves if they are too many; without any, delete the leaf."""
         if not pairs:
             self._delete(number)
             return []
@@ -263,7 +271,7 @@ class RankTree(Ranks):
         return written
 
     def _write_inner(self, number: int, level: int, low: Pair, children: list[_Child]) -> list[_Child]:
-        """Write the children of an inner node, to several nodes if they are too many; without any it is deleted."""
+        """Write children to an inner node, or to several nodes if they are too many; without any, delete the node."""
         if not children:
             self._delete(number)
             return []
@@ -275,7 +283,7 @@ class RankTree(Ranks):
             some = children[start:stop]
             ends = list(accumulate(child.size for child in some))
             n = len(some)
-            children_of = packed_sorted.numbers(2 * n, "Q").pack(*(child.number for child in some), *ends)
+            children_of = packed_sorted.layout_of_numbers(2 * n, "Q").pack(*(child.number for child in some), *ends)
             node = packed_sorted.pack([child.low for child in some]) + children_of + bytes((level,))
             self._put(number, node)
             written.append(_Child(some[0].low, number, ends[-1], n, len(node)))
@@ -320,17 +328,17 @@ def _children(node: bytes, low: Pair) -> list[_Child]:
     return children
 
 
-def _edited(pairs: list[Pair], steps: Sequence[Step]) -> list[Pair]:
-    """Return the members of a leaf after many steps."""
-    removed = {pair for pair, is_put in steps if not is_put}
+def _edited(pairs: list[Pair], edits: Sequence[Edit]) -> list[Pair]:
+    """Return the members of a leaf after many edits."""
+    removed = {pair for pair, is_put in edits if not is_put}
     remaining = [pair for pair in pairs if pair not in removed]
     if len(remaining) + len(removed) != len(pairs):
         raise _mismatch()
-    return sorted(remaining + [pair for pair, is_put in steps if is_put])
+    return sorted(remaining + [pair for pair, is_put in edits if is_put])
 
 
 def _separator(last: Pair, first: Pair) -> Pair:
-    """Return the shortest bound between two neighbours, which is at most the second one."""
+    """Return the shortest bound that is behind one pair and at most the next."""
     if last[0] != first[0]:
         return first[0], b""
     neighbours = zip(last[1], first[1], strict=False)
@@ -339,7 +347,7 @@ def _separator(last: Pair, first: Pair) -> Pair:
 
 
 def _cut(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
-    """Divide entries of some sizes among nodes, at least `least` into each; return (start, stop) of each node."""
+    """Divide entries of some sizes among nodes of at least `least` entries; return (start, stop) of each node."""
     n, total = len(sizes), sum(sizes)
     if n <= WIDTH_MAX and total <= BYTES_MAX:
         return [(0, n)]

@@ -1,4 +1,4 @@
-"""Finding the records of keys in one read transaction of an LMDB store."""
+"""Finds the records of keys in one read transaction of an LMDB store."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any, Self
 
 import lmdb
 
-from state_backend.codec.checksums import checked
 from state_backend.lmdb.layout import (
     FORM_AT,
     KINDS,
-    LARGE,
-    LONG_TEXT,
+    LARGE_MAP,
+    LONG_VALUE_PAYLOAD,
     PIECE_BYTES,
     LargeMap,
     Meta,
@@ -24,22 +23,22 @@ from state_backend.lmdb.layout import (
     find,
     id_in,
     payload_of,
-    piece_name,
     read_meta,
+    read_piece,
 )
 from state_backend.model.descriptor import Kind
-from state_backend.model.errors import StoreDamagedError, WrongKindError
+from state_backend.model.errors import WrongKindError
 from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.slots import place_of
 from state_backend.native import pages_of
 from state_backend.store.store import (
-    Applied,
-    LongText,
+    AppliedEpoch,
+    LongValue,
     Snapshot,
 )
 
-# One call of a scan or a count ends after so many records, live or not, in addition to the requested number, or after
-# so many bytes of them: well below a millisecond or two (measured: 0.4 us a record, 0.1 us a KiB).
+# One call of a scan or a count ends after so many records, live or not, in addition to the requested number; or after
+# so many bytes of records. That takes less than a millisecond or two (measured: 0.4 us a record, 0.1 us a KiB).
 VISITS_MAX = 1024
 VISITED_BYTES_MAX = 2 << 20
 
@@ -108,7 +107,7 @@ class RecordReader(Snapshot):
         self._read_meta()
         lent = copy(self)
         lent._now_ms, lent._on_close = max(now_ms, self._clock_ms), on_close
-        lent._pages, lent._pages_version = None, -1  # `_pages` follow the renewals of this snapshot
+        lent._pages, lent._pages_version = None, -1  # this snapshot's `_pages` change with its renewals
         return lent
 
     def _read_meta(self) -> Meta:
@@ -119,7 +118,7 @@ class RecordReader(Snapshot):
         return self._meta
 
     @property
-    def applied(self) -> Applied:
+    def applied(self) -> AppliedEpoch:
         return self._read_meta().applied
 
     @property
@@ -135,7 +134,7 @@ class RecordReader(Snapshot):
     def _is_live(self, record: bytes) -> bool:
         if 0 < expiry_of(record) <= self._now_ms:
             return False
-        if record[FORM_AT] != LARGE:
+        if record[FORM_AT] != LARGE_MAP:
             return True
         with self._txn.cursor(db=self._tables.field_expiry) as field_expiry:
             return LargeMap.of(payload_of(record)).is_live(field_expiry, self._now_ms)
@@ -147,19 +146,13 @@ class RecordReader(Snapshot):
             raise WrongKindError(f"{key[:100]!r} holds a {KINDS[record[FORM_AT]]}, not a {kind}")
         return record
 
-    def _long_text(self, payload: bytes) -> LongText:
-        text_id, length = id_in(payload), LONG_TEXT.unpack(payload)[1]
-        return LongText(length, partial(self._parts, text_id))
+    def _long_value(self, payload: bytes) -> LongValue:
+        value_id, length = id_in(payload), LONG_VALUE_PAYLOAD.unpack(payload)[1]
+        return LongValue(length, partial(self._chunks, value_id))
 
-    def _parts(self, text_id: bytes, start: int, stop: int) -> Iterator[bytes]:
-        """Iterate over a range of a long text, a piece at a time."""
-        get, blocks = self._txn.get, self._tables.blocks
+    def _chunks(self, value_id: bytes, start: int, stop: int) -> Iterator[bytes]:
+        """Iterate over a range of a long value, a piece at a time."""
         for at in range(start - start % PIECE_BYTES if start < stop else stop, stop, PIECE_BYTES):
-            piece = get(piece_name(text_id, at // PIECE_BYTES), db=blocks)
-            if piece is None:
-                raise StoreDamagedError(
-                    "a piece of a long value is missing in the store; the store is rebuilt from the log"
-                )
-            piece = checked(piece)
+            piece = read_piece(self._txn, self._tables, value_id, at // PIECE_BYTES)
             is_inside = start <= at and at + len(piece) <= stop
             yield piece if is_inside else piece[max(0, start - at) : stop - at]

@@ -1,4 +1,4 @@
-"""Reading sets."""
+"""Reads the keys of set states."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from state_backend.codec import packed_list
 from state_backend.lmdb.item_reader import ItemReader
 from state_backend.lmdb.layout import (
-    FEW,
     FORM_AT,
-    RANKED,
+    SMALL_SET,
+    SMALL_SORTED_SET,
     LargeSet,
     name_of,
     payload_of,
@@ -18,15 +18,15 @@ from state_backend.model.descriptor import Kind
 
 
 class SetReader(ItemReader):
-    """Reads the keys of set states. No member expires by itself, so a large set has as many as its record says."""
+    """Reads the keys of set states. Members do not expire one by one, so the record of a large set has its size."""
 
     def _set(self, key: bytes, kind: Kind) -> tuple[bytes, LargeSet | None]:
-        """Return a small set packed, or the payload of a large one; neither if the key is missing."""
+        """Return (packed set, None) of a small set, (empty, payload) of a large one, (empty, None) if it is missing."""
         record = self._of_kind(key, kind)
         if record is None:
             return b"", None
         payload = payload_of(record)
-        return (payload, None) if record[FORM_AT] in (FEW, RANKED) else (b"", LargeSet.of(payload))
+        return (payload, None) if record[FORM_AT] in (SMALL_SET, SMALL_SORTED_SET) else (b"", LargeSet.of(payload))
 
     def set_size(self, key: bytes) -> int:
         packed, large = self._set(key, Kind.SET)

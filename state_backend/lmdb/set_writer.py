@@ -11,13 +11,13 @@ from typing import Any
 from state_backend.codec import packed_list, packed_sorted
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
 from state_backend.lmdb.layout import (
-    FEW,
+    FIRST_LARGE,
     FORM_AT,
-    LARGE,
-    MANY,
-    RANKED,
+    LARGE_SET,
+    LARGE_SORTED_SET,
     SCORE,
-    TREE,
+    SMALL_SET,
+    SMALL_SORTED_SET,
     VALUE,
     LargeSet,
     expiry_of,
@@ -26,7 +26,7 @@ from state_backend.lmdb.layout import (
     make_record,
     payload_of,
 )
-from state_backend.lmdb.ranks import RankTree, Step
+from state_backend.lmdb.ranks import Edit, RankTreeWriter
 from state_backend.model.descriptor import Kind
 from state_backend.model.records import RUN_ROWS_MAX, Change, Op
 
@@ -55,7 +55,7 @@ class SetWriter:
         expire_at_ms = None if old is None else expiry_of(old) or None
         has_expired = False
         for change in changes:
-            if has_expired:  # the set of the change before had expired when it was made
+            if has_expired:  # the set was expired from the change before on
                 keeps_old, scores, has_expired = False, {}, False
             if change.field is None:
                 keeps_old, scores = False, _scores_put(change, is_sorted)
@@ -67,7 +67,7 @@ class SetWriter:
                 expire_at_ms = change.expire_at_ms
                 has_expired = expire_at_ms is not None and expire_at_ms <= self._keys.now_ms
         key = changes[0].key
-        if old is not None and old[FORM_AT] >= LARGE:
+        if old is not None and old[FORM_AT] >= FIRST_LARGE:
             large = LargeSet.of(payload_of(old))
             if not keeps_old and any(score is not None for score in scores.values()) and large.size <= RUN_ROWS_MAX:
                 scores = dict.fromkeys(self._keys.item_names(large.prefix) - scores.keys()) | scores
@@ -88,7 +88,7 @@ class SetWriter:
         *,
         keeps_old: bool,
     ) -> None:
-        """Write a set that was small, or whose old members are replaced."""
+        """Write a set that was small or missing, or whose old members are replaced."""
         is_sorted = state.kind is Kind.SORTED_SET
         before = _scores_in(old) if old is not None and keeps_old else {}
         after = {member: score for member, score in (before | scores).items() if score is not None}
@@ -96,9 +96,9 @@ class SetWriter:
             self._keys.change(at, old, None)
             return
         if len(after) <= packed_sorted.MEMBERS_MAX:
-            packed = packed_sorted.packed(after.items()) if is_sorted else packed_list.pack(sorted(after))
+            packed = packed_sorted.pack_members(after.items()) if is_sorted else packed_list.pack(sorted(after))
             if len(packed) <= packed_sorted.BYTES_MAX:
-                new = make_record(key, packed, expire_at_ms, state.number, RANKED if is_sorted else FEW)
+                new = make_record(key, packed, expire_at_ms, state.number, SMALL_SORTED_SET if is_sorted else SMALL_SET)
                 self._keys.change(at, old, new)
                 return
         self._change_large(at, old, key, after, expire_at_ms, state, LargeSet(self._keys.meta.new_id(), 0, 0))
@@ -113,22 +113,22 @@ class SetWriter:
         state: WrittenState,
         large: LargeSet,
     ) -> None:
-        """Change members of a large set, which may be a new one, and write its key's record over `old`."""
+        """Change members of a large set, which may be new, and write its key's record over `old`."""
         keys = self._keys
         is_sorted = state.kind is Kind.SORTED_SET
-        size, changed, steps = self._change_members(large, scores, is_sorted)
+        size, changed, edits = self._change_members(large, scores, is_sorted)
         keys.changed += changed
         if not size:
             if old is not None:
                 keys.delete(at, old)
             return
         next_node = large.next_node
-        if steps:
-            tree = RankTree(keys.txn, keys.tables.blocks, large.prefix, next_node)
-            tree.change(steps)
+        if edits:
+            tree = RankTreeWriter(keys.txn, keys.tables.blocks, large.prefix, next_node)
+            tree.change(edits)
             next_node = tree.next_node
         payload = LargeSet(large.set_id, size, next_node).pack()
-        new = make_record(key, payload, expire_at_ms, state.number, TREE if is_sorted else MANY)
+        new = make_record(key, payload, expire_at_ms, state.number, LARGE_SORTED_SET if is_sorted else LARGE_SET)
         if new != old:
             keys.put(at, old, new)
             keys.changed += not changed
@@ -137,13 +137,13 @@ class SetWriter:
 
     def _change_members(
         self, large: LargeSet, scores: Mapping[bytes, float | None], is_sorted: bool
-    ) -> tuple[int, int, list[Step]]:
-        """Change records of members; return the new size, how many members differ, and the tree's steps in order."""
+    ) -> tuple[int, int, list[Edit]]:
+        """Change the records of members; return the new size, how many members differ, and the tree's sorted edits."""
         fields = self._keys.fields
         get, put = fields.get, fields.put
         size, changed = large.size, 0
-        steps: list[Step] = []
-        # In the order of the records: each is found on the page of the one before.
+        edits: list[Edit] = []
+        # In the order of the records: most are found on the page of the one before.
         for place, member in sorted((field_place(large.set_id, member), member) for member in scores):
             score = scores[member]
             at, record = find(get, place, member)
@@ -161,11 +161,11 @@ class SetWriter:
             changed += 1
             if is_sorted:
                 if record is not None:
-                    steps.append(((SCORE.unpack(payload_of(record))[0], member), False))
+                    edits.append(((SCORE.unpack(payload_of(record))[0], member), False))
                 if score is not None:
-                    steps.append(((score, member), True))
-        steps.sort()
-        return size, changed, steps
+                    edits.append(((score, member), True))
+        edits.sort()
+        return size, changed, edits
 
 
 def _scores_put(change: Change, is_sorted: bool) -> dict[bytes, float | None]:
@@ -180,6 +180,6 @@ def _scores_put(change: Change, is_sorted: bool) -> dict[bytes, float | None]:
 def _scores_in(record: bytes) -> dict[bytes, float | None]:
     """Return the scores of the members of a small set."""
     payload = payload_of(record)
-    if record[FORM_AT] == RANKED:
+    if record[FORM_AT] == SMALL_SORTED_SET:
         return dict(packed_sorted.scores_of(payload))
     return dict.fromkeys(packed_list.elements(payload), 0.0)

@@ -1,6 +1,6 @@
-"""The size of a key in an LMDB store: its rows with their names, and LMDB's overhead per row.
+"""The size of a key in an LMDB store: its rows, their names, and LMDB's overhead per row.
 
-Not counted: free space in pages, LMDB's branch pages, lines of the expiry index, and dropped rows.
+Not counted: free space in pages, LMDB's branch pages, entries of the expiry index, and dropped rows.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import lmdb
 from state_backend.codec.checksums import CHECK_BYTES
 from state_backend.lmdb.layout import (
     FORM_AT,
-    LONG,
+    LARGE_SET,
+    LARGE_SORTED_SET,
     LONG_LIST,
-    LONG_TEXT,
-    MANY,
+    LONG_LIST_PAYLOAD,
+    LONG_VALUE,
+    LONG_VALUE_PAYLOAD,
     PIECE_BYTES,
-    TEXT,
-    TREE,
     LargeMap,
     LargeSet,
     Tables,
@@ -29,9 +29,9 @@ from state_backend.lmdb.layout import (
 
 # LMDB's overhead per row in a page: a header, and an entry in the page's index.
 ROW_BYTES = 10
-# The same for a piece of a long text, and its name.
+# The same for a piece of a long value, and its name.
 PIECE_ROW_BYTES = 16 + ROW_BYTES
-# A number is yielded after so many rows, or bytes of them: well below a millisecond (guess).
+# A number is yielded after so many rows or bytes, which takes well below a millisecond (guess).
 STEP_ROWS = 512
 STEP_BYTES = 1 << 20
 
@@ -40,34 +40,34 @@ Count = Callable[[bytes], int]
 
 
 def sizes(txn: lmdb.Transaction[bytes], tables: Tables, at: bytes, record: bytes, items_max: int) -> Iterator[int]:
-    """Iterate over numbers that add up to the size of a key, given its record; each takes a bounded time.
+    """Iterate over numbers that add up to the size of a key, given its record. Each number takes a bounded time.
 
     items_max: about so many items of a large map, list or set are read; the size of the others is extrapolated.
     """
     form, payload = record[FORM_AT], payload_of(record)
     yield len(at) + len(record) + ROW_BYTES
-    if form == TEXT:
-        yield text_bytes(payload)
+    if form == LONG_VALUE:
+        yield pieces_bytes(payload)
         return
     prefix = id_of(record)
     if not prefix:
         return
-    if form == LONG:
-        _, start, end = LONG_LIST.unpack(payload)
+    if form == LONG_LIST:
+        _, start, end = LONG_LIST_PAYLOAD.unpack(payload)
         yield from _rows(txn, tables.blocks, prefix, _packed_count, end - start, items_max)
         return
-    large = LargeSet.of(payload) if form in (MANY, TREE) else LargeMap.of(payload)
+    large = LargeSet.of(payload) if form in (LARGE_SET, LARGE_SORTED_SET) else LargeMap.of(payload)
     yield from _rows(txn, tables.fields, prefix, _one, large.size, items_max)
-    if form == TREE:
+    if form == LARGE_SORTED_SET:
         yield from _rows(txn, tables.blocks, prefix, _leaf_count, large.size, items_max)
     if isinstance(large, LargeMap):
         yield from _rows(txn, tables.maps, prefix, _one, 1, items_max)
         yield from _rows(txn, tables.field_expiry, prefix, _one, large.expiring, items_max)
 
 
-def text_bytes(payload: bytes) -> int:
-    """Return the size of a long text's pieces, given the payload of its record."""
-    length = int(LONG_TEXT.unpack(payload)[1])
+def pieces_bytes(payload: bytes) -> int:
+    """Return the size of a long value's pieces, given the payload of its record."""
+    length = int(LONG_VALUE_PAYLOAD.unpack(payload)[1])
     return length + -(-length // PIECE_BYTES) * PIECE_ROW_BYTES
 
 
@@ -98,8 +98,8 @@ def _rows(
                     break
                 items += items_of(value)
                 size += len(name) + len(value) + ROW_BYTES
-                if items_of is _one and len(value) > FORM_AT and value[FORM_AT] == TEXT:  # a field's record
-                    size += text_bytes(payload_of(value))
+                if items_of is _one and len(value) > FORM_AT and value[FORM_AT] == LONG_VALUE:  # a field's record
+                    size += pieces_bytes(payload_of(value))
                 rows += 1
                 if rows % STEP_ROWS == 0 or size - reported >= STEP_BYTES:
                     yield size - reported

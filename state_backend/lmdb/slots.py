@@ -1,6 +1,6 @@
-"""A write transaction of an LMDB store that owns some slots only (see `store.slot_ownership`).
+"""A write transaction of an LMDB store that does not own all slots (see `store.slot_ownership`).
 
-It also counts keys by slot, so that the keys of a slot that is gained or lost need not be counted then.
+It also counts keys by slot, so that no keys need be counted when the store gains or loses a slot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from state_backend.lmdb.layout import (
     EXPIRING_MAPS,
     EXPIRY_AT,
     FORM_AT,
-    LARGE,
+    LARGE_MAP,
     NEVER,
     SLOT_BYTES,
     SLOT_COUNT,
@@ -39,7 +39,7 @@ from state_backend.model.key_groups import ALL, NONE, KeyGroups
 
 
 class SlotCounts(KeyCounts):
-    """Counts of keys by slot; what `meta` has of them is their sum over the owned slots."""
+    """Counts of keys by slot. The counts in `meta` are their sums over the owned slots."""
 
     def __init__(self, txn: lmdb.Transaction[bytes], tables: Tables, meta: Meta) -> None:
         super().__init__(meta)
@@ -47,7 +47,7 @@ class SlotCounts(KeyCounts):
         self._txn = txn
         self._tables = tables
         self._owned = meta.slot_ownership.owned
-        # By slot: what was added by state number, and under EXPIRING and EXPIRING_MAPS.
+        # By slot: how many keys were added, by state number, and under EXPIRING and EXPIRING_MAPS.
         self._added: defaultdict[bytes, Counter[int]] = defaultdict(Counter)
 
     def add(self, at: bytes, record: bytes, sign: int) -> None:
@@ -56,29 +56,31 @@ class SlotCounts(KeyCounts):
         added = self._added[at[:SLOT_BYTES]]
         added[state_number_of(record)] += sign
         added[EXPIRING] += sign * (expiry_of(record) > 0)
-        added[EXPIRING_MAPS] += sign * (record[FORM_AT] == LARGE and LargeMap.of(payload_of(record)).next_expiry_ms > 0)
+        added[EXPIRING_MAPS] += sign * (
+            record[FORM_AT] == LARGE_MAP and LargeMap.of(payload_of(record)).next_expiry_ms > 0
+        )
 
     def add_new(self, new: Mapping[tuple[int, int], int]) -> None:
         for (slot, number), count in new.items():
             self._added[slot.to_bytes(SLOT_BYTES, "big")][number] += count
 
     def add_all(self) -> None:
-        """Count all keys, which were not counted by slot until now: about a microsecond a key."""
+        """Count all keys of a store that has no counts by slot yet. Takes about a microsecond a key."""
         with self._txn.cursor(db=self._tables.keys) as cursor:
             for slot_and_number, keys in Counter(self._plain(cursor)).items():
                 number = int.from_bytes(slot_and_number[SLOT_BYTES:], "little")
                 self._added[slot_and_number[:SLOT_BYTES]][number] += keys
 
     def _plain(self, cursor: lmdb.Cursor[bytes]) -> Iterator[bytes]:
-        """Return slot and state of each key that does not expire, and count those that do."""
+        """Yield slot and state of each key that does not expire; add the other keys to the counts."""
         for at, record in checked_rows(cursor):
-            if record[EXPIRY_AT] != NEVER or record[FORM_AT] == LARGE:
+            if record[EXPIRY_AT] != NEVER or record[FORM_AT] == LARGE_MAP:
                 self.add(at, record, 1)
             else:
                 yield at[:SLOT_BYTES] + record[STATE_AT]
 
     def may_have_keys(self, number: int) -> bool:
-        return True  # `meta` has no counts of slots that are loaded
+        return True  # `meta` has no counts of slots that are being loaded
 
     def finish(self) -> None:
         assert self.meta.slot_ownership is not None
@@ -111,7 +113,7 @@ class SlotCounts(KeyCounts):
 
 
 class SlotsTransaction(ExpiryTransaction):
-    """The changes of one write transaction. All are of keys in `slots`, but for what has expired."""
+    """The changes of one write transaction to keys in some slots. Expired keys may be in any slot."""
 
     def __init__(
         self, txn: lmdb.Transaction[bytes], tables: Tables, meta: Meta, now_ms: int, slots: KeyGroups = ALL
@@ -121,7 +123,7 @@ class SlotsTransaction(ExpiryTransaction):
         self._slots = slots
 
     def count_all(self) -> None:
-        """Count all keys by slot, in a store that did not until now."""
+        """Count all keys by slot, in a store that has no counts by slot yet."""
         self._slot_counts.add_all()
 
     def _records(self, cursor: lmdb.Cursor[bytes]) -> Iterable[tuple[bytes, bytes]]:
@@ -139,7 +141,7 @@ class SlotsTransaction(ExpiryTransaction):
                     break
                 found.append(name_of(record))
         for name in found:
-            at, there = self._keys.find(name)
-            if there is not None:
-                self._keys.delete(at, there)
+            at, record_now = self._keys.find(name)
+            if record_now is not None:
+                self._keys.delete(at, record_now)
         return rest

@@ -1,4 +1,4 @@
-"""A view of one epoch of an LMDB store: keys of any kind, scans, and what an epoch changed."""
+"""A view of one epoch of an LMDB store: keys of any kind, scans, and the keys that epochs changed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from state_backend.codec import packed_map, packed_sorted
 from state_backend.codec.checksums import CHECK_BYTES, checked
 from state_backend.lmdb.events import EVENTS, portion_name, stored_portions_of
 from state_backend.lmdb.layout import (
+    FIRST_LARGE,
     FORM_AT,
     KINDS,
-    LARGE,
-    LONG,
-    MANY,
+    LARGE_MAP,
+    LARGE_SET,
+    LARGE_SORTED_SET,
+    LONG_LIST,
+    LONG_VALUE,
     NAME_AT,
-    TEXT,
-    TREE,
     changed_name,
     checked_rows,
     expired_name,
@@ -45,7 +46,7 @@ from state_backend.store import changed_keys
 from state_backend.store.changed_keys import CHANGED_EPOCHS_MAX, EXPIRY_BATCHES_MAX
 from state_backend.store.key_events import Portion, StoredPortions, unpack
 from state_backend.store.store import (
-    Entry,
+    KeyInfo,
     as_bytes,
     random_key_steps,
 )
@@ -57,15 +58,15 @@ ALL_FORMS = (1 << len(KINDS)) - 1
 
 
 class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
-    """A view of an LMDB store: one read transaction, moved on by `renew`."""
+    """A view of an LMDB store: a read transaction, which `renew` replaces by one of the newest epoch."""
 
-    def entry(self, key: bytes) -> Entry | None:
+    def key_info(self, key: bytes) -> KeyInfo | None:
         record = self._live(key)
         if record is None:
             return None
         self._read_meta()
         state = self._states[state_number_of(record)]
-        return Entry(name_of(record), state, KINDS[record[FORM_AT]], expiry_of(record) or None)
+        return KeyInfo(name_of(record), state, KINDS[record[FORM_AT]], expiry_of(record) or None)
 
     def stored_sizes(self, key: bytes, items_max: int) -> Iterator[int]:
         at, record = find(self._txn.get, place_of(key), key)
@@ -83,7 +84,7 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
     def changed_since(self, epoch: int) -> Sequence[bytes] | None:
         slot_ownership = self._read_meta().slot_ownership
         if slot_ownership is not None and epoch <= slot_ownership.changed_at:
-            return None  # all keys of a slot that was loaded since may have changed
+            return None  # the slots have changed since: any key of a loaded slot may have changed
         epochs = range(epoch + 1, self.applied.epoch + 1)
         if epoch > self.applied.epoch or len(epochs) > CHANGED_EPOCHS_MAX:
             return None
@@ -121,7 +122,7 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
                 visited_bytes += len(record)
                 last_at = at
                 length, expire_at_ms, _, form = read_header(record)
-                if 0 < expire_at_ms <= now_ms or (form == LARGE and not self._is_live(record)):
+                if 0 < expire_at_ms <= now_ms or (form == LARGE_MAP and not self._is_live(record)):
                     continue
                 remaining -= 1
                 if (kinds is None or KINDS[form] in kinds) and (not only_expiring or expire_at_ms):
@@ -144,7 +145,7 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
         return runs_of_rows(self._live_rows(states), states)
 
     def _live_rows(self, states: Sequence[str]) -> Iterator[Row]:
-        """Iterate over the rows that build this state. Most records are one row, and are decoded here."""
+        """Iterate over the rows that build this state. Most records are one row; this function decodes them itself."""
         view = self.lend(self._clock_ms, lambda: None)
         names, now_ms, put = self._read_meta().names(), self._clock_ms, int(Op.PUT)
         numbers = [states.index(name) if name in states else -1 for name in names]
@@ -152,7 +153,7 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
             for at, record in self._records(records):
                 length, expire_at_ms, number, form = read_header(record)
                 position = int.from_bytes(at[:POSITION_BYTES], "big")
-                if form < LARGE:
+                if form < FIRST_LARGE:
                     if not 0 < expire_at_ms <= now_ms:
                         start = NAME_AT + length
                         key, value = record[NAME_AT:start], record[start:-CHECK_BYTES]
@@ -162,32 +163,33 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
                         yield (position, numbers[number], *change)
 
     def _changes_of(self, record: bytes) -> Iterator[tuple[Op, bytes, bytes | None, bytes, int | None]]:
-        """Iterate over the changes, without their state, that build a key with rows in other tables.
+        """Iterate over the changes that build a key with rows in other tables; the changes lack their state.
 
-        A large map that expires as a whole begins with a put of one field, which sets the map's expiry.
+        For a large map that expires as a whole, the first change puts one field, which sets the map's expiry.
         """
         key, payload, expire_at_ms = name_of(record), payload_of(record), expiry_of(record) or None
-        if record[FORM_AT] == LONG:
+        if record[FORM_AT] == LONG_LIST:
             for element in self.list_elements(key, 0, self.list_size(key)):
                 yield (Op.APPEND, key, None, element, expire_at_ms)
             return
-        if record[FORM_AT] == MANY:
+        if record[FORM_AT] == LARGE_SET:
             for member in self.members(key):
                 yield (Op.PUT, key, member, b"", expire_at_ms)
             return
-        if record[FORM_AT] == TREE:  # in the order of scores, so that a store writes one node of the tree after another
+        if record[FORM_AT] == LARGE_SORTED_SET:
+            # In the order of scores: a store that applies the changes fills one node of the tree after another.
             for member, score in self.sorted_members(key, 0, self.sorted_size(key)):
                 yield (Op.PUT, key, member, packed_sorted.score_text(score), expire_at_ms)
             return
-        if record[FORM_AT] == TEXT:
-            yield (Op.PUT, key, None, as_bytes(self._long_text(payload)), expire_at_ms)
+        if record[FORM_AT] == LONG_VALUE:
+            yield (Op.PUT, key, None, as_bytes(self._long_value(payload)), expire_at_ms)
             return
         if expire_at_ms is not None:
             first = next(self._live_field_records(record))
-            packed = packed_map.pack([(name_of(first), as_bytes(self._field_text(first)))])
+            packed = packed_map.pack([(name_of(first), as_bytes(self._lazy_field(first)))])
             yield (Op.PUT, key, None, packed, expire_at_ms)
         for each in self._live_field_records(record):
-            yield (Op.PUT, key, name_of(each), as_bytes(self._field_text(each)), expiry_of(each) or None)
+            yield (Op.PUT, key, name_of(each), as_bytes(self._lazy_field(each)), expiry_of(each) or None)
 
     def random_keys(self) -> Iterator[bytes | None]:
         return random_key_steps(self.scan, self.key_groups)

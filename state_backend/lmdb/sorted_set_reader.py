@@ -1,4 +1,4 @@
-"""Reading sorted sets."""
+"""Reads the keys of sorted set states."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from state_backend.lmdb.layout import (
     name_of,
     payload_of,
 )
-from state_backend.lmdb.ranks import Inner, Ranks, bound_of_score
+from state_backend.lmdb.ranks import InnerNode, RankTree, bound_of_score
 from state_backend.lmdb.set_reader import SetReader
 from state_backend.model.descriptor import Kind
 
-# The number of large sorted sets whose inner nodes are cached in one version of a store; one more empties the cache.
+# The number of large sorted sets whose inner nodes are cached in one version of a store. One more empties the cache.
 TREES_MAX = 8
 
 
 class SortedSetReader(SetReader):
     """Reads the keys of sorted set states."""
 
-    # By key of a large sorted set, in a store without keys that expire: its payload, and inner nodes of its tree.
-    _trees: dict[bytes, tuple[LargeSet, dict[int, Inner]]]
+    # The payloads of large sorted sets and the cached inner nodes of their trees, by key. Only in a store without keys
+    # that expire.
+    _trees: dict[bytes, tuple[LargeSet, dict[int, InnerNode]]]
     _trees_version = -1
 
-    def _sorted(self, key: bytes) -> tuple[bytes, LargeSet | None, dict[int, Inner]]:
-        """Return the same as `_set`, and the cache for inner nodes of its tree."""
+    def _sorted(self, key: bytes) -> tuple[bytes, LargeSet | None, dict[int, InnerNode]]:
+        """Return the result of `_set`, and the cache for inner nodes of the set's tree."""
         if self._trees_version != self.version:
             self._trees, self._trees_version = {}, self.version
         elif cached := self._trees.get(key):
             return b"", *cached
         packed, large = self._set(key, Kind.SORTED_SET)
-        inner: dict[int, Inner] = {}
+        inner: dict[int, InnerNode] = {}
         if large is not None and not self._read_meta().applied.expiring:
             if len(self._trees) == TREES_MAX:
                 self._trees = {}
             self._trees[key] = large, inner
         return packed, large, inner
 
-    def _ranks(self, large: LargeSet, inner: dict[int, Inner]) -> Ranks:
-        return Ranks(self._txn, self._tables.blocks, large.prefix, inner)
+    def _ranks(self, large: LargeSet, inner: dict[int, InnerNode]) -> RankTree:
+        return RankTree(self._txn, self._tables.blocks, large.prefix, inner)
 
     def sorted_size(self, key: bytes) -> int:
         packed, large, _ = self._sorted(key)
@@ -76,26 +77,26 @@ class SortedSetReader(SetReader):
         packed, large, inner = self._sorted(key)
         bound = bound_of_score(score, is_after)
         if large is not None:
-            return large.size if bound is None else self._ranks(large, inner).before(bound)
+            return large.size if bound is None else self._ranks(large, inner).count_before(bound)
         if not packed:
             return 0
-        return packed_sorted.count(packed) if bound is None else packed_sorted.before(packed, bound)
+        return packed_sorted.count(packed) if bound is None else packed_sorted.count_before(packed, bound)
 
     def rank_of_member(self, key: bytes, member: bytes, is_after: bool) -> int:
         packed, large, inner = self._sorted(key)
         behind = member + b"\0" if is_after else member
         if large is None:
-            return packed_sorted.before(packed, (packed_sorted.score(packed, 0), behind)) if packed else 0
+            return packed_sorted.count_before(packed, (packed_sorted.score(packed, 0), behind)) if packed else 0
         ranks = self._ranks(large, inner)
-        ((_, lowest),) = next(ranks.runs(0, 1, is_reversed=False))
-        return ranks.before((lowest, behind))
+        ((_, lowest),) = next(ranks.leaves(0, 1, is_reversed=False))
+        return ranks.count_before((lowest, behind))
 
     def sorted_members(
         self, key: bytes, start: int, stop: int, is_reversed: bool = False
     ) -> Iterator[tuple[bytes, float]]:
         packed, large, inner = self._sorted(key)
         if large is not None:
-            return chain.from_iterable(self._ranks(large, inner).runs(start, min(stop, large.size), is_reversed))
+            return chain.from_iterable(self._ranks(large, inner).leaves(start, min(stop, large.size), is_reversed))
         found = packed_sorted.members(packed, start, min(stop, packed_sorted.count(packed))) if packed else []
         return iter(found[::-1] if is_reversed else found)
 

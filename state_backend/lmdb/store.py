@@ -1,12 +1,12 @@
 """The default store: one LMDB environment per job generation, read by any number of processes.
 
-Its tables and records are described in `lmdb.layout`; `lmdb.transaction` and `lmdb.expiry` write, `lmdb.snapshot`
-reads; for each kind of state they have a writer and a reader, such as `lmdb.map_writer` and `lmdb.map_reader`.
+`lmdb.layout` describes its tables and records. `lmdb.transaction` and `lmdb.expiry` write, `lmdb.snapshot` reads. Each
+kind of state has a writer and a reader, such as `lmdb.map_writer` and `lmdb.map_reader`.
 
-LMDB runs without fsync: the applied epoch is written in the same transaction as its changes, so that a killed process
-loses nothing. A crashed machine may lose writes, so a store from before the machine's last boot is deleted. Rows have
-checksums (see `checksums`): to read a damaged row raises StoreDamagedError, and `verify` checks the full store.
-Writemap stays off: with it a full disk is a signal that ends the process, not an error.
+LMDB runs without fsync. The applied epoch is written in the same transaction as its changes, so a killed process loses
+nothing. A crashed machine may lose writes, so a store from before the machine's last boot is deleted. Rows have
+checksums (see `checksums`): reading a damaged row raises StoreDamagedError, and `verify` checks the full store. LMDB's
+option `writemap` stays off: with it, a full disk ends the process with a signal instead of an error.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from state_backend.native import pages_of
 from state_backend.process_memory import available_bytes
 from state_backend.store.key_events import EVENTS_BYTES_MAX, PORTION_BYTES
 from state_backend.store.slot_ownership import Loading, SlotOwnership
-from state_backend.store.store import Applied, EpochChanges, Store
+from state_backend.store.store import AppliedEpoch, EpochChanges, Store
 
-# Address space, not disk: the file grows as it is written (guess; a state server has a part of a job).
+# The size of LMDB's map: address space, not disk, because the file grows as it is written (guess).
 MAP_BYTES_MAX = 1 << 40 if struct.calcsize("P") == 8 else 1 << 30
 READERS_MAX = 512
 DATA = "data.mdb"
@@ -61,7 +61,7 @@ def _boot_id() -> str:
         return ""
 
 
-# Without a boot id, only the process that made a store trusts it: it may not have been synced.
+# Without a boot id, a store is trusted only by the process that made it: the machine may have crashed since.
 THIS_PROCESS = f"process {token_hex(16)}"
 
 
@@ -118,7 +118,7 @@ class LmdbStore(Store):
             raise StoreDamagedError(f"a table is missing: {error}") from error
 
     def _populate(self) -> None:
-        """Have the file's pages mapped, in a thread, up to half of the available memory."""
+        """Have the system map the file's pages, in a thread, up to half of the available memory."""
         if self._pages is not None:
             with suppress(RuntimeError):  # the interpreter ends
                 start_new_thread(self._pages.populate, (available_bytes() // 2,))
@@ -138,7 +138,7 @@ class LmdbStore(Store):
         return env
 
     def _allocate_lock_file(self) -> None:
-        """Allocate the lock file on the disk: LMDB maps it, and a write to a missing block is a signal (SIGBUS)."""
+        """Allocate the lock file's blocks: LMDB maps it, and a write to a missing block on a full disk is a SIGBUS."""
         lock = self.path / "lock.mdb"
         if not lock.exists():
             try:
@@ -176,7 +176,7 @@ class LmdbStore(Store):
             raise StoreError(f"the store {self.path} cannot be used: {error}") from error
 
     def begin(self) -> lmdb.Transaction[bytes]:
-        """Begin a read transaction on `keys`; LMDB does not reuse its pages until it ends."""
+        """Begin a read transaction on `keys`. Until it ends, LMDB does not reuse the pages of its version."""
         try:
             return self._begin()
         except lmdb.Error as error:
@@ -184,7 +184,7 @@ class LmdbStore(Store):
 
     @contextmanager
     def _write_transaction(self) -> Iterator[lmdb.Transaction[bytes]]:
-        """Begin a write transaction, which commits if the block ends without an error."""
+        """Begin a write transaction, and commit it if the block ends without an error."""
         with self._translated_errors(lmdb.Error), self._env.begin(write=True, buffers=False) as txn:
             yield txn
         with self._translated_errors(OSError):
@@ -200,7 +200,7 @@ class LmdbStore(Store):
         return read_meta(txn, self.tables, self.generation)
 
     @property
-    def applied(self) -> Applied:
+    def applied(self) -> AppliedEpoch:
         with self.begin() as txn:
             return self._meta(txn).applied
 
@@ -217,7 +217,10 @@ class LmdbStore(Store):
     def _changes(
         self, txn: lmdb.Transaction[bytes], meta: Meta, now_ms: int, slots: KeyGroups | None = None
     ) -> ExpiryTransaction:
-        """Return the changes of a write transaction. slots: those to change, in a store of some slots (the owned)."""
+        """Return an object that makes the changes of a write transaction.
+
+        slots: the slots to change, if the store does not own all slots; default: the owned ones.
+        """
         if meta.slot_ownership is None:
             return ExpiryTransaction(txn, self.tables, meta, now_ms)
         return SlotsTransaction(txn, self.tables, meta, now_ms, meta.slot_ownership.owned if slots is None else slots)
@@ -278,8 +281,8 @@ class LmdbStore(Store):
     def own(self, desired: KeyGroups) -> SlotOwnership:
         """Give up all slots that are not desired, and begin to load missing ones; return the new ownership.
 
-        A store without an epoch owns the desired slots at once. When a store of all slots gives up some for the first
-        time, its keys are counted, about a microsecond for each.
+        A store without an epoch owns the desired slots at once. The first time that a store of all slots gives up some,
+        its keys are counted, which takes about a microsecond a key.
         """
         if self._toward(self.applied, self.slot_ownership, desired) == self.slot_ownership:
             return self.slot_ownership
@@ -295,15 +298,15 @@ class LmdbStore(Store):
             return meta.slot_ownership
 
     @staticmethod
-    def _toward(applied: Applied, slot_ownership: SlotOwnership, desired: KeyGroups) -> SlotOwnership:
+    def _toward(applied: AppliedEpoch, slot_ownership: SlotOwnership, desired: KeyGroups) -> SlotOwnership:
         return SlotOwnership(desired) if applied.epoch < 0 else slot_ownership.toward(desired, applied.epoch)
 
     def load(self, portion: EpochChanges, states: Sequence[StateDescriptor], progress: Loading) -> int:
         """Apply a part of a snapshot or of an epoch to the slots that are being loaded, and record the progress.
 
-        portion: runs of these slots only; all runs of an epoch that replaces states. progress: after the portion. Slots
-        that have reached the epoch of the owned ones are owned from then on. Returns about how many changes made a
-        difference.
+        portion: runs with rows of these slots only; all such runs if the epoch replaces states. progress: the progress
+        after the portion. Slots that have reached the epoch of the owned ones are owned from then on. Returns about how
+        many changes made a difference.
         """
         with self._write_transaction() as txn:
             meta = self._meta(txn)
@@ -317,7 +320,7 @@ class LmdbStore(Store):
             return changes.changed
 
     def restart_loading(self) -> None:
-        """Remove the loaded keys of slots that are not owned yet; after that `own` begins to load these slots again."""
+        """Discard the progress of loading: the loaded keys are removed, and then `own` begins to load them again."""
         with self._write_transaction() as txn:
             meta = self._meta(txn)
             if meta.slot_ownership is not None:
@@ -342,7 +345,7 @@ class LmdbStore(Store):
         return LmdbSnapshot(self.begin, self.tables, self.generation, now_ms, self._env, self._file)
 
     def clear_stale_readers(self) -> int:
-        """Free the reader slots of processes that died, whose pages LMDB would never reuse; return how many."""
+        """Free the reader slots of dead processes, because LMDB would never reuse their pages; return how many."""
         with self._translated_errors(lmdb.Error):
             return int(self._env.reader_check())
 
@@ -353,7 +356,7 @@ class LmdbStore(Store):
             verify(txn, self.tables)
 
     def check_length(self) -> None:
-        """Raise StoreDamagedError for a truncated file: to read a missing page would end this process (SIGBUS)."""
+        """Raise StoreDamagedError for a truncated file: reading a missing page would end this process (SIGBUS)."""
         check_length(self.path / DATA)
 
     def suspect(self) -> None:
@@ -402,13 +405,13 @@ class LmdbStore(Store):
     def _close_file(self) -> None:
         """Close the file's last descriptor in a thread.
 
-        A removed file is freed then, which takes 150 ms per GB (measured); LMDB's own call does not release the
-        interpreter's lock.
+        The system frees a removed file at that moment, which takes 150 ms per GB (measured). LMDB's own call does not
+        release the interpreter's lock.
         """
         file, self._file = self._file, None
         if file is None:
             return
         try:
-            start_new_thread(os.close, (file,))  # a `Thread` waits until it runs, which it never does at the end
+            start_new_thread(os.close, (file,))  # `Thread.start` would wait for ever at the interpreter's end
         except RuntimeError:  # the interpreter ends
             os.close(file)

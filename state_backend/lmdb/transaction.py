@@ -1,7 +1,7 @@
-"""One write transaction of an LMDB store: the changes of an epoch. Expired keys are removed in `lmdb.expiry`.
+"""One write transaction of an LMDB store: the changes of an epoch. `lmdb.expiry` removes expired keys.
 
-The keys of each kind of state are written by `value_writer`, `map_writer`, `list_writer` and `set_writer`; plain values
-by `plain_values`, many at a time.
+`value_writer`, `map_writer`, `list_writer` and `set_writer` write the keys of each kind of state, one at a time.
+`plain_values` writes plain values, many at a time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import lmdb
 
 from state_backend.codec.checksums import with_checksum
 from state_backend.codec.reductions import reduction_of
-from state_backend.lmdb.events import EventWriter, KeyBefore, describe_key, events_between, stale_events
+from state_backend.lmdb.events import EventWriter, KeyBefore, events_between, key_before, stale_events
 from state_backend.lmdb.folds import Folds
 from state_backend.lmdb.key_counts import KeyCounts
 from state_backend.lmdb.key_writer import KeyWriter, KindWriter, WrittenState
 from state_backend.lmdb.layout import (
-    LARGE,
+    LARGE_MAP,
     Meta,
     Tables,
     changed_name,
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from state_backend.native.lookup import Pages
 
 FOLD = int(Op.FOLD)
-# Limits of the runs that are sorted and written together. In the store's order each page is written once, so the limits
-# are large: a million rows of 60 bytes are one batch. A row takes 24 bytes in addition to its run.
+# Limits of a batch: runs that are sorted and written together. In the store's order each page is written once, so the
+# limits are large: a million rows of 60 bytes are one batch. A row takes 24 bytes in addition to its run.
 ROWS_MAX, BYTES_MAX, RUNS_MAX = 2 << 20, 128 << 20, 1_024
 STATE_AND_KEY = itemgetter(0, 2)  # of a row (see `records.rows_in`)
 
@@ -93,11 +93,11 @@ class LmdbTransaction:
         return self._keys.changed
 
     def record_events(self, epoch: int, term: int, portion_bytes: int, events_bytes_max: int) -> None:
-        """Record events of keys from now on, as of an epoch; `finish` writes the last ones."""
+        """Record events of keys from now on, as events of an epoch; `finish` writes the last portion."""
         self._keys.events = EventWriter(self._txn, self._tables.meta, epoch, term, portion_bytes, events_bytes_max)
 
     def store_changed_keys(self, epoch: int) -> None:
-        """Store which keys an epoch changed; delete those of epochs that are too old."""
+        """Store the keys that an epoch changed; delete the changed keys of epochs that are too old."""
         put, delete, meta = self._txn.put, self._txn.delete, self._tables.meta
         last = self.meta.applied.epoch
         for old in range(max(0, last + 1 - CHANGED_EPOCHS_MAX), min(last, epoch - CHANGED_EPOCHS_MAX) + 1):
@@ -121,7 +121,7 @@ class LmdbTransaction:
         self._txn.put(b"applied", self.meta.to_bytes(), db=self._tables.meta)
 
     def declare(self, states: Sequence[StateDescriptor], replaces: frozenset[str]) -> None:
-        """Set the states that changes may name, and those whose full content the epoch has."""
+        """Set the states that changes may name, and the states that the epoch replaces."""
         for state in states:
             self._states[state.name] = WrittenState(
                 self.meta.number_of(state.name),
@@ -134,7 +134,10 @@ class LmdbTransaction:
         self._replaced_numbers = {self.meta.state_numbers[name] for name in replaces & self.meta.state_numbers.keys()}
 
     def apply_all(self, runs: Iterable[pa.RecordBatch], pages: Pages | None) -> None:
-        """Apply runs, the changes of each key in their order. pages: of the version that the transaction began with."""
+        """Apply runs, the changes of each key in their order.
+
+        pages: the pages of the version that the transaction began with; None without the compiled core.
+        """
         if pages is None or self._replaced_numbers:
             for run in runs:
                 self.apply(run)
@@ -159,7 +162,7 @@ class LmdbTransaction:
             at, record = found = find(get, place_of(key), key)
             if record is not None:
                 _, expire_at_ms, number, form = read_header(record)
-                if number != state.number or form == LARGE or 0 < expire_at_ms <= now_ms:
+                if number != state.number or form == LARGE_MAP or 0 < expire_at_ms <= now_ms:
                     at, record = self._evict_stale(at, record, key, state)
             if events is not None:
                 rows = list(rows)
@@ -185,24 +188,27 @@ class LmdbTransaction:
         rows: Sequence[tuple[Any, ...]],
         state: WrittenState,
     ) -> KeyBefore:
-        """Describe a key before it is changed; `found`: its place and its record, live or not; `record`: a live one."""
+        """Describe a key before it is changed. found: its place and its record, live or not. record: a live one."""
         first_events = b""
         at, stale = found
         if stale is not None and record is None and not self._keys.counts.is_announced(at, stale):
             first_events = stale_events(stale, self._now_ms, state_number_of(stale) == state.number)
-        return describe_key(state.kind, rows, record, first_events, self._keys.fields.get)
+        return key_before(state.kind, rows, record, first_events, self._keys.fields.get)
 
     def _late_events(self, at: bytes, record: bytes | None) -> bytes:
-        """Return the expiry events of a key or field that expires before the announced time: no announcing follows."""
+        """Return the expiry events of a key or field that is put with an expiry before the announced time.
+
+        `announce_expired` has passed that time, so it will not report them.
+        """
         if record is not None and self._keys.counts.is_announced(at, record):
             return bytes((KeyEvent.EXPIRED,))
         return bytes((KeyEvent.FIELDS_EXPIRED,)) if self._maps.has_late_field else b""
 
     def _evict_stale(self, at: bytes, record: bytes, key: bytes, state: WrittenState) -> tuple[bytes, bytes | None]:
-        """Delete a key's record if it has expired, or is of another state that this epoch replaces.
+        """Delete a key's record if it has expired, or if it is of another state, which this epoch replaces.
 
-        Returns the key's place and its record; None if the record was deleted. KeyConflictError if the key is another
-        state's.
+        Returns the key's place and its record; None if the record was deleted. KeyConflictError if the key is of a
+        state that is not replaced.
         """
         if self._keys.is_live(record):
             number = state_number_of(record)
@@ -243,7 +249,7 @@ class LmdbTransaction:
 
 
 def _batches(runs: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Gather runs, without empty ones, that may be in memory together."""
+    """Group runs into batches of bounded size; empty runs are left out."""
     batch: list[pa.RecordBatch] = []
     rows = size = 0
     for run in runs:

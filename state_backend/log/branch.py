@@ -1,8 +1,8 @@
 """Begins a generation with a copy of the epochs of another one: after a rewind, or when an earlier query returns.
 
-The copied files (change files, epochs, snapshots) are never written again, so a copy is a hard link where the
-filesystem has links. The source may be swept or removed meanwhile: a copy is valid only if it is complete, and if the
-removal of the source had not begun by then.
+The copied files (change files, epochs, snapshots) are never written again, so a copy is a hard link if the filesystem
+has hard links. The source may be swept or removed meanwhile. So a copy is valid only if it is complete, and if the
+removal of the source had not begun when the copy was complete.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from state_backend.model.errors import LogCorruptError
 
 
 class _Plan(NamedTuple):
-    """The snapshot (if the first epochs were swept) and the epochs that lead to an end."""
+    """What is copied: the epochs before an end, and a snapshot if the first epochs were swept."""
 
     snapshot: int | None
     numbers: tuple[int, ...]
 
 
 def reaches(log: JobLog, source: CurrentGeneration, end: int | None) -> bool:
-    """Tell whether a generation can be copied completely up to the epoch before `end`, or to its last one if None."""
+    """Tell whether a generation can be copied up to the epoch before `end`; None: up to its last epoch."""
     return _plan(log, source, end) is not None
 
 
 def copy(log: JobLog, source: CurrentGeneration, target: str, end: int | None) -> bool:
-    """Copy a generation up to the epoch before `end`, or all of it if None, into the folder of a new generation.
+    """Copy a generation up to the epoch before `end` (None: all epochs) into the folder of a new generation.
 
     False if the source no longer leads to that epoch, or if source or target is being removed. LogCorruptError if files
-    of the source are missing that were not swept. Cost: two operations per file.
+    of the source are missing, but were not swept. Cost: two operations per file.
     """
     failed: _Plan | None = None
     while (plan := _plan(log, source, end)) is not None:
         is_complete = _copy_plan(log, source, target, plan)
-        # Read last: until now the source was complete. A slow writer's copy is swept once a later writer is in charge.
+        # Read last: if the removal has not begun, the source was complete until now. The copy of a slow writer is swept
+        # when a later writer is in charge.
         if log.terms.is_swept(source.generation) or log.terms.is_swept(target):
             return False
         if is_complete:
@@ -45,7 +46,7 @@ def copy(log: JobLog, source: CurrentGeneration, target: str, end: int | None) -
                 f"job {log.job!r}: files of generation {source.generation} are missing in the log "
                 f"{log.filesystem.root}; restore them from a copy"
             )
-        failed = plan  # files were swept during the copy: another plan may do
+        failed = plan  # if files were swept during the copy, the next plan is another one
     return False
 
 
@@ -66,7 +67,7 @@ def _plan(log: JobLog, source: CurrentGeneration, end: int | None) -> _Plan | No
 
 
 def _copy_plan(log: JobLog, source: CurrentGeneration, target: str, plan: _Plan) -> bool:
-    """Copy the files of a plan, those that an epoch lists before the epoch; True if no file was missing."""
+    """Copy the files of a plan, and each epoch after the files that it lists; True if no file was missing."""
     base = f"{log.job}/{target}"
     if plan.snapshot is not None:
         manifest = next((each for each in log.snapshots(source) if each.epoch == plan.snapshot), None)
@@ -77,7 +78,7 @@ def _copy_plan(log: JobLog, source: CurrentGeneration, target: str, plan: _Plan)
         ):
             return False
         log.filesystem.create(f"{folder}/manifest.json", manifest.to_bytes())
-        # An earlier try may have copied some epochs that are swept in the source by now: the floor hides them.
+        # An earlier try may have copied epochs that the source has swept since; the floor hides them.
         first = plan.numbers[0] if plan.numbers else plan.snapshot + 1
         log.filesystem.create(f"{base}/floor/{first}", b"")
     for number in plan.numbers:

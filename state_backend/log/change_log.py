@@ -8,9 +8,9 @@
     <job>/<generation>/floor/<epoch>                epochs below the highest of these are removed
     <job>/<generation>/snapshots/<epoch>/...        the full state as of an epoch (see `snapshots`)
 
-A generation is a folder with one chain of epochs. It is named `<query id>.<term>`, and is never in charge again once
-another generation is. Readers ignore change files that no epoch lists, and epochs below the floor. An epoch's file is
-created only if there is none, so only one of two writers commits it.
+A generation is a folder with one chain of epochs. Its name is `<query id>.<term>`. Once another generation is in
+charge, it is never in charge again. Readers ignore change files that no epoch lists, and epochs below the floor. An
+epoch's file is created only if it does not exist, so only one of two writers commits the epoch.
 
 This module reads; `log_writer` writes, `sweep` removes.
 """
@@ -28,7 +28,7 @@ from zlib import crc32
 from state_backend.log.epochs import ChangeFile, Epoch, rows_of_slots, runs_in
 from state_backend.log.filesystems import Filesystem, open_filesystem
 from state_backend.log.terms import Description, Term, Terms
-from state_backend.model.errors import EpochHoleError, LogCorruptError
+from state_backend.model.errors import EpochHoleError, LogCorruptError, LogError
 from state_backend.model.key_groups import KeyGroups
 
 if TYPE_CHECKING:
@@ -36,19 +36,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sparkis.log")
 
-# The newest complete snapshots are retained: a reader may be reading the second one, or the newest may be damaged.
+# So many complete snapshots are retained: a reader may be reading the second newest, or the newest may be damaged.
 SNAPSHOTS_RETAINED = 2
 
 
 @dataclass(frozen=True)
 class CurrentGeneration:
-    """The current generation of a job, and its writer."""
+    """A generation of a job that is being written, or visible, and its writer.
+
+    held_back: in the visible generation, the newer generation that is being written, but is not visible yet.
+    """
 
     generation: str
     term: int
     writer: str = ""
     description: Description | None = field(default=None, compare=False)
-    held_back: str | None = field(default=None, compare=False)  # the generation that is written, but not yet visible
+    held_back: str | None = field(default=None, compare=False)
 
 
 class JobLog:
@@ -61,12 +64,12 @@ class JobLog:
         self.damaged_snapshots: set[int] = set()  # their epochs; readers use the snapshot before
 
     def current(self) -> CurrentGeneration | None:
-        """Return the generation that is written; None if the job was never written, or was dropped."""
+        """Return the generation that is being written; None if the job was never written, or was dropped."""
         term = self.terms.newest()
         return None if term is None or term.is_dropped else current_of(term)
 
     def visible(self) -> CurrentGeneration | None:
-        """Return the visible generation: the one that is written or, while it is held back, the newest visible before.
+        """Return the visible generation: the one that is being written, unless it is held back; then the one before.
 
         A visible generation is never held back again, so readers never return to an older generation.
         """
@@ -83,7 +86,7 @@ class JobLog:
         return current_of(newest)
 
     def is_visible(self, term: Term) -> bool:
-        """Tell whether a term's generation is not held back, or no longer."""
+        """Tell whether a term's generation was never held back, or is no longer."""
         return not term.is_held_back or self.filesystem.size(self.promotion_path(term.generation)) is not None
 
     def promotion_path(self, generation: str) -> str:
@@ -115,13 +118,13 @@ class JobLog:
         return heartbeat
 
     def epoch(self, current: CurrentGeneration, number: int) -> Epoch | None:
-        """Return one epoch, or None if it is not committed, or swept."""
+        """Return an epoch; None if it is not committed, or was swept."""
         path = f"{self.job}/{current.generation}/epochs/{number}.json"
         stored = self.filesystem.read(path)
         if stored is None:
             return None
         epoch = Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}")
-        # A stopped writer may create the file again after a newer writer committed the epoch, and it was swept. An
+        # A paused writer may create the file again after a newer writer committed the epoch and a sweep removed it. An
         # epoch of the newest term is no such file, if the term is read after the epoch.
         newest = self.terms.newest()
         is_of_newest = newest is not None and newest.term == epoch.term
@@ -155,10 +158,10 @@ class JobLog:
                 f"restore them from a copy, or begin a new log"
             )
         epoch = self.epoch(current, numbers[-1])
-        return epoch if epoch is not None else self.newest(current)  # this one was swept meanwhile
+        return epoch if epoch is not None else self.newest(current)  # the epoch was swept meanwhile
 
     def first(self, current: CurrentGeneration) -> Epoch | None:
-        """Return the first epoch of a generation that was not swept, or None if there is none yet."""
+        """Return the first epoch of a generation that was not swept; None if there is no epoch yet."""
         while numbers := self.numbers(current.generation):
             if (epoch := self.epoch(current, numbers[0])) is not None:
                 return epoch
@@ -187,7 +190,7 @@ class JobLog:
                 return
 
     def end(self, current: CurrentGeneration) -> Epoch | None:
-        """Return the predecessor of the next epoch: the last epoch, or the newest snapshot if no epoch remains."""
+        """Return the epoch before the next one: the last epoch, or the newest snapshot if no epoch remains."""
         return self.newest(current) or next(self.snapshots(current), None)
 
     def snapshot_folder(self, generation: str, epoch: int) -> str:
@@ -219,8 +222,8 @@ class JobLog:
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Read the changes of some slots that an epoch or a manifest lists, after its first `done` runs.
 
-        Iterates over (number of runs done including this one, its rows of these slots), without runs that have no such
-        rows. Files without such runs are not opened. An opened file is checked completely, as in `runs_in_folder`.
+        Iterates over (number of runs up to this one, the run's rows of these slots); runs without such rows are left
+        out. Files without such runs are not opened. An opened file is checked as in `runs_in_folder`.
         """
         end = 0
         for file in epoch.files:
@@ -266,12 +269,12 @@ class JobLog:
 
 
 def current_of(term: Term) -> CurrentGeneration:
-    """Return the generation that a begun term puts in charge."""
+    """Return the generation of a term that has begun."""
     return CurrentGeneration(term.generation, term.term, term.writer, term.description)
 
 
 class ChangeLog:
-    """A log root: the jobs below it."""
+    """The jobs below a log root."""
 
     def __init__(self, root: str | Path | Filesystem) -> None:
         self.filesystem = root if isinstance(root, Filesystem) else open_filesystem(root)
@@ -288,14 +291,18 @@ class ChangeLog:
     def _is_job(self, name: str) -> bool:
         try:
             return self.job(name).current() is not None
-        except LogCorruptError:  # the error is raised when the job is opened
+        except LogCorruptError:  # opening the job raises the error
             return True
+
+    def no_such_job(self, name: str) -> LogError:
+        """Return the error for a name that no job has."""
+        return LogError(f"the log {self.filesystem.root} has no job {name!r}; jobs: {', '.join(self.jobs()) or 'none'}")
 
 
 def check_writable(root: str | Path | Filesystem) -> None:
     """Raise LogUnavailableError, before any work is done, if a log root cannot be written.
 
-    Storage that cannot exclude a second writer counts as such a root; `Filesystem.create` checks that.
+    Also raised for storage that cannot exclude a second writer; `Filesystem.create` checks that.
     """
     filesystem = root if isinstance(root, Filesystem) else open_filesystem(root)
     filesystem.make_folder("")

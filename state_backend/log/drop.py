@@ -1,7 +1,7 @@
 """`sparkis drop`: removes a job from a log for good.
 
-The job's last term records the drop, and is never removed. With it servers distinguish a dropped job, whose keys are
-removed, from a job whose folder cannot be reached, which they continue to serve as stale. A query that starts under the
+The job's last term records the drop, and is never removed. So servers can distinguish a dropped job, whose keys they
+remove, from a job whose folder they cannot reach, which they continue to serve as stale. A query that starts under the
 name again begins with an empty state.
 """
 
@@ -14,10 +14,10 @@ from pathlib import Path
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.sweep import sweep_job
-from state_backend.log.takeover import begin, claim, seal, this_process
+from state_backend.log.takeover import begin, claim, new_candidate, seal
 from state_backend.log.terms import Term
 from state_backend.model.clock import now_ms
-from state_backend.model.errors import LogError, SparkisError
+from state_backend.model.errors import SparkisError
 
 DESCRIPTION = """\
 Remove a job and all of its state from a log for good; servers stop serving it. Stop its query first. Needs no server
@@ -52,10 +52,10 @@ def drop(root: str | Path | Filesystem, job: str, *, is_forced: bool = False) ->
     job_log = log.job(job)
     if job_log.current() is None:
         if job_log.dropped() is None:
-            raise LogError(f"the log {log.filesystem.root} has no job {job!r}; jobs: {', '.join(log.jobs()) or 'none'}")
+            raise log.no_such_job(job)
         sweep_job(job_log, now_ms())
         return f"job {job} was dropped already"
-    claimed = claim(job_log.terms, this_process("", "sparkis drop"), is_forced=is_forced)
+    claimed = claim(job_log.terms, new_candidate("", "sparkis drop"), is_forced=is_forced)
     seal(job_log.terms, claimed)
     begin(job_log.terms, Term(claimed.term, "drop", claimed.writer), claimed)
     sweep_job(job_log, now_ms())

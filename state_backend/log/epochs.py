@@ -1,4 +1,4 @@
-"""An epoch's file: the commit point of a micro-batch, with all that a reader needs.
+"""The file of an epoch. Its creation commits a micro-batch; it has everything that a reader needs.
 
 `epochs/<epoch>.json` is one JSON object:
 
@@ -6,19 +6,19 @@
     epoch, term         this epoch's number, and the term of the writer that committed it
     previous            [epoch, term] of the epoch before, or null for the first of the log
     clock_ms            the one clock reading of the epoch, milliseconds since 1970 UTC
-    rows, digest        number of changes, and a sum over them in any order, by which a replay is recognized
-    replaces            states whose full content this epoch replaces (complete mode, or a dropped state)
+    rows, digest        number of changes, and a sum over them in any order; both recognize a replay
+    replaces            states whose full content this epoch has (complete mode, or a dropped state)
     description         version of the description that has its states (see `terms`)
-    origin              number of the generation's first epoch: above 0 if the log began later than the query
+    origin              number of the generation's first epoch; above 0 if the log began later than the query
     offsets             end offsets of the query's sources, as in its checkpoint; [] if unknown
-    log_bytes           bytes of changes of all epochs from the first to this one; not written by older versions
+    log_bytes           bytes of changes of all epochs up to this one; older versions do not write it
     files               list of {name, size, checksum, rows, runs}: change files, in the order to apply
     inline              list of base64 Arrow IPC streams: changes too few for a file
     slots               only in a part of a snapshot (see `snapshots`): the slots of the part
     checksum            CRC32 of the object without this field
 
-`runs` lists [first slot, last slot, rows] for each record batch of a file, so that the reader of a slot range skips
-the others. Changes are applied in the order: files, then inline. Two changes of one key are in different files or
+`runs` lists [first slot, last slot, rows] for each record batch of a file, so that the reader of a slot range can skip
+the others. Changes are applied in this order: files, then inline. Two changes of one key are in different files or
 streams only if their order does not matter (`duplicates="any"`).
 """
 
@@ -39,8 +39,8 @@ from state_backend.model.slots import HASH_BITS, slot_at
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# The second format may have FOLDs (see `records.Op`), the third changes of sets. Epochs of jobs without both have the
-# first format, for older readers.
+# The second format may have FOLDs (see `records.Op`), the third also changes of sets. Epochs of jobs with neither have
+# the first format, so that older readers can read them.
 FORMAT = 1
 FORMAT_WITH_FOLDS = 2
 FORMAT_WITH_SETS = 3
@@ -71,13 +71,13 @@ class ChangeFile:
 
 
 def slots_of_run(run: pa.RecordBatch) -> tuple[int, int, int]:
-    """Return first slot, last slot and rows of a sorted run."""
+    """Return the first slot, the last slot and the number of rows of a sorted run."""
     positions = run.column("position")
     return slot_at(positions[0].as_py()), slot_at(positions[-1].as_py()), run.num_rows
 
 
 def rows_of_slots(run: pa.RecordBatch, slots: KeyGroups) -> pa.RecordBatch:
-    """Return the rows of a run whose keys are in some slots, in their order; the run itself if those are all rows."""
+    """Return the rows of a run whose keys are in some slots, in their order; the run itself if all rows are."""
     import numpy as np
     import pyarrow as pa
 

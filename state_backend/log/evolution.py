@@ -2,7 +2,7 @@
 
     added      the state begins with the keys that change from then on
     left out   the next epoch removes the state's keys
-    changed    allowed if no key keeps a wrong name, and no value mixes two meanings. Old values stay until their key
+    changed    allowed if the keys stay the same, and no value mixes two meanings. Old values stay until their key
                changes; a note says so if clients can see the difference
     refused    DescriptorError: another kind, other keys or fields, another reduction; or a probable rename
 
@@ -38,9 +38,9 @@ def check_evolution(
 ) -> list[str]:
     """Return notes for the user about changed states; DescriptorError for a change that is refused.
 
-    before: the states in the log; ever: `before` and the states that were left out earlier; now: the new states. All
-    are in the form of a log (`StateDescriptor.for_job`). rewrites_states: each state is written again in full, so that
-    no old keys remain.
+    before: the states in the log. ever: `before` and the states that were left out earlier. now: the new states. All
+    are as the log stores them (`StateDescriptor.for_job`). rewrites_states: each state is written again in full, so
+    that no old keys remain.
     """
     names = {state.name for state in now}
     old = {state.name: state for state in ever}
@@ -60,7 +60,7 @@ def check_evolution(
 
 
 def _check_same(job: str, before: StateDescriptor, now: StateDescriptor, *, rewrites_states: bool) -> None:
-    """Refuse changes after which old keys or fields would never be written again, or values would mix two meanings."""
+    """Refuse changes after which some old keys or fields would never be written again, or values mix two meanings."""
     changes = [
         f"{part} was {_quoted(old)} in this log and is now {_quoted(new)}"
         for part, old, new in (
@@ -86,7 +86,7 @@ def _check_same(job: str, before: StateDescriptor, now: StateDescriptor, *, rewr
 
 
 def _check_no_rename(job: str, state: StateDescriptor, removed: Sequence[StateDescriptor]) -> None:
-    """Refuse a new state that looks like a renamed one: the keys of the old name would be lost unnoticed."""
+    """Refuse a new state that looks like a renamed one: the keys of the old name would be lost without an error."""
     for other in removed:
         if _without_name(other, job) == _without_name(state, job):
             raise DescriptorError(

@@ -23,7 +23,7 @@ from state_backend.log.change_log import ChangeLog, current_of
 from state_backend.log.epochs import ChangeFile, Epoch, runs_in, slots_of_run, to_stream
 from state_backend.log.evolution import check_evolution
 from state_backend.log.filesystems import Filesystem
-from state_backend.log.takeover import begin, check_in_charge, claim, seal, succeed, this_process
+from state_backend.log.takeover import begin, check_in_charge, claim, new_candidate, seal, succeed
 from state_backend.log.terms import Description, Term
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor, check_name, check_states
@@ -40,16 +40,17 @@ from state_backend.model.records import Change, runs_of, schema
 
 logger = logging.getLogger("sparkis.log")
 
-# Up to this size a task's changes are inline in the epoch's own file: a small epoch is one file.
+# Up to this size a task's changes are inline in the epoch's file, so that a small epoch is one file.
 INLINE_BYTES_MAX = 64 << 10
-# Above this the writer moves the tasks' inline changes to a change file, so that an epoch's file stays small (guess).
+# Above this size of all tasks' inline changes, the writer moves them to a change file; an epoch's file stays small
+# (guess).
 EPOCH_INLINE_BYTES_MAX = 1 << 20
 
 OnRewind = Literal["refuse", "truncate"]
 
 
 class _ChecksummedFile:
-    """A file that computes the size and the checksum of its content."""
+    """A file object that computes the size and the checksum of what is written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -70,7 +71,7 @@ class _ChecksummedFile:
 class ChangeFileWriter:
     """Writes one task's runs: a few as an inline stream of the epoch, more as a change file.
 
-    Used on executors. No epoch lists the file of a task that failed.
+    Used on executors. If the task fails, no epoch lists its file.
     """
 
     def __init__(self, filesystem: Filesystem, folder: str, epoch: int) -> None:
@@ -79,19 +80,19 @@ class ChangeFileWriter:
         self._epoch = epoch
 
     def write(self, runs: Iterable[pa.RecordBatch]) -> tuple[ChangeFile | None, bytes | None]:
-        """Write all runs; return the file, or the Arrow stream for the epoch, or neither if there is no row."""
+        """Write all runs; return (file, None), (None, Arrow stream for the epoch), or two Nones if there is no row."""
         buffered: list[pa.RecordBatch] = []
         size = 0
-        source = (run for run in runs if run.num_rows)
-        for run in source:
+        not_empty = (run for run in runs if run.num_rows)
+        for run in not_empty:
             buffered.append(run)
             size += run.nbytes
             if size > INLINE_BYTES_MAX:
-                return self.write_file(chain(buffered, source)), None
+                return self.write_file(chain(buffered, not_empty)), None
         return None, to_stream(buffered) if buffered else None
 
     def write_file(self, runs: Iterable[pa.RecordBatch]) -> ChangeFile:
-        """Write runs as a file, even if they are few."""
+        """Write runs as a file, even if there are few."""
         name = f"{self._epoch}-{uuid.uuid4().hex}.arrow"
         slots: list[tuple[int, int, int]] = []
         with self._filesystem.open_new(f"{self._folder}/{name}") as file:
@@ -178,7 +179,7 @@ class LogWriter:
         self._last_status: tuple[bool, bool] | None = None  # (is_running, is_final) of the last heartbeat
         self._heartbeat_due_s = 0.0
         interval_s = self._filesystem.heartbeat_interval_s if sends_heartbeats else 0.0
-        candidate = this_process(self.query_id, checkpoint, interval_s)
+        candidate = new_candidate(self.query_id, checkpoint, interval_s)
         self._claim = claim(self.log.terms, candidate, is_forced=takeover)
         self._begin(seal(self.log.terms, self._claim), starts_empty=starts_empty)
         if self.last is not None and self.last.origin > 0:
@@ -200,7 +201,7 @@ class LogWriter:
             generation, reason = self._new_folder(term), "start"
             if base is not None and branch.copy(self.log, current_of(base), generation, None):
                 reason = "return"
-            elif base is not None:  # swept meanwhile; some files may be copied
+            elif base is not None:  # the base was swept meanwhile; some of its files may have been copied
                 self._filesystem.remove(f"{self.job}/{generation}")
                 self._new_folder(term)
                 base = None
@@ -208,14 +209,14 @@ class LogWriter:
         self._put_in_charge(Term(term, reason, self._claim.writer, generation, description, is_held_back=is_held_back))
 
     def _is_to_be_held_back(self, base: Term | None) -> bool:
-        """Tell whether the generation is held back. A query that continues is held back if it was before."""
+        """Tell whether the generation is to be held back: a continuing query's is if it was before."""
         if base is not None:
             return not self.log.is_visible(base)
         visible = self.log.visible()
         return self._holds_back and visible is not None and self.log.end(visible) is not None
 
     def _stay_final(self, last: Term | None) -> None:
-        """Mark the state as final if the last writer did, so that it is not stale during the takeover."""
+        """Mark the state as final if the last writer did, so that the state is not stale during the takeover."""
         if last is not None and self.log.terms.heartbeat(last.term).get("is_final"):
             self.mark_final()
 
@@ -288,7 +289,7 @@ class LogWriter:
     ) -> int:
         """Write changes, commit them as one epoch, and return its number.
 
-        There may be any number of changes: they are written in portions. After an error there is no epoch.
+        There may be any number of changes: they are written in portions. If an error is raised, there is no epoch.
 
         Args:
             changes: The changes; those of one key take effect in this order.
@@ -340,14 +341,14 @@ class LogWriter:
         return change
 
     def clock_ms(self) -> int:
-        """Return the clock reading of the next epoch, not below that of the last one: expired keys stay expired."""
+        """Return the clock reading of the next epoch: never below the last one's, so that expired keys stay expired."""
         return max(now_ms(), self.last.clock_ms if self.last else 0)
 
     def start(self, number: int) -> None:
         """Prepare for an epoch. To be called before its change files are written, because it may change `folder`.
 
         A number below the last epoch's means that the query's checkpoint was set back. With `on_rewind="truncate"` a
-        new generation begins with the epochs before it; RewoundCheckpointError otherwise.
+        new generation begins with the epochs before that number; otherwise RewoundCheckpointError is raised.
         """
         if self.last is not None and number < self.last.epoch:
             self.check_in_charge()
@@ -369,7 +370,7 @@ class LogWriter:
 
         Called on the driver once per micro-batch, after all tasks succeeded. After a restart Spark calls it again for
         the same batch: the committed epoch stays unchanged, and a warning is logged if the replay differs.
-        FencedWriterError if a newer writer has the job: the epoch may be committed or not.
+        FencedWriterError if a newer writer has the job; then the epoch may or may not be committed.
         """
         self.check_in_charge()
         self.start(number)
@@ -411,8 +412,8 @@ class LogWriter:
     def send_heartbeat(self, *, is_running: bool = True, is_final: bool = False) -> bool:
         """Write a heartbeat; if a newer writer has claimed the job, write none and return False. Thread-safe.
 
-        To be called once a second while the query runs. Readers poll its counter. Where each request costs money, the
-        counter changes less often, and most calls do nothing.
+        To be called once a second while the query runs. Readers poll the heartbeat's counter. In storage where each
+        request costs money, the counter changes less often, and most calls do nothing.
         """
         status, now_s = (is_running, is_final), time.monotonic()
         if status == self._last_status and now_s < self._heartbeat_due_s:
@@ -440,7 +441,7 @@ class LogWriter:
         self.send_heartbeat(is_running=False, is_final=True)
 
     def _describe(self, base: Term | None) -> Description:
-        """Return the description for this term: the same as that of the query's last term, or a new version."""
+        """Return the description for this term: that of the query's last term, or a new version."""
         mine = Description(self.job, self.query_id, self.states, source=self._source)
         if base is None or base.description is None:
             return mine
@@ -482,7 +483,7 @@ class LogWriter:
     def _check_not_renamed(self, before: Term | None, siblings: Collection[str]) -> None:
         """Raise DescriptorError if the log has the query's state under another job's name: the query was renamed.
 
-        Reads the terms of every other job, if this job has no epoch of the query.
+        If this job has no epoch of the query, the terms of every other job are read.
         """
         if before is not None and self.log.numbers(before.generation):
             return
@@ -506,7 +507,7 @@ class LogWriter:
                 )
 
     def _origin(self, number: int, replaces: tuple[str, ...]) -> int:
-        """Return the first epoch of the query in this generation: 0 if it has the full content of all states."""
+        """Return the origin of an epoch (see `epochs`); 0 if the epoch has the full content of all states."""
         user_states = {state.name for state in self.states if not state.name.startswith("_")}
         if user_states <= set(replaces):
             return 0
@@ -523,13 +524,13 @@ class LogWriter:
         )
 
     def _states_to_empty(self) -> tuple[str, ...]:
-        """Return the dropped states, if this is the first epoch without them: other states may then make their keys."""
+        """Return the dropped states if the next epoch is the first without them: other states may make their keys."""
         if self.last is None or self.last.description < self._description.version:
             return tuple(state.name for state in self._description.dropped)
         return ()
 
     def check_in_charge(self) -> None:
-        """Raise FencedWriterError if another writer has the job, LogUnavailableError if the job is missing."""
+        """Raise FencedWriterError if another writer has the job, LogUnavailableError if the job's folder is missing."""
         check_in_charge(self.log.terms, self._claim)
         mine = self.log.terms.claim(self._claim.term)
         if mine is None or mine.writer != self._claim.writer:
@@ -597,14 +598,14 @@ class LogWriter:
         if sum(map(len, epoch.inline)) <= EPOCH_INLINE_BYTES_MAX:
             return epoch
         runs = pa.Table.from_batches((run for stream in epoch.inline for run in runs_in(stream)), schema())
-        # A file has one dictionary of states, but each task's stream has its own.
+        # A file has one dictionary of states, and each task's stream has its own.
         file, inline = self.change_files(epoch.epoch).write(runs.unify_dictionaries().to_batches())
         return replace(epoch, files=(*epoch.files, file) if file else epoch.files, inline=(inline,) if inline else ())
 
     def _create(self, epoch: Epoch) -> None:
         path = f"{self.job}/{self.generation}/epochs/{epoch.epoch}.json"
         is_new = self._filesystem.create(path, epoch.to_bytes())
-        # Checked after the epoch is created: a newer writer that claims later finds the epoch.
+        # Checked after the epoch is created: a newer writer that claims the job later finds the epoch.
         self.check_in_charge()
         if not is_new:
             raise LogUnavailableError(
@@ -614,6 +615,6 @@ class LogWriter:
 
 
 def _digest(run: pa.RecordBatch) -> int:
-    """Return a sum over a run's rows in any order. Expiry is left out, because it depends on the clock."""
+    """Return a sum over a run's rows, whatever their order. Expiry is left out, because it depends on the clock."""
     columns = [run.column(name).to_pylist() for name in ("state", "op", "key", "field", "value")]
     return sum(crc32(repr(row).encode()) for row in zip(*columns, strict=True))

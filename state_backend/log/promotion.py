@@ -26,7 +26,7 @@ and readers see the old state. Needs no server and no Spark; servers switch once
 
 
 class HeldBack(NamedTuple):
-    """A held-back generation. visible: the last epoch that readers see instead; since_ms: when the generation began."""
+    """A held-back generation. visible: the last epoch that readers see. since_ms: when the generation began."""
 
     visible: Epoch
     since_ms: int
@@ -76,7 +76,7 @@ def promote(root: str | Path | Filesystem, job: str) -> str:
     promoted = log.job(job)
     current = promoted.current()
     if current is None:
-        raise LogError(f"the log {log.filesystem.root} has no job {job!r}; jobs: {', '.join(log.jobs()) or 'none'}")
+        raise log.no_such_job(job)
     last = promoted.newest(current)
     if held_back(promoted) is None:
         raise LogError(f"job {job!r}: nothing is held back; readers see generation {current.generation}")

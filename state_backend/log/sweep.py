@@ -1,13 +1,13 @@
 """Removes files from a job's log that no reader needs any more.
 
-A sweep can be stopped at any point, for an hour or for ever, and several sweeps can run at the same time. So a file is
+A sweep can pause at any point, for an hour or for ever, and several sweeps can run at the same time. So a file is
 removed only for a reason that stays true (the proof is in `docs/design/0004-sweeping.md`):
 
     an epoch                 it is below the floor, which only rises
     a change file            its epoch is below the floor; or its epoch is committed, not the last, and does not list it
     a snapshot               it is older than the second newest complete snapshot
-    a generation             its term is older than that of the visible generation, or is void
-    a temporary file         of a file that exists, or that is itself removable
+    a generation             its term is older than the visible generation's, or is void
+    a temporary file         its final file exists, or could be removed, too
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ RETENTION_MS = 3_600_000
 def sweep(log: JobLog, current: CurrentGeneration, at_ms: int, retention_ms: int = RETENTION_MS) -> int:
     """Remove files that readers do not need any more; return the number of files and folders removed.
 
-    In the generation, remove epochs that a snapshot covers and that are older than the retention time, but never the
-    last one; their files; older snapshots; and files that no epoch lists. In the job, remove replaced generations once
-    the visible generation has an epoch older than the retention time.
+    In the generation: epochs that a snapshot covers and that are older than the retention time, except the last one;
+    the files of these epochs; older snapshots; files that no epoch lists. In the job: replaced generations, once the
+    visible generation has an epoch older than the retention time.
     """
     removed = 0
     last = log.newest(current)
@@ -88,7 +88,7 @@ def _sweep_epochs(log: JobLog, current: CurrentGeneration, floor: int, last: Epo
 
 def _sweep_snapshots(log: JobLog, current: CurrentGeneration, oldest: int) -> int:
     folder = f"{log.job}/{current.generation}/snapshots"
-    # Incomplete ones, too. Between the two retained snapshots another one may still be written.
+    # Incomplete ones, too. A snapshot between the two retained ones may still be being written.
     old = [name for name in log.filesystem.names(folder) if name.isdecimal() and int(name) < oldest]
     for name in old:
         log.filesystem.remove(f"{folder}/{name}")
@@ -96,7 +96,7 @@ def _sweep_snapshots(log: JobLog, current: CurrentGeneration, oldest: int) -> in
 
 
 def sweep_job(log: JobLog, until_ms: int) -> int:
-    """Remove replaced generations, and heartbeats of older writers; return the number removed."""
+    """Remove replaced generations, and heartbeats of older writers; return how many."""
     term = log.terms.newest()
     if term is None:
         return 0

@@ -1,11 +1,11 @@
 """How a writer takes a job over: it claims the next term, voids older terms that never began, and begins (see `terms`).
 
-    claim   the first of several writers gets the term. From then on commits of older writers are not acknowledged
+    claim   the first of several writers gets the term. From then on the commits of older writers fail
     seal    older terms that have not begun become void, so that no older term can begin later
     begin   the term is in charge for readers; fails if a newer writer has sealed it
 
-Each is a create-if-absent of one file (`seal`: one for each term), so a writer can be stopped between any two of them,
-for an hour or for ever.
+Each creates one file if it does not exist (`seal`: one file for each older term). So a writer can pause between any two
+of them, for an hour or for ever.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from state_backend.log.terms import Claim, Term, Terms
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import FencedWriterError, JobInUseError
 
-# A writer that misses so many heartbeats has stopped (guess).
+# A writer counts as stopped after so many missed heartbeats (guess).
 HEARTBEATS_MISSED_MAX = 3
 POLL_INTERVAL_S = 0.1
 
 
-def this_process(query_id: str, checkpoint: str = "", heartbeat_interval_s: float = 0.0) -> Claim:
-    """Return a claim of a new writer in this process, for term 0; `claim` sets the term."""
+def new_candidate(query_id: str, checkpoint: str = "", heartbeat_interval_s: float = 0.0) -> Claim:
+    """Return the claim of a new writer in this process, without a term; `claim` sets the term."""
     return Claim(
         0, uuid.uuid4().hex, query_id, checkpoint, socket.gethostname(), os.getpid(), now_ms(), heartbeat_interval_s
     )
@@ -58,7 +58,7 @@ def succeed(terms: Terms, claimed: Claim) -> Claim:
 
 
 def seal(terms: Terms, claimed: Claim) -> Term | None:
-    """Make all older terms void that have not begun; return the last begun one, or None.
+    """Make all older terms void that have not begun; return the last term that has begun, or None.
 
     The result is final: no older term can begin any more.
     """
@@ -100,7 +100,7 @@ def _is_same_query(last: Claim, candidate: Claim) -> bool:
 
 
 def _check_not_alive(terms: Terms, last: Claim) -> None:
-    """Poll a writer's heartbeat until enough are missing, by this process's clock; JobInUseError if it changes."""
+    """Wait until a writer has missed enough heartbeats, by this process's clock; JobInUseError if one comes."""
     if not last.heartbeat_interval_s:
         return
     ends_s = time.monotonic() + HEARTBEATS_MISSED_MAX * last.heartbeat_interval_s

@@ -1,14 +1,14 @@
 """Terms: the writer and the generation in charge of a job, in files that are created once and never changed.
 
-    <job>/terms/<term>.claim   a process claims to be the one writer from now on: query, host, process and time
+    <job>/terms/<term>.claim   a process claims to be the one writer from now on: its query, host, process and time
     <job>/terms/<term>.json    the outcome of the claim: the term has begun, with a generation and its states;
-                               or it is void and never begins; or the job is dropped
+                               or it is void and never begins; or it drops the job
     <job>/terms/<term>.swept   the generation that the term began was replaced, and is being removed
     <job>/heartbeats/<term>.json    the heartbeat of the term's writer; the only file that is replaced; not durable
 
-The newest term that has begun is in charge for readers. Writers read claims: a newer claim fences a writer. Terms are
-claimed one after another, and before a term begins all older terms have begun or are void. So a reader of the newest
-term finds the next one by reading one file (the proof is in `docs/design/0004-sweeping.md`).
+For readers, the newest term that has begun is in charge. For writers, the newest claim is: it fences all older writers.
+Terms are claimed one after another, and when a term begins, all older terms have begun or are void. So a reader of the
+newest term finds the next one by reading one file (the proof is in `docs/design/0004-sweeping.md`).
 
 This module reads; `takeover` claims, voids and begins.
 """
@@ -34,7 +34,7 @@ class Description:
 
     dropped: states of earlier epochs that the query no longer has; the next epoch empties them.
     source: where an attachment reads the states (see `spark_hooks.attach`); None if the query itself publishes.
-    incomplete: states that began in the middle of the query, and lack the keys that have not changed since.
+    incomplete: states that began in the middle of the query, and lack keys that have not changed since.
     renamed_from: the job's name before `sparkis rename`.
     """
 
@@ -54,7 +54,7 @@ class Description:
 
     @property
     def format(self) -> int:
-        """The lowest format of epoch files that has all changes of these states (see `epochs`)."""
+        """The lowest format of epoch files that can have the changes of these states (see `epochs`)."""
         if any(state.member is not None for state in self.all_states):
             return FORMAT_WITH_SETS
         return FORMAT if all(state.reduce in (None, Reduce.LAST) for state in self.all_states) else FORMAT_WITH_FOLDS
@@ -93,10 +93,10 @@ class Description:
 
 @dataclass(frozen=True)
 class Claim:
-    """The claim of a writer to a job, from a term on.
+    """A writer's claim to a job, from a term on.
 
-    checkpoint: the location of the query's checkpoint, if the writer has it. heartbeat_interval_s: the interval of the
-    writer's heartbeats; 0 if it sends none.
+    checkpoint: the location of the query's checkpoint; empty if the writer does not know it. heartbeat_interval_s: the
+    interval of the writer's heartbeats; 0 if it sends none.
     """
 
     term: int
@@ -118,8 +118,8 @@ class Term:
     """The outcome of a claim.
 
     reason: start, restart, return, rewind, rename, drop, or void. generation: the name of its folder; empty if the term
-    is void or the job dropped. renamed_to: the new name of a dropped job. is_held_back: readers continue to see the
-    generation before, until this one is made visible (see `promotion`).
+    is void or drops the job. renamed_to: the new name of a job that was dropped by a rename. is_held_back: readers
+    continue to see the generation before, until this one is made visible (see `promotion`).
     """
 
     term: int
@@ -187,7 +187,7 @@ class Terms:
         return begun
 
     def _search(self) -> tuple[int, Term | None]:
-        if self.filesystem.read(self.path(1)) is None:  # a name that is no job costs no listing
+        if self.filesystem.read(self.path(1)) is None:  # no job: the listing is saved
             return 0, None
         last = max(self.numbers(".json"), default=0)
         return last, self.last_before(last + 1)
@@ -251,7 +251,7 @@ class Terms:
             )
 
     def claim(self, number: int) -> Claim | None:
-        """Return the claim to a term; None if there is none."""
+        """Return the claim of a term; None if there is none."""
         path = self.claim_path(number)
         stored = read_json(self.filesystem, path)
         if stored is None:
@@ -261,7 +261,7 @@ class Terms:
             return Claim(**(stored | {"term": number}))
 
     def last_claim(self) -> Claim | None:
-        """Return the newest claim; None if there is none. Lists all claims."""
+        """Return the newest claim; None if there is none. The call lists the folder of terms."""
         number = max(self.numbers(".claim"), default=0)
         return self.claim(number) if number else None
 

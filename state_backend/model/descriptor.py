@@ -1,7 +1,7 @@
 """The declaration of a state: its name, the format of its keys, and the columns that feed it.
 
-A user writes a `StateDescriptor` for each state. The Spark hooks read its columns, the terms of the log store it, and
-servers show it in `STATE DESCRIBE`. Nothing here imports Spark.
+A user writes a `StateDescriptor` for each state. The Spark hooks read the columns that it names, each term of the log
+stores it, and `STATE DESCRIBE` shows it. Nothing here imports Spark.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def check_user_name(name: object) -> str:
 class KeyFormat:
     """A Redis key as literal texts around column placeholders: `literals[0] <columns[0]> literals[1] ...`.
 
-    There is one literal more than there are columns. Only the first and the last may be empty: otherwise different rows
-    could make the same key. A format without columns is for a state with a single key.
+    There is one literal more than there are columns. Only the first and the last literal may be empty: otherwise
+    different rows could make the same key. A format without columns is for a state with a single key.
     """
 
     literals: tuple[str, ...]
@@ -121,7 +121,7 @@ class KeyFormat:
         return "".join(literal + column for literal, column in zip(self.literals, columns, strict=True))
 
     def overlaps(self, other: KeyFormat) -> bool:
-        """Tell whether both formats could make the same key: if prefixes and suffixes agree, some key matches both."""
+        """Tell whether both formats could make the same key: they can if their prefixes and suffixes agree."""
         mine, theirs = self.literals, other.literals
         if not self.columns:
             return bool(re.match(other.pattern(), mine[0].encode(), re.DOTALL))
@@ -277,10 +277,11 @@ class StateDescriptor:
         reduce: Reduce | str | None = None,
         columns: Mapping[str, str] | None = None,
     ) -> None:
-        put = partial(object.__setattr__, self)  # the class is frozen: fields are set only here
+        # The class is frozen: its fields are set only here.
+        put = partial(object.__setattr__, self)
         put("name", check_name("state", name))
-        put("key", self._names("key", key))
-        put("value", self._names("value", value))
+        put("key", self._column_names("key", key))
+        put("value", self._column_names("value", value))
         put("key_format", key_format)
         put("separator", separator)
         put("field", field)
@@ -292,7 +293,7 @@ class StateDescriptor:
         put("encoding", self._choice("encoding", encoding, Encoding))
         put("deletion", deletion)
         put("resets", resets)
-        put("order_by", self._names("order_by", order_by))
+        put("order_by", self._column_names("order_by", order_by))
         put("duplicates", duplicates)
         put("where", where)
         put("length_max", length_max)
@@ -306,6 +307,18 @@ class StateDescriptor:
         return Kind.MAP if self.field is not None or len(self.value) > 1 else Kind.VALUE
 
     def _check(self) -> None:
+        self._check_key()
+        if self.member is not None or self.score is not None or self.kind in (Kind.SET, Kind.SORTED_SET):
+            self._check_set()
+        elif not self.value and self.reduce is not Reduce.COUNT:
+            raise DescriptorError(f"state {self.name!r}: value= must name at least one column")
+        self._check_kind()
+        self._check_options()
+        if self.reduce is not None:
+            self._check_reduce(self.reduce)
+
+    def _check_key(self) -> None:
+        """Check that the options which take a string have one, and that the key names a column if it has to."""
         if bool(self.key) == (self.key_format is not None):
             raise DescriptorError(f"state {self.name!r}: give either key= or key_format=, and not both")
         if not isinstance(self.separator, str):
@@ -320,10 +333,9 @@ class StateDescriptor:
                 f"the key format {form.text!r} names no column, so that all rows would make one key; "
                 f"write one as <column>, or give field= or member="
             )
-        if self.member is not None or self.score is not None or self.kind in (Kind.SET, Kind.SORTED_SET):
-            self._check_set()
-        elif not self.value and self.reduce is not Reduce.COUNT:
-            raise DescriptorError(f"state {self.name!r}: value= must name at least one column")
+
+    def _check_kind(self) -> None:
+        """Check that the kind of the state fits its value and field columns."""
         if len(set(self.value)) < len(self.value):
             raise DescriptorError(f"state {self.name!r}: value= names a column twice")
         if self.field is not None and len(self.value) > 1 and self.encoding is not Encoding.JSON:
@@ -338,6 +350,8 @@ class StateDescriptor:
                 f"state {self.name!r}: several value columns are one {self.kind.value} only as encoding='json'; "
                 f"leave out kind={self.kind.value!r} for a map"
             )
+
+    def _check_options(self) -> None:
         if self.length_max is not None and (self.kind is not Kind.LIST or not _is_count(self.length_max)):
             raise DescriptorError(
                 f"state {self.name!r}: length_max= is a number of elements, at least 1, of a state with kind='list'"
@@ -348,56 +362,58 @@ class StateDescriptor:
             raise DescriptorError(f"state {self.name!r}: resets= is for a state with kind='list'")
         if self.duplicates not in ("error", "any"):
             raise DescriptorError(f"state {self.name!r}: duplicates= is 'error' or 'any', not {self.duplicates!r}")
-        if self.reduce is not None:
-            self._check_reduce(self.reduce)
 
     def _check_set(self) -> None:
-        at = f"state {self.name!r}"
+        state = f"state {self.name!r}"
         if self.member is None:
             given = "score=" if self.score is not None else f"kind={self.kind.value!r}"
-            raise DescriptorError(f"{at}: {given} needs member= with the column that is the member")
+            raise DescriptorError(f"{state}: {given} needs member= with the column that is the member")
         for option in ("value", "field", "reduce"):
             if getattr(self, option):
                 raise DescriptorError(
-                    f"{at}: member= makes a set, which has no {option}; leave out {option}=, or member="
+                    f"{state}: member= makes a set, which has no {option}; leave out {option}=, or member="
                 )
         if self.kind is not self._implied_kind():
             given = "member= and score=" if self.score is not None else "member= without score="
             implied = self._implied_kind().value
             raise DescriptorError(
-                f"{at}: {given} makes a state of kind {implied!r}; leave out kind={self.kind.value!r}"
+                f"{state}: {given} makes a state of kind {implied!r}; leave out kind={self.kind.value!r}"
             )
         if self.score == self.member:
-            raise DescriptorError(f"{at}: member= and score= name the same column {self.member!r}")
+            raise DescriptorError(f"{state}: member= and score= name the same column {self.member!r}")
         if self.encoding is not Encoding.TEXT:
-            raise DescriptorError(f"{at}: members are written as text, binary ones as they are; leave out encoding=")
+            raise DescriptorError(f"{state}: members are written as text, binary ones as they are; leave out encoding=")
 
     def _check_reduce(self, reduce: Reduce) -> None:
-        at = f"state {self.name!r}: reduce={reduce.value!r}"
+        option = f"state {self.name!r}: reduce={reduce.value!r}"
         if self.kind is Kind.LIST:
-            raise DescriptorError(f"{at} is not for a list, whose rows are appended; leave out one of them")
+            raise DescriptorError(f"{option} is not for a list, whose rows are appended; leave out one of them")
         if len(self.value) > 1:
             raise DescriptorError(
-                f"{at} takes one value column; for several, give several StateDescriptors in one call, each with its "
-                f"own reduce="
+                f"{option} takes one value column; for several, give several StateDescriptors in one call, each with "
+                f"its own reduce="
             )
         if self.kind is Kind.MAP and self.field is None:
-            raise DescriptorError(f"{at} makes a map only with field=; leave out kind='map'")
-        for option in ("deletion", "expire_at"):
-            if getattr(self, option) is not None:
-                raise DescriptorError(f"{at} and {option}= do not go together: rows are folded, whatever their order")
+            raise DescriptorError(f"{option} makes a map only with field=; leave out kind='map'")
+        for other in ("deletion", "expire_at"):
+            if getattr(self, other) is not None:
+                raise DescriptorError(
+                    f"{option} and {other}= do not go together: rows are folded, whatever their order"
+                )
         if reduce is Reduce.LAST:
             if not self.order_by and self.duplicates == "error":
                 raise DescriptorError(
-                    f"{at} needs order_by= with the column that determines the last row, or duplicates='any'"
+                    f"{option} needs order_by= with the column that determines the last row, or duplicates='any'"
                 )
             return
         if self.order_by or self.duplicates != "error":
-            raise DescriptorError(f"{at} folds all rows of a key, in any order; leave out order_by= and duplicates=")
+            raise DescriptorError(
+                f"{option} folds all rows of a key, in any order; leave out order_by= and duplicates="
+            )
         if self.encoding is not Encoding.TEXT:
-            raise DescriptorError(f"{at} takes encoding='text', not {self.encoding.value!r}")
+            raise DescriptorError(f"{option} takes encoding='text', not {self.encoding.value!r}")
 
-    def _names(self, option: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    def _column_names(self, option: str, given: str | Sequence[str]) -> tuple[str, ...]:
         try:
             names = (given,) if isinstance(given, str) else tuple(given)
         except TypeError:
@@ -408,7 +424,7 @@ class StateDescriptor:
 
     def _choice(self, option: str, given: object, choices: type[Choice]) -> Choice:
         try:
-            return choices(given)  # type: ignore[arg-type]  # any wrong value is the ValueError below
+            return choices(given)  # type: ignore[arg-type]  # a wrong value raises the ValueError below
         except ValueError:
             names = ", ".join(repr(choice.value) for choice in choices)
             raise DescriptorError(f"state {self.name!r}: {option}= is one of {names}, not {given!r}") from None
@@ -437,7 +453,7 @@ class StateDescriptor:
         return KeyFormat.default(job, self.name, self.key, self.separator)
 
     def for_job(self, job: str) -> StateDescriptor:
-        """Return the descriptor with its full key format, as the log stores it."""
+        """Return the descriptor as the log stores it: with the full key format in place of the key columns."""
         return replace(self, key=(), key_format=self.format_for(job).text)
 
     def to_json(self) -> dict[str, Any]:

@@ -9,9 +9,9 @@
     │   ├── LogCorruptError          a listed file is missing, changed or unreadable
     │   ├── FencedWriterError        a newer writer has taken the job over
     │   ├── JobInUseError            another query's writer has the job and is alive
-    │   ├── RewoundCheckpointError   an epoch below the last committed one
-    │   └── EpochHoleError           an epoch beyond the next one
-    └── StoreError               the store
+    │   ├── RewoundCheckpointError   a writer publishes an epoch below the last committed one
+    │   └── EpochHoleError           an epoch is missing before another one
+    └── StoreError               a server's store of the state
         ├── WrongKindError           the key has a value of another kind
         ├── KeyConflictError         two states of a job made the same key
         ├── JobLoadingError          the key's job is being loaded
@@ -46,7 +46,7 @@ class LogError(SparkisError):
 
 
 class LogUnavailableError(LogError):
-    """The log's storage does not respond, or refuses; a later try may succeed."""
+    """The log's storage does not respond, or refuses; a retry may succeed."""
 
 
 class LogCorruptError(LogError):

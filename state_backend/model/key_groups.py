@@ -1,6 +1,6 @@
-"""Sets of slots, as a state server owns them: sorted ranges that neither touch nor overlap.
+"""Sets of slots, such as those that a state server owns: sorted ranges that neither touch nor overlap.
 
-The text of a set is like in the configuration of Redis: `0-5460,9000,9100-9110`, both ends included; empty for no slot.
+A set is written as in Redis' configuration: `0-5460,9000,9100-9110`, both ends included; no slot is an empty text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from state_backend.model.slots import HASH_BITS, SLOTS
 
 @dataclass(frozen=True)
 class KeyGroups:
-    """A set of slots, made by `of` or `parse`, or one of `ALL` and `NONE`. ranges: (first, last), in order."""
+    """A set of slots. Made by `of` or `parse`; `ALL` and `NONE` are constants. ranges: (first, last), in order."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
@@ -28,8 +28,8 @@ class KeyGroups:
         for first, last in sorted(ranges):
             if not 0 <= first <= last < SLOTS:
                 raise KeyGroupsError(
-                    f"{first}-{last} is no range of slots: a range begins at 0 or above, ends where it begins or "
-                    f"later, and at {SLOTS - 1} at most"
+                    f"{first}-{last} is no range of slots: slots are 0 to {SLOTS - 1}, and a range does not end before "
+                    f"it begins"
                 )
             if merged and first <= merged[-1][1] + 1:
                 merged[-1] = (merged[-1][0], max(merged[-1][1], last))
@@ -39,7 +39,7 @@ class KeyGroups:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the text of a set, the inverse of `str`; KeyGroupsError names the invalid part."""
+        """Parse the text of a set, the inverse of `str`; KeyGroupsError names an invalid part."""
         return cls.of(_range(part.strip(), text) for part in text.split(",") if text.strip())
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class KeyGroups:
                     remaining.append((first, removed_first - 1))
                 first = max(first, removed_last + 1)
                 if removed_last > last:
-                    break  # it may overlap the next range, too
+                    break  # the removed range may overlap the next range, too
                 at += 1
             if first <= last:
                 remaining.append((first, last))

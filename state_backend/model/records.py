@@ -1,7 +1,7 @@
-"""A change of one key, and a run: changes as an Arrow record batch.
+"""A change of one key, and a run: an Arrow record batch of changes.
 
-A run is sorted by position: the changes of a slot range are contiguous, and a store is written in its own order. The
-rows of one key keep their order. Columns:
+A run is sorted by position, which is the order of a store; so the changes of a range of slots are contiguous. The rows
+of one key keep their order. Columns:
 
     position      uint64   `slots.position_of(key)`
     state         string   the state's name (dictionary encoded)
@@ -26,8 +26,8 @@ rows of one key keep their order. Columns:
 
 Sets and lists expire as a whole, at the `expire_at_ms` of the last change that put something into them.
 
-FOLD folds its value into the stored one by the `reduce` of its state (see `reductions`). Without a stored value it is a
-PUT.
+FOLD folds its value into the stored value by the `reduce` of its state (see `reductions`). Without a stored value, a
+FOLD is a PUT.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from state_backend.model.errors import ChangeError
 from state_backend.model.slots import position_of
 
-# A process that only reads stores needs neither Arrow nor NumPy, and takes 17 MiB less without them (measured). So its
-# modules import them only in functions that use them.
+# A process that only reads stores needs neither Arrow nor NumPy, and takes 17 MiB less without them (measured). So the
+# modules of such a process import them only in functions that use them.
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 KEY_BYTES_MAX = 64 << 10
 VALUE_BYTES_MAX = 64 << 20
 
-# Bounds of a reader's memory, because a run is read at once. A value of 64 MiB can make a run larger.
+# A run ends at these limits, because readers have a full run in memory. A value of 64 MiB can make a run larger.
 RUN_ROWS_MAX = 65_536
 RUN_BYTES_MAX = 16 << 20
 
@@ -116,7 +116,7 @@ def schema() -> pa.Schema:
 def runs_of(changes: Iterable[Change], states: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """Turn changes into sorted runs of bounded size; changes of one key keep their order.
 
-    ChangeError for a change that is too long, KeyError for a change of another state.
+    states: the names of all states. ChangeError for a change that is too long, KeyError for one of another state.
     """
     names = list(states)
     index = {name: number for number, name in enumerate(names)}

@@ -1,11 +1,11 @@
-"""The slot (key group) of a key, and its position in a store.
+"""The slot (key group) of a key, its position, and its place in a store.
 
     slot      CRC16(hash tag or full key) mod 16384, as in the Redis Cluster specification
     position  slot (14 bits) and CRC32 of the full key (32 bits), as one number below 2**46
+    place     the position as six big-endian bytes: the order of places is the order of slots
 
-A position is also a `SCAN` cursor: clients and proxies may store cursors as floats, which are exact up to 2**53. A
-position as six big-endian bytes is a key's *place* in a store: the byte order of places is slot order. Two keys may
-have the same position; stores have the full key, too.
+A position is also a `SCAN` cursor: clients and proxies may store cursors as floats, which are exact up to 2**53. Two
+keys may have the same position; stores have the full key, too.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ HASH_BITS = 32
 POSITION_BYTES = 6
 POSITIONS = SLOTS << HASH_BITS
 PLACE = Struct(">HI")
-_packed = PLACE.pack
+_pack_place = PLACE.pack
 
 
 def slot_of(key: bytes) -> int:
     """Return the slot (0..16383) of a key by the Redis hash-tag rule.
 
-    Only the text between the first `{` and the first `}` after it counts, if it is not empty.
+    If the text between the first `{` and the first `}` after it is not empty, only that text counts.
     """
     start = key.find(b"{")
     if start >= 0:
@@ -48,10 +48,10 @@ def place_of(key: bytes) -> bytes:
 
 
 def places_of(keys: Sequence[bytes]) -> Iterable[bytes]:
-    """Return the places of several keys; without a call for each, if no key has a hash tag."""
+    """Return the places of several keys. If no key has a hash tag, there is no Python call for each key."""
     if len(keys) < 4 or b"{" in b"".join(keys):
         return map(place_of, keys)
-    return [_packed(crc_hqx(key, 0) & 16383, crc32(key)) for key in keys]
+    return [_pack_place(crc_hqx(key, 0) & 16383, crc32(key)) for key in keys]
 
 
 def slot_at(position: int) -> int:

@@ -1,6 +1,6 @@
 """The compiled part of the store: look-ups in LMDB's pages (`lookup.pyx`), and records of plain values (`packing.pyx`).
 
-It writes nothing: all writes go through py-lmdb. It is optional: where it is not built, or SPARKIS_PURE is set,
+It writes nothing: all writes go through py-lmdb. It is optional. If it is not built, or if SPARKIS_PURE is set,
 `pages_of` returns None, py-lmdb does all look-ups, and Python builds all records.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def built(name: str) -> ModuleType | None:
+def compiled_module(name: str) -> ModuleType | None:
     """Return a compiled module; None if it is not built, or SPARKIS_PURE is set."""
     if os.environ.get("SPARKIS_PURE"):
         return None
@@ -31,17 +31,17 @@ def built(name: str) -> ModuleType | None:
         return None
 
 
-_lookup = built("state_backend.native.lookup")
-_packing = None if _lookup is None else built("state_backend.native.packing")
+_lookup = compiled_module("state_backend.native.lookup")
+_packing = None if _lookup is None else compiled_module("state_backend.native.packing")
 
 
 def pages_of(environment: Any, file: int) -> Pages | None:
-    """Return the pages of an open environment of py-lmdb, whose data file is open as `file`; None without the core."""
+    """Return the pages of an open environment of py-lmdb; None without the core. file: its open data file."""
     return None if _lookup is None or _packing is None else _lookup.Pages(environment, file)
 
 
 def packing_of(*given: Any) -> Packing:
-    """Return a `packing.Packing`. Only where `pages_of` returns pages."""
+    """Return a `packing.Packing`. To be called only where `pages_of` returns pages."""
     assert _packing is not None
     packing: Packing = _packing.Packing(*given)
     return packing

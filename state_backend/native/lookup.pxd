@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef enum Outcome:
     MISSING = 0
     FOUND = 1
-    DAMAGED = -1  # the page is not one that LMDB writes; the caller looks up with LMDB itself
+    DAMAGED = -1  # a page or record is wrong; the caller looks up with py-lmdb
 
 cdef enum:
     IN_STEP_MAX = 128  # names that one walk takes
@@ -21,7 +21,7 @@ cdef struct Lookup:
     uint64_t high
     uint64_t low
     uint32_t bytes_
-    # The state of the walk: a page, the range of nodes that may match, and the names around them, in two halves.
+    # The state of the walk: a page, the range of nodes that may match, and the names around the range, in two halves.
     const uint8_t* page
     uint32_t first
     uint32_t last
@@ -47,12 +47,12 @@ cdef struct Leaf:
     uint64_t first  # no name on the page begins with less
     uint64_t page
 
-cdef struct Directory:  # of a tree's leaves in one version, in the order of their names
+cdef struct Directory:  # the leaves of a tree in one version, in the order of their names
     Leaf* leaves
     uint32_t* starts  # for each value of a name's first bits: the first leaf that begins with that value or a greater one
     size_t count, room
     int bits
-    bint is_built  # also after a failed attempt, whose count is 0
+    bint is_built  # also after a failed attempt; then the count is 0
     uint64_t lookups  # in this version
 
 cdef struct Map:
@@ -68,7 +68,7 @@ cdef class Pages:
     cdef Tree fields
     cdef Tree blocks
     cdef Directory directory  # of `keys`
-    cdef CachedRecord* cache  # CACHED_MAX records, at a hash of their names; NULL until the first one
+    cdef CachedRecord* cache  # CACHED_MAX records, each at the hash of its name; NULL until the first one
     cdef object main
     cdef public bint is_readable
     cdef bint find_base(self, const uint8_t* record) except -1

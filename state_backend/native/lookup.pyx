@@ -1,13 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Looks names up in the tables of an LMDB store, many at a time.
+"""Looks names (LMDB's keys) up in the tables of an LMDB store, many at a time.
 
 A look-up in a large store waits for memory at each level of LMDB's B+ tree. `Pages.find` walks down the tree with all
-look-ups in step: while one waits for its cache line, the others continue. After many look-ups in one version the branches
-are read once, into a directory of leaves, and later walks begin at their leaves. `Pages.scan` walks along the leaves.
+look-ups in step: while one waits for its cache line, the others continue. After many look-ups in one version the branch
+pages are read once, into a directory of leaves; later walks begin at their leaves. `Pages.scan` walks along the leaves.
 
-The walk reads LMDB's pages where LMDB maps them; it calls no LMDB function, and it never writes. The caller has an open
+The walk reads LMDB's pages where LMDB maps them. It calls no LMDB function, and it never writes. The caller has an open
 read transaction of py-lmdb: until it ends, LMDB does not reuse the pages of its version. `Pages.learn` reads the roots of
-the tables in that version. Page numbers, offsets and sizes are checked before they are used: a page with a wrong one is
+the tables in that version. Page numbers, offsets and sizes are checked before they are used. A page with a wrong one is
 DAMAGED, and the caller looks up with py-lmdb.
 
     page      number u64 | pad u16 | flags u16 | lower u16 | upper u16 | node offsets u16...  | nodes
@@ -15,7 +15,7 @@ DAMAGED, and the caller looks up with py-lmdb.
     leaf      data bytes: low u16, high u16 | flags u16 | name bytes u16 | name | data, or the overflow page's number
     overflow  number u64 | pad u16 | flags u16 | pages u32 | data
     table     pad u32 | flags u16 | depth u16 | branch, leaf, overflow pages, entries u64 each | root u64
-    meta page, behind the page's 16 bytes: magic u32 | version u32 | address u64 | map bytes u64 | table: page bytes in pad
+    meta      behind the page's 16 bytes: magic u32 | version u32 | address u64 | map bytes u64 | table: page bytes in pad
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -59,13 +59,13 @@ cdef enum:
     BRANCH = 0x01
     LEAF = 0x02
     OVERFLOW = 0x04
-    IN_OVERFLOW = 0x01  # of a leaf's node
+    IN_OVERFLOW = 0x01  # a flag of a leaf's node
     TABLE_BYTES = 48
     CHECK_BYTES = 4  # see `state_backend.codec.checksums`
     NAME_BYTES_MAX = 16
     DEPTH_MAX = 32
-    GUESSES_MAX = 4  # in one page; its nodes are some hundred at most
-    FOLDED_BYTES_MIN = 24  # below, tables are as fast (measured)
+    GUESSES_MAX = 4  # in one page, which has a few hundred nodes at most
+    FOLDED_BYTES_MIN = 24  # for shorter texts the CRC tables are as fast (measured)
     KEYS_BITS = 62  # the first 64 bits of a name are a position, which is less than 2^46, and 16 more bits
     KEYS_UPPER = 1 << KEYS_BITS
     CACHE_LINE_BYTES = 64
@@ -74,19 +74,19 @@ cdef enum:
     LEAVES_PER_LOOKUP = 8
     LEAVES_MAX = 1 << 20
     DIRECTORY_BITS_MAX = 20
-    # Of records, see `state_backend.lmdb.layout`.
+    # The layout of records: see `state_backend.lmdb.layout`.
     HEADER_BYTES = 15
-    LARGE = 5
-    TREE = 9
+    LARGE_MAP = 5
+    LARGE_SORTED_SET = 9
     LARGE_MAP_BYTES = 32
     POSITION_BYTES = 6
     PLACE_BYTES = 8  # a position and an ordinal
-    CACHE_SPREAD = 0x9E3779B1  # a prime: spreads nodes of several sets that have the same number
-    CACHED_MAX = 1024  # a power of two: the upper nodes of a sorted set of a million members are a tenth of it
+    CACHE_SPREAD = 0x9E3779B1  # a prime; gives nodes that have the same number in different sets different hashes
+    CACHED_MAX = 1024  # a power of two; a sorted set of a million members has a tenth as many upper nodes
     MAGIC = 0xBEEFC0DE
     DATA_VERSION = 1
 
-# --- hashes: those of `state_backend.model.slots` ---------------------------------------------------------------------
+# -- hashes: those of `state_backend.model.slots` ----------------------------------------------------------------------
 
 cdef uint16_t crc16_table[8][256]
 cdef uint32_t crc32_table[8][256]
@@ -174,11 +174,11 @@ cdef uint16_t slot_of(const uint8_t* key, size_t size) noexcept nogil:
     return crc16_of(key, size) & 16383
 
 
-# --- the tree ---------------------------------------------------------------------------------------------------------
+# -- the tree ----------------------------------------------------------------------------------------------------------
 
 
 cdef inline const uint8_t* node_at(const uint8_t* page, uint32_t index, size_t page_bytes) noexcept nogil:
-    """Return a node; NULL if its header or name is not within the page, or its name is longer than any of ours."""
+    """Return a node; NULL if its header or name is not within the page, or its name is longer than NAME_BYTES_MAX."""
     cdef uint32_t offset = u16(page + PAGE_HEADER + 2 * index)
     cdef uint32_t name_bytes
     if offset < PAGE_HEADER or offset + NODE_HEADER > page_bytes:
@@ -194,11 +194,12 @@ cdef inline uint64_t child_of(const uint8_t* node) noexcept nogil:
     return u64(node) & 0xFFFFFFFFFFFFU
 
 
-# The last eight bytes of a name never begin before its node does, so reading them never leaves the page.
+# A node's header has eight bytes. So the eight bytes before the end of a name never begin before its node, and reading them
+# never leaves the page.
 
 
 cdef inline uint64_t high_of(const uint8_t* node) noexcept nogil:
-    """Return the first eight bytes of a node's name as a number, zeros where it is shorter."""
+    """Return the first eight bytes of a node's name as a number, padded with zeros."""
     cdef uint32_t bytes_ = u16(node + 6)
     if bytes_ > 8:
         return swap64(u64(node + NODE_HEADER))
@@ -206,13 +207,13 @@ cdef inline uint64_t high_of(const uint8_t* node) noexcept nogil:
 
 
 cdef inline uint64_t low_of(const uint8_t* node) noexcept nogil:
-    """Return the second eight bytes of a node's name likewise."""
+    """Return the second eight bytes of a node's name as a number, padded with zeros."""
     cdef uint32_t bytes_ = u16(node + 6)
     return swap64(u64(node + bytes_)) << (8 * (16 - bytes_)) if bytes_ > 8 else 0
 
 
 cdef inline int compare(const uint8_t* node, const Lookup* lookup, uint64_t high, uint64_t low) noexcept nogil:
-    """Compare a node's name, given as two halves, with the name to find: below zero, zero or above."""
+    """Compare a node's name, given as two halves, with the name to find: negative, zero or positive."""
     if high != lookup.high:
         return -1 if high < lookup.high else 1
     if low != lookup.low:
@@ -221,7 +222,7 @@ cdef inline int compare(const uint8_t* node, const Lookup* lookup, uint64_t high
 
 
 cdef inline bint enter(const Map* map, Lookup* lookup, uint64_t number, bint is_leaf) noexcept nogil:
-    """Move to a page of the tree; False if the page is damaged."""
+    """Move a look-up to a page of the tree; False if the page is damaged."""
     cdef const uint8_t* page
     cdef uint32_t lower
     if number >= map.pages:
@@ -244,7 +245,7 @@ cdef inline double share_of(uint64_t lower, uint64_t at, uint64_t upper) noexcep
 cdef inline uint32_t split_of(const Lookup* lookup) noexcept nogil:
     """Return the node to compare next, between the first and the last of a range of two or more.
 
-    Names are hashes, or ids followed by hashes or by numbers of nodes, which are evenly distributed. So the index of a name
+    Names are hashes, or ids followed by hashes or by node numbers; all these are evenly distributed. So the index of a name
     is guessed from its distance to the names around the range (interpolation search). After GUESSES_MAX guesses the
     search is binary.
     """
@@ -254,7 +255,8 @@ cdef inline uint32_t split_of(const Lookup* lookup) noexcept nogil:
     if not lookup.guesses:
         return lookup.first + (nodes >> 1)
     if lookup.lower == lookup.high or lookup.upper == lookup.high:
-        # One of the names around has the same id. If the other one has another id, this id's numbers begin, or end, there.
+        # A name at one end of the range has the same id. If the name at the other end has another id, the numbers of this
+        # id begin, or end, within the range.
         if lookup.lower == lookup.high:
             lower = lookup.lower_low
         if lookup.upper == lookup.high:
@@ -338,7 +340,7 @@ cdef inline void begin(const Tree* tree, Lookup** lookups, size_t count) noexcep
 cdef void search(const Map* map, Lookup** lookups, size_t count) noexcept nogil:
     """Find on the page of each look-up the last node whose name is not greater than the look-up's, or the first node.
 
-    In step, after `aim`; at most IN_STEP_MAX.
+    Works in step, after `aim`, for at most IN_STEP_MAX look-ups.
     """
     cdef Lookup* searching[IN_STEP_MAX]
     cdef size_t i, left = 0
@@ -370,7 +372,7 @@ cdef void search(const Map* map, Lookup** lookups, size_t count) noexcept nogil:
 
 
 cdef inline void search_behind(const Map* map, const Lookup* before, Lookup* lookup, uint64_t upper) noexcept nogil:
-    """Do the same for a name on the page where a lower name was found: most often it is at one of the next nodes."""
+    """Search for one name on the page where a lower name was found: most often it is at one of the next nodes."""
     cdef const uint8_t* node
     cdef uint64_t high, low
     cdef uint32_t step = 1
@@ -393,7 +395,7 @@ cdef inline void search_behind(const Map* map, const Lookup* before, Lookup* loo
 
 
 cdef inline void descend(const Map* map, Lookup* lookup, bint is_leaf) noexcept nogil:
-    """Read the node that was found: a leaf's record, or the number of the next page, into `size`."""
+    """Read the node that was found: the record of a leaf's node; of a branch's node the child's number, into `size`."""
     cdef const uint8_t* node = node_at(lookup.page, lookup.first, map.page_bytes)
     cdef uint64_t number
     if node == NULL:
@@ -408,11 +410,14 @@ cdef inline void descend(const Map* map, Lookup* lookup, bint is_leaf) noexcept 
             prefetch(map.base + number * map.page_bytes + 64)
 
 
-# --- the leaves of a version --------------------------------------------------------------------------------------------
+# -- the leaves of a version -------------------------------------------------------------------------------------------
 
 
 cdef bint add_leaves(const Map* map, Directory* directory, uint64_t number, uint64_t first, uint32_t levels) noexcept nogil:
-    """Add the leaves so many levels below a page, whose names begin with no less than `first`; False if that fails."""
+    """Add the leaves that are `levels` below a page to a directory; False if that fails.
+
+    first: no name below the page begins with less.
+    """
     cdef Lookup lookup
     cdef Leaf* grown
     cdef const uint8_t* node
@@ -436,8 +441,8 @@ cdef bint add_leaves(const Map* map, Directory* directory, uint64_t number, uint
         node = node_at(lookup.page, i, map.page_bytes)
         if node == NULL:
             return False
-        if i:  # the first node's name is that of its parent; the node has none
-            first = high_of(node)  # positions and ordinals (from 1 up): no two names begin with the same eight bytes
+        if i:  # the first node has no name: it begins with the name of the page's parent node
+            first = high_of(node)  # a position and an ordinal (from 1 up): no two names begin with the same eight bytes
         if not add_leaves(map, directory, child_of(node), first, levels - 1):
             return False
     return True
@@ -449,7 +454,7 @@ cdef inline const uint32_t* start_of(const Directory* directory, uint64_t high) 
 
 
 cdef void find_leaves(const Map* map, const Directory* directory, Lookup** lookups, size_t count) noexcept nogil:
-    """Set look-ups to the leaves where their positions are, or would be. In step; at most IN_STEP_MAX."""
+    """Set look-ups to the leaves where their names are, or would be. Works in step, for at most IN_STEP_MAX look-ups."""
     cdef uint32_t low[IN_STEP_MAX]
     cdef uint32_t up, middle
     cdef size_t i
@@ -461,7 +466,7 @@ cdef void find_leaves(const Map* map, const Directory* directory, Lookup** looku
         prefetch(&directory.leaves[low[i]])
     for i in range(count):
         up = start_of(directory, lookups[i].high)[1]
-        while low[i] < up:  # of the leaves with the same first bits, the first one that is greater than the name
+        while low[i] < up:  # find the first leaf with the same first bits that begins behind the name
             middle = (low[i] + up) >> 1
             if directory.leaves[middle].first <= lookups[i].high:
                 low[i] = middle + 1
@@ -476,7 +481,7 @@ cdef void find_leaves(const Map* map, const Directory* directory, Lookup** looku
         prefetch(map.base + leaf.page * map.page_bytes + 64)
 
 
-# --- rows in their order ----------------------------------------------------------------------------------------------
+# -- rows in their order -----------------------------------------------------------------------------------------------
 
 cdef struct Level:
     const uint8_t* page
@@ -500,7 +505,7 @@ cdef inline const uint8_t* node_of(const Map* map, const Walk* walk, uint32_t le
 
 
 cdef int seek(const Map* map, const Tree* tree, Walk* walk, uint64_t position) noexcept nogil:
-    """Set a walk to the first row of a position or of a greater one: FOUND. MISSING: there is none."""
+    """Set a walk to the first row at a position or after it. FOUND, MISSING if there is none, or DAMAGED."""
     cdef uint64_t high = position << 16, name, number = tree.root
     cdef uint32_t level, low, up, middle
     cdef const uint8_t* node
@@ -518,7 +523,7 @@ cdef int seek(const Map* map, const Tree* tree, Walk* walk, uint64_t position) n
             if node == NULL:
                 return DAMAGED
             name = high_of(node)
-            # A branch's node begins with its name.
+            # The rows below a branch's node begin with the node's name.
             if name < high or (name == high and not is_leaf and u16(node + 6) <= POSITION_BYTES):
                 low = middle + 1
             else:
@@ -533,7 +538,7 @@ cdef int seek(const Map* map, const Tree* tree, Walk* walk, uint64_t position) n
 
 
 cdef int advance(const Map* map, const Tree* tree, Walk* walk) noexcept nogil:
-    """Move to the next row: FOUND. MISSING: there is none."""
+    """Move a walk to the next row. FOUND, MISSING if there is none, or DAMAGED."""
     cdef uint32_t level = tree.depth - 1
     cdef const uint8_t* node
     walk.levels[level].at += 1
@@ -561,9 +566,9 @@ cdef inline bint may_be_empty(const uint8_t* payload, int64_t now_ms) noexcept n
 
 
 cdef class Pages:
-    """The pages of one store in the version that a read transaction sees.
+    """The pages of one store in the version that a read transaction sees. For one thread at a time.
 
-    Belongs to an open environment of py-lmdb, and has no transaction of its own. For one thread at a time.
+    The object belongs to an open environment of py-lmdb. It has no transaction of its own: `learn` takes the caller's.
     """
 
     def __cinit__(self, env, file):
@@ -603,8 +608,8 @@ cdef class Pages:
         if number >= self.map.pages or <size_t>page < number * self.map.page_bytes:
             return False
         self.map.base = page - number * self.map.page_bytes
-        # A page's number is trusted if the file has the same page at that number: a damaged one would lead out of the
-        # map. Before that nothing is read through the map.
+        # A page's number is trusted only if the file has the same page at that number: a damaged number would lead out of
+        # the map. Until this check nothing is read through the map.
         return self.is_store() and self.is_at(page, number)
 
     cdef bint is_store(self) noexcept:
@@ -615,7 +620,7 @@ cdef class Pages:
         return u64(meta + PAGE_HEADER) == (<uint64_t>DATA_VERSION << 32 | <uint32_t>MAGIC)
 
     cdef bint is_at(self, const uint8_t* page, uint64_t number) except -1:
-        """Tell whether the file has this page at a number."""
+        """Tell whether the file has the same bytes at the page of this number."""
         cdef uint8_t* read = <uint8_t*>malloc(self.map.page_bytes)
         cdef ssize_t size = self.map.page_bytes
         cdef bint is_same
@@ -648,11 +653,11 @@ cdef class Pages:
         )
 
     def populate(self, size_t bytes_max):
-        """Have the system map the file's pages, up to `bytes_max`; return the number of bytes that it has mapped.
+        """Have the system map the file's pages, up to `bytes_max`; return the number of mapped bytes.
 
-        A store that was just opened is slow until its pages are mapped. The call takes about 0.2 s per GB in memory and
-        releases the interpreter's lock: run it in a thread. It reads no page itself, so that it does no harm if the
-        store is closed meanwhile.
+        A newly opened store is slow until its pages are mapped. The call takes about 0.2 s per GB in memory and
+        releases the interpreter's lock: run it in a thread. The call reads no page itself, so the store may be closed
+        meanwhile.
         """
         cdef size_t end = min(bytes_max, self.map.pages * self.map.page_bytes), at = 0, step
         cdef const uint8_t* base = self.map.base
@@ -728,7 +733,7 @@ cdef class Pages:
         return True
 
     cdef void walk(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil:
-        """Look up at most IN_STEP_MAX names as `find` does; records still end with their checksums, not compared."""
+        """Look up at most IN_STEP_MAX names, but do not check the records: they still end with their checksums."""
         cdef const Map* map = &self.map
         cdef size_t i
         cdef uint32_t level, first = 0
@@ -751,16 +756,16 @@ cdef class Pages:
                     descend(map, lookups[i], is_leaf)
 
     cdef void walk_sorted(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil:
-        """Look up 1 to IN_STEP_MAX ascending names, of a table that is not empty, as `walk` does.
+        """Look up 1 to IN_STEP_MAX ascending names as `walk` does, in a table that is not empty.
 
-        Names that lie below one page go down as a group: the search is for the first of them, its head.
+        Names below one page are a group, and go down together: the search is for the group's first name, its head.
         """
         cdef const Map* map = &self.map
         cdef Lookup* heads[IN_STEP_MAX]
         cdef Lookup* before
         cdef size_t starts[IN_STEP_MAX + 1]  # of the groups
         cdef size_t below[IN_STEP_MAX]  # those of the next level
-        cdef uint64_t uppers[IN_STEP_MAX]  # no name on the page begins with more
+        cdef uint64_t uppers[IN_STEP_MAX]  # of each group: no name on its page begins with more
         cdef size_t groups = 1, groups_below, group, i
         cdef uint32_t level
         begin(tree, lookups, 1)
@@ -810,10 +815,10 @@ cdef class Pages:
                 descend(map, lookups[i], True)
 
     def scan(self, ranges, int64_t count, int64_t visits_max, int64_t bytes_max, int64_t now_ms, uint32_t forms, bint expire):
-        """Do one call of a scan as `LmdbSnapshot.scan` does: the next position, 0 at the end, and keys.
+        """Do one call of a scan as `LmdbSnapshot.scan` does; return the next position (0 at the end) and keys.
 
         ranges: [first, last) positions. forms: a bit for each form of record to return. expire: only keys that expire.
-        None: LMDB has to do it, because of a damaged page or record, or a map whose fields expire.
+        Returns None if py-lmdb has to do the call: because of a damaged page or record, or of a map whose fields expire.
         """
         cdef const Map* map = &self.map
         cdef const Tree* tree = &self.keys
@@ -834,7 +839,7 @@ cdef class Pages:
                 name = high_of(node)
                 if name >> 16 >= end:
                     break
-                # Names ascend; otherwise pages lead in a circle.
+                # Names must ascend: damaged pages could lead in a circle.
                 if name < start << 16 or (visits and name <= last):
                     return None
                 if (left <= 0 or visits >= visits_max or visited >= bytes_max) and name >> 16 != last >> 16:
@@ -849,9 +854,9 @@ cdef class Pages:
                     return None
                 key_bytes, form = u32(lookup.record), lookup.record[14]
                 expire_at_ms = <int64_t>u64(lookup.record + 4)
-                if form > TREE:
+                if form > LARGE_SORTED_SET:
                     return None
-                if form == LARGE:
+                if form == LARGE_MAP:
                     if lookup.size != HEADER_BYTES + key_bytes + LARGE_MAP_BYTES:
                         return None
                     if may_be_empty(lookup.record + HEADER_BYTES + key_bytes, now_ms):
@@ -868,8 +873,8 @@ cdef class Pages:
     cdef int find_block(self, Lookup* lookup, int64_t moment_ms) noexcept nogil:
         """Look up one name of sixteen bytes in `blocks`, and return its outcome.
 
-        moment_ms: a reading of a monotonic clock. A record that was found before in this version is cached; its checksum
-        is compared at most once a millisecond.
+        moment_ms: a reading of a monotonic clock. Records that were found in this version are cached; the checksum of a
+        cached record is compared at most once a millisecond.
         """
         cdef CachedRecord* cached = NULL
         if self.cache == NULL:
@@ -899,7 +904,7 @@ def hashes(bytes key):
 
 
 def look_up_block(Pages pages, bytes name, int64_t moment_ms):
-    """Look up a name in `blocks` as nodes of sorted sets are looked up, for tests. ValueError: damaged."""
+    """Look up a name in `blocks` as nodes of sorted sets are looked up; ValueError if it is damaged. For tests."""
     cdef Lookup found
     found.high, found.low = swap64(u64(<const uint8_t*>name)), swap64(u64(<const uint8_t*>name + 8))
     found.bytes_ = 16
@@ -909,7 +914,7 @@ def look_up_block(Pages pages, bytes name, int64_t moment_ms):
 
 
 def look_up(Pages pages, str table, list names):
-    """Look names up in a table and return their records, None for missing ones, for tests. ValueError: damaged."""
+    """Return the records of names in a table, None for missing ones; ValueError if one is damaged. For tests."""
     cdef Lookup found[64]
     cdef Lookup* each[64]
     cdef const Tree* tree = &pages.keys if table == "keys" else &pages.fields if table == "fields" else &pages.blocks

@@ -10,10 +10,10 @@ import pyarrow as pa
 from state_backend.native.lookup import Pages
 
 class Packing:
-    left: list[bytearray]
+    skipped: list[bytearray]
     changed: int
     new: dict[tuple[int, int], int]
-    names: list[bytes]
+    keys: list[bytes]
     are_new: list[bool]
     def __init__(
         self,
@@ -25,8 +25,8 @@ class Packing:
         value_bytes_max: int,
         map_bytes_max: int,
         map_fields_max: int,
-        keeps_each: bool,
+        first_row_only: bool,
     ) -> None: ...
-    def begin(self, rows_max: int, names_max: int) -> bool: ...
+    def begin(self, rows_max: int, keys_max: int) -> bool: ...
     def __iter__(self) -> Self: ...
     def __next__(self) -> tuple[memoryview, memoryview]: ...

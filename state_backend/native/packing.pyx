@@ -1,18 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Makes a store's names and records of the plain rows in sorted runs of changes (see `state_backend.model.records`).
+"""Packs the plain rows of sorted runs of changes (see `state_backend.model.records`) as names and records of a store.
 
 A row is plain if it puts a value or a full small map that never expires, and the key has no record, or one of the same form
-and state. A `Packing` yields the names and records of plain rows in the order of their positions, as py-lmdb's `putmulti`
-takes them; it writes nothing. All other rows are *left* to the general path, and so are the rows after them at the same
-position.
+and state. A `Packing` yields (name, record) of plain rows in the order of their positions, for py-lmdb's `putmulti`. It
+writes nothing. It skips all other rows, and the rows after them at the same position: the general path writes those.
 
     name      position (6), big endian
     record    name bytes u32 | expire_at_ms i64: 0 | state number u16 | form u8 | key | value or packed map | CRC-32 u32
 
 The old record of a name is looked up in LMDB's pages as of the last commit, for `LANES` names in step (see `lookup`).
-Without pages, a function looks it up, which sees what the transaction wrote.
+Without pages, a function looks it up; the function sees what the transaction has written.
 
-No row becomes a Python object: each yielded pair is the same tuple of the same two buffers, whose content is valid until the
+No row becomes a Python object. Each yielded pair is the same tuple of the same two buffers; their content is valid until the
 next pair is yielded.
 """
 
@@ -35,27 +34,27 @@ cdef extern from *:
 
 cdef enum:
     LANES = IN_STEP_MAX
-    # Numbers, and then texts, are prefetched so many rows ahead.
-    NUMBERS_AHEAD = 24
-    TEXTS_AHEAD = 12
+    # Rows ahead of the current one: positions and offsets are prefetched first, then keys and values.
+    OFFSETS_AHEAD = 24
+    BYTES_AHEAD = 12
     PUT = 1  # see `state_backend.model.records.Op`
-    PACKED = 1  # see `state_backend.lmdb.layout`
+    SMALL_MAP = 1  # see `state_backend.lmdb.layout`
     HEADER_BYTES = 15
     NAME_BYTES = 6
     CHECK_BYTES = 4
-    SLOT_AT = 32  # in a position
+    SLOT_SHIFT = 32  # of a position
     # About so many bytes of records are made together; the last record may exceed this.
     RECORDS_BYTES = 1 << 16
-    # The run of a row is found by blocks of rows; the size of a block is this power of two.
+    # An index has the run of the first row of each block of 2^BLOCK_BITS rows.
     BLOCK_BITS = 10
 
-cdef struct Texts:
-    const int32_t* ends
+cdef struct BinaryColumn:  # of Arrow
+    const int32_t* offsets
     const uint8_t* content
     int64_t bytes_
 
-cdef struct Bits:
-    const uint8_t* bits  # NULL: all are set
+cdef struct Validity:  # Arrow's bitmap of rows that are not null
+    const uint8_t* bits  # NULL: no row is null
     int64_t first
 
 cdef struct Run:
@@ -63,16 +62,16 @@ cdef struct Run:
     int64_t rows
     const uint64_t* positions
     const int16_t* states
-    const int32_t* tags  # of its states: number u16 | form u8, as in a record; -1: its rows are left
+    const int32_t* tags  # of its states: number u16 | form u8, as in a record; -1: its rows are skipped
     int32_t states_count
     const uint8_t* ops
-    Texts keys
-    Texts values
-    Bits has_field
-    Bits has_value
-    Bits expires
+    BinaryColumn keys
+    BinaryColumn values
+    Validity has_field
+    Validity has_value
+    Validity expires
     bint never_expires
-    uint8_t* left
+    uint8_t* skipped
 
 cdef struct PlainRow:
     const Run* run
@@ -87,17 +86,17 @@ cdef struct PlainRow:
     size_t size  # of the record
 
 
-cdef inline bint is_set(const Bits* bits, int64_t row) noexcept nogil:
-    cdef int64_t at = bits.first + row
-    return bits.bits == NULL or bits.bits[at >> 3] >> (at & 7) & 1
+cdef inline bint is_set(const Validity* validity, int64_t row) noexcept nogil:
+    cdef int64_t at = validity.first + row
+    return validity.bits == NULL or validity.bits[at >> 3] >> (at & 7) & 1
 
 
-cdef inline bint text_at(const Texts* texts, int64_t row, const uint8_t** text, size_t* size) noexcept nogil:
-    """Find a row's text; False if it is not within the column."""
-    cdef int64_t start = texts.ends[row], end = texts.ends[row + 1]
-    if start < 0 or end < start or end > texts.bytes_:
+cdef inline bint value_at(const BinaryColumn* column, int64_t row, const uint8_t** value, size_t* size) noexcept nogil:
+    """Find a row's value; False if it is not within the column."""
+    cdef int64_t start = column.offsets[row], end = column.offsets[row + 1]
+    if start < 0 or end < start or end > column.bytes_:
         return False
-    text[0] = texts.content + start
+    value[0] = column.content + start
     size[0] = end - start
     return True
 
@@ -118,34 +117,39 @@ cdef const uint8_t* data_of(object buffer, int64_t bytes_min) except? NULL:
     return <const uint8_t*><size_t>buffer.address
 
 
-cdef class Shown:
-    """A read-only buffer over memory that its owner changes and frees."""
+cdef class BorrowedBuffer:
+    """A read-only buffer over memory of a `Packing`, which changes and frees it."""
 
-    cdef const uint8_t* text
+    cdef const uint8_t* content
     cdef size_t size
 
     def __getbuffer__(self, Py_buffer* buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, <void*>self.text, <Py_ssize_t>self.size, 1, flags)
+        PyBuffer_FillInfo(buffer, self, <void*>self.content, <Py_ssize_t>self.size, 1, flags)
 
 
 cdef class Packing:
     """Iterates over the plain rows of some runs in the order of their positions, in portions.
 
-    order: the numbers of the rows, counted over all runs, sorted by position; rows of one position keep their order. tags: for
-    each run the tags of its states, number | form << 16; -1 for a state whose rows are left. pages: of the version that the
-    transaction began with, if it has written nothing at these positions; None: `get` looks up. Values longer than
-    `value_bytes_max`, and maps beyond `map_bytes_max` or `map_fields_max`, are left. keeps_each: if a key has several rows, all
-    but the first are left.
+    order: the numbers of the rows, counted over all runs, sorted by position; rows of one position keep their order. tags:
+    for each run the tags of its states, number | form << 16; -1 for a state whose rows are skipped. pages: of the version
+    that the transaction began with, if the transaction has written nothing at these positions; None: `get` looks records up.
+    Values longer than `value_bytes_max`, and maps beyond `map_bytes_max` or `map_fields_max`, are skipped. first_row_only: if
+    a key has several rows, all but the first are skipped.
 
-    left: for each run a byte for each row, 1 if the row is left. In the current portion:
-    changed: how many pairs were yielded. new: how many of them have a new key, by (slot, state number).
-    names: the keys of the first `names_max` pairs. are_new: for each of these whether the key is new.
+    Attributes of all portions:
+        skipped: for each run a byte for each row, 1 if the row is skipped.
+
+    Attributes of the current portion:
+        changed: how many pairs were yielded.
+        new: how many of these pairs have a new key, by (slot, state number).
+        keys: the keys of the first `keys_max` pairs.
+        are_new: for each of `keys`, whether it is new.
     """
 
     cdef Run* runs
     cdef size_t runs_count
     cdef uint16_t* blocks
-    cdef object held
+    cdef list owners  # of the memory that `runs` points to
     cdef const int64_t[::1] order
     cdef int64_t at
     cdef uint64_t position
@@ -154,24 +158,24 @@ cdef class Packing:
     cdef size_t value_bytes_max
     cdef size_t map_bytes_max
     cdef uint32_t map_fields_max
-    cdef bint keeps_each
-    cdef bint may_replace  # the last row that was gathered: no row of its position is left
+    cdef bint first_row_only
+    cdef bint may_replace  # whether a row may replace the last gathered one: no row of its position is skipped
     cdef PlainRow* lanes
     cdef Lookup* lookups
-    cdef size_t lane, lanes_count  # the next one, and how many were looked up
-    cdef int64_t portion  # how many plain rows it may still have
-    cdef int64_t names_max
-    cdef uint64_t name_text
+    cdef size_t lane, lanes_count  # the next lane, and how many were looked up
+    cdef int64_t portion  # how many more plain rows the portion may have
+    cdef int64_t keys_max
+    cdef uint64_t name
     cdef uint8_t* records  # of the lanes
     cdef size_t records_room
-    cdef Shown shown_name, shown_record
+    cdef BorrowedBuffer name_buffer, record_buffer
     cdef tuple pair
     cdef int64_t new_slot, new_count  # counted, but not in `new` yet
     cdef uint32_t new_tag
-    cdef readonly list left
+    cdef readonly list skipped
     cdef readonly int64_t changed
     cdef readonly dict new
-    cdef readonly list names
+    cdef readonly list keys
     cdef readonly list are_new
 
     def __cinit__(
@@ -184,7 +188,7 @@ cdef class Packing:
         size_t value_bytes_max,
         size_t map_bytes_max,
         uint32_t map_fields_max,
-        bint keeps_each,
+        bint first_row_only,
     ):
         cdef Run* run
         cdef int64_t rows = 0, block
@@ -195,14 +199,14 @@ cdef class Packing:
         self.lookups = <Lookup*>calloc(LANES, sizeof(Lookup))
         if self.runs == NULL or self.lanes == NULL or self.lookups == NULL:
             raise MemoryError
-        self.held, self.left = [], []
+        self.owners, self.skipped = [], []
         for number in range(self.runs_count):
             run = &self.runs[number]
             run.first = rows
-            self.take_in(run, runs[number], tags[number])
+            self.read_columns(run, runs[number], tags[number])
             rows += run.rows
         if rows != order.shape[0] or self.runs_count > 65535:
-            raise ValueError("as many rows have an order as there are, of at most 65,535 runs")
+            raise ValueError("`order` must have a number for each row, and there may be at most 65,535 runs")
         self.blocks = <uint16_t*>calloc((rows >> BLOCK_BITS) + 1, sizeof(uint16_t))
         if self.blocks == NULL:
             raise MemoryError
@@ -214,11 +218,11 @@ cdef class Packing:
         self.order, self.at, self.position = order, 0, ~(<uint64_t>0)
         self.pages, self.get, self.value_bytes_max = pages, get, value_bytes_max
         self.map_bytes_max, self.map_fields_max = map_bytes_max, map_fields_max
-        self.keeps_each, self.may_replace = keeps_each, False
-        self.shown_name, self.shown_record = Shown(), Shown()
-        self.shown_name.text, self.shown_name.size = <const uint8_t*>&self.name_text, NAME_BYTES
-        self.pair = (self.shown_name, self.shown_record)
-        self.changed, self.new, self.names, self.are_new = 0, {}, [], []
+        self.first_row_only, self.may_replace = first_row_only, False
+        self.name_buffer, self.record_buffer = BorrowedBuffer(), BorrowedBuffer()
+        self.name_buffer.content, self.name_buffer.size = <const uint8_t*>&self.name, NAME_BYTES
+        self.pair = (self.name_buffer, self.record_buffer)
+        self.changed, self.new, self.keys, self.are_new = 0, {}, [], []
 
     def __dealloc__(self):
         free(self.runs)
@@ -227,9 +231,9 @@ cdef class Packing:
         free(self.lookups)
         free(self.records)
 
-    cdef int take_in(self, Run* run, object batch, object tags) except -1:
+    cdef int read_columns(self, Run* run, object batch, object tags) except -1:
         """Read the addresses of the columns of a run."""
-        cdef uint8_t[::1] left
+        cdef uint8_t[::1] skipped
         cdef const int32_t[::1] of_states = tags
         cdef int64_t rows = batch.num_rows
         position, state, op, key, field, value, expiry = map(
@@ -241,30 +245,30 @@ cdef class Packing:
         run.states = <const int16_t*>data_of(indices.buffers()[1], 2 * (indices.offset + rows)) + <int64_t>indices.offset
         run.ops = data_of(op.buffers()[1], op.offset + rows) + <int64_t>op.offset
         run.tags, run.states_count = &of_states[0], of_states.shape[0]
-        self.take_texts(&run.keys, key)
-        self.take_texts(&run.values, value)
-        self.take_bits(&run.has_field, field)
-        self.take_bits(&run.has_value, value)
-        self.take_bits(&run.expires, expiry)
+        self.read_binary(&run.keys, key)
+        self.read_binary(&run.values, value)
+        self.read_validity(&run.has_field, field)
+        self.read_validity(&run.has_value, value)
+        self.read_validity(&run.expires, expiry)
         run.never_expires = expiry.null_count == rows
-        made = bytearray(rows)
-        left = made
-        run.left = &left[0] if rows else NULL
-        self.left.append(made)
-        self.held.append((batch, tags, left))
+        marks = bytearray(rows)
+        skipped = marks
+        run.skipped = &skipped[0] if rows else NULL
+        self.skipped.append(marks)
+        self.owners.append((batch, tags, skipped))
         return 0
 
-    cdef int take_texts(self, Texts* texts, object column) except -1:
-        _, ends, content = column.buffers()
-        texts.ends = <const int32_t*>data_of(ends, 4 * (column.offset + len(column) + 1)) + <int64_t>column.offset
-        texts.content = data_of(content, 0) if content is not None else <const uint8_t*>b""
-        texts.bytes_ = content.size if content is not None else 0
+    cdef int read_binary(self, BinaryColumn* binary, object column) except -1:
+        _, offsets, content = column.buffers()
+        binary.offsets = <const int32_t*>data_of(offsets, 4 * (column.offset + len(column) + 1)) + <int64_t>column.offset
+        binary.content = data_of(content, 0) if content is not None else <const uint8_t*>b""
+        binary.bytes_ = content.size if content is not None else 0
         return 0
 
-    cdef int take_bits(self, Bits* bits, object column) except -1:
-        valid = column.buffers()[0]
-        bits.first = column.offset
-        bits.bits = NULL if valid is None else data_of(valid, (column.offset + len(column) + 7) >> 3)
+    cdef int read_validity(self, Validity* validity, object column) except -1:
+        bits = column.buffers()[0]
+        validity.first = column.offset
+        validity.bits = NULL if bits is None else data_of(bits, (column.offset + len(column) + 7) >> 3)
         return 0
 
     cdef inline Run* run_of(self, int64_t row) noexcept nogil:
@@ -273,47 +277,47 @@ cdef class Packing:
             run += 1
         return run
 
-    cdef inline void ask_ahead(self, int64_t at) noexcept nogil:
-        """Prefetch rows that are read soon: the processor cannot predict the order of rows from many runs."""
+    cdef inline void prefetch_rows(self, int64_t at) noexcept nogil:
+        """Prefetch the rows that come next: the processor cannot predict their order, as they are from many runs."""
         cdef const Run* run
         cdef int64_t row
-        if at + NUMBERS_AHEAD < self.order.shape[0]:
-            row = self.order[at + NUMBERS_AHEAD]
+        if at + OFFSETS_AHEAD < self.order.shape[0]:
+            row = self.order[at + OFFSETS_AHEAD]
             run = self.run_of(row)
             row -= run.first
             prefetch(run.positions + row)
-            prefetch(run.keys.ends + row)
-            prefetch(run.values.ends + row)
-        if at + TEXTS_AHEAD < self.order.shape[0]:
-            row = self.order[at + TEXTS_AHEAD]
+            prefetch(run.keys.offsets + row)
+            prefetch(run.values.offsets + row)
+        if at + BYTES_AHEAD < self.order.shape[0]:
+            row = self.order[at + BYTES_AHEAD]
             run = self.run_of(row)
             row -= run.first
-            prefetch(run.keys.content + run.keys.ends[row])
-            prefetch(run.values.content + run.values.ends[row])
+            prefetch(run.keys.content + run.keys.offsets[row])
+            prefetch(run.values.content + run.values.offsets[row])
 
     cdef bint fill(self, PlainRow* lane, Run* run, int64_t row) noexcept nogil:
-        """Fill a lane with what a row puts; False if the row is left."""
+        """Fill a lane with a row's put; False if the row is not plain."""
         cdef int16_t state = run.states[row]
         if run.ops[row] != PUT or state < 0 or state >= run.states_count or run.tags[state] < 0:
             return False
         if not is_set(&run.has_value, row) or not (run.never_expires or not is_set(&run.expires, row)):
             return False
         lane.run, lane.row, lane.tag = run, row, <uint32_t>run.tags[state]
-        if not text_at(&run.keys, row, &lane.key, &lane.key_bytes) or not text_at(
+        if not value_at(&run.keys, row, &lane.key, &lane.key_bytes) or not value_at(
             &run.values, row, &lane.value, &lane.value_bytes
         ):
             return False
-        if lane.tag >> 16 != PACKED:
+        if lane.tag >> 16 != SMALL_MAP:
             return lane.value_bytes <= self.value_bytes_max
-        # A whole map, not a field of one; it is deleted if it has no fields.
+        # A full map, not one field. A map without fields is a deletion.
         if is_set(&run.has_field, row) or not 2 <= lane.value_bytes <= self.map_bytes_max:
             return False
         return 1 <= (lane.value[0] | <uint32_t>lane.value[1] << 8) <= self.map_fields_max
 
     cdef size_t gather(self, PlainRow* lanes, int64_t most) noexcept nogil:
-        """Find the next plain rows, one for each position; mark the others as left. Return their number; 0 at the end.
+        """Find the next plain rows, one for each position, and mark the others as skipped. Return their number; 0: the end.
 
-        Only the last of consecutive plain rows of one key is used: it replaces the rows before it.
+        Of consecutive plain rows of one key only the last is used: it replaces the rows before it.
         """
         cdef size_t count = 0, size = 0
         cdef int64_t row
@@ -327,7 +331,7 @@ cdef class Packing:
             position = run.positions[row]
             if position != self.position and (count == <size_t>most or size >= RECORDS_BYTES):
                 break
-            self.ask_ahead(self.at)
+            self.prefetch_rows(self.at)
             self.at += 1
             if position != self.position:
                 self.may_replace = self.fill(&lanes[count], run, row)
@@ -336,22 +340,22 @@ cdef class Packing:
                     size += lanes[count].key_bytes + lanes[count].value_bytes
                     count += 1
                 else:
-                    run.left[row] = 1
-                self.may_replace = self.may_replace and not self.keeps_each
+                    run.skipped[row] = 1
+                self.may_replace = self.may_replace and not self.first_row_only
             elif self.may_replace and count and self.fill(&next_one, run, row) and is_same_key(&next_one, &lanes[count - 1]):
                 next_one.position = position
                 lanes[count - 1] = next_one
                 size += next_one.value_bytes
             else:
-                run.left[row] = 1
+                run.skipped[row] = 1
                 self.may_replace = False
             self.position = position
         return count
 
-    def begin(self, int64_t rows_max, int64_t names_max):
-        """Begin a portion of about `rows_max` plain rows, which iteration yields; False if all rows were taken."""
-        self.portion, self.names_max = rows_max, names_max
-        self.changed, self.new, self.names, self.are_new = 0, {}, [], []
+    def begin(self, int64_t rows_max, int64_t keys_max):
+        """Begin a portion of about `rows_max` plain rows, which iteration yields; False if no plain row remains."""
+        self.portion, self.keys_max = rows_max, keys_max
+        self.changed, self.new, self.keys, self.are_new = 0, {}, [], []
         self.new_count, self.lane, self.lanes_count = 0, 0, 0
         return self.look_up()
 
@@ -359,7 +363,7 @@ cdef class Packing:
         return self
 
     def __next__(self):
-        """Return (name, record) of the next plain row that changes something."""
+        """Return (name, record) of the next plain row whose record differs from the old one."""
         while True:
             if self.lane == self.lanes_count and not self.look_up():
                 self.count_new()
@@ -391,31 +395,31 @@ cdef class Packing:
         return count > 0
 
     cdef bint pack(self, PlainRow* lanes, size_t count) noexcept nogil:
-        """Make records; False if there is no memory for them."""
-        cdef size_t i, room = 0
+        """Make the records of some lanes; False if there is no memory for them."""
+        cdef size_t i, needed = 0
         cdef PlainRow* lane
-        cdef uint8_t* text
+        cdef uint8_t* record
         cdef uint32_t key_bytes, check
         for i in range(count):
             lanes[i].size = HEADER_BYTES + lanes[i].key_bytes + lanes[i].value_bytes + CHECK_BYTES
-            room += lanes[i].size
-        if room > self.records_room:
+            needed += lanes[i].size
+        if needed > self.records_room:
             free(self.records)
-            self.records, self.records_room = <uint8_t*>malloc(2 * room), 0
+            self.records, self.records_room = <uint8_t*>malloc(2 * needed), 0
             if self.records == NULL:
                 return False
-            self.records_room = 2 * room
-        text = self.records
+            self.records_room = 2 * needed
+        record = self.records
         for i in range(count):
             lane = &lanes[i]
-            lane.record = text
+            lane.record = record
             key_bytes = lane.key_bytes
-            memcpy(text, &key_bytes, 4)
-            memcpy(text + 4, b"\0\0\0\0\0\0\0\0", 8)
-            memcpy(text + 12, &lane.tag, 3)
-            memcpy(text + HEADER_BYTES, lane.key, lane.key_bytes)
-            memcpy(text + HEADER_BYTES + lane.key_bytes, lane.value, lane.value_bytes)
-            text += lane.size
+            memcpy(record, &key_bytes, 4)
+            memcpy(record + 4, b"\0\0\0\0\0\0\0\0", 8)
+            memcpy(record + 12, &lane.tag, 3)
+            memcpy(record + HEADER_BYTES, lane.key, lane.key_bytes)
+            memcpy(record + HEADER_BYTES + lane.key_bytes, lane.value, lane.value_bytes)
+            record += lane.size
         # In a separate loop: a read that spans several recent writes makes the processor wait.
         for i in range(count):
             lane = &lanes[i]
@@ -424,42 +428,42 @@ cdef class Packing:
         return True
 
     cdef bint is_change(self, PlainRow* lane, const Lookup* found) except -1:
-        """Set the pair to a row's name and record. False if the old record is the same, or if the row is left."""
+        """Set the pair to a row's name and record; False if the old record is the same, or if the row is skipped."""
         cdef size_t start = HEADER_BYTES + lane.key_bytes
         cdef const uint8_t* old = NULL
         cdef size_t old_bytes = 0
         cdef object stored = None
-        self.name_text = swap64(lane.position << 16)
+        self.name = swap64(lane.position << 16)
         if self.pages is None:
-            stored = self.get(PyBytes_FromStringAndSize(<const char*>&self.name_text, NAME_BYTES))
+            stored = self.get(PyBytes_FromStringAndSize(<const char*>&self.name, NAME_BYTES))
             if stored is not None:
                 old, old_bytes = <const uint8_t*><bytes>stored, len(<bytes>stored)
         elif found.outcome == FOUND:
             old, old_bytes = found.record, found.size
         elif found.outcome != MISSING:
-            lane.run.left[lane.row] = 1
+            lane.run.skipped[lane.row] = 1
             return False
         if old != NULL:
             if old_bytes < start or memcmp(old, lane.record, start) != 0:
-                lane.run.left[lane.row] = 1
+                lane.run.skipped[lane.row] = 1
                 return False
             if old_bytes == lane.size and memcmp(old + start, lane.record + start, lane.size - start) == 0:
                 return False
-        elif self.new_count and self.new_tag == lane.tag and self.new_slot == <int64_t>(lane.position >> SLOT_AT):
+        elif self.new_count and self.new_tag == lane.tag and self.new_slot == <int64_t>(lane.position >> SLOT_SHIFT):
             self.new_count += 1
         else:
             self.count_new()
-            self.new_tag, self.new_slot, self.new_count = lane.tag, lane.position >> SLOT_AT, 1
-        if self.changed < self.names_max:
-            self.names.append(PyBytes_FromStringAndSize(<const char*>lane.key, lane.key_bytes))
+            self.new_tag, self.new_slot, self.new_count = lane.tag, lane.position >> SLOT_SHIFT, 1
+        if self.changed < self.keys_max:
+            self.keys.append(PyBytes_FromStringAndSize(<const char*>lane.key, lane.key_bytes))
             self.are_new.append(old == NULL)
         self.changed += 1
-        self.shown_record.text, self.shown_record.size = lane.record, lane.size
+        self.record_buffer.content, self.record_buffer.size = lane.record, lane.size
         return True
 
     cdef int count_new(self) except -1:
         if self.new_count:
-            where = (self.new_slot, self.new_tag & 0xFFFF)
-            self.new[where] = self.new.get(where, 0) + self.new_count
+            slot_and_state = (self.new_slot, self.new_tag & 0xFFFF)
+            self.new[slot_and_state] = self.new.get(slot_and_state, 0) + self.new_count
             self.new_count = 0
         return 0

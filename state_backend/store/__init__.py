@@ -1,4 +1,4 @@
-"""What readers see: the interface of a store, the jobs of a server as one keyspace, and its slots.
+"""The interface of a store, all jobs of a server as one keyspace, and the slots that a store owns.
 
-The memory store is here, as the oracle of the one in `lmdb`. Knows no log: `apply` brings epochs.
+The memory store is here; tests compare the store in `lmdb` with it. Nothing here knows a log: `apply` brings epochs.
 """

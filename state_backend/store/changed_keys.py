@@ -13,13 +13,14 @@ import struct
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 
-# A reader is renewed once per epoch. A reader that missed more epochs than this may as well clear its cache.
+# The keys of so many last epochs are stored. A reader is renewed once per epoch; one that missed more epochs than this
+# may as well clear its cache.
 CHANGED_EPOCHS_MAX = 8
-# Several batches may come between two renewals, where much expires at once.
+# The keys of so many last expiry batches are stored. When much expires at once, there are several between two renewals.
 EXPIRY_BATCHES_MAX = 16
-# The size of the keys between two renewals, with an overhead for each. To evict so many (4,700 of 24 bytes) from a
-# cache of 300,000 takes a reader up to 7 ms (measured: 1.5 us a key, mostly waiting for memory). For more keys it costs
-# less to clear the cache.
+# The size of the keys between two renewals, with an overhead for each key. Evicting so many (4,700 of 24 bytes) from a
+# cache of 300,000 takes a reader up to 7 ms (measured: 1.5 us a key, mostly waiting for memory). For more keys,
+# clearing the cache costs less.
 KEYS_BYTES_MAX = 256 << 10
 KEY_OVERHEAD_BYTES = 32
 
@@ -27,7 +28,7 @@ UNKNOWN = b""
 
 
 class ChangedKeys:
-    """The keys that a transaction changes, while they are few enough to be stored."""
+    """The keys that a transaction changes, unless there are too many to be stored."""
 
     def __init__(self) -> None:
         self._keys: list[bytes] = []
@@ -38,12 +39,12 @@ class ChangedKeys:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether there are too many keys already, so that more make no difference."""
+        """Tell whether there are too many keys already; then more keys make no difference."""
         return self._remaining_bytes < 0
 
     @property
     def keys_max(self) -> int:
-        """How many more keys may make a difference: with so many it is full."""
+        """The largest number of keys that may still make a difference: with so many more, it is full."""
         return 0 if self.is_full else self._remaining_bytes // KEY_OVERHEAD_BYTES + 1
 
     def add(self, key: bytes) -> None:
@@ -70,8 +71,8 @@ def unpack(packed: bytes) -> list[bytes]:
     """Decode the keys of one epoch."""
     (count,) = struct.unpack_from("<I", packed)
     ends = struct.unpack_from(f"<{count}I", packed, 4)
-    texts = packed[4 + 4 * count :]
-    return [texts[start:end] for start, end in zip((0, *ends), ends, strict=False)]
+    keys = packed[4 + 4 * count :]
+    return [keys[start:end] for start, end in zip((0, *ends), ends, strict=False)]
 
 
 def unpack_all(epochs: Iterable[bytes | None]) -> Sequence[bytes] | None:

@@ -1,10 +1,10 @@
-"""Events of keys: how epochs changed them. A store records events while a client subscribes to notifications of them.
+"""Events of keys: how epochs changed them. A store records events while clients subscribe to keyspace notifications.
 
     portion  epoch i64 | term i64 | count u32 | ends of keys count x u32 | events of each key count x u8 | keys | events
              the events of one key are a byte each (see `KeyEvent`), in their order
 
-A portion is written in the transaction of the changes, so that no reader sees an event before its change. The size of a
-portion is bounded, and so is that of all portions: the oldest are deleted first, whether they were read or not.
+A portion is written in the transaction of the changes, so no reader sees an event before its change. The size of a
+portion is bounded, and so is the size of all portions together: the oldest are deleted first, read or not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEADER = struct.Struct("<qqI")
 
 
 class KeyEvent(IntEnum):
-    """A change of a key. NEW comes before the event that made the key."""
+    """A change of a key. NEW comes before the event of the change that made the key."""
 
     NEW = 1
     SET = 2
@@ -45,7 +45,7 @@ class KeyEvent(IntEnum):
 
 
 class StoredPortions(NamedTuple):
-    """The portions of a store: `first` to before `next`. Recording gets another id each time that it begins."""
+    """The stored portions: serial numbers `first` to before `next`. Each start of the recording has another id."""
 
     id: bytes
     first: int = 0
@@ -54,7 +54,7 @@ class StoredPortions(NamedTuple):
 
 
 class Portion(NamedTuple):
-    """(key, its events) of one epoch, or of what expired after it."""
+    """Some events, as (key, its events), of one epoch and of keys that expired after it."""
 
     epoch: int
     term: int
@@ -72,8 +72,8 @@ def unpack(packed: bytes) -> Portion:
     epoch, term, count = HEADER.unpack_from(packed)
     at = HEADER.size + 4 * count
     ends = struct.unpack_from(f"<{count}I", packed, HEADER.size)
-    texts = packed[at + count :]
-    keys = [texts[start:end] for start, end in zip((0, *ends), ends, strict=False)]
+    body = packed[at + count :]
+    keys = [body[start:end] for start, end in zip((0, *ends), ends, strict=False)]
     stops = list(accumulate(packed[at : at + count], initial=ends[-1] if count else 0))
-    events = [texts[start:stop] for start, stop in pairwise(stops)]
+    events = [body[start:stop] for start, stop in pairwise(stops)]
     return Portion(epoch, term, list(zip(keys, events, strict=True)))

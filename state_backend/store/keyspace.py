@@ -1,8 +1,8 @@
 """All jobs that a server serves, as one keyspace.
 
-A key belongs to the job whose key formats match it. Formats of different jobs must not overlap: a job whose formats
-overlap those of another job is refused. The job of a default format is the text before the first `:`; all other
-formats are in one regular expression.
+A key belongs to the job that has a key format which matches the key. A job is refused if its formats overlap those of
+another job. A key of a default format begins with the job's name and `:`. All other formats are in one regular
+expression.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from state_backend.model.generations import query_of
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
 from state_backend.model.slots import position_of, slot_of
 from state_backend.store.memory_store import MemoryStore
-from state_backend.store.store import Applied, Snapshot, Store, Text
+from state_backend.store.store import AppliedEpoch, Snapshot, Store, Value
 
-# Called with the keys whose cached values are invalid from now on; None: all keys.
+# Called with the keys whose cached values are no longer valid; None: all keys.
 OnChange = Callable[[Sequence[bytes] | None], None]
-# Called with a snapshot, and with the number of its expiry batches that were reported before.
+# Called with a snapshot, and with the number of expiry batches that were reported before.
 OnExpiry = Callable[[Snapshot, int], None]
 
 
@@ -33,10 +33,10 @@ OnExpiry = Callable[[Snapshot, int], None]
 class Job:
     """One job of a server: its open store, and the last report of its applier.
 
-    is_stale: no writer sends heartbeats: the job is stopped, restarting, or unreachable. error: why epochs are not
-    applied, or empty. is_incomplete: the log began after the query did, in update mode. held_back_epoch,
-    held_back_since_ms: the last epoch of a newer generation that is held back, and when that generation began.
-    renamed_from: the former name of the job, under which it is served until this one is open.
+    is_stale: no writer sends heartbeats: the query is stopped, restarting, or unreachable. error: why epochs are not
+    applied, or empty. is_incomplete: the state may lack keys, because the log began later than the query.
+    held_back_epoch, held_back_since_ms: the last epoch of a newer generation that is held back, and when that
+    generation began. renamed_from: the former name of the job, under which it is served until this one is open.
     """
 
     name: str
@@ -52,15 +52,15 @@ class Job:
     error: str = ""
     renamed_from: str | None = None
 
-    def lag_epochs(self, applied: Applied) -> int:
+    def lag_epochs(self, applied: AppliedEpoch) -> int:
         """Return how many committed epochs are not visible yet."""
         return max(0, self.committed_epoch - applied.epoch)
 
     def follows(self, other: Job) -> bool:
         """Tell whether this is the other job under a new name.
 
-        A new query may have the old name, so the queries are compared. The generations may have begun in different
-        terms.
+        Another query may have taken the old name, so the queries are compared. The generations differ: that of the
+        renamed job began in another term.
         """
         return self.renamed_from == other.name and query_of(self.generation) == query_of(other.generation)
 
@@ -69,8 +69,8 @@ class Job:
 class Keyspace:
     """The jobs by name. Changed only between requests, on the server's own thread.
 
-    unreadable: the reasons why jobs of the log cannot be read here, by job; None while a job is being opened. Reads of
-    their keys are errors: "the key does not exist" would be a wrong reply.
+    unreadable: by job, why it cannot be read here; None while the job is being opened. Reads of such a job's keys are
+    errors, because "the key does not exist" would be a wrong reply. version: changes with the jobs.
     """
 
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -95,7 +95,10 @@ class Keyspace:
                 self._check_apart(job, other)
 
     def refuse(self, name: str, reason: str | None) -> None:
-        """Make reads of a job's own name space, `name:...`, an error, unless the job is open."""
+        """Make reads of a job's own name space, `name:...`, an error, unless the job is open.
+
+        reason: why the job cannot be read; None while it is being opened.
+        """
         if name not in self.jobs and self.unreadable.get(name, "") != reason:
             self.unreadable[name] = reason
             self.version += 1
@@ -138,15 +141,15 @@ def _formats(job: Job) -> list[KeyFormat]:
 class KeyspaceView:
     """Snapshots of all jobs. Between two calls of `renew`: the same jobs, one epoch per job and one clock reading.
 
-    The snapshot of a job is opened, or renewed, at the first read of one of its keys. `on_change` is called with the
-    keys whose cached values are invalid, before any read from the newer epoch. Expired keys read as missing before they
-    are announced, so `on_expiry` may be called later.
+    The snapshot of a job is opened, or renewed, at the first read of one of its keys. Before any read from a newer
+    epoch, `on_change` is called with the keys whose cached values are no longer valid. Expired keys read as missing
+    even before they are announced, so `on_expiry` may be called later.
 
-    A job's store may own only some slots, which may change with each version of a snapshot. A read of a key in another
-    slot raises SlotLoadingError: "the key does not exist" would be a wrong reply.
+    A job's store may own only some slots, and other ones in each version of a snapshot. A read of a key in a slot that
+    is not owned raises SlotLoadingError, because "the key does not exist" would be a wrong reply.
     """
 
-    # The slots that are served.
+    # The slots that are served here.
     _slots: KeyGroups = ALL
     # The jobs that are listed, counted and scanned; None: all.
     _listed: Collection[str] | None = None
@@ -154,11 +157,12 @@ class KeyspaceView:
     def __init__(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> None:
         self._keyspace = keyspace
         self._on_change = on_change
-        self._versions: dict[str, int] = {}  # of each snapshot, and its epoch, as last reported
+        # Of each snapshot, as last reported: its version, its epoch and its number of expiry batches.
+        self._versions: dict[str, int] = {}
         self._epochs: dict[str, int] = {}
         self._expiry_batches: dict[str, int] = {}
         self.on_expiry: OnExpiry = lambda snapshot, expiry_batches: None
-        self._missing: dict[str, KeyGroups] = {}  # of jobs whose snapshot does not own all served slots
+        self._missing: dict[str, KeyGroups] = {}  # served slots that a job's snapshot does not own
         self._jobs: dict[str, Job] = {}
         self._unreadable: dict[str, str | None] = {}
         self._empty = MemoryStore("").snapshot(now_ms)
@@ -166,8 +170,8 @@ class KeyspaceView:
         self._stores: dict[str, Store] = {}
         self._fresh: set[str] = set()  # jobs whose snapshot was opened or renewed since the last `renew`
         self._version = -1
-        self._single_job: str | None = None  # set if it is the only job
-        self._single_snapshot: Snapshot | None = None  # of the single job, if it is fresh and no slot is missing
+        self._single_job: str | None = None  # the only job, if there is only one
+        self._single_snapshot: Snapshot | None = None  # its snapshot, if it is fresh and owns all served slots
         self._formats: re.Pattern[bytes] | None = None
         self._format_jobs: list[str] = []
         self.now_ms = now_ms
@@ -184,7 +188,7 @@ class KeyspaceView:
             self._route()
 
     def pin_to(self, snapshots: Mapping[str, Snapshot]) -> None:
-        """Read from these snapshots of jobs until the view is closed, which closes them. It must not be renewed."""
+        """Read from these snapshots, by job. Closing the view closes them. A pinned view must not be renewed."""
         for name, snapshot in snapshots.items():
             self._snapshots[name] = snapshot
             self._stores[name] = self._jobs[name].store
@@ -199,7 +203,7 @@ class KeyspaceView:
         self._stores.clear()
 
     def _route(self) -> None:
-        """Read the jobs of the keyspace: close snapshots of removed jobs and generations, compile the key formats."""
+        """Read the keyspace's jobs, close snapshots of removed jobs and generations, and compile the key formats."""
         jobs = self._jobs = dict(self._keyspace.jobs)
         for name in [name for name, store in self._stores.items() if name not in jobs or jobs[name].store is not store]:
             self._snapshots.pop(name).close()
@@ -215,7 +219,7 @@ class KeyspaceView:
         if self._on_change is not None:
             self._on_change(None)
 
-    # -- for the compiled core -------------------------------------------------------------------------------
+    # -- for the compiled core -----------------------------------------------------------------------------------------
 
     @property
     def routes_version(self) -> int:
@@ -223,21 +227,23 @@ class KeyspaceView:
         return self._version
 
     @property
-    def slots_here(self) -> bytes | None:
-        """A byte for each slot: 1 if it is served here; None: all are."""
+    def served_slots(self) -> bytes | None:
+        """A byte for each slot, 1 if the slot is served here; None: all slots are."""
         return None
 
     @property
-    def has_only_one(self) -> bool:
+    def has_single_job(self) -> bool:
         """Tell whether there is a single job, to which every key belongs."""
         return self._single_job is not None
+
+    # -- jobs and their snapshots --------------------------------------------------------------------------------------
 
     def job_names(self) -> list[str]:
         """Return the names of the jobs."""
         return list(self._jobs)
 
     def slots_missing(self, name: str) -> KeyGroups | None:
-        """Return the served slots that a job's store did not own when its snapshot was last renewed; None: none."""
+        """Return the served slots that a job's store did not own when its snapshot was last renewed; None: no slot."""
         return self._missing.get(name)
 
     def job_of(self, key: bytes) -> str | None:
@@ -259,7 +265,7 @@ class KeyspaceView:
         match = self._formats.match(key) if self._formats is not None else None
         return self._format_jobs[match.lastindex - 1] if match and match.lastindex else None
 
-    def of_job(self, name: str) -> Snapshot:
+    def snapshot_of(self, name: str) -> Snapshot:
         """Return the current snapshot of a job; KeyError for an unknown one."""
         if name in self._fresh:
             return self._snapshots[name]
@@ -280,7 +286,7 @@ class KeyspaceView:
         return snapshot
 
     def _find_missing(self, name: str, snapshot: Snapshot) -> None:
-        """Find the served slots that a snapshot does not own: once per version, not for each key."""
+        """Find the served slots that a snapshot does not own. Called once per version, not for each key."""
         owned = snapshot.key_groups
         missing = NONE if owned in (ALL, self._slots) else self._slots - owned
         if missing:
@@ -291,14 +297,14 @@ class KeyspaceView:
     def check_complete(self) -> None:
         """Raise SlotLoadingError if a store lacks served slots: then keys can be neither counted nor listed."""
         for _ in self.snapshots():
-            pass  # opens or renews each, which finds its missing slots
+            pass  # opens or renews the snapshot, which finds its missing slots
         for name, slots in self._missing.items():
             if self._listed is not None and name not in self._listed:
                 continue
             raise SlotLoadingError(f"{len(slots)} slots of job '{name}' are not loaded here yet, retry in a moment")
 
     def _report(self, on_change: OnChange, name: str, snapshot: Snapshot) -> None:
-        """Report the keys that changed up to the epoch of a snapshot; none if it was just opened."""
+        """Report the keys that changed up to the epoch of a snapshot; no keys if the snapshot was just opened."""
         on_change(snapshot.changed_since(self._epochs[name]) if name in self._versions else ())
         if name in self._versions and snapshot.applied.expiry_batches != self._expiry_batches[name]:
             self.on_expiry(snapshot, self._expiry_batches[name])
@@ -306,23 +312,23 @@ class KeyspaceView:
         self._versions[name] = snapshot.version
 
     def at(self, key: bytes) -> Snapshot:
-        """Return the snapshot to read a key from: that of its job, or an empty one."""
+        """Return the snapshot to read a key from: the snapshot of its job, or an empty one for a key of no job."""
         if self._single_snapshot is not None:  # the hot path of GET with a single job
             return self._single_snapshot
         name = self._job_of(key)
         if name is None:
             return self._empty
-        snapshot = self.of_job(name)
+        snapshot = self.snapshot_of(name)
         if self._missing and (slot := slot_of(key)) in self._missing.get(name, NONE):
             raise SlotLoadingError(f"slot {slot} of job '{name}' is not loaded here yet, retry in a moment")
         return snapshot
 
-    def texts(self, keys: Sequence[bytes]) -> list[Text | None]:
-        """Return the values of the first keys, at least one, as `Snapshot.texts` does."""
+    def lazy_values(self, keys: Sequence[bytes]) -> list[Value | None]:
+        """Return the values of the first keys, at least one, as `Snapshot.lazy_values` does."""
         if self._single_snapshot is not None and self._slots is ALL:
-            return self._single_snapshot.texts(keys)
+            return self._single_snapshot.lazy_values(keys)
         first = self.at(keys[0])
-        return first.texts(list(takewhile(lambda key: self._is_at(first, key), keys)))
+        return first.lazy_values(list(takewhile(lambda key: self._is_at(first, key), keys)))
 
     def _is_at(self, snapshot: Snapshot, key: bytes) -> bool:
         try:
@@ -330,7 +336,7 @@ class KeyspaceView:
         except StoreError:
             return False
 
-    def store_at(self, key: bytes) -> Store | None:
+    def store_of(self, key: bytes) -> Store | None:
         """Return the store of a key's job; None for a key of no job."""
         name = self._job_of(key)
         return None if name is None else self._jobs[name].store
@@ -339,19 +345,19 @@ class KeyspaceView:
         """Iterate over (job, snapshot) of all jobs."""
         for name, job in self._jobs.items():
             if self._listed is None or name in self._listed:
-                yield self._keyspace.jobs.get(name, job), self.of_job(name)
+                yield self._keyspace.jobs.get(name, job), self.snapshot_of(name)
 
     def jobs(self) -> Iterable[Job]:
         """Return the jobs, as they were at the last `renew`."""
         return self._jobs.values()
 
-    def of_jobs(self, names: Collection[str]) -> Self:
-        """Return a view that lists and counts only some jobs; valid until this one is renewed."""
+    def limited_to(self, names: Collection[str]) -> Self:
+        """Return a view that lists and counts only some jobs. It is valid until this view is renewed."""
         view = copy(self)
         view._listed = names
         return view
 
-    def reached(self) -> dict[str, tuple[int, int] | None]:
+    def term_epochs(self) -> dict[str, tuple[int, int] | None]:
         """Return the term and epoch of each job's snapshot, by job; None for a job that was not read yet."""
         found: dict[str, tuple[int, int] | None] = dict.fromkeys(self._jobs)
         for name, snapshot in self._snapshots.items():
@@ -359,15 +365,15 @@ class KeyspaceView:
         return found
 
     def key_count(self) -> int:
-        """Return the number of keys in all jobs, with expired keys that are not announced yet (as DBSIZE does)."""
+        """Return the number of keys in all jobs; as in DBSIZE, expired keys count until they are announced."""
         self.check_complete()
         return sum(snapshot.applied.key_count for _, snapshot in self.snapshots())
 
     def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
         """Scan all jobs at once in slot order; see `Snapshot.scan`.
 
-        All jobs are scanned from the same position. The call ends at the first position where one of them has more
-        keys, so that none is ahead of the cursor.
+        All jobs are scanned from the same position. The cursor is the first position at which one of them has more
+        keys; keys of other jobs from there on are left for the next call.
         """
         self.check_complete()
         steps = [snapshot.scan(cursor, count, kinds) for _, snapshot in self.snapshots()]
@@ -380,7 +386,7 @@ class KeyspaceView:
         return end, found
 
     def random_keys(self) -> Iterator[bytes | None]:
-        """Search a random key in short steps: yield None for each step, at last a key.
+        """Search a random key in short steps: yield None for each step, and a key at last.
 
         The jobs are tried one after another, in a random order that is weighted by their numbers of keys.
         """

@@ -1,4 +1,4 @@
-"""A store of plain dictionaries, copied for each epoch. Tests compare the LMDB store with it."""
+"""A store in a plain dictionary, which each epoch copies. Tests compare the LMDB store with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.records import Change, Op, changes_in
 from state_backend.model.slots import field_position_of, position_of, slot_of
 from state_backend.store.changed_keys import CHANGED_EPOCHS_MAX, EXPIRY_BATCHES_MAX
-from state_backend.store.store import READ_TOGETHER_BYTES_MAX, Applied, Entry, EpochChanges, Snapshot, Store, Text
+from state_backend.store.store import (
+    READ_TOGETHER_BYTES_MAX,
+    AppliedEpoch,
+    EpochChanges,
+    KeyInfo,
+    Snapshot,
+    Store,
+    Value,
+)
 
 SETS = (Kind.SET, Kind.SORTED_SET)
 # As in `lmdb.expiry`.
@@ -28,12 +36,14 @@ CLOCK_STEP_MS = 5_000
 
 
 class _StoredField(NamedTuple):
+    """A field of a map."""
+
     value: bytes
     expire_at_ms: int | None
 
 
 class _StoredKey(NamedTuple):
-    """A key and its content; never changed in place, so that snapshots may share it."""
+    """A key's content. It is never changed in place, so snapshots may share it."""
 
     state: str
     kind: Kind
@@ -45,13 +55,13 @@ class _StoredKey(NamedTuple):
 
     @property
     def expiries(self) -> list[int]:
-        """When the key expires, and its fields."""
+        """The times at which the key and its fields expire."""
         each = (self.expire_at_ms, *(field.expire_at_ms for field in self.fields.values()))
         return [at_ms for at_ms in each if at_ms is not None]
 
     @property
     def ranking(self) -> list[tuple[float, bytes]]:
-        """The members of a set in their order."""
+        """The (score, member) pairs of a set in their order."""
         return sorted((score, member) for member, score in self.scores.items())
 
 
@@ -60,7 +70,7 @@ def _is_live(expire_at_ms: int | None, now_ms: int) -> bool:
 
 
 def _live_part(stored: _StoredKey | None, now_ms: int) -> _StoredKey | None:
-    """Return a key without expired fields; None if it has expired."""
+    """Return a key without its expired fields; None if the key has expired."""
     if stored is None or not _is_live(stored.expire_at_ms, now_ms):
         return None
     if stored.kind is Kind.MAP and not all(_is_live(each.expire_at_ms, now_ms) for each in stored.fields.values()):
@@ -74,7 +84,7 @@ class MemoryStore(Store):
 
     def __init__(self, generation: str) -> None:
         self._keys: dict[bytes, _StoredKey] = {}
-        self._applied = Applied(generation)
+        self._applied = AppliedEpoch(generation)
         self._changed: dict[int, Sequence[bytes]] = {}
         self._expired: dict[int, Sequence[bytes]] = {}
         self._version = 0
@@ -83,7 +93,7 @@ class MemoryStore(Store):
         self._lineage = token_hex(8)
 
     @property
-    def applied(self) -> Applied:
+    def applied(self) -> AppliedEpoch:
         return self._applied
 
     @property
@@ -91,7 +101,7 @@ class MemoryStore(Store):
         return self._lineage
 
     def own(self, key_groups: KeyGroups) -> None:
-        """Own some slots only: keys of others are not counted, nor in snapshots."""
+        """Own some slots only: keys in other slots are neither counted nor in snapshots."""
         self._key_groups = key_groups
         self._count(self._applied)
 
@@ -111,13 +121,13 @@ class MemoryStore(Store):
                     raise StoreError(
                         f"a change names the state {change.state!r}, which is not among {sorted(states_by_name)}"
                     )
-                old = now = _live_part(stored.get(change.key), epoch.clock_ms)
-                if now is not None and now.state in epoch.replaces and change.key not in touched:
-                    now = None
+                old = base = _live_part(stored.get(change.key), epoch.clock_ms)
+                if base is not None and base.state in epoch.replaces and change.key not in touched:
+                    base = None
                 touched.add(change.key)
-                if now is not None and now.state != change.state:
-                    raise KeyConflictError(_conflict(change, now.state))
-                new = _changed(now, change, states_by_name[change.state])
+                if base is not None and base.state != change.state:
+                    raise KeyConflictError(_conflict(change, base.state))
+                new = _after_change(base, change, states_by_name[change.state])
                 changed += new != old
                 if new is None:
                     stored.pop(change.key, None)
@@ -149,7 +159,8 @@ class MemoryStore(Store):
         expired_fields = sum(
             len(stored.fields) - len(now.fields if (now := remaining[key]) else ())
             for key, stored in self._keys.items()
-            if _is_live(stored.expire_at_ms, clock_ms)  # otherwise the fields are removed with the key
+            # The fields of an expired key are removed with the key.
+            if _is_live(stored.expire_at_ms, clock_ms)
         )
         done = len(expiring) + sum(remaining[key] != stored for key, stored in self._keys.items())
         self._keys = {key: stored for key, stored in remaining.items() if stored is not None}
@@ -172,7 +183,7 @@ class MemoryStore(Store):
     def _is_counted(self, stored: _StoredKey) -> bool:
         return stored.expire_at_ms is None or stored.expire_at_ms > self._announced_ms
 
-    def _count(self, applied: Applied) -> None:
+    def _count(self, applied: AppliedEpoch) -> None:
         counted = list(filter(self._is_counted, self._owned().values()))
         keys = Counter(each.state for each in counted)
         expiring = sum(each.expire_at_ms is not None for each in counted)
@@ -194,7 +205,7 @@ def _conflict(change: Change, other: str) -> str:
     )
 
 
-def _changed(old: _StoredKey | None, change: Change, state: StateDescriptor) -> _StoredKey | None:
+def _after_change(old: _StoredKey | None, change: Change, state: StateDescriptor) -> _StoredKey | None:
     """Return a key after a change; None if it is deleted."""
     kind = state.kind
     if change.op == Op.FOLD:
@@ -211,7 +222,7 @@ def _changed(old: _StoredKey | None, change: Change, state: StateDescriptor) -> 
         elements = elements[-state.length_max :] if state.length_max else elements
         return _StoredKey(change.state, kind, b"", {}, change.expire_at_ms, elements) if elements else None
     if kind in SETS:
-        return _changed_set(old, change, kind)
+        return _set_after_change(old, change, kind)
     if change.field is None:
         pairs = packed_map.pairs(change.value or packed_map.EMPTY)
         fields = {name: _StoredField(value, None) for name, value in pairs}
@@ -226,7 +237,7 @@ def _changed(old: _StoredKey | None, change: Change, state: StateDescriptor) -> 
     return _StoredKey(change.state, kind, b"", fields, old.expire_at_ms if old is not None else None)
 
 
-def _changed_set(old: _StoredKey | None, change: Change, kind: Kind) -> _StoredKey | None:
+def _set_after_change(old: _StoredKey | None, change: Change, kind: Kind) -> _StoredKey | None:
     """Return a set or sorted set after a change; None if it is empty then."""
     expire_at_ms = change.expire_at_ms
     if change.field is None:
@@ -253,7 +264,7 @@ def _folded_into(old: _StoredKey | None, change: Change, kind: Kind) -> bytes | 
 
 
 class MemorySnapshot(Snapshot):
-    """A view of a memory store: its dictionary as it was. Keys are sorted by position for the first scan."""
+    """A view of a memory store: its dictionary as of one epoch. The first scan sorts the keys by position."""
 
     def __init__(self, store: MemoryStore, now_ms: int) -> None:
         self._store = store
@@ -282,7 +293,7 @@ class MemorySnapshot(Snapshot):
         return lent
 
     @property
-    def applied(self) -> Applied:
+    def applied(self) -> AppliedEpoch:
         return self._applied
 
     @property
@@ -312,9 +323,9 @@ class MemorySnapshot(Snapshot):
             raise WrongKindError(f"{key!r} holds a {stored.kind}, not a map")
         return stored.fields
 
-    def entry(self, key: bytes) -> Entry | None:
+    def key_info(self, key: bytes) -> KeyInfo | None:
         stored = self._live(key)
-        return None if stored is None else Entry(key, stored.state, stored.kind, stored.expire_at_ms)
+        return None if stored is None else KeyInfo(key, stored.state, stored.kind, stored.expire_at_ms)
 
     def stored_sizes(self, key: bytes, items_max: int) -> Iterator[int]:
         stored = self._live(key)
@@ -322,7 +333,7 @@ class MemorySnapshot(Snapshot):
             yield len(key) + len(stored.value) + sum(map(len, stored.elements)) + sum(map(len, stored.scores))
             yield sum(len(name) + len(each.value) for name, each in stored.fields.items())
 
-    def text(self, key: bytes) -> Text | None:
+    def lazy_value(self, key: bytes) -> Value | None:
         stored = self._live(key)
         if stored is None:
             return None
@@ -330,16 +341,16 @@ class MemorySnapshot(Snapshot):
             raise WrongKindError(f"{key!r} holds a {stored.kind}, not a value")
         return stored.value
 
-    def texts(self, keys: Sequence[bytes]) -> list[Text | None]:
-        texts: list[Text | None] = []
+    def lazy_values(self, keys: Sequence[bytes]) -> list[Value | None]:
+        values: list[Value | None] = []
         with suppress(WrongKindError):
-            for text in map(self.text, keys):
-                if isinstance(text, bytes) and len(text) > READ_TOGETHER_BYTES_MAX:
-                    return texts or [text]
-                texts.append(text)
-        return texts or [self.text(keys[0])]
+            for value in map(self.lazy_value, keys):
+                if isinstance(value, bytes) and len(value) > READ_TOGETHER_BYTES_MAX:
+                    return values or [value]
+                values.append(value)
+        return values or [self.lazy_value(keys[0])]
 
-    def field_texts(self, key: bytes, names: Sequence[bytes]) -> list[Text | None]:
+    def lazy_fields(self, key: bytes, names: Sequence[bytes]) -> list[Value | None]:
         fields = self._map(key)
         return [fields[name].value if name in fields else None for name in names]
 
@@ -350,7 +361,7 @@ class MemorySnapshot(Snapshot):
     def map_sizes(self, key: bytes) -> Iterator[int]:
         return iter([len(self._map(key))])
 
-    def map_texts(self, key: bytes) -> Iterator[tuple[bytes, Text]]:
+    def lazy_map_pairs(self, key: bytes) -> Iterator[tuple[bytes, Value]]:
         return iter([(name, each.value) for name, each in self._map(key).items()])
 
     def packed_map(self, key: bytes) -> bytes | None:
@@ -360,13 +371,13 @@ class MemorySnapshot(Snapshot):
         packed = packed_map.pack((name, each.value) for name, each in fields.items())
         return packed if len(packed) <= packed_map.BYTES_MAX else None
 
-    def scan_map(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, Text]]]:
+    def scan_map(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, Value]]]:
         fields = self._map(key)
         if len(fields) <= packed_map.FIELDS_MAX:
             return 0, [(name, each.value) for name, each in fields.items()]
         order = sorted((field_position_of(name), name) for name in fields)
         start, end = _scan_range(order, cursor, count)
-        pairs: list[tuple[bytes, Text]] = [(name, fields[name].value) for _, name in order[start:end]]
+        pairs: list[tuple[bytes, Value]] = [(name, fields[name].value) for _, name in order[start:end]]
         return (order[end][0] if end < len(order) else 0), pairs
 
     def _list(self, key: bytes) -> tuple[bytes, ...]:
@@ -378,7 +389,7 @@ class MemorySnapshot(Snapshot):
     def list_size(self, key: bytes) -> int:
         return len(self._list(key))
 
-    def list_parts(self, key: bytes, start: int, stop: int) -> Iterator[bytes]:
+    def list_bulk_strings(self, key: bytes, start: int, stop: int) -> Iterator[bytes]:
         return (b"$%d\r\n%b\r\n" % (len(element), element) for element in self._list(key)[start:stop])
 
     def list_elements(self, key: bytes, start: int, stop: int) -> Iterator[bytes]:
@@ -420,8 +431,8 @@ class MemorySnapshot(Snapshot):
         return [scores.get(member) for member in members]
 
     def ranks(self, key: bytes, members: Sequence[bytes]) -> list[int | None]:
-        places = {member: place for place, (_, member) in enumerate(self._ranking(key))}
-        return [places.get(member) for member in members]
+        rank_by_member = {member: rank for rank, (_, member) in enumerate(self._ranking(key))}
+        return [rank_by_member.get(member) for member in members]
 
     def rank_of_score(self, key: bytes, score: float, is_after: bool) -> int:
         scores = [each for each, _ in self._ranking(key)]
@@ -472,8 +483,8 @@ class MemorySnapshot(Snapshot):
                 continue
             if stored.kind in SETS:
                 for score, member in stored.ranking:
-                    text = b"" if stored.kind is Kind.SET else packed_sorted.score_text(score)
-                    yield Change(stored.state, Op.PUT, key, member, text, stored.expire_at_ms)
+                    value = b"" if stored.kind is Kind.SET else packed_sorted.score_text(score)
+                    yield Change(stored.state, Op.PUT, key, member, value, stored.expire_at_ms)
                 continue
             if stored.expire_at_ms is not None:
                 name, each = next(iter(stored.fields.items()))
@@ -498,7 +509,7 @@ def _scan_members(members: Iterable[bytes], cursor: int, count: int) -> tuple[in
 
 
 def _scan_range(order: list[tuple[int, bytes]], cursor: int, count: int) -> tuple[int, int]:
-    """Return the range of a sorted order that one call of a scan covers: full positions, at least `count` keys."""
+    """Return the range of sorted keys that one call of a scan covers: full positions, and at least `count` keys."""
     start = bisect_left(order, (cursor, b""))
     end = min(start + count, len(order))
     while 0 < end < len(order) and order[end][0] == order[end - 1][0]:

@@ -1,7 +1,7 @@
-"""Epochs that stay readable for a moment after there are newer ones.
+"""Pinned epochs: they stay readable for a moment after there are newer ones.
 
-With them several servers, each with its own slots of a job, can reply at one epoch that all of them have. LMDB does not
-reuse the pages of a pinned epoch. So only a few epochs are pinned, for a short time, and only while clients use them.
+So several servers, each with its own slots of a job, can reply at one epoch that all of them have. LMDB does not reuse
+the pages of a pinned epoch. So only a few epochs are pinned, for a short time, and only while clients use them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from state_backend.store.store import Snapshot
 if TYPE_CHECKING:
     from state_backend.store.keyspace import Job, Keyspace
 
-# The number of pinned epochs of each job, with the newest one; and how long an epoch is pinned after there is a newer.
+# The number of pinned epochs of each job, including the newest; and how long an epoch stays pinned after the next one.
 EPOCHS_MAX = 8
 PINNED_MS_MAX = 2_000
 # Without a request for so long, all epochs are released.
@@ -38,12 +38,12 @@ class _PinnedEpoch:
         self._is_released = False
 
     def lend(self, clock_ms: int) -> Snapshot:
-        """Return a snapshot of the epoch, to be closed like any other."""
+        """Return a snapshot of the epoch. The caller closes it like any other."""
         self._readers += 1
         return self.snapshot.lend(clock_ms, self._on_close)
 
     def release(self) -> None:
-        """Close the epoch, once its last reader has."""
+        """Close the epoch's snapshot as soon as no lent snapshot is open."""
         self._is_released = True
         self._close_if_unused()
 
@@ -69,7 +69,8 @@ class PinnedEpochs:
     ) -> dict[str, Snapshot] | None:
         """Return snapshots of all jobs at the requested epochs; None if one of them is not pinned.
 
-        requested: an epoch of each job of the keyspace, and of no other. From now on epochs are pinned.
+        requested: an epoch of each job of the keyspace, and of no other job. The call also begins, or prolongs,
+        pinning.
         """
         self._until_ms = now_ms + IDLE_MS_MAX
         self.update(now_ms)
@@ -119,7 +120,7 @@ class PinnedEpochs:
             newest.release()
             return
         if last is not newest and last.term_epoch == newest.term_epoch:
-            pinned.pop().release()  # expired keys were removed, slots have moved, or the store was copied
+            pinned.pop().release()  # the same epoch in a newer version: keys expired, slots moved, or a copied store
         last.superseded_ms = now_ms if last.term_epoch != newest.term_epoch else None
         pinned.append(newest)
 

@@ -1,9 +1,8 @@
-"""The slots that a store owns, loads and removes, and the transitions between these; not how they are stored.
+"""The slots that a store owns, loads and removes, and the transitions between these states; not how they are stored.
 
-A new slot is loaded from the log into the same store while epochs are applied to the owned slots; it is owned once both
-are at the same epoch. A slot that is given up is not owned from then on; its keys are removed in portions, and only
-then can it be loaded again. The ownership is written in the same transaction as the keys, so that a killed process
-continues from it.
+A new slot is loaded from the log into the same store while epochs are applied to the owned slots. It is owned once both
+are at the same epoch. A slot that is given up is no longer owned; its keys are removed in portions, and only then can
+it be loaded again. The ownership is written in the same transaction as the keys, so a killed process continues from it.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
-from state_backend.store.store import Applied
+from state_backend.store.store import AppliedEpoch
 
 
 @dataclass(frozen=True)
 class Loading:
     """Slots that are being loaded from the log, and the progress.
 
-    epoch, term, clock_ms: of the last epoch that is loaded in full; -1 before the first.
-    snapshot: the epoch of the snapshot that is being loaded; -1: the next epoch is being loaded.
-    runs: how many runs of that snapshot, or of that epoch, are loaded.
+    epoch, term, clock_ms: of the last epoch that is loaded in full; epoch is -1 before the first.
+    snapshot: the epoch of the snapshot that is being loaded; -1 while an epoch is being loaded.
+    runs: how many runs of that snapshot or epoch are loaded.
     """
 
     slots: KeyGroups
@@ -34,9 +33,9 @@ class Loading:
 
 @dataclass(frozen=True)
 class SlotOwnership:
-    """A store's slots.
+    """The slots of a store.
 
-    removing: slots that are not owned and may still have keys. changed_at: the epoch at which `owned` changed last.
+    removing: slots that are not owned, but may still have keys. changed_at: the epoch at which `owned` changed last.
     """
 
     owned: KeyGroups = ALL
@@ -45,7 +44,10 @@ class SlotOwnership:
     changed_at: int = -1
 
     def toward(self, desired: KeyGroups, epoch: int) -> SlotOwnership:
-        """Return the ownership without undesired slots, and with a loading of missing ones unless one is going on."""
+        """Return the next ownership on the way to the desired slots.
+
+        Other slots are given up. Missing ones begin to load, unless slots are being loaded already.
+        """
         removing, loading = self.removing | (self.owned - desired), self.loading
         if loading is not None:
             removing |= loading.slots - desired
@@ -56,15 +58,15 @@ class SlotOwnership:
             loading = Loading(missing)
         return SlotOwnership(owned, loading, removing, self.changed_at if owned == self.owned else epoch)
 
-    def loaded(self, progress: Loading, applied: Applied) -> SlotOwnership:
-        """Return the ownership with the progress of loading; slots that have reached the store's epoch are owned."""
+    def loaded(self, progress: Loading, applied: AppliedEpoch) -> SlotOwnership:
+        """Return the ownership with the progress of loading. Slots that have reached the store's epoch are owned."""
         is_between_epochs = progress.snapshot < 0 and not progress.runs
         if is_between_epochs and (progress.epoch, progress.term) == (applied.epoch, applied.term):
             return replace(self, owned=self.owned | progress.slots, loading=None, changed_at=applied.epoch)
         return replace(self, loading=progress)
 
     def restart_loading(self) -> SlotOwnership:
-        """Return the ownership with the loading slots to be removed, so that they are loaded from the beginning."""
+        """Return the ownership without the progress of loading: the slots are removed first, and then loaded again."""
         if self.loading is None:
             return self
         return replace(self, loading=None, removing=self.removing | self.loading.slots)

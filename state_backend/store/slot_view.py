@@ -1,4 +1,4 @@
-"""A view of the keys in some slots of jobs that have keys in all slots."""
+"""A view of the keys in some slots, whatever slots the stores own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEP_KEYS = 512
 
 
 def counts_of(scan: Callable[[int, int], tuple[int, list[bytes]]]) -> Iterator[int]:
-    """Count keys by a scan: iterate over numbers that add up to the count, one per step."""
+    """Count keys by a scan, in steps: iterate over numbers that add up to the count."""
     cursor = 0
     while True:
         cursor, keys = scan(cursor, STEP_KEYS)
@@ -27,7 +27,7 @@ def counts_of(scan: Callable[[int, int], tuple[int, list[bytes]]]) -> Iterator[i
 
 
 class SlotView(KeyspaceView):
-    """The keys in some slots. A read of a key in another slot raises StoreError: "it does not exist" would be wrong."""
+    """The keys in some slots. A read of a key in another slot is a StoreError: "it does not exist" would be wrong."""
 
     def __init__(self, keyspace: Keyspace, slots: KeyGroups, now_ms: int, on_change: OnChange | None = None) -> None:
         self._slots = slots
@@ -38,7 +38,7 @@ class SlotView(KeyspaceView):
         super().__init__(keyspace, now_ms, on_change)
 
     @property
-    def slots_here(self) -> bytes | None:
+    def served_slots(self) -> bytes | None:
         return bytes(self._is_served)
 
     def at(self, key: bytes) -> Snapshot:
@@ -60,7 +60,7 @@ class SlotView(KeyspaceView):
         return max(position, self._slots.ranges[at][0] << HASH_BITS) if at < len(self._lasts) else None
 
     def key_counts(self) -> Iterator[int]:
-        """Iterate over numbers that add up to the number of keys, one number for each few hundred keys."""
+        """Iterate over numbers that add up to the number of keys; each number takes a bounded time."""
         return counts_of(self.scan)
 
     @property

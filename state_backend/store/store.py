@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Applied:
-    """The last epoch that a store applied, and counts after it.
+class AppliedEpoch:
+    """The last epoch that a store applied, and the counts after it.
 
-    epoch, term: -1 and 0 before the first epoch. keys: the number of keys of each state, without announced ones (see
+    epoch, term: -1 and 0 before the first epoch. keys: the number of keys of each state, without announced keys (see
     `Store.expire`); a map whose fields have all expired is counted until it is removed. expiring: the number of keys
     that expire. expiring_maps: the number of maps with fields that expire. expired_keys, expired_fields: the numbers of
     announced keys and of removed fields since the store was made. expiry_batches: the number of announced batches of
@@ -62,7 +62,7 @@ def random_key_steps(scan: Callable[[int, int], tuple[int, list[bytes]]], slots:
             is_end = not cursor
 
 
-class Entry(NamedTuple):
+class KeyInfo(NamedTuple):
     """A key, the name of its state, its kind, and when it expires (None: never)."""
 
     key: bytes
@@ -71,33 +71,33 @@ class Entry(NamedTuple):
     expire_at_ms: int | None
 
 
-class LongText(NamedTuple):
-    """A long value, not copied until it is needed. Valid until its snapshot is renewed or closed.
+class LongValue(NamedTuple):
+    """A long value that is not copied until it is needed. It is valid until its snapshot is renewed or closed.
 
-    parts(start, stop): iterates over its bytes `start` to before `stop`, both within it, some 64 KiB at a time.
+    chunks(start, stop): iterates over its bytes `start` to before `stop`, both within the value, some 64 KiB at a time.
     """
 
     length: int
-    parts: Callable[[int, int], Iterator[bytes]]
+    chunks: Callable[[int, int], Iterator[bytes]]
 
 
 # A value of a key or a field.
-Text = bytes | LongText
+Value = bytes | LongValue
 
 # A longer value is read alone, so that the size of values that are read together is bounded (guess).
 READ_TOGETHER_BYTES_MAX = 16 << 10
 
-# Cursors of scans of large maps, sets and sorted sets are below this number. Members are spread over them evenly.
+# Cursors of scans of large maps, sets and sorted sets are below this number. Members are spread evenly over them.
 FIELD_POSITIONS = 1 << 48
 
 
-def as_bytes(text: Text) -> bytes:
-    """Return a value as bytes; a long one is copied."""
-    return text if isinstance(text, bytes) else b"".join(text.parts(0, text.length))
+def as_bytes(value: Value) -> bytes:
+    """Return a value as bytes; a long value is copied."""
+    return value if isinstance(value, bytes) else b"".join(value.chunks(0, value.length))
 
 
 class EpochChanges(NamedTuple):
-    """One epoch: sorted runs of changes, and the states whose full content it has."""
+    """The changes of one epoch, as sorted runs. replaces: states of which the runs have the full content."""
 
     epoch: int
     term: int
@@ -138,7 +138,7 @@ class Snapshot(ABC):
     """
 
     version: int
-    # The store's pages, for the compiled core; None: it cannot read them.
+    # The store's pages, for the compiled core; None if it cannot read them.
     pages: Any = None
 
     @abstractmethod
@@ -166,7 +166,7 @@ class Snapshot(ABC):
 
     @property
     @abstractmethod
-    def applied(self) -> Applied:
+    def applied(self) -> AppliedEpoch:
         """The epoch of this snapshot, and its counts."""
 
     @property
@@ -174,7 +174,7 @@ class Snapshot(ABC):
     def key_groups(self) -> KeyGroups:
         """The slots that the store owned at this epoch. Counts and scans include only keys in these.
 
-        Reads of a key in another slot may return anything: the slot may be partly loaded, or partly removed.
+        Reads of a key in another slot may return anything, because the slot may be partly loaded, or partly removed.
         """
 
     def stored_portions(self) -> StoredPortions | None:
@@ -182,7 +182,7 @@ class Snapshot(ABC):
         return None
 
     def events(self, serial: int) -> Portion | None:
-        """Return a portion of events; None if it is deleted, or was not yet written at this epoch."""
+        """Return a portion of events; None if it is deleted, or not yet written at this epoch."""
         return None
 
     @abstractmethod
@@ -197,13 +197,13 @@ class Snapshot(ABC):
     def expired_since(self, expiry_batches: int) -> Sequence[bytes] | None:
         """Return the keys that were announced, themselves or fields of them, after the first `expiry_batches` batches.
 
-        None if they are not stored: the last few batches are, if they have few enough keys. A key reads as missing as
-        soon as it has expired; it is announced within a bounded time after that.
+        None if they are not stored. The last few batches are stored, if they have few enough keys. A key reads as
+        missing as soon as it has expired; it is announced within a bounded time after that.
         """
 
     @abstractmethod
-    def entry(self, key: bytes) -> Entry | None:
-        """Return the state, kind and expiry of a key; None for a missing one."""
+    def key_info(self, key: bytes) -> KeyInfo | None:
+        """Return the state, kind and expiry of a key; None for a missing key."""
 
     @abstractmethod
     def stored_sizes(self, key: bytes, items_max: int) -> Iterator[int]:
@@ -214,21 +214,24 @@ class Snapshot(ABC):
         """
 
     @abstractmethod
-    def text(self, key: bytes) -> Text | None:
+    def lazy_value(self, key: bytes) -> Value | None:
         """Return the value of a key of a value state; a long value is not copied."""
 
     @abstractmethod
-    def texts(self, keys: Sequence[bytes]) -> list[Text | None]:
-        """Return the values of the first keys, at least one; a value that is long, or raises, is returned alone."""
+    def lazy_values(self, keys: Sequence[bytes]) -> list[Value | None]:
+        """Return the values of the first of these keys: at least one value, and a long one alone.
+
+        Stops before a key of another kind; WrongKindError if it is the first one.
+        """
 
     def value(self, key: bytes) -> bytes | None:
         """Return the value of a key of a value state as bytes."""
-        text = self.text(key)
-        return text if text is None else as_bytes(text)
+        value = self.lazy_value(key)
+        return value if value is None else as_bytes(value)
 
     @abstractmethod
-    def field_texts(self, key: bytes, names: Sequence[bytes]) -> list[Text | None]:
-        """Return several fields of a map, without copies of long ones; None for a missing field."""
+    def lazy_fields(self, key: bytes, names: Sequence[bytes]) -> list[Value | None]:
+        """Return several fields of a map; None for a missing field. Long values are not copied."""
 
     def field(self, key: bytes, name: bytes) -> bytes | None:
         """Return one field of a map as bytes; None if it is missing."""
@@ -236,7 +239,7 @@ class Snapshot(ABC):
 
     def fields(self, key: bytes, names: Sequence[bytes]) -> list[bytes | None]:
         """Return several fields of a map as bytes; None for a missing field."""
-        return [text if text is None else as_bytes(text) for text in self.field_texts(key, names)]
+        return [value if value is None else as_bytes(value) for value in self.lazy_fields(key, names)]
 
     @abstractmethod
     def field_expiries(self, key: bytes, names: Sequence[bytes]) -> list[int | None]:
@@ -254,19 +257,19 @@ class Snapshot(ABC):
         return sum(self.map_sizes(key))
 
     @abstractmethod
-    def map_texts(self, key: bytes) -> Iterator[tuple[bytes, Text]]:
-        """Iterate over (field, value) of a map, in an order that stays the same within an epoch."""
+    def lazy_map_pairs(self, key: bytes) -> Iterator[tuple[bytes, Value]]:
+        """Iterate over (field, value) of a map, in an order that is the same within an epoch. Copies no long value."""
 
     def map_pairs(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over (field, value) of a map, values as bytes."""
-        return ((name, as_bytes(text)) for name, text in self.map_texts(key))
+        return ((name, as_bytes(value)) for name, value in self.lazy_map_pairs(key))
 
     @abstractmethod
     def packed_map(self, key: bytes) -> bytes | None:
         """Return a small map as it is stored (see `packed_map`); None for a missing key and for a large map."""
 
     @abstractmethod
-    def scan_map(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, Text]]]:
+    def scan_map(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, Value]]]:
         """Return the next cursor (0 at the end) and about `count` pairs; all pairs of a small map at once, as in Redis.
 
         There may be fewer, even none, where many fields have expired or are large: the time of a call is bounded.
@@ -277,8 +280,8 @@ class Snapshot(ABC):
         """Return the number of elements of a list; 0 for a missing key."""
 
     @abstractmethod
-    def list_parts(self, key: bytes, start: int, stop: int) -> Iterator[bytes]:
-        """Iterate over the elements `start` to before `stop`, within the list, as runs of length-prefixed texts.
+    def list_bulk_strings(self, key: bytes, start: int, stop: int) -> Iterator[bytes]:
+        """Iterate over the elements `start` to before `stop`, within the list, as RESP bulk strings, many at a time.
 
         See `packed_list`. Only the blocks of these elements are read.
         """
@@ -312,7 +315,7 @@ class Snapshot(ABC):
 
         There may be fewer where members are long: the time of a call is bounded. Any number below `FIELD_POSITIONS` is
         a cursor, here and for `scan_map`. To find a random member, scan a dozen from a random cursor and choose one of
-        them, because the gaps between members differ (Redis does about the same); if there are none, scan from 0.
+        them, because the gaps between members differ (Redis does about the same); if the scan finds none, scan from 0.
         """
 
     @abstractmethod
@@ -321,22 +324,22 @@ class Snapshot(ABC):
 
     @abstractmethod
     def scores(self, key: bytes, members: Sequence[bytes]) -> list[float | None]:
-        """Return the scores of several members of a sorted set; None for a missing one. No score is -0.0 or NaN."""
+        """Return the scores of several members of a sorted set; None for a missing member. No score is -0.0 or NaN."""
 
     @abstractmethod
     def ranks(self, key: bytes, members: Sequence[bytes]) -> list[int | None]:
-        """Return the ranks of several members of a sorted set, by score, then by bytes; None for a missing one."""
+        """Return the ranks of several members of a sorted set, by score, then by bytes; None for a missing member."""
 
     @abstractmethod
     def rank_of_score(self, key: bytes, score: float, is_after: bool) -> int:
-        """Return how many members have a lower score; with `is_after`, a lower or equal one."""
+        """Return how many members have a lower score; with `is_after`, a lower or the same score."""
 
     @abstractmethod
     def rank_of_member(self, key: bytes, member: bytes, is_after: bool) -> int:
         """Return how many members are less than `member` by bytes; with `is_after`, less or equal.
 
-        `member` need not be in the set. Meant for sorted sets whose scores are all equal; in others, only members with
-        the lowest score are compared.
+        `member` need not be in the set. Meant for sorted sets whose scores are all equal; in others, only the members
+        with the lowest score are compared.
         """
 
     @abstractmethod
@@ -350,22 +353,25 @@ class Snapshot(ABC):
 
     @abstractmethod
     def packed_sorted(self, key: bytes) -> bytes | None:
-        """Return a small sorted set as it is stored (see `packed_sorted`); None for a missing and for a large one."""
+        """Return a small sorted set as it is stored (see `packed_sorted`); None for a missing key and a large set."""
 
     @abstractmethod
     def scan_sorted(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, float]]]:
-        """Return the next cursor (0 at the end) and about `count` (member, score), in any order; all of a small set."""
+        """Return the next cursor (0 at the end) and about `count` (member, score), in any order.
+
+        All members of a small set at once, as in `scan_set`.
+        """
 
     @abstractmethod
     def scan(
         self, cursor: int, count: int, kinds: Collection[Kind] | None = None, *, only_expiring: bool = False
     ) -> tuple[int, list[bytes]]:
-        """Visit about `count` keys in slot order; return the next cursor (0 at the end) and those of some kinds.
+        """Visit about `count` keys in slot order; return the next cursor (0 at the end) and the keys of some kinds.
 
         Fewer keys are visited, even none, where many have expired or are large: the time of a call is bounded. kinds:
         None for all. only_expiring: only keys that expire.
 
-        A cursor is the first position that was not yet visited. A call never ends within a position, so a key that
+        A cursor is the first position that was not visited yet. A call never ends within a position. So a key that
         exists during the full scan is returned exactly once, on any server that has it.
         """
 
@@ -373,7 +379,7 @@ class Snapshot(ABC):
     def changes(self) -> Iterator[Change]:
         """Iterate over the changes that build this state from an empty store, in store order.
 
-        Keys that expired at or before the clock of the epoch are left out. The snapshot's own clock does not matter:
+        Keys that expired at or before the clock of the epoch are left out. The snapshot's own clock does not matter, so
         all servers return the same changes for an epoch.
         """
 
@@ -383,18 +389,21 @@ class Snapshot(ABC):
 
     @abstractmethod
     def random_keys(self) -> Iterator[bytes | None]:
-        """Search a random key in short steps: yield None for each step, at last a key. All keys are about as likely."""
+        """Search a random key in short steps: yield None for each step, and a key at last.
+
+        All keys are about equally likely.
+        """
 
 
 class Store(ABC):
-    """One job generation's state. `apply` and `expire` are for the one writer; `snapshot` is for all."""
+    """The state of one generation of a job. `apply` and `expire` are for the one writer, `snapshot` is for readers."""
 
     @abstractmethod
     def apply(self, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> int:
         """Apply one epoch in one transaction; return about how many changes made a difference (0: none did).
 
-        In a replaced state, keys that the epoch does not name are deleted, and so are other fields of the keys that it
-        names. After a KeyConflictError or StoreFullError the store is unchanged.
+        In a replaced state, keys that the epoch does not name are deleted; in the keys that it names, so are fields
+        that it does not name. After a KeyConflictError or StoreFullError the store is unchanged.
         """
 
     @abstractmethod
@@ -403,8 +412,8 @@ class Store(ABC):
 
         Announced keys are in no count, and are reported (`Snapshot.expired_since`, `Snapshot.events`). They are removed
         once the clock of an epoch has passed their expiry: until then an epoch may fold into them, and the result of an
-        epoch must not depend on a server's clock. Stops after about `removals_max` keys and fields, and returns how
-        many were processed; nothing remains to be done if fewer were.
+        epoch must not depend on a server's clock. The call stops after about `removals_max` keys and fields, and
+        returns how many it processed; if these are fewer, nothing remains to be done.
         """
 
     @abstractmethod
@@ -413,8 +422,8 @@ class Store(ABC):
 
     @property
     @abstractmethod
-    def applied(self) -> Applied:
-        """The newest epoch."""
+    def applied(self) -> AppliedEpoch:
+        """The newest epoch, and the counts after it."""
 
     def used_bytes(self) -> tuple[int, int]:
         """Return the used and the free bytes of the store's files; zeros if it has no files."""
@@ -426,7 +435,7 @@ class Store(ABC):
     @property
     @abstractmethod
     def lineage(self) -> str:
-        """The store's name, the same in all processes. Equal epoch numbers of two lineages may be different epochs."""
+        """The store's name, the same in all processes. The same epoch number in two lineages may be two epochs."""
 
     @abstractmethod
     def close(self) -> None:

@@ -140,7 +140,7 @@ def test_a_killed_reader_does_not_let_the_file_grow_for_ever(tmp_path: Path) -> 
 def hold_a_snapshot(path: str) -> None:
     """Open a snapshot and keep it until killed."""
     with LmdbStore(path, GENERATION, is_reader=True).snapshot(1) as snapshot:
-        snapshot.entry(b"key:0")
+        snapshot.key_info(b"key:0")
         print("held", flush=True)
         sys.stdin.read()
 

@@ -50,13 +50,13 @@ class Nodes:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.read = 0
-        node = lmdb_ranks.Ranks._node
+        node = lmdb_ranks.RankTree._node
 
-        def counted(ranks: lmdb_ranks.Ranks, number: int) -> bytes:
+        def counted(ranks: lmdb_ranks.RankTree, number: int) -> bytes:
             self.read += 1
             return node(ranks, number)
 
-        patch.setattr(lmdb_ranks.Ranks, "_node", counted)
+        patch.setattr(lmdb_ranks.RankTree, "_node", counted)
 
     def few(self, ask: Callable[[], Answer]) -> Answer:
         """Ask, and check that few nodes were read for it."""

@@ -27,4 +27,6 @@ def test_every_field_is_found_and_no_other(pairs: dict[bytes, bytes], others: li
 @given(st.dictionaries(TEXTS, TEXTS, max_size=30))
 def test_the_body_is_the_pairs_as_length_prefixed_texts(pairs: dict[bytes, bytes]) -> None:
     packed = packed_map.pack(pairs.items())
-    assert packed_map.body(packed) == b"".join(packed_map.bulk(text) for pair in pairs.items() for text in pair)
+    assert packed_map.body(packed) == b"".join(
+        b"$%d\r\n%b\r\n" % (len(each), each) for pair in pairs.items() for each in pair
+    )

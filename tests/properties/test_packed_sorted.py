@@ -23,7 +23,7 @@ SETS = st.dictionaries(MEMBERS, SCORES, max_size=30)
 def test_members_come_in_order_and_are_found(
     scores: dict[bytes, float], others: list[bytes], start: int, stop: int
 ) -> None:
-    run = packed_sorted.packed(scores.items())
+    run = packed_sorted.pack_members(scores.items())
     ranking = sorted((score, member) for member, score in scores.items())
     assert packed_sorted.count(run) == len(scores)
     assert packed_sorted.pairs(run) == ranking
@@ -36,13 +36,13 @@ def test_members_come_in_order_and_are_found(
             assert packed_sorted.score(run, at) == scores[member]
             assert packed_sorted.rank(run, scores[member], member) == at
         for score in {*scores.values(), 0.5}:
-            assert packed_sorted.before(run, (score, member)) == bisect_left(ranking, (score, member))
+            assert packed_sorted.count_before(run, (score, member)) == bisect_left(ranking, (score, member))
 
 
 @settings(deadline=None)
 @given(SETS)
 def test_what_lies_behind_the_members_is_not_looked_at(scores: dict[bytes, float]) -> None:
-    run = packed_sorted.packed(scores.items())
+    run = packed_sorted.pack_members(scores.items())
     assert packed_sorted.pairs(run + b"more") == packed_sorted.pairs(run)
 
 
@@ -55,11 +55,11 @@ def test_members_are_put_in_and_taken_out_where_they_stand(
     gone = data.draw(st.lists(st.sampled_from(ranking), unique=True)) if ranking else []
     more = [(score + 0.0, member) for member, score in others.items() if member not in scores]
     steps = sorted([(pair, False) for pair in gone] + [(pair, True) for pair in more])
-    edited = packed_sorted.edited(packed_sorted.packed(scores.items()), steps)
+    edited = packed_sorted.edit(packed_sorted.pack_members(scores.items()), steps)
     assert edited == packed_sorted.pack(sorted((set(ranking) - set(gone)) | set(more)))
     for score, member in more:
         with pytest.raises(KeyError):
-            packed_sorted.edited(packed_sorted.packed(scores.items()), [((score, member), False)])
+            packed_sorted.edit(packed_sorted.pack_members(scores.items()), [((score, member), False)])
 
 
 @settings(deadline=None)

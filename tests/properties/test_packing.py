@@ -22,7 +22,7 @@ from state_backend import native
 from state_backend.codec import packed_map
 from state_backend.codec.checksums import checked
 from state_backend.lmdb.events import EVENTS
-from state_backend.lmdb.layout import PACKED, SLOT_COUNT, TABLES, VALUE, make_record
+from state_backend.lmdb.layout import SLOT_COUNT, SMALL_MAP, TABLES, VALUE, make_record
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import SparkisError
@@ -162,12 +162,12 @@ def test_a_store_of_packed_values_is_the_one_that_the_general_path_makes(
 
 
 def packing_of(
-    runs: list[pa.RecordBatch], positions: npt.NDArray[np.uint64], *, form: int = VALUE, keeps_each: bool = False
+    runs: list[pa.RecordBatch], positions: npt.NDArray[np.uint64], *, form: int = VALUE, first_row_only: bool = False
 ) -> Packing:
     """Pack rows of a state with the number 3, where nothing stands."""
     tags = [np.array([3 | form << 16], np.int32) for _ in runs]
     order = positions.argsort(kind="stable")
-    return native.packing_of(runs, order, tags, None, lambda name: None, 1 << 16, 100, 2, keeps_each)
+    return native.packing_of(runs, order, tags, None, lambda name: None, 1 << 16, 100, 2, first_row_only)
 
 
 @given(
@@ -176,7 +176,7 @@ def packing_of(
     st.integers(0, 9),
 )
 def test_what_is_taken_is_every_plain_row_once_in_the_order_of_positions(
-    rows: list[tuple[bytes, bytes]], rows_max: int, names_max: int
+    rows: list[tuple[bytes, bytes]], rows_max: int, keys_max: int
 ) -> None:
     wanted = dict(rows)
     changes = [Change("one", Op.PUT, key, None, value) for key, value in wanted.items()]
@@ -188,30 +188,32 @@ def test_what_is_taken_is_every_plain_row_once_in_the_order_of_positions(
     positions = np.concatenate([np.empty(0, np.uint64), *map(positions_in, runs)])
     made = packing_of(runs, positions)
     items: list[tuple[bytes, bytes]] = []
-    while made.begin(rows_max, names_max):
+    while made.begin(rows_max, keys_max):
         # Each pair is the same two buffers.
         some = [(bytes(name), bytes(record)) for name, record in made]
         assert made.changed == len(some)
-        assert made.names == [record[15:-4][: len(key)] for key, (_, record) in zip(made.names, some, strict=False)]
-        assert len(made.names) == len(made.are_new) == min(len(some), names_max) and all(made.are_new)
+        assert made.keys == [record[15:-4][: len(key)] for key, (_, record) in zip(made.keys, some, strict=False)]
+        assert len(made.keys) == len(made.are_new) == min(len(some), keys_max) and all(made.are_new)
         assert made.new == Counter((int.from_bytes(name[:2], "big"), 3) for name, _ in some)
         items += some
     assert [name for name, _ in items] == sorted({int(p).to_bytes(POSITION_BYTES, "big") for p in positions})
-    assert sum(map(sum, made.left)) == len(sliced) - len(items)
+    assert sum(map(sum, made.skipped)) == len(sliced) - len(items)
     assert {record[15:-4] for _, record in items} <= {key + value for key, value in sliced}
 
 
-@pytest.mark.parametrize(("keeps_each", "taken", "left"), [(False, b"3", [0, 0, 0]), (True, b"1", [0, 1, 1])])
-def test_the_last_row_of_a_key_counts_unless_each_is_told(keeps_each: bool, taken: bytes, left: list[int]) -> None:
+@pytest.mark.parametrize(("first_row_only", "taken", "skipped"), [(False, b"3", [0, 0, 0]), (True, b"1", [0, 1, 1])])
+def test_the_last_row_of_a_key_is_packed_unless_each_row_has_its_own_events(
+    first_row_only: bool, taken: bytes, skipped: list[int]
+) -> None:
     parts = [(b"1", b"2"), (b"3",)]
     runs = [run for part in parts for run in runs_of([Change("one", Op.PUT, b"k", None, v) for v in part], ["one"])]
     positions = np.concatenate([positions_in(run) for run in runs])
-    made = packing_of(runs, positions, keeps_each=keeps_each)
+    made = packing_of(runs, positions, first_row_only=first_row_only)
     assert made.begin(10, 10)
     items = [(bytes(name), bytes(record)) for name, record in made]
     assert len(items) == 1 and not made.begin(10, 10)
     assert checked(items[0][1]).endswith(b"k" + taken)
-    assert [row for rows in made.left for row in rows] == left
+    assert [row for rows in made.skipped for row in rows] == skipped
 
 
 SMALL = packed_map.pack([(b"f", b"1"), (b"g", b"2")])
@@ -234,7 +236,7 @@ def test_maps_are_packed_as_a_whole_if_they_are_small(
     field: bytes | None, value: bytes, expire_at_ms: int | None, is_taken: bool
 ) -> None:
     (run,) = runs_of([Change("map", Op.PUT, b"k", field, value, expire_at_ms)], ["map"])
-    made = packing_of([run], positions_in(run), form=PACKED)
+    made = packing_of([run], positions_in(run), form=SMALL_MAP)
     records = [bytes(record) for _, record in made] if made.begin(10, 0) else []
-    assert records == ([make_record(b"k", value, None, 3, PACKED)] if is_taken else [])
-    assert list(made.left[0]) == [not is_taken]
+    assert records == ([make_record(b"k", value, None, 3, SMALL_MAP)] if is_taken else [])
+    assert list(made.skipped[0]) == [not is_taken]

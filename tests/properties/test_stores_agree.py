@@ -30,16 +30,16 @@ from state_backend.lmdb import ranks as lmdb_ranks
 from state_backend.lmdb.layout import (
     EXPIRING,
     FORM_AT,
-    KEY_LINE,
-    LARGE,
-    MANY,
+    KEY_ENTRY,
+    LARGE_MAP,
+    LARGE_SET,
+    LARGE_SORTED_SET,
     SCORE,
     SLOT_COUNT,
-    TREE,
     LargeMap,
     LargeSet,
     Tables,
-    expiry_line,
+    expiry_entry,
     expiry_of,
     field_expiry_name,
     id_of,
@@ -48,7 +48,7 @@ from state_backend.lmdb.layout import (
     read_meta,
     state_number_of,
 )
-from state_backend.lmdb.ranks import ROOT, Ranks, _numbers, node_name
+from state_backend.lmdb.ranks import ROOT, RankTree, _numbers, node_name
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.epochs import rows_of_slots
 from state_backend.model import slots
@@ -199,7 +199,9 @@ def set_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
         if op is Op.APPEND:  # which is for others: here, a packed one
             texts = members[: more if more != 3 else 0]
             packed = (
-                packed_sorted.packed(zip(texts, scores, strict=False)) if state == "best" else packed_list.pack(texts)
+                packed_sorted.pack_members(zip(texts, scores, strict=False))
+                if state == "best"
+                else packed_list.pack(texts)
             )
             return [Change(state, Op.PUT, key, None, packed, at_ms)]
         if op is Op.PUT:
@@ -319,7 +321,7 @@ class StoresAgree(RuleBasedStateMachine):
         changes = []
         for state in VALUES:
             for key in KEYS[state]:
-                entry = snapshot.entry(key)
+                entry = snapshot.key_info(key)
                 if entry is not None and entry.state == state:
                     changes.append(Change(state, Op.PUT, key, None, snapshot.value(key), entry.expire_at_ms))
         runs = list(runs_of(changes, VALUES))
@@ -349,7 +351,9 @@ class StoresAgree(RuleBasedStateMachine):
     def counts_are_of_what_a_reader_sees(self) -> None:
         """Maps all of whose fields have expired are counted until the log is past them."""
         with self.lmdb.snapshot(self.clock_ms) as shown:
-            seen = Counter(entry.state for key in scanned(lambda at: shown.scan(at, 3)) if (entry := shown.entry(key)))
+            seen = Counter(
+                entry.state for key in scanned(lambda at: shown.scan(at, 3)) if (entry := shown.key_info(key))
+            )
         counted = Counter(self.lmdb.applied.keys)
         assert not seen - counted
         assert (counted - seen).keys() <= set(MAPS) | set(FOLDED)
@@ -457,8 +461,8 @@ def assert_equal_answers(memory: Snapshot, lmdb: Snapshot) -> None:
     for key in {key for keys in KEYS.values() for key in keys} | {b"nothing"}:
         if slots.slot_of(key) not in lmdb.key_groups:
             continue
-        entry = memory.entry(key)
-        assert lmdb.entry(key) == entry
+        entry = memory.key_info(key)
+        assert lmdb.key_info(key) == entry
         if entry is None:
             assert_nothing_is_at(lmdb, key)
             continue
@@ -503,7 +507,7 @@ def counted_records(store: LmdbStore) -> list[tuple[bytes, bytes]]:
     return [
         (at, record)
         for at, record in found
-        if not expiry_of(record) or expiry_line(expiry_of(record), KEY_LINE, at[:POSITION_BYTES]) > announced
+        if not expiry_of(record) or expiry_entry(expiry_of(record), KEY_ENTRY, at[:POSITION_BYTES]) > announced
     ]
 
 
@@ -521,15 +525,15 @@ def assert_tables_fit(store: LmdbStore) -> None:
     assert not owned & dropped
     for name in ("fields", "field_expiry", "blocks"):
         assert {at[:8] for at, _ in tables[name]} <= owned | dropped
-    larges = [(record, LargeMap.of(payload_of(record))) for _, record in keys if record[FORM_AT] == LARGE]
+    larges = [(record, LargeMap.of(payload_of(record))) for _, record in keys if record[FORM_AT] == LARGE_MAP]
     assert {large.prefix: with_checksum(name_of(record)) for record, large in larges}.items() <= dict(
         tables["maps"]
     ).items()
-    lines_of_keys = {expiry_line(expiry_of(record), b"k", at) for at, record in keys if expiry_of(record)}
+    entries_of_keys = {expiry_entry(expiry_of(record), b"k", at) for at, record in keys if expiry_of(record)}
     lines_of_maps = {
-        expiry_line(large.next_expiry_ms, b"m", large.prefix) for _, large in larges if large.next_expiry_ms
+        expiry_entry(large.next_expiry_ms, b"m", large.prefix) for _, large in larges if large.next_expiry_ms
     }
-    assert {line for line in lines if line[8:9] in b"km"} == lines_of_keys | lines_of_maps
+    assert {line for line in lines if line[8:9] in b"km"} == entries_of_keys | lines_of_maps
     notes = [line for line in lines if line[8:9] == b"n"]
     assert all(line > announced for line in notes)
     live = [(at, record) for at, record in fields if at[:8] not in dropped]
@@ -542,7 +546,7 @@ def assert_tables_fit(store: LmdbStore) -> None:
         assert (large.size, large.expiring, bool(large.next_expiry_ms)) == (len(mine), len(expiring), bool(expiring))
         assert large.next_expiry_ms <= min(expiring, default=0)
         later = [at_ms for at_ms in expiring if at_ms > int.from_bytes(announced[:8], "big")]
-        if later and expiry_line(large.next_expiry_ms, b"m", large.prefix) <= announced:
+        if later and expiry_entry(large.next_expiry_ms, b"m", large.prefix) <= announced:
             assert any(line[9:] == large.prefix and int.from_bytes(line[:8], "big") <= min(later) for line in notes)
 
 
@@ -553,17 +557,17 @@ def assert_trees_fit(
     blocks: list[tuple[bytes, bytes]],
 ) -> None:
     """The members of large sets are counted, and the tree of a sorted one holds them in order and nothing else."""
-    for record in (record for _, record in keys if record[FORM_AT] in (MANY, TREE)):
+    for record in (record for _, record in keys if record[FORM_AT] in (LARGE_SET, LARGE_SORTED_SET)):
         large = LargeSet.of(payload_of(record))
         members = {name_of(each): payload_of(each) for at, each in fields if at[:8] == large.prefix}
         assert len(members) == large.size > 0
         nodes = {name: checked(node) for name, node in blocks if name[:8] == large.prefix}
-        if record[FORM_AT] == MANY:
+        if record[FORM_AT] == LARGE_SET:
             assert not nodes
             assert set(members.values()) == {b""}
             continue
         with store.begin() as txn:
-            runs = list(Ranks(txn, store.tables.blocks, large.prefix).runs(0, large.size, is_reversed=False))
+            runs = list(RankTree(txn, store.tables.blocks, large.prefix).leaves(0, large.size, is_reversed=False))
         ranking = [(score, member) for run in runs for member, score in run]
         assert ranking == sorted((SCORE.unpack(score)[0], member) for member, score in members.items())
         assert max(map(len, runs)) <= lmdb_ranks.WIDTH_MAX
@@ -588,7 +592,9 @@ def assert_equal_lists(memory: Snapshot, lmdb: Snapshot, key: bytes) -> None:
     ):
         elements = list(memory.list_elements(key, start, stop))
         assert list(lmdb.list_elements(key, start, stop)) == elements
-        assert b"".join(lmdb.list_parts(key, start, stop)) == b"".join(memory.list_parts(key, start, stop))
+        assert b"".join(lmdb.list_bulk_strings(key, start, stop)) == b"".join(
+            memory.list_bulk_strings(key, start, stop)
+        )
 
 
 def assert_nothing_is_at(lmdb: Snapshot, key: bytes) -> None:
@@ -600,7 +606,7 @@ def assert_nothing_is_at(lmdb: Snapshot, key: bytes) -> None:
     assert lmdb.ranks(key, [b""]) == [None]
     assert lmdb.rank_of_score(key, 0.0, True) == lmdb.rank_of_member(key, b"", True) == 0
     assert lmdb.scan_map(key, 0, 10) == lmdb.scan_set(key, 0, 10) == lmdb.scan_sorted(key, 0, 10) == (0, [])
-    parts = (lmdb.map_pairs(key), lmdb.list_elements(key, 0, 0), lmdb.list_parts(key, 0, 0), lmdb.members(key))
+    parts = (lmdb.map_pairs(key), lmdb.list_elements(key, 0, 0), lmdb.list_bulk_strings(key, 0, 0), lmdb.members(key))
     assert [list(each) for each in (*parts, lmdb.sorted_members(key, 0, 0))] == [[]] * 5
 
 

@@ -45,7 +45,7 @@ def assert_whole(snapshot: Snapshot) -> int:
     assert set(snapshot.fields(b"large", FIELDS)) == {text}
     assert snapshot.map_size(b"large") == len(FIELDS)
     assert snapshot.value(b"only:%d" % (epoch % 2)) == text
-    assert snapshot.entry(b"only:%d" % ((epoch + 1) % 2)) is None
+    assert snapshot.key_info(b"only:%d" % ((epoch + 1) % 2)) is None
     cursor, count = 0, 0
     while True:
         cursor, found = snapshot.scan(cursor, 50)

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 import sparkis
 from compat.waiting import eventually
 from spark_hooks.publish import table
-from state_backend.apply.applier import STALE_AFTER_S
+from state_backend.log.takeover import HEARTBEATS_MISSED_MAX
 from state_backend.model.errors import DescriptorError, FencedWriterError
 from tests.spark.micro_batches import Batches, start
 
@@ -86,7 +86,9 @@ def test_a_table_is_not_stale_though_nothing_writes_it(spark: SparkSession, clie
     sparkis.publish_table(spark.range(3), "ids", field="id", value="id", job="still")
     eventually(lambda: job_row(client, "still")["stale"], lambda stale: stale == 0)
     server_s = client.info("server")["uptime_in_seconds"]
-    eventually(lambda: client.info("server")["uptime_in_seconds"], lambda now_s: now_s > server_s + STALE_AFTER_S)
+    eventually(
+        lambda: client.info("server")["uptime_in_seconds"], lambda now_s: now_s > server_s + HEARTBEATS_MISSED_MAX
+    )
     assert job_row(client, "still")["stale"] == 0
     assert job_row(client, "still")["incomplete"] == 0
 

@@ -207,7 +207,7 @@ def test_members_make_a_set_and_with_scores_a_sorted_one(batches: Make, tmp_path
         assert ranking(shown, b"games:top:mon") == [(b"bob", 7.5), (b"ann", 9.0)]
         assert ranking(shown, b"games:top:tue") == [(b"cid", -1.0)]
         assert sorted(shown.members(b"games:seen:mon")) == [b"ann", b"bob"]
-        assert shown.entry(b"games:top:mon").expire_at_ms == shown.applied.clock_ms + 3_600_000
+        assert shown.key_info(b"games:top:mon").expire_at_ms == shown.applied.clock_ms + 3_600_000
     games.add(
         {"day": "mon", "player": "bob", "points": None, "at": 3, "left": True},
         {"day": "tue", "player": "cid", "points": None, "at": 3},
@@ -215,7 +215,7 @@ def test_members_make_a_set_and_with_scores_a_sorted_one(batches: Make, tmp_path
     query.processAllAvailable()
     with shown_by(tmp_path / "log", "games") as shown:
         assert ranking(shown, b"games:top:mon") == [(b"ann", 9.0)]
-        assert shown.entry(b"games:top:tue") is None
+        assert shown.key_info(b"games:top:tue") is None
         assert list(shown.members(b"games:seen:mon")) == [b"ann"]
         assert list(shown.members(b"games:seen:tue")) == [b"cid"]
 

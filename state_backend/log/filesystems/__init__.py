@@ -1,7 +1,7 @@
 """The storage of a change log: atomic and durable file operations, one class for each kind of filesystem.
 
 `create` never overwrites: one of several writers of a name wins, and readers never see an incomplete file. `open_new`
-is for names with a single writer. `replace` overwrites the full file. All are durable when they return.
+is for names that only one writer uses. `replace` overwrites the full file. All three are durable when they return.
 
     LocalFilesystem         a folder of this machine, or one mounted on all of them
     ObjectStoreFilesystem   s3://, gs://, abfss:// and the like, by conditional PUTs; needs the extra `object-store`
@@ -26,7 +26,7 @@ from state_backend.model.errors import LogUnavailableError
 __all__ = ["Filesystem", "LocalFilesystem", "ObjectStoreFilesystem", "open_filesystem"]
 
 EXTRA = "pip install 'sparkis[object-store]'"
-# The schemes of object stores, and the ones that obstore uses for them. Hadoop's schemes for S3 are included.
+# The schemes of object stores, and obstore's schemes for them. Hadoop's schemes for S3 are included.
 OBJECT_STORES = {
     "s3": "s3",
     "s3a": "s3",
@@ -38,7 +38,7 @@ OBJECT_STORES = {
 }
 HDFS = ("hdfs", "viewfs")
 SUPPORTED = "a path, file:, s3://, gs://, abfss://, az:// or hdfs://"
-# What to write in place of an address that users try, by its scheme.
+# By scheme of an address that is not supported: what to write in its place.
 REPLACEMENTS = {
     "dbfs": "write the store's own address, a volume (/Volumes/…), or /dbfs/… for the folder that Databricks mounts",
     "wasb": "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH: it is the same storage account",
@@ -72,8 +72,8 @@ def open_filesystem(root: str | Path) -> Filesystem:
 def _split(text: str) -> tuple[str, str]:
     """Return the scheme, in lower case, and the rest after its colon; an empty scheme for a path.
 
-    `name:/x` is never a path: an address that lacks a slash must not make a folder. `name:x` is a path, unless the name
-    is a known scheme.
+    `name:/x` is never a path, because an address that lacks a slash must not make a folder. `name:x` is a path, unless
+    the name is a known scheme.
     """
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", text, re.DOTALL)
     if match is None:

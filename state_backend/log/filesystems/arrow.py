@@ -1,14 +1,14 @@
 """HDFS, through pyarrow and libhdfs.
 
 pyarrow has no exclusive create for HDFS, and its `move` of a file onto a file deletes the target first. The move of a
-folder is exclusive: HDFS moves it *into* a folder that already has the name, under one lock, and a POSIX filesystem
-refuses it. So `create` makes a folder with one file in it:
+folder is exclusive: if the name is taken, HDFS moves it *into* the folder that has the name, under one lock, and a
+POSIX filesystem refuses it. So `create` makes a folder with one file in it:
 
     epochs/7.json/content                       of the writer that got the name
     epochs/7.json/.7.json.<uuid>.tmp/content    of a later writer, until it removes the folder again; never read
 
-`replace` and `open_new` make plain files. `replace` of an existing file is not atomic: pyarrow has no such move on
-HDFS. The file is missing for a moment, or until the writer's next start if the writer dies in that moment.
+`replace` and `open_new` make plain files. `replace` of an existing file is not atomic, because pyarrow has no atomic
+move on HDFS: the file is missing for a moment, or until the writer's next start if the writer dies in that moment.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ArrowFilesystem(Filesystem):
         return info
 
     def _file(self, path: str) -> pyarrow.fs.FileInfo | None:
-        """Return the info of the file with the content of a path; None if there is no such file."""
+        """Return the info of the file that has the content of a path; None if there is no such file."""
         info = self._info(self._full(path))
         if info.type == FileType.Directory:
             info = self._info(f"{self._full(path)}/{CONTENT}")
@@ -54,7 +54,7 @@ class ArrowFilesystem(Filesystem):
         return None if buffer is None else buffer.to_pybytes()
 
     def open_input(self, path: str) -> pa.Buffer | None:
-        with self._explained("read", path):
+        with self._translated_errors("read", path):
             try:
                 file = self._file(path)
                 if file is None:
@@ -65,7 +65,7 @@ class ArrowFilesystem(Filesystem):
                 return None
 
     def create(self, path: str, content: bytes) -> bool:
-        with self._explained("create", path), self._temporary(path) as temporary:
+        with self._translated_errors("create", path), self._temporary(path) as temporary:
             self._filesystem.create_dir(temporary, recursive=True)
             with self._filesystem.open_output_stream(f"{temporary}/{CONTENT}", compression=None) as stream:
                 stream.write(content)
@@ -87,11 +87,11 @@ class ArrowFilesystem(Filesystem):
 
     @contextmanager
     def open_new(self, path: str) -> Iterator[BinaryIO]:
-        with self._explained("write", path), self._written(path) as stream:
+        with self._translated_errors("write", path), self._written(path) as stream:
             yield stream
 
     def replace(self, path: str, content: bytes, *, is_durable: bool = True) -> None:
-        with self._explained("replace", path), self._written(path) as stream:
+        with self._translated_errors("replace", path), self._written(path) as stream:
             stream.write(content)
 
     @contextmanager
@@ -114,12 +114,12 @@ class ArrowFilesystem(Filesystem):
                 self._remove(temporary)
 
     def names(self, path: str) -> list[str]:
-        with self._explained("list", path):
+        with self._translated_errors("list", path):
             selector = pyarrow.fs.FileSelector(self._full(path), allow_not_found=True)
             return [info.base_name for info in self._filesystem.get_file_info(selector)]
 
     def size(self, path: str) -> int | None:
-        with self._explained("look at", path):
+        with self._translated_errors("look at", path):
             file = self._file(path)
             return None if file is None else int(file.size)
 
@@ -133,11 +133,11 @@ class ArrowFilesystem(Filesystem):
         return True
 
     def make_folder(self, path: str) -> None:
-        with self._explained("make the folder", path):
+        with self._translated_errors("make the folder", path):
             self._filesystem.create_dir(self._full(path), recursive=True)
 
     def remove(self, path: str) -> None:
-        with self._explained("remove", path):
+        with self._translated_errors("remove", path):
             self._remove(self._full(path))
 
     def _remove(self, full: str) -> None:

@@ -1,4 +1,4 @@
-"""Options for object stores from the environment, beyond those that obstore reads itself.
+"""Options for object stores from the environment, in addition to those that obstore reads itself.
 
 obstore reads the stores' usual variables: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION,
 AWS_ENDPOINT_URL, AWS_WEB_IDENTITY_TOKEN_FILE, the roles of containers and machines; GOOGLE_APPLICATION_CREDENTIALS;
@@ -14,7 +14,7 @@ from typing import Any
 
 from state_backend.model.errors import LogUnavailableError
 
-# Each of these variables takes precedence over the profile files, as in AWS's own tools.
+# As in AWS's own tools, each of these variables takes precedence over the profile files.
 _OTHER_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -31,7 +31,7 @@ def client_options() -> dict[str, Any]:
 
 
 def options(location: str) -> dict[str, Any]:
-    """Return the options of a store that obstore does not find in the environment itself."""
+    """Return the options that obstore does not read from the environment itself."""
     return {"credential_provider": _profile()} if location.startswith("s3://") and _uses_profile() else {}
 
 

@@ -59,26 +59,26 @@ class Filesystem(ABC):
 
     @abstractmethod
     def copy(self, source: str, target: str) -> bool:
-        """Copy a file that is never written again, as a second name where possible; False if there is no such file.
+        """Copy a file that is never written again; False if there is no such file. A hard link, where possible.
 
-        An existing target stays: it is the same file, of an earlier try. Durable when it returns.
+        An existing target stays: it is the same file, from an earlier try. The copy is durable when the call returns.
         """
 
     @abstractmethod
     def make_folder(self, path: str) -> None:
-        """Make a folder and its parents; they may exist."""
+        """Make a folder and its parents, unless they exist."""
 
     @abstractmethod
     def remove(self, path: str) -> None:
         """Remove a file, or a folder with its content, if it exists. Others may remove it at the same time."""
 
     def remove_files(self, paths: Sequence[str]) -> None:
-        """Remove files, which may be missing: cheaper than `remove` where each request is slow."""
+        """Remove files, which may be missing. Cheaper than `remove` if each request is slow."""
         for path in paths:
             self.remove(path)
 
     @contextmanager
-    def _explained(self, doing: str, path: str) -> Iterator[None]:
+    def _translated_errors(self, doing: str, path: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:

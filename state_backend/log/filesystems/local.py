@@ -1,4 +1,4 @@
-"""A local folder, or one that is mounted on all machines."""
+"""A local folder, or a folder that is mounted on all machines."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ RENAME_NOREPLACE = 1
 
 
 class LocalFilesystem(Filesystem):
-    """A folder. A new file is written as a temporary file; after fsync it gets its name, and the folder gets fsync."""
+    """A folder. A new file is written under a temporary name. After fsync it gets its name, and its folder fsync."""
 
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root).expanduser().absolute()
         self.root = str(self._root)
 
     def read(self, path: str) -> bytes | None:
-        with self._explained("read", path):
+        with self._translated_errors("read", path):
             try:
                 return (self._root / path).read_bytes()
             except (FileNotFoundError, NotADirectoryError):
@@ -46,7 +46,7 @@ class LocalFilesystem(Filesystem):
     def open_input(self, path: str) -> pa.Buffer | None:
         import pyarrow as pa
 
-        with self._explained("read", path):
+        with self._translated_errors("read", path):
             try:
                 with pa.memory_map(str(self._root / path)) as mapped:
                     return mapped.read_buffer()
@@ -54,7 +54,7 @@ class LocalFilesystem(Filesystem):
                 return None
 
     def create(self, path: str, content: bytes) -> bool:
-        with self._explained("create", path), self._temporary(path, content, is_durable=True) as temporary:
+        with self._translated_errors("create", path), self._temporary(path, content, is_durable=True) as temporary:
             try:
                 _name_file(temporary, self._root / path)
             except FileExistsError:
@@ -66,7 +66,7 @@ class LocalFilesystem(Filesystem):
     def open_new(self, path: str) -> Iterator[BinaryIO]:
         target = self._root / path
         temporary = _temporary_of(target)
-        with self._explained("write", path):
+        with self._translated_errors("write", path):
             try:
                 with open(temporary, "xb") as file:
                     yield file
@@ -78,27 +78,27 @@ class LocalFilesystem(Filesystem):
                 temporary.unlink(missing_ok=True)
 
     def replace(self, path: str, content: bytes, *, is_durable: bool = True) -> None:
-        with self._explained("replace", path), self._temporary(path, content, is_durable) as temporary:
+        with self._translated_errors("replace", path), self._temporary(path, content, is_durable) as temporary:
             os.replace(temporary, self._root / path)
             if is_durable:
                 self._sync_folder(path)
 
     def names(self, path: str) -> list[str]:
-        with self._explained("list", path):
+        with self._translated_errors("list", path):
             try:
                 return os.listdir(self._root / path)
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
     def size(self, path: str) -> int | None:
-        with self._explained("look at", path):
+        with self._translated_errors("look at", path):
             try:
                 return os.stat(self._root / path).st_size
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
     def copy(self, source: str, target: str) -> bool:
-        with self._explained("copy", source):
+        with self._translated_errors("copy", source):
             try:
                 try:
                     os.link(self._root / source, self._root / target)
@@ -117,7 +117,7 @@ class LocalFilesystem(Filesystem):
         return True
 
     def make_folder(self, path: str) -> None:
-        with self._explained("make the folder", path):
+        with self._translated_errors("make the folder", path):
             target = self._root / path
             above = [folder for folder in self._root.parents if not folder.exists()]
             target.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ class LocalFilesystem(Filesystem):
                 self._sync_folder(folder)
 
     def remove(self, path: str) -> None:
-        with self._explained("remove", path):
+        with self._translated_errors("remove", path):
             target = self._root / path
             while target.is_dir():
                 with suppress(FileNotFoundError):  # another process removed part of it
@@ -155,7 +155,7 @@ class LocalFilesystem(Filesystem):
         except PermissionError:
             if target != self._root:
                 raise
-            return  # another user made the root: this one cannot open its parent
+            return  # another user made the root, and this user cannot open its parent
         try:
             os.fsync(folder)
         finally:
@@ -163,7 +163,7 @@ class LocalFilesystem(Filesystem):
 
 
 def _temporary_of(target: Path) -> Path:
-    """Return a new path beside a file, named after it, so that `sweep` can remove the temporary after a crash."""
+    """Return a new path beside a file. It contains the file's name, so that `sweep` can remove it after a crash."""
     return target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
 
 
@@ -171,18 +171,18 @@ def _name_file(temporary: Path, target: Path) -> None:
     """Give a temporary file its name; FileExistsError if the name is taken. The temporary name may remain.
 
     Every POSIX filesystem refuses a hard link if the name is taken. Filesystems without hard links (FAT, some CIFS and
-    FUSE mounts) may have a rename that does not replace. Those with neither cannot exclude a second writer: they copy a
-    file to rename it, or check the name before they write.
+    FUSE mounts) may have a rename that does not replace. A filesystem with neither cannot exclude a second writer: it
+    copies a file to rename it, or checks the name before it writes.
     """
     try:
         os.link(temporary, target)
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        _rename_new(temporary, target)
+        _rename_exclusively(temporary, target)
 
 
-def _rename_new(source: Path, target: Path) -> None:
+def _rename_exclusively(source: Path, target: Path) -> None:
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:  # not Linux

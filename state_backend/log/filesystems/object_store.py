@@ -2,12 +2,12 @@
 
 All requests use `obstore`, because its PUT can be conditional (`If-None-Match: *` on S3 and Azure, generation 0 on
 Google's): one of several writers of a name wins. In all three stores a write is visible to listings and reads as soon
-as it has returned.
+as it returns.
 
 A response can be lost: the store has executed a conditional PUT, and the retry finds the name taken. So each `create`
-writes a unique id as metadata of the object. If the name is taken, it reads the id back to recognize its own object.
+writes a unique id as metadata of the object. If the name is taken, it reads the id to recognize its own object.
 
-There are no folders: a folder is a prefix, and need not be made.
+A folder is a prefix, and need not be made.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ PART_BYTES = 16 << 20
 # The number of parts that are sent at the same time; each takes PART_BYTES of memory.
 PARTS_AT_A_TIME = 4
 # obstore retries a request for so long after server errors and lost connections. Then the caller gets an error: a
-# server continues to serve the state that it has; a batch fails, and Spark runs it again.
+# server continues to serve its last state; a micro-batch fails, and Spark runs it again.
 RETRY_TIMEOUT_S = 20.0
 # Pauses before retries of a request whose response was lost (guess).
 RETRY_PAUSES_S = (0.1, 0.5, 2.0)
-# Time for one request, its body included: a part at 300 KB/s.
+# The time limit of one request with its body: enough for a part at 300 KB/s.
 REQUEST_TIMEOUT_S = 60.0
 # The name of the metadata that identifies a `create`. Azure refuses hyphens in it, and proxies drop underscores.
 ATTEMPT = "attempt"
@@ -66,7 +66,7 @@ class ObjectStoreFilesystem(Filesystem):
 
         self.root = uri
         self._obstore = obstore
-        with self._explained("open", ""):
+        with self._translated_errors("open", ""):
             self._store: ObjectStore = obstore.store.from_url(
                 location,
                 **{
@@ -88,7 +88,7 @@ class ObjectStoreFilesystem(Filesystem):
         return None if content is None else pa.py_buffer(content)
 
     def _content(self, path: str) -> Any:
-        with self._explained("read", path):
+        with self._translated_errors("read", path):
             try:
                 return self._obstore.get(self._store, path).buffer()
             except FileNotFoundError as error:
@@ -102,7 +102,7 @@ class ObjectStoreFilesystem(Filesystem):
         return self._create(path, content)
 
     def _check_conditions(self) -> None:
-        """Raise LogUnavailableError if the store ignores the condition of a PUT, as old versions of some stores do."""
+        """Raise LogUnavailableError if the store ignores the condition of a PUT, like old versions of some stores."""
         probe = f".{uuid.uuid4().hex}.probe"
         try:
             is_honored = self._create(probe, b"first") and not self._create(probe, b"second")
@@ -126,7 +126,7 @@ class ObjectStoreFilesystem(Filesystem):
                 return self._attempt(path) == attempt
             return True
 
-        with self._explained("create", path):
+        with self._translated_errors("create", path):
             return self._with_retries(put)
 
     def _attempt(self, path: str) -> str | None:
@@ -147,12 +147,12 @@ class ObjectStoreFilesystem(Filesystem):
 
     @contextmanager
     def open_new(self, path: str) -> Iterator[BinaryIO]:
-        """Open a new file. It is one PUT when the block ends, or several parts, which are aborted if the block fails.
+        """Open a new file: one PUT when the block ends, or several parts, which are aborted if the block fails.
 
         The PUT is not conditional: the name has a UUID, so no other writer uses it.
         """
         with (
-            self._explained("write", path),
+            self._translated_errors("write", path),
             self._obstore.open_writer(
                 self._store, path, buffer_size=PART_BYTES, max_concurrency=PARTS_AT_A_TIME
             ) as writer,
@@ -160,27 +160,27 @@ class ObjectStoreFilesystem(Filesystem):
             yield cast(BinaryIO, _ByteFile(writer))
 
     def replace(self, path: str, content: bytes, *, is_durable: bool = True) -> None:
-        with self._explained("replace", path):
+        with self._translated_errors("replace", path):
             self._put(path, content)
 
     def _put(self, path: str, content: bytes, **more: Any) -> None:
         self._obstore.put(self._store, path, content, use_multipart=False, **more)
 
     def names(self, path: str) -> list[str]:
-        with self._explained("list", path):
+        with self._translated_errors("list", path):
             listed = self._obstore.list_with_delimiter(self._store, path or None)
         paths = [*listed["common_prefixes"], *(each["path"] for each in listed["objects"])]
         return [each.rpartition("/")[2] for each in paths]
 
     def size(self, path: str) -> int | None:
-        with self._explained("look at", path):
+        with self._translated_errors("look at", path):
             try:
                 return int(self._obstore.head(self._store, path)["size"])
             except FileNotFoundError:
                 return None
 
     def copy(self, source: str, target: str) -> bool:
-        with self._explained("copy", source):
+        with self._translated_errors("copy", source):
             try:
                 self._obstore.copy(self._store, source, target)
             except FileNotFoundError:
@@ -191,13 +191,13 @@ class ObjectStoreFilesystem(Filesystem):
         """Do nothing: a folder exists if it has a file."""
 
     def remove(self, path: str) -> None:
-        with self._explained("remove", path):
+        with self._translated_errors("remove", path):
             self._remove_all([path])
             for listed in self._obstore.list(self._store, path):
                 self._remove_all([each["path"] for each in listed])
 
     def remove_files(self, paths: Sequence[str]) -> None:
-        with self._explained("remove", paths[0] if paths else ""):
+        with self._translated_errors("remove", paths[0] if paths else ""):
             self._remove_all(list(paths))
 
     def _remove_all(self, paths: list[str]) -> None:
@@ -210,7 +210,7 @@ class ObjectStoreFilesystem(Filesystem):
                     self._with_retries(partial(self._obstore.delete, self._store, path))
 
     @contextmanager
-    def _explained(self, doing: str, path: str) -> Iterator[None]:
+    def _translated_errors(self, doing: str, path: str) -> Iterator[None]:
         # A bad address is a ValueError, a bad bucket an OSError.
         try:
             yield
@@ -220,7 +220,7 @@ class ObjectStoreFilesystem(Filesystem):
 
 
 class _ByteFile:
-    """The file object of `open_new`. It casts Arrow's buffers to unsigned bytes, the only format that obstore takes."""
+    """The file object of `open_new`. It casts Arrow's buffers to unsigned bytes: obstore takes no other format."""
 
     closed = False
 

@@ -18,6 +18,7 @@ from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.epochs import Epoch, EpochRef
 from state_backend.log.log_writer import LogWriter
+from state_backend.log.takeover import HEARTBEATS_MISSED_MAX
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 
@@ -602,7 +603,7 @@ def test_a_writer_is_alive_while_its_counter_moves() -> None:
     assert pulse.is_stale({})
     assert pulse.is_stale(sign)  # it may be as old as the log
     assert not pulse.is_stale(sign | {"count": 6})
-    now_s += applier_module.STALE_AFTER_S
+    now_s += HEARTBEATS_MISSED_MAX
     assert not pulse.is_stale(sign | {"count": 6})
     now_s += 0.1
     assert pulse.is_stale(sign | {"count": 6})

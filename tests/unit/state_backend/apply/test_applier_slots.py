@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from state_backend.apply import applier as applier_module
+from state_backend.apply import file_split
 from state_backend.apply import slot_backfill as loading_module
-from state_backend.apply import snapshots
 from state_backend.apply.applier import Applier, follow_until_end
 from state_backend.apply.compact import compact_log
 from state_backend.lmdb.store import LmdbStore
@@ -123,7 +123,7 @@ def test_files_that_hold_nothing_of_its_slots_are_not_opened(scene: Scene) -> No
 def test_parts_of_a_snapshot_that_hold_nothing_of_its_slots_are_not_opened(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots, "FILE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(file_split, "FILE_BYTES_MAX", 1_000)
     monkeypatch.setattr("state_backend.model.records.RUN_ROWS_MAX", 20)
     scene.publish(b"1")
     compact_log(str(scene.log), "job", retention_ms=0)
@@ -286,17 +286,17 @@ def test_who_holds_replies_drops_them_all_when_slots_were_away(scene: Scene) -> 
     changed: list[Any] = []
     view = Keyspace({"job": Job("job", "q", [STATE], scene.store)}, version=1).view(1, changed.append)
     for wanted in (NONE, LOW):
-        view.of_job("job")
+        view.snapshot_of("job")
         changed.clear()
         scene.applier.set_desired_slots(wanted)
         scene.settle()
         view.renew(1)
-        view.of_job("job")
+        view.snapshot_of("job")
         assert changed == [None]
     scene.publish(b"2", KEYS[:3])
     scene.settle()
     view.renew(1)
-    view.of_job("job")
+    view.snapshot_of("job")
     assert changed == [
         None,
         None,
@@ -304,7 +304,7 @@ def test_who_holds_replies_drops_them_all_when_slots_were_away(scene: Scene) -> 
     scene.publish(b"3", KEYS[:3])
     scene.settle()
     view.renew(1)
-    view.of_job("job")
+    view.snapshot_of("job")
     assert changed[-1] == [key for key in KEYS[:3] if slot_of(key) in LOW]
     view.close()
 

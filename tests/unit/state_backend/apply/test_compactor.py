@@ -23,9 +23,9 @@ from state_backend.apply.compactor import (
     EPOCHS_MAX,
     Compactor,
     compact,
+    intervals_after,
     is_marked,
     main,
-    steps_after,
 )
 from state_backend.apply.replay import read_snapshot
 from state_backend.lmdb.store import LmdbStore
@@ -87,7 +87,7 @@ def test_epochs_without_changes_are_marked_by_their_number() -> None:
 @pytest.mark.parametrize(("state", "steps"), [(0, 1), (8 << 20, 1), (9 << 20, 2), (100 << 20, 16), (1 << 30, 128)])
 def test_the_step_is_twice_the_state_rounded_up_to_a_power_of_two(state: int, steps: int) -> None:
     (epoch,) = epochs_of([1])
-    assert steps_after(snapshot_of(state), epoch) == (steps * CHANGES_BYTES_MIN, EPOCHS_MAX)
+    assert intervals_after(snapshot_of(state), epoch) == (steps * CHANGES_BYTES_MIN, EPOCHS_MAX)
 
 
 def test_without_a_new_snapshot_what_is_written_in_vain_stays_in_proportion() -> None:
@@ -95,7 +95,7 @@ def test_without_a_new_snapshot_what_is_written_in_vain_stays_in_proportion() ->
     written = 0
     epochs = epochs_of([1 << 20] * 20_000)
     for epoch in epochs:
-        if is_marked(epoch, *steps_after(epochs[0], epoch)):
+        if is_marked(epoch, *intervals_after(epochs[0], epoch)):
             written += epoch.log_bytes
     assert 0 < written < 4 * epochs[-1].log_bytes
 
@@ -104,7 +104,7 @@ def test_marks_of_owners_who_are_busy_at_each_others_move_apart_until_they_meet(
     """Each is busy for 2,500 epochs with a part that the other did not begin."""
     free_at, written = [0, 1_500], [0, 0]
     for epoch in epochs_of([0] * 50_000):
-        if is_marked(epoch, *steps_after(snapshot_of(0), epoch)):
+        if is_marked(epoch, *intervals_after(snapshot_of(0), epoch)):
             for which in (0, 1):
                 if epoch.epoch >= free_at[which]:
                     free_at[which], written[which] = epoch.epoch + 2_500, epoch.epoch
@@ -137,7 +137,7 @@ def test_an_epoch_of_an_older_version_is_read_and_marked_by_its_number_alone() -
         del stored["log_bytes"], stored["checksum"]
         epoch = Epoch.from_bytes(json.dumps(stored | {"checksum": _checksum(stored)}).encode(), "here")
         assert (epoch.log_bytes, epoch.change_bytes) == (0, 1 << 30)
-        assert is_marked(epoch, *steps_after(epoch, epoch)) is (number == 1_000)
+        assert is_marked(epoch, *intervals_after(epoch, epoch)) is (number == 1_000)
 
 
 # Owners -------------------------------------------------------------------------------------------------------------

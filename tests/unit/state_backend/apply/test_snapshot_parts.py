@@ -76,7 +76,7 @@ class Scene:
         with read_snapshot(self.root, "job") as shown:
             return {
                 key: shown.value(key)
-                if shown.entry(key).state == "v"
+                if shown.key_info(key).state == "v"
                 else list(shown.list_elements(key, 0, shown.list_size(key)))
                 for key in shown.scan(0, 1 << 30)[1]
             }

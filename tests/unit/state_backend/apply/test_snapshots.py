@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.fs
 import pytest
 
-from state_backend.apply import snapshots
+from state_backend.apply import file_split, snapshots
 from state_backend.apply.applier import Applier
 from state_backend.apply.compact import compact_log
 from state_backend.apply.replay import read_snapshot
@@ -147,7 +147,7 @@ def test_of_two_snapshots_of_one_epoch_the_first_stands(tmp_path: Path) -> None:
 
 
 def test_files_of_a_snapshot_end_between_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "FILE_BYTES_MAX", 2_000)
+    monkeypatch.setattr(file_split, "FILE_BYTES_MAX", 2_000)
     monkeypatch.setattr("state_backend.model.records.RUN_ROWS_MAX", 20)
     with LogWriter(tmp_path, "job", STATES, "q") as writer:
         writer.publish(put(number, "x") for number in range(1_000))

@@ -96,7 +96,7 @@ def test_a_member_that_is_put_with_the_score_it_has_is_no_change(store: LmdbStor
 def test_a_set_expires_as_a_whole_when_the_last_put_says(store: LmdbStore) -> None:
     apply(store, put(b"ann", b"1", 2_000), put(b"bob", b"2", 3_000), Change("top", Op.DELETE, KEY, b"ann"))
     with store.snapshot(2_999) as shown:
-        entry = shown.entry(KEY)
+        entry = shown.key_info(KEY)
         assert entry is not None
         assert entry.expire_at_ms == 3_000
         shown.renew(3_000)
@@ -171,14 +171,14 @@ def test_few_blocks_are_touched_to_find_a_rank_or_what_is_at_one(
     count = 5_000
     apply(store, *(put(b"%05d" % number, b"%d" % (number * 7919 % count)) for number in range(count)))
     read = 0
-    node = lmdb_ranks.Ranks._node
+    node = lmdb_ranks.RankTree._node
 
-    def counted(ranks: lmdb_ranks.Ranks, number: int) -> bytes:
+    def counted(ranks: lmdb_ranks.RankTree, number: int) -> bytes:
         nonlocal read
         read += 1
         return node(ranks, number)
 
-    monkeypatch.setattr(lmdb_ranks.Ranks, "_node", counted)
+    monkeypatch.setattr(lmdb_ranks.RankTree, "_node", counted)
     with store.snapshot(1_000) as shown:
         for rank in (0, count // 2, count - 10):
             read = 0

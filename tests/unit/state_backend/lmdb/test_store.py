@@ -24,8 +24,8 @@ from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import KeyConflictError, StoreError, StoreFullError
 from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.records import Change, Op, runs_of
-from state_backend.native import built
-from state_backend.store.store import EpochChanges, LongText
+from state_backend.native import compiled_module
+from state_backend.store.store import EpochChanges, LongValue
 
 STATES = (
     StateDescriptor("temp", key="k", value="v").for_job("job"),
@@ -354,12 +354,12 @@ def test_any_part_of_a_long_value_can_be_read(tmp_path: Path, length: int) -> No
     store.apply(epoch_of(0, [put(b"k", value), put_field(b"f", 100)._replace(value=value)]), STATES)
     with store.snapshot(1) as snapshot:
         assert (snapshot.value(b"k"), snapshot.field(b"map", b"f")) == (value, value)
-        text = snapshot.text(b"k")
+        text = snapshot.lazy_value(b"k")
         if length > PIECE_BYTES:
-            assert isinstance(text, LongText)
+            assert isinstance(text, LongValue)
             for start in (0, 1, PIECE_BYTES - 1, PIECE_BYTES, length - 1):
                 for stop in (start, start + 1, min(length, start + PIECE_BYTES), length):
-                    parts = list(text.parts(start, stop))
+                    parts = list(text.chunks(start, stop))
                     assert b"".join(parts) == value[start:stop]
                     assert all(0 < len(part) <= PIECE_BYTES for part in parts)
     store.close()
@@ -405,7 +405,7 @@ def test_a_scan_ends_a_step_early_where_records_are_long(tmp_path: Path) -> None
     store.close()
 
 
-@pytest.mark.skipif(built("state_backend.native.lookup") is None, reason="the compiled core is not built")
+@pytest.mark.skipif(compiled_module("state_backend.native.lookup") is None, reason="the compiled core is not built")
 def test_a_compiled_step_of_a_scan_is_python_s(tmp_path: Path) -> None:
     dice = random.Random(1)
     store = LmdbStore(tmp_path, "g")

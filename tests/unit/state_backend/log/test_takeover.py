@@ -15,7 +15,7 @@ from state_backend.log import takeover
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.filesystems import LocalFilesystem
 from state_backend.log.log_writer import LogWriter
-from state_backend.log.takeover import begin, claim, seal, this_process
+from state_backend.log.takeover import begin, claim, new_candidate, seal
 from state_backend.log.terms import Term, Terms
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import DescriptorError, FencedWriterError, JobInUseError
@@ -186,7 +186,7 @@ def test_a_refused_start_fences_nobody(tmp_path: Path) -> None:
 def test_a_claim_whose_writer_died_is_void_and_its_term_never_begins(tmp_path: Path) -> None:
     writer_of(tmp_path).publish([put(b"1")])
     terms = Terms(LocalFilesystem(tmp_path), "job")
-    died = claim(terms, this_process("other"))
+    died = claim(terms, new_candidate("other"))
     assert read_snapshot(tmp_path, "job").applied.generation == "q.1", "readers know nothing of it"
     assert writer_of(tmp_path).publish([put(b"2")]) == 1
     with pytest.raises(FencedWriterError, match="now written by query q, term 3"):
@@ -196,7 +196,7 @@ def test_a_claim_whose_writer_died_is_void_and_its_term_never_begins(tmp_path: P
 
 def test_of_those_that_claim_at_once_each_has_a_term_of_its_own(tmp_path: Path) -> None:
     terms = Terms(LocalFilesystem(tmp_path), "job")
-    claims = [claim(terms, this_process(f"q{number}")) for number in range(5)]
+    claims = [claim(terms, new_candidate(f"q{number}")) for number in range(5)]
     assert [each.term for each in claims] == [1, 2, 3, 4, 5]
     assert seal(terms, claims[-1]) is None
     assert [terms.read(number).is_void for number in range(1, 5)] == [True] * 4  # type: ignore[union-attr]

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from state_backend.codec.checksums import with_checksum
 from state_backend.lmdb.layout import HEADER
 from state_backend.model.slots import slot_of
-from state_backend.native import built
+from state_backend.native import compiled_module
 
-lookup = built("state_backend.native.lookup")
+lookup = compiled_module("state_backend.native.lookup")
 pytestmark = pytest.mark.skipif(lookup is None, reason="the compiled core is not built")
 
 TABLES = ("keys", "fields", "blocks")

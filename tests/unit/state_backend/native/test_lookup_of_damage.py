@@ -10,9 +10,9 @@ import lmdb
 import pytest
 
 from state_backend.codec.checksums import with_checksum
-from state_backend.native import built
+from state_backend.native import compiled_module
 
-lookup = built("state_backend.native.lookup")
+lookup = compiled_module("state_backend.native.lookup")
 pytestmark = pytest.mark.skipif(lookup is None, reason="the compiled core is not built")
 
 PAGE_BYTES = 4096

@@ -153,8 +153,8 @@ def test_keys_of_a_job_that_cannot_be_read_are_an_error_and_not_missing() -> Non
     keyspace.refuse("b", "its log is damaged")
     keyspace.refuse("a", "a job that is shown stays")
     view.renew(NOW_MS)
-    assert view.at(b"a:s:1").entry(b"a:s:1") is not None
-    assert view.at(b"c:s:1").entry(b"c:s:1") is None
+    assert view.at(b"a:s:1").key_info(b"a:s:1") is not None
+    assert view.at(b"c:s:1").key_info(b"c:s:1") is None
     with pytest.raises(StoreError, match="job 'b' cannot be read: its log is damaged"):
         view.at(b"b:s:1")
     keyspace.refuse("b", None)
@@ -163,7 +163,7 @@ def test_keys_of_a_job_that_cannot_be_read_are_an_error_and_not_missing() -> Non
         view.at(b"b:s:1")
     keyspace.put(job_of("b", [b"b:s:1"]))
     view.renew(NOW_MS)
-    assert view.at(b"b:s:1").entry(b"b:s:1") is not None
+    assert view.at(b"b:s:1").key_info(b"b:s:1") is not None
 
 
 def test_a_renamed_job_takes_the_place_of_what_it_was_though_their_keys_are_the_same() -> None:

@@ -11,7 +11,7 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import WrongKindError
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.memory_store import MemoryStore
-from state_backend.store.store import READ_TOGETHER_BYTES_MAX, EpochChanges, Snapshot, Store, Text
+from state_backend.store.store import READ_TOGETHER_BYTES_MAX, EpochChanges, Snapshot, Store, Value
 
 NOW_MS = 1_700_000_000_000
 LARGE = bytes(READ_TOGETHER_BYTES_MAX + 1)
@@ -38,21 +38,21 @@ def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> Snapshot:
 
 def test_they_are_what_each_key_has(snapshot: Snapshot) -> None:
     keys = [b"j:s:1", b"j:s:none", b"j:s:{2}", b"j:s:gone", b"j:s:due", b"j:s:large", b"j:s:1"]
-    read: list[Text | None] = []
+    read: list[Value | None] = []
     while len(read) < len(keys):
-        some = snapshot.texts(keys[len(read) :])
+        some = snapshot.lazy_values(keys[len(read) :])
         assert some
         read += some
-    assert read == [snapshot.text(key) for key in keys]
+    assert read == [snapshot.lazy_value(key) for key in keys]
     assert read[:5] == [b"one", None, b"", None, b"later"]
 
 
 def test_a_key_of_another_kind_is_an_error_by_itself(snapshot: Snapshot) -> None:
-    assert snapshot.texts([b"j:s:1", b"j:m:1", b"j:s:1"]) == [b"one"]
+    assert snapshot.lazy_values([b"j:s:1", b"j:m:1", b"j:s:1"]) == [b"one"]
     with pytest.raises(WrongKindError, match="j:m:1"):
-        snapshot.texts([b"j:m:1", b"j:s:1"])
+        snapshot.lazy_values([b"j:m:1", b"j:s:1"])
 
 
 def test_a_large_value_ends_what_is_read_together(snapshot: Snapshot) -> None:
-    assert snapshot.texts([b"j:s:1", b"j:s:large", b"j:s:1"]) == [b"one"]
-    assert snapshot.texts([b"j:s:large", b"j:s:1"]) == [LARGE]
+    assert snapshot.lazy_values([b"j:s:1", b"j:s:large", b"j:s:1"]) == [b"one"]
+    assert snapshot.lazy_values([b"j:s:large", b"j:s:1"]) == [LARGE]
