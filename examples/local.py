@@ -1,4 +1,4 @@
-"""Helpers of all examples: a local Spark with little output, and a temporary folder."""
+"""Helpers of all examples: a local Spark with little output, files for streams, and a temporary folder."""
 
 from __future__ import annotations
 
@@ -45,6 +45,18 @@ def spark(name: str, settings: dict[str, str] | None = None) -> Iterator[SparkSe
         for query in session.streams.active:
             query.stop()
         session.stop()
+
+
+def add_file(file: Path, text: str, modified_s: float | None = None) -> None:
+    """Write a file under a hidden name and rename it, so that a stream never reads half a file.
+
+    modified_s: the file's modification time. Spark reads files in the order of these times.
+    """
+    unfinished = file.with_name(f".{file.name}")
+    unfinished.write_text(text)
+    if modified_s is not None:
+        os.utime(unfinished, (modified_s, modified_s))
+    unfinished.rename(file)
 
 
 @contextmanager

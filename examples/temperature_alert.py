@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import redis
-from local import ROCKSDB, spark, temporary_folder
+from local import ROCKSDB, add_file, spark, temporary_folder
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.query import StreamingQuery
@@ -143,25 +142,23 @@ def main() -> None:
         print(f"  redis-cli -p {endpoint.port} HGETALL temperatures:hot:boiler")
         print(f"  redis-cli -p {endpoint.port} LRANGE temperatures:alerts:boiler 0 -1")
         for minute in range(0, MINUTES, MINUTES_PER_FILE):
-            _add_file(readings, minute)
+            _add_readings(readings, minute)
             query.processAllAvailable()
             # Only for this output: wait until the state of the last micro-batch is readable.
             sparkis.attach(query).wait()
             print(f"{BEGIN + timedelta(minutes=minute + MINUTES_PER_FILE):%H:%M}  {_state(client)}", flush=True)
 
 
-def _add_file(readings: Path, minute: int) -> None:
-    """Write a file with some minutes of readings, and rename it once it is complete."""
+def _add_readings(readings: Path, minute: int) -> None:
+    """Add a file with the readings of some minutes."""
     rows = [
         {"sensor": sensor, "time": (BEGIN + timedelta(minutes=each)).isoformat(), "temperature": temperature}
         for each in range(minute, minute + MINUTES_PER_FILE)
         for sensor in SENSORS
         if (temperature := _temperature(sensor, each)) is not None
     ]
-    hidden = readings / f".{minute}.json"
-    hidden.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    os.utime(hidden, (minute, minute))  # Spark reads files in the order of their times
-    hidden.rename(readings / f"{minute:03d}.json")
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    add_file(readings / f"{minute:03d}.json", text, modified_s=minute)
 
 
 def _temperature(sensor: str, minute: int) -> float | None:

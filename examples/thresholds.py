@@ -15,7 +15,7 @@ import random
 from pathlib import Path
 
 import redis
-from local import spark, temporary_folder
+from local import add_file, spark, temporary_folder
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -100,9 +100,7 @@ def _write_readings(file: Path, sensors: int, count: int) -> None:
         f'"value": {generator.uniform(0, HIGHEST):.1f}}}\n'
         for _ in range(count)
     )
-    unfinished = file.with_name(f".{file.name}")
-    unfinished.write_text("".join(rows))
-    unfinished.rename(file)
+    add_file(file, "".join(rows))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 import redis
-from local import spark, temporary_folder
+from local import add_file, spark, temporary_folder
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -66,7 +66,7 @@ def main() -> None:
             .start()
         )
         paragraphs = [each for each in text.split("\n\n") if each.strip()]
-        _add_file(lines, 0, paragraphs[0])
+        add_file(lines / "0.txt", paragraphs[0])
         query.processAllAvailable()
 
         # From here on with sparkis: a server, and an attachment to the running query.
@@ -75,17 +75,10 @@ def main() -> None:
             print(f"the counts are at {endpoint.url}; for example: redis-cli -p {endpoint.port} GET words:count:nation")
             for number, paragraph in enumerate(paragraphs):
                 if number:
-                    _add_file(lines, number, paragraph)
+                    add_file(lines / f"{number}.txt", paragraph)
                     query.processAllAvailable()
                 attached.wait()
                 print(f"after paragraph {number + 1}:", _most(client, options.top))
-
-
-def _add_file(lines: Path, number: int, text: str) -> None:
-    """Write a paragraph's file, and rename it once it is complete."""
-    hidden = lines / f".{number}"
-    hidden.write_text(text)
-    hidden.rename(lines / f"{number}.txt")
 
 
 def _most(client: redis.Redis, count: int) -> str:

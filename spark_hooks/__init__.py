@@ -1,8 +1,8 @@
-"""Spark's side: the sink, serving from a driver, the command line. The only package that imports pyspark.
+"""The only package that imports pyspark: the sink, attachments, servers that a driver starts, the command line.
 
-Each room imports only from rooms to its right: `cli`, `attach` and `demo`, `publish`, `serving`, `checkpoint`,
-`sessions` and `signals` (docs/design/0007-rooms.md).
+`cli` -> `attach`, `demo` -> `publish` -> `serving` -> `checkpoint`, `sessions`, `own_spark`: each folder or module
+imports only from those to its right (docs/design/0007-layers.md).
 """
 
-# Read by `sparkis.packages`, which checks that this package belongs to sparkis: PyPI has packages of similar names.
+# The distribution of this package. `sparkis.packages` checks it: other distributions may have a package of this name.
 DISTRIBUTION = "sparkis"

@@ -4,9 +4,9 @@
     offsets/<batch>   written before the batch runs; the header has the batch's timestamp
     commits/<batch>   written when the batch has ended; from then on its state is valid
 
-Used on the driver. Files are read through Hadoop's filesystems, as Spark reads them, so any storage of checkpoints
-works, with Spark's own settings. A client of Spark Connect has no Hadoop: it reads the files with the filesystems of
-the change log (`ClientCheckpoint`).
+Used on the driver. Files are read through Hadoop's filesystems with Spark's own settings, so checkpoints may be on any
+storage that Spark uses. A client of Spark Connect has no Hadoop: it reads the files with the filesystems of the change
+log (`ClientCheckpoint`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CheckpointError(SparkisError):
 
 
 class Checkpoint:
-    """The checkpoint of one query. Thread-safe; each call reads the files again."""
+    """The checkpoint of one query. Thread-safe. Each call reads the files again."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         jvm: Any = spark._jvm
@@ -69,7 +69,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.location}/metadata is not what Spark wrote") from None
 
     def is_committed(self, batch: int) -> bool:
-        """Tell whether a batch is committed and not purged; checks a single file."""
+        """Tell whether a batch is committed, and not purged. Checks one file."""
         if self.is_local:
             return os.path.exists(f"{urlsplit(self.location).path}/commits/{batch}")
         try:
@@ -82,7 +82,7 @@ class Checkpoint:
         return max((int(name) for name in self._names("commits") if name.isdecimal()), default=None)
 
     def batch_time_ms(self, batch: int) -> int | None:
-        """Return the timestamp at which Spark planned a batch, or None if the batch is purged.
+        """Return the timestamp at which Spark planned a batch; None if the batch is purged.
 
         If the checkpoint is set back, Spark plans the batch again, with a new timestamp.
         """
@@ -95,7 +95,7 @@ class Checkpoint:
         return str(header.get("conf", {}).get(PROVIDER_SETTING, "")).endswith("RocksDBStateStoreProvider")
 
     def format_version(self) -> str:
-        """Return the format version of the state files: in 2, file names have an id after the version."""
+        """Return the format version of the state files: in version 2, file names have an id after the version."""
         names = [name.partition(".")[0] for name in self._names("state/0/0")]
         return "2" if any(name[:1].isdecimal() and "_" in name for name in names) else "1"
 
@@ -158,7 +158,7 @@ class Checkpoint:
 
 
 class ClientCheckpoint(Checkpoint):
-    """A checkpoint read by a client of Spark Connect, from storage that the client can reach."""
+    """A checkpoint that a client of Spark Connect reads, from storage that the client can reach."""
 
     def __init__(self, location: str) -> None:
         self._files = open_filesystem(location)

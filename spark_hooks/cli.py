@@ -1,6 +1,6 @@
-"""The command `sparkis` and the list of its subcommands.
+"""The command `sparkis`, and the list of its subcommands.
 
-It imports only the modules of the chosen subcommand: `sparkis status` does not load those of a server.
+Only the modules of the chosen subcommand are imported: `sparkis status` does not load those of a server.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Subcommand(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A subcommand in the list of all; `load` imports its modules."""
+    """A subcommand in the list of all subcommands; `load` imports its modules."""
 
     name: str
     help: str
@@ -108,7 +108,7 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _lacks(command: str, modules: Sequence[str], *, extra: str) -> bool:
-    """Return whether some of a command's modules are not installed; print which, and how to install them."""
+    """Tell whether some of a command's modules are not installed; print which, and how to install them."""
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         print(f"sparkis {command}: needs {', '.join(missing)}: pip install 'sparkis[{extra}]'", file=sys.stderr)

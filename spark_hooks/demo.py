@@ -25,15 +25,15 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from spark_hooks.own_spark import EndSignal, start_spark
 from spark_hooks.publish.sink import queryable
 from spark_hooks.serving.endpoints import ServedEndpoint
 from spark_hooks.serving.serve import serve
-from spark_hooks.signals import EndSignal, start_spark
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import SparkisError
 
-# With `--speed 0` all files arrive at once; with this limit they make about 13 micro-batches.
+# With `--speed 0` all files arrive at once; this limit makes about 13 micro-batches of them.
 FILES_PER_BATCH_MAX = 30
 POLL_INTERVAL_S = 0.2
 BAR_WIDTH = 32
@@ -201,7 +201,7 @@ class Feeder:
         """Write a file under a hidden name and rename it, so that Spark never reads half a file.
 
         Spark reads files in the order of their modification times. The system may give several files the same time, so
-        it is set here.
+        the time is set here.
         """
         unfinished = self._folder / name / f".{file}"
         pq.write_table(table, unfinished)
@@ -231,21 +231,9 @@ def start_queries(spark: SparkSession, source: Path, checkpoints: Path) -> list[
 
 
 def session() -> SparkSession:
-    """Start a local Spark with little output, on the loopback interface."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    spark = start_spark(
-        {
-            "spark.master": "local[*]",
-            "spark.app.name": "sparkis demo",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-            "spark.sql.shuffle.partitions": "2",
-            "spark.sql.session.timeZone": "UTC",
-        }
-    )
+    """Start the demo's Spark."""
+    settings = {"spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC"}
+    spark = start_spark("sparkis demo", "local[*]", settings)
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 

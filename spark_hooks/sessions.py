@@ -1,4 +1,4 @@
-"""Functions whose code differs between classic Spark and Spark Connect; all other code serves both."""
+"""The functions that differ between classic Spark and Spark Connect; all other code is the same for both."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-# More ids than any application has cores. Spark splits a range of ids into one partition per core.
+# Spark splits a range of ids into one partition per core. No application has so many cores.
 SPREAD_IDS = 1 << 16
 
 
@@ -19,7 +19,7 @@ def is_connect(of: object) -> bool:
 
 
 def current_session() -> SparkSession:
-    """Return this thread's active session, else the process' session; create one if there is none."""
+    """Return this thread's active session, or else the process' session; create one if there is none."""
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
@@ -32,7 +32,7 @@ def is_stopped(session: SparkSession) -> bool:
 
 
 def describe_jobs(session: SparkSession, text: str) -> None:
-    """Set the description of this thread's next jobs in Spark's UI; does nothing under Spark Connect."""
+    """Set the description of this thread's next jobs in Spark's UI. Does nothing under Spark Connect."""
     if not is_connect(session):
         session.sparkContext.setJobDescription(text)
 
@@ -46,7 +46,7 @@ def analyzed_plan(df: DataFrame) -> str:
 
 
 def execution_of(query: StreamingQuery) -> Any:
-    """Return a classic query's StreamExecution in the JVM, without the wrapper that it may have."""
+    """Return a classic query's StreamExecution in the JVM, without its wrapper if it has one."""
     running: Any = query._jsq
     return running.streamingQuery() if running.getClass().getSimpleName() == "StreamingQueryWrapper" else running
 

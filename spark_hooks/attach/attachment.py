@@ -4,9 +4,9 @@
     sparkis.attach(checkpoint=..., job=...)    any query, running or stopped
 
 Each batch becomes one epoch, with the batch's number and timestamp. So the log records the attachment's progress, and
-an attachment resumes from the log after any stop of itself or of the query. Where changes are missing (they were
-purged, or the checkpoint was set back), the attachment reads a new snapshot into a new generation of the log; readers
-keep the old generation until the new one is complete.
+an attachment resumes from the log after it or the query has stopped. If changes are missing (they were purged, or the
+checkpoint was set back), the attachment reads a new snapshot into a new generation of the log; readers keep the old
+generation until the new one is complete.
 """
 
 from __future__ import annotations
@@ -49,27 +49,28 @@ logger = logging.getLogger("sparkis.attach")
 
 OnMismatch = Literal["refuse", "replace"]
 
-# The pauses between two checks for the next commit, which is one file. The check takes microseconds on a local disk. On
-# an object store it costs money, so the progress of a query of this driver is checked instead.
+# The pauses between two checks for the next commit, which is one file. A check takes microseconds on a local disk. On
+# an object store it costs money, so the progress of the query is checked in between, if the query runs in this driver.
 POLL_INTERVAL_LOCAL_S = 0.02
 POLL_INTERVAL_REMOTE_S = 1.0
 PROGRESS_INTERVAL_S = 0.1
-# The number of such checks between two listings of all commits, which show whether the checkpoint was set back.
+# The number of checks between two listings of all commits, which show whether the checkpoint was set back.
 CHECKS_PER_LISTING = 50
 CHECKS_PER_LISTING_REMOTE = 10
 # One Spark job reads at most this many pending batches (guess).
 BATCHES_MAX = 16
-# Reading one batch costs about the same as reading several (measured by the benchmark `attach`). So after each read
-# there is a pause, a multiple of the time that the read took, in which fast batches accumulate.
-REST_SHARE = 2.0
-REST_S_MAX = 0.75
-# A failed read is retried after a second, then after pauses that double up to the longest (guess).
-PAUSE_S = 1.0
-PAUSE_S_MAX = 10.0
+# Reading one batch costs about the same as reading several (measured by the benchmark `attach`). So each read is
+# followed by a pause, in which fast batches accumulate: a multiple of the time that the read took, and at most so many
+# seconds.
+READ_PAUSE_FACTOR = 2.0
+READ_PAUSE_S_MAX = 0.75
+# A failed read is retried after pauses that double from the first to the longest (guess).
+RETRY_PAUSE_S = 1.0
+RETRY_PAUSE_S_MAX = 10.0
 STOP_TIMEOUT_S = 60.0
 WAIT_TIMEOUT_S = 60.0
 
-# Errors after which a retry would not help.
+# Errors that a retry does not mend.
 PERMANENT_ERRORS = (DescriptorError, RowError, FencedWriterError, LogCorruptError, EpochHoleError)
 
 
@@ -80,7 +81,7 @@ class ChangesMissingError(DescriptorError):
 class Attachment:
     """A thread that follows a query's checkpoint and publishes its state; `attach` returns it.
 
-    It is a context manager that calls `stop` at its end.
+    An attachment is a context manager that calls `stop` at its end.
 
     Attributes:
         job: The name that keys begin with.
@@ -172,10 +173,8 @@ class Attachment:
             )
         if self.error is not None:
             raise self.error
-        return self.batch >= batch and all(
-            endpoint.wait(self.job, batch, max(0.0, deadline - time.monotonic()))
-            for endpoint in endpoints.of_log(self.log)
-        )
+        remaining_s = max(0.0, deadline - time.monotonic())
+        return self.batch >= batch and endpoints.wait(self.log, self.job, batch, remaining_s)
 
     def stop(self) -> None:
         """Stop following the checkpoint, after the current read. The state in the log stays readable."""
@@ -183,7 +182,7 @@ class Attachment:
         if threading.current_thread() is not self._thread:
             self._thread.join(STOP_TIMEOUT_S)
 
-    # The log ---------------------------------------------------------------------------------------------------
+    # -- the log -------------------------------------------------------------------------------------------------------
 
     @property
     def _descriptors(self) -> list[StateDescriptor]:
@@ -195,7 +194,7 @@ class Attachment:
         return {"states": {state.descriptor.name: state.identity for state in self._states}}
 
     def _check_source(self, on_mismatch: OnMismatch) -> None:
-        """DescriptorError if the job's states in the log come from a sink, or from another operator or schema."""
+        """Raise DescriptorError if the job's states in the log come from a sink, or from another operator or schema."""
         log = ChangeLog(self.log).job(self.job)
         current = log.current()
         if current is None:
@@ -222,9 +221,9 @@ class Attachment:
                     )
 
     def _open(self, *, starts_empty: bool = False) -> LogWriter:
-        """Open the query's generation of the log, or a new one if the states' sources have changed.
+        """Open the query's generation of the log, or a new one if the sources of the states have changed.
 
-        If readers see another query's generation, a new one is held back until its query has caught up. A new
+        If readers see another query's generation, a new one is held back until this query has caught up. A new
         generation of the same query starts with a snapshot, and is visible at once.
         """
         query_id = self._checkpoint.query_id()
@@ -240,7 +239,7 @@ class Attachment:
             starts_empty=starts_empty or not self._is_same_source(query_id),
             checkpoint=self._checkpoint.location,
             sends_heartbeats=True,
-            takeover=self._takeover or starts_empty,  # then it replaces its own earlier writer
+            takeover=self._takeover or starts_empty,  # with `starts_empty` it replaces this attachment's own writer
             holds_back=is_other_query and self._catch_up_timeout_s != 0,
         )
         self._catch_up = CatchUp(writer, self._catch_up_timeout_s, self._query, self._offsets)
@@ -254,11 +253,10 @@ class Attachment:
         return (term.description.states, term.description.source) == (current, self._source)
 
     def _announce(self) -> None:
-        for endpoint in endpoints.of_log(self.log):
-            endpoint.announce(self.job, self.batch)
+        endpoints.announce(self.log, self.job, self.batch)
 
     def _send_heartbeats(self) -> None:
-        """Write a heartbeat once a second; it is "not running" while reads fail or the query does not run."""
+        """Write a heartbeat once a second; it says "not running" while reads fail or the query does not run."""
         is_running = True
         while is_running:
             is_running = not self._stopping.wait(HEARTBEAT_INTERVAL_S) and self.error is None
@@ -267,23 +265,23 @@ class Attachment:
                 writer.send_heartbeat(is_running=is_running and self.failure is None and self._is_active())
                 if not self._catch_up.is_done:
                     self._catch_up.check(is_behind=self.batch != self._checkpoint.newest())
-            except Exception as error:  # of the log, or of a stopped Spark; the reading thread meets the same error
+            except Exception as error:  # from the log, or from a stopped Spark; the reading thread gets the same error
                 logger.debug("no heartbeat for job %s: %s", self.job, error)
 
-    # The checkpoint --------------------------------------------------------------------------------------------
+    # -- the checkpoint ------------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        pause_s = PAUSE_S
+        pause_s = RETRY_PAUSE_S
         while not self._stopping.is_set():
             started_s = time.monotonic()
             try:
                 if self._read_next():
                     self.failure = None
-                    self._stopping.wait(min(REST_S_MAX, REST_SHARE * (time.monotonic() - started_s)))
+                    self._stopping.wait(min(READ_PAUSE_S_MAX, READ_PAUSE_FACTOR * (time.monotonic() - started_s)))
                 else:
                     self.failure = None
                     self._wait_for_commit()
-                pause_s = PAUSE_S
+                pause_s = RETRY_PAUSE_S
             except Exception as error:
                 if is_stopped(self._session):  # the attachment ends with Spark
                     self._stopping.set()
@@ -294,10 +292,10 @@ class Attachment:
                 self.failure = error
                 last = self.batch
                 logger.warning(
-                    "job %s: stays at batch %d; next try in %g s: %s", self.job, last, pause_s, _one_line(error)
+                    "job %s: stays at batch %d; retried in %g s: %s", self.job, last, pause_s, _one_line(error)
                 )
                 self._stopping.wait(pause_s)
-                pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+                pause_s = min(RETRY_PAUSE_S_MAX, 2 * pause_s)
 
     def _wait_for_commit(self) -> None:
         """Wait until the next batch is committed, or until it is time to list all commits."""
@@ -313,7 +311,7 @@ class Attachment:
                 return
 
     def _wait_for_progress(self, timeout_s: float) -> None:
-        """Wait; end early when the query reports progress, if it runs in this driver."""
+        """Wait for a time; end earlier when the query reports progress, if it runs in this driver."""
         if self._progress is None or timeout_s <= PROGRESS_INTERVAL_S:
             self._stopping.wait(timeout_s)
             return
@@ -351,7 +349,7 @@ class Attachment:
         return True
 
     def _gap_after(self, last: Epoch, newest: int) -> str:
-        """Return why changes after an epoch are missing in the checkpoint, or an empty text if none are."""
+        """Return why changes after an epoch are missing in the checkpoint; an empty text if none are missing."""
         query_id = self._checkpoint.query_id()
         if self._writer.query_id != query_id:
             return f"the checkpoint belongs to another query now, {query_id}"
@@ -359,7 +357,7 @@ class Attachment:
         if newest < last.epoch or batch_time_ms not in (None, last.clock_ms):
             return f"the checkpoint was set back to before batch {last.epoch}"
         if batch_time_ms is None or (newest > last.epoch and not self._checkpoint.is_committed(last.epoch + 1)):
-            return f"batch {last.epoch + 1} is purged already (spark.sql.streaming.minBatchesToRetain keeps more)"
+            return f"batch {last.epoch + 1} is purged already (to retain more: spark.sql.streaming.minBatchesToRetain)"
         return ""
 
     def _read_snapshot(self, batch: int) -> None:
@@ -381,7 +379,7 @@ class Attachment:
             results = self._run(reads, f"the changes of batches {first} to {last}")
         except (PySparkException, Py4JError):  # Py4JError: Spark's exception has no class in Python
             if not self._checkpoint.is_committed(first):
-                return  # purged meanwhile: the next read finds the gap
+                return  # the batches were purged meanwhile: the next read finds the gap
             raise
         for batch, batch_time_ms in times_ms.items():
             self._commit(batch, batch_time_ms, [each for each in results if each.batch == batch])

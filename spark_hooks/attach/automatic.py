@@ -4,8 +4,8 @@ Spark calls a listener of the session for each query before the query's `start` 
 declarations from the query's plan:
 
     no declaration        nothing happens
-    invalid declarations  a local property of the tasks has the error, with which the processors fail
-    states                a thread attaches as soon as a micro-batch is committed; when the query has ended and its last
+    invalid declarations  a local property of the tasks has the error; the processors raise it
+    states                a thread attaches as soon as a micro-batch is committed. When the query has ended and its last
                           batch is in the log, the thread stops the attachment
 """
 
@@ -42,9 +42,9 @@ logger = logging.getLogger("sparkis.attach")
 # The pause between two checks for a log to write to, and for the end of the attachment or of Spark.
 POLL_INTERVAL_S = 0.5
 # A failed attachment is retried after pauses that double from the first to the longest (guess).
-PAUSE_S = 1.0
-PAUSE_S_MAX = 60.0
-# The longest wait after a query's end until its last batch is in the log; the query's next run waits as long (guess).
+RETRY_PAUSE_S = 1.0
+RETRY_PAUSE_S_MAX = 60.0
+# The longest wait for a query's last batch in the log after the query's end; its next run waits as long (guess).
 LAST_BATCH_TIMEOUT_S = 60.0
 
 _listening_sessions: set[str] = set()
@@ -53,7 +53,7 @@ _listening_sessions: set[str] = set()
 def listen_for_queries() -> None:
     """Add the listener to the current session; called when Spark pickles a processor with declared states."""
     if SparkSession.getActiveSession() is None and SparkContext._active_spark_context is None:
-        return  # there is no Spark: another program pickles the processor
+        return  # this process has no Spark, and pickles the processor for itself
     session = current_session()
     if is_connect(session):
         logger.warning(
@@ -70,7 +70,7 @@ def listen_for_queries() -> None:
 
 
 def _remove_listener(session: SparkSession, listener: _Listener) -> None:
-    """Remove the listener before Python exits; otherwise Spark prints a long trace for each query that it stops."""
+    """Remove the listener before Python exits; otherwise Spark prints a long traceback for each query that it stops."""
     if _is_spark_running():
         with suppress(Py4JError, OSError):
             session.streams.removeListener(listener)
@@ -125,7 +125,7 @@ def _on_start(session: SparkSession, query: StreamingQuery) -> None:
 
 
 class AutomaticRun(declared.DeclaredRun):
-    """The automatic attachment to one run of a query, in a thread of its own."""
+    """The automatic attachment to one run of a query, in its own thread."""
 
     def __init__(self, session: SparkSession, query: StreamingQuery, previous: AutomaticRun | None) -> None:
         self.run_id = str(query.runId)
@@ -148,7 +148,7 @@ class AutomaticRun(declared.DeclaredRun):
         return threading.current_thread() is self._thread
 
     def attachment(self, timeout_s: float) -> Attachment:
-        """Wait for the attachment and return it; raises the error that prevents it, or CheckpointError (timeout)."""
+        """Wait for the attachment and return it. Raises the error that prevents it, or CheckpointError (timeout)."""
         with self._changed:
             self._changed.wait_for(lambda: self.error or self._attachment, timeout_s)
         if self.error is not None:
@@ -169,10 +169,10 @@ class AutomaticRun(declared.DeclaredRun):
             self._previous.end()
             self._previous._thread.join(LAST_BATCH_TIMEOUT_S)
             self._previous = None
-        pause_s = PAUSE_S
+        pause_s = RETRY_PAUSE_S
         while self._wait_for_log() and not self._attach_until_end():
             self._ended.wait(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            pause_s = min(2 * pause_s, RETRY_PAUSE_S_MAX)
         if self._attachment is not None:
             self._finish(self._attachment)
         if declared.runs.get(self._query_id) is self and self.error is None:
@@ -211,10 +211,10 @@ class AutomaticRun(declared.DeclaredRun):
         return True
 
     def _handle_error(self, error: Exception) -> bool:
-        """Log an error and record it; True if a retry would not help."""
+        """Log an error; record it and return True if a retry would not help."""
         if not _is_spark_running():
             return True
-        # The batches of an earlier run may lack a changelog; those of this run have one, which the processors check.
+        # The batches of an earlier run may lack a changelog. Those of this run have one: the processors check that.
         is_permanent = isinstance(error, PERMANENT_ERRORS) and not isinstance(error, ChangesMissingError)
         if self._ended.is_set() or not self._query.isActive:
             logger.info("query %r has ended: %s", self._query.name, error)

@@ -1,10 +1,9 @@
-"""`sparkis attach`: follows a checkpoint with its own Spark, or lists the states in it."""
+"""`sparkis attach`: follows a checkpoint with its own Spark, or lists the states in the checkpoint."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,13 +14,13 @@ from pyspark.sql import SparkSession
 from spark_hooks.attach.rows import AttachedState, BoundState
 from spark_hooks.attach.start import attach, bind, reading_session
 from spark_hooks.checkpoint import Checkpoint, CheckpointError
+from spark_hooks.own_spark import EndSignal, start_spark
 from spark_hooks.serving import serve
-from spark_hooks.signals import EndSignal, start_spark
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import DescriptorError, SparkisError
 
 REDIS_TYPES = {Kind.VALUE: "string", Kind.MAP: "hash", Kind.LIST: "list"}
-# The pause between two checks whether the attachment has failed.
+# The pause between two checks of the attachment for an error.
 POLL_INTERVAL_S = 0.5
 
 
@@ -57,12 +56,7 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def _session(settings: dict[str, str], master: str) -> Iterator[SparkSession]:
-    if master.startswith("local"):
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the default is the python3 of the PATH
-    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-    loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    own = {"spark.master": master, "spark.app.name": "sparkis attach"} | quiet
-    spark = start_spark(own | (loopback if master.startswith("local") else {}) | settings)
+    spark = start_spark("sparkis attach", master, settings)
     spark.sparkContext.setLogLevel("OFF")  # errors are raised here as exceptions
     try:
         yield spark

@@ -1,6 +1,6 @@
-"""The states that the processors of a query declare (see `processor`), read from the query's plan on the driver.
+"""Reads the states that a query's processors declare (see `processor`) from the query's plan, on the driver.
 
-Also the registry of query runs that `automatic` has attached to; `attach` returns their attachments.
+Also has the registry of the query runs that `automatic` attaches to; `attach` returns their attachments.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ POLL_INTERVAL_S = 0.1
 
 
 def states_of(query: StreamingQuery) -> list[tuple[AttachedState, ...]]:
-    """Return the declared states of a query, a tuple per declaring processor; DescriptorError for equal names."""
+    """Return the declared states of a query, a tuple for each declaring processor; DescriptorError for equal names."""
     found = [states for _, states in _processors(_execution(query).analyzedPlan()) if states]
     names = [str(state.name) for states in found for state in states]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -38,10 +38,10 @@ def states_of(query: StreamingQuery) -> list[tuple[AttachedState, ...]]:
     return found
 
 
-def located_states(query: StreamingQuery, checkpoint: Checkpoint, timeout_s: float) -> list[AttachedState]:
+def states_with_operators(query: StreamingQuery, checkpoint: Checkpoint, timeout_s: float) -> list[AttachedState]:
     """Return the declared states of a query, with their operators' numbers if the query has several processors.
 
-    Spark numbers operators when it plans a micro-batch, so with several processors this waits until the query has
+    Spark numbers operators when it plans a micro-batch. So with several processors this waits until the query has
     committed a micro-batch since its start. CheckpointError if the query ends before that, or after `timeout_s`.
     """
     declared = [state for states in states_of(query) for state in states]
@@ -50,7 +50,7 @@ def located_states(query: StreamingQuery, checkpoint: Checkpoint, timeout_s: flo
     deadline = time.monotonic() + timeout_s
     last: Any = None  # Spark's execution of a micro-batch
     while last is None or not checkpoint.is_committed(last.currentBatchId()):
-        # The plan of a batch that is not committed is not read here: reading it makes Spark plan it, in this thread.
+        # Only plans of committed batches are read: reading another plan would make Spark plan the batch in this thread.
         last = last or _execution(query).lastExecution()
         if time.monotonic() >= deadline or not (query.isActive or last is not None):
             raise CheckpointError(
@@ -100,7 +100,7 @@ class DeclaredRun(ABC):
 
     @abstractmethod
     def attachment(self, timeout_s: float) -> Attachment:
-        """Wait for the attachment and return it; raises the error that prevents it."""
+        """Wait for the attachment and return it. Raises the error that prevents it."""
 
 
 # By the query's id: a query has one run at a time.

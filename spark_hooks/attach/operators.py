@@ -1,7 +1,7 @@
-"""The operators of a query and their states, read from its checkpoint.
+"""The operators of a query and their states, read from the query's checkpoint.
 
 Runs on the driver, once per attachment, with Spark's readers `state-metadata` and `statestore`. One read of
-`statestore` gives one operator state: the keyed state of an operator, one side of a join, or one variable of a
+`statestore` returns one operator state: the keyed state of an operator, one side of a join, or one variable of a
 transformWithState.
 """
 
@@ -32,7 +32,7 @@ class StateForm(StrEnum):
     VARIABLE = "variable"
 
 
-# Spark's name of an operator: the default name of its state in keys, and its form.
+# By Spark's name of an operator: the default name of its state in keys, and the form of the state.
 OPERATORS = {
     "stateStoreSave": ("aggregation", StateForm.PLAIN),
     "sessionWindowStateStoreSaveExec": ("sessions", StateForm.SESSION),
@@ -50,7 +50,7 @@ VARIABLE_KINDS = {"ValueState": Kind.VALUE, "ListState": Kind.LIST, "MapState": 
 
 @dataclass(frozen=True)
 class OperatorState:
-    """One state of an operator. `variable` is a variable of transformWithState, or the side of a join."""
+    """One state of an operator. variable: a variable of transformWithState, or the side of a join."""
 
     operator_id: int
     operator: str
@@ -109,7 +109,7 @@ def operator_states(spark: SparkSession, checkpoint: Checkpoint, batch: int) -> 
 
 
 def _variables_of(rows: list[Any]) -> list[tuple[str | None, str, StateForm, Kind, bool, dict[str, str]]]:
-    """Return (variable, name, form, kind, has_ttl, reader's options) of each state of an operator."""
+    """Return (variable, name, form, kind, has_ttl, options of the reader) of each state of an operator."""
     operator = rows[0].operatorName
     if operator == JOIN:
         stores = {row.stateStoreName for row in rows}
@@ -128,7 +128,7 @@ def _variables_of(rows: list[Any]) -> list[tuple[str | None, str, StateForm, Kin
         return [
             (each["stateName"], each["stateName"], StateForm.VARIABLE, kind, each["ttlEnabled"], _variable(each))
             for each in variables
-            if (kind := VARIABLE_KINDS.get(each["stateVariableType"])) is not None  # else timers
+            if (kind := VARIABLE_KINDS.get(each["stateVariableType"])) is not None  # timers have no kind
         ]
     name, form = OPERATORS.get(operator, (operator, StateForm.PLAIN))
     return [(None, name, form, Kind.VALUE, False, {})]

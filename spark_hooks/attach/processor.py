@@ -4,8 +4,8 @@
         sparkis.queryable_processor(Alert(), states={"lastTemperature": "lastTemp"}), ...)
 
 A declaration alone makes nothing readable; an attachment does. Spark pickles a processor when it makes the operator,
-and the pickled bytes contain the declaration as a text. On the driver, `attach.declared` reads it from the plan of the
-running query, without a registry or messages between processes.
+and the pickled bytes contain the declaration as a text. On the driver, `attach.declared` reads the text from the plan
+of the running query, without a registry or messages between processes.
 
 Spark's Python workers import this module, so it imports little.
 """
@@ -26,16 +26,15 @@ from state_backend.model.errors import DescriptorError
 if TYPE_CHECKING:
     from spark_hooks.attach.rows import AttachedState
 
-# The text before the declaration, which is JSON in ASCII: a list of the arguments of AttachedState.
+# The text before a declaration. The declaration is JSON in ASCII: a list of the arguments of AttachedStates.
 MARKER = "sparkis.queryable_processor:"
 # The methods of a handle that make a readable variable, and the variable's kind.
 VARIABLE_GETTERS = {"getValueState": "ValueState", "getListState": "ListState", "getMapState": "MapState"}
-# A local property of tasks: the error in the declarations of a query's processors.
+# A local property of tasks: the error with which a query's processors fail, because their declarations are invalid.
 REFUSAL_PROPERTY = "sparkis.refusal"
 CHANGELOG_SETTING = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 
-
-# Called when a processor with declared states is pickled, which Spark does when it makes the query's operator.
+# Called when a processor with declared states is pickled. Spark pickles it when it makes the query's operator.
 _pickle_callbacks: list[Callable[[], None]] = []
 
 
@@ -153,20 +152,20 @@ class QueryableProcessor(StatefulProcessor):
     @property
     def states(self) -> tuple[AttachedState, ...]:
         """The declared states, for `sparkis.attach(checkpoint=..., states=...)`."""
-        from spark_hooks.attach.rows import AttachedState  # not for the workers
+        from spark_hooks.attach.rows import AttachedState  # imported here, because Python workers do not need it
 
         return tuple(AttachedState(**described) for described in json.loads(self._described))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the declaration as one text with `MARKER` before it, and run the pickle callbacks."""
+        """Pickle the declaration as one text that begins with `MARKER`, and call the pickle callbacks."""
         for callback in _pickle_callbacks:
             callback()
         return (_unpickled, (self._processor, MARKER + self._described))
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Initialise the processor; DescriptorError if a declared variable is missing or cannot be read.
+        """Initialize the processor; DescriptorError if a declared variable is missing or cannot be read.
 
-        Runs in each task, and before that in a process on the driver's host, whose errors Spark hides.
+        Runs in each task. Before that, Spark runs it once on the driver's host, in a process whose errors it hides.
         """
         context = TaskContext.get()
         if context is None:
@@ -208,7 +207,7 @@ class QueryableProcessor(StatefulProcessor):
                 )
 
     def _check_changelog(self, setting: str) -> None:
-        """DescriptorError if RocksDB writes no changelog."""
+        """Raise DescriptorError if RocksDB writes no changelog."""
         if setting.lower() != "true":
             names = ", ".join(repr(state) for state, _ in self._variables())
             raise DescriptorError(
@@ -224,16 +223,16 @@ def _unpickled(processor: StatefulProcessor, marked: str) -> QueryableProcessor:
 def declared_in(pickled: bytes) -> Iterable[dict[str, Any]]:
     """Return the declaration in a pickled processor; empty if there is none.
 
-    Searches the bytes for the text. Unpickling would run the user's code; pickle never splits a text.
+    The bytes are searched for the text, because unpickling them would run the user's code. Pickle never splits a text.
     """
-    mark, read = MARKER.encode(), json.JSONDecoder()
-    at = pickled.find(mark)
+    marker, decoder = MARKER.encode(), json.JSONDecoder()
+    at = pickled.find(marker)
     while at >= 0:
-        begin = at + len(mark)
+        begin = at + len(marker)
         try:
-            found, _ = read.raw_decode(pickled[begin:].decode("ascii", "replace"))
-        except ValueError:  # the marker alone, in a module that is pickled with its processor
-            at = pickled.find(mark, begin)
+            found, _ = decoder.raw_decode(pickled[begin:].decode("ascii", "replace"))
+        except ValueError:  # the marker alone: the constant of this module, if the module is pickled by value
+            at = pickled.find(marker, begin)
         else:
             return list(found)
     return ()
@@ -241,7 +240,7 @@ def declared_in(pickled: bytes) -> Iterable[dict[str, Any]]:
 
 @contextmanager
 def _recording_variables(handle: StatefulProcessorHandle) -> Iterator[dict[str, str]]:
-    """Record name and kind of each variable that a handle makes; the handle is restored afterwards."""
+    """Record the name and kind of each variable that a handle makes. The handle is restored at the end."""
     kinds: dict[str, str] = {}
 
     def recording(make: Callable[..., Any], kind: str) -> Callable[..., Any]:

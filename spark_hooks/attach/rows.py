@@ -1,11 +1,11 @@
-"""The rows of Spark's state reader as rows with plain columns, from which an attachment publishes a state.
+"""Turns the rows of Spark's state reader into rows with plain columns, from which an attachment publishes a state.
 
-    names      the parts of the key (a window's start has the window's name, its end is `<name>_end`), the fields of the
-               value by name where the name is unique, and all fields of the value by position: `_0`, `_1` ...
+    names      the parts of the key (a window's start has the window's name, its end is `<name>_end`); the fields of the
+               value by name, if the name is unique; and all fields of the value by position: `_0`, `_1` ...
     $batch     the number of the micro-batch that made the change
     $order     orders the changes of a key
     $deleted   true: the key, or the field, is deleted
-    $expire_at the expiry in milliseconds since 1970, where the state has a time to live
+    $expire_at the expiry in milliseconds since 1970; only if the state has a time to live
     $resets    true: the list is emptied before the row's element is appended
 
 Runs on the driver when an attachment is made; `BoundState` then makes one DataFrame for each read.
@@ -27,6 +27,7 @@ from spark_hooks.attach.operators import OperatorState, StateForm
 from spark_hooks.checkpoint import Checkpoint
 from spark_hooks.publish.columns import CAST_TYPES, NESTED_TYPES, TEXT_TYPES, check_columns
 from spark_hooks.publish.layout import Layout, check_layout
+from spark_hooks.sessions import current_session
 from state_backend.model.descriptor import Encoding, Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
@@ -108,7 +109,7 @@ class _StructField(NamedTuple):
 
 @dataclass(frozen=True)
 class _ColumnRoles:
-    """The columns of an operator state by their role. distinct: the columns that a key needs to be unique."""
+    """The columns of an operator state by their role. distinct: the columns that make a key unique."""
 
     key: tuple[_StructField, ...]
     field: tuple[_StructField, ...]
@@ -122,7 +123,7 @@ class _ColumnRoles:
         key = list(_without_windows(_members("key", source)))
         field_columns: list[_StructField] = []
         if source.form is StateForm.JOIN:
-            key, field_columns = key[:-1], key[-1:]  # the last one is `index`
+            key, field_columns = key[:-1], key[-1:]  # the last column is `index`
         elif source.form is StateForm.VARIABLE and source.kind is Kind.MAP:
             field_columns = list(_without_windows(_members("user_map_key", source)))
         if not key:
@@ -155,7 +156,7 @@ class _ColumnRoles:
 def _default_value(
     source: OperatorState, raw: Sequence[_StructField], by_name: set[str], used_names: set[str]
 ) -> tuple[str, ...]:
-    """Return the default columns of the value: every field that can be written, by its name where that is unique."""
+    """Return the default columns of the value: every field that can be written, by its name if that is unique."""
     # The value of a session repeats its key, and has the session's end, which is not in the key.
     is_session = source.form is StateForm.SESSION
     found = []
@@ -187,7 +188,7 @@ def _value_members(source: OperatorState) -> tuple[list[_StructField], Column | 
 
 
 def _unwrapped(member: _StructField, name: str) -> Iterator[_StructField]:
-    """Yield the fields of a struct with that name; any other member unchanged."""
+    """Yield the fields of a member that is a struct with that name; yield any other member unchanged."""
     if member.name == name and isinstance(member.kind, T.StructType):
         yield from _fields(member.column, member.kind)
     else:
@@ -195,7 +196,7 @@ def _unwrapped(member: _StructField, name: str) -> Iterator[_StructField]:
 
 
 def _seen(source: OperatorState) -> _StructField:
-    """Return the value of a deduplication: the expiry of dropDuplicatesWithinWatermark; "1" for dropDuplicates."""
+    """Return the value of a deduplication: an expiry for dropDuplicatesWithinWatermark, "1" for dropDuplicates."""
     (member,) = _members("value", source)
     if isinstance(member.kind, T.LongType):
         return _StructField("expires_at", F.timestamp_micros(member.column), T.TimestampType())
@@ -234,12 +235,12 @@ def _without_windows(members: Iterator[_StructField] | Sequence[_StructField]) -
 
 
 def _with_distinct_names(members: Sequence[_StructField], used_names: set[str]) -> list[_StructField]:
-    """Rename parts of a map's key that have the name of a part of the key: in Scala both may be `value`."""
+    """Rename parts of a map's key that are named like a part of the key: in Scala both may be called `value`."""
     return [each._replace(name=f"map_{each.name}") if each.name in used_names else each for each in members]
 
 
 def _with_text_forms(members: Sequence[_StructField]) -> list[_StructField]:
-    """Append the position to names that several key parts share; convert parts without a text form to JSON."""
+    """Append the position to names that several key parts share; convert parts that have no text form to JSON."""
     names = [member.name for member in members]
     result = []
     for index, member in enumerate(members):
@@ -271,11 +272,11 @@ class BoundState:
         checkpoint: Checkpoint,
         batch: int,
     ) -> Self:
-        """Apply the defaults of the operator state, and validate the rest against its columns."""
+        """Fill in the defaults of the operator state, and validate the state against its columns."""
         roles = _ColumnRoles.of(source)
         expressions = dict(requested.columns or {})
         descriptor = _descriptor(source, roles, requested)
-        result = cls(source, descriptor, None, expressions, roles)  # type: ignore[arg-type]  # two lines below
+        result = cls(source, descriptor, None, expressions, roles)  # type: ignore[arg-type]  # the layout is set below
         rows = result._named_rows(source.snapshot(spark, checkpoint, batch), batch)
         descriptor = check_columns(rows, descriptor, job)
         check_layout(rows, [descriptor], job)
@@ -283,7 +284,7 @@ class BoundState:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that key, field, value and expressions may use."""
+        """The names of the columns that key, field, value and expressions may use."""
         return (*self._roles.names(), *(name for name in self.expressions if name not in self._roles.names()))
 
     def snapshot(self, spark: SparkSession, checkpoint: Checkpoint, batch: int, partitions: int) -> DataFrame:
@@ -298,7 +299,7 @@ class BoundState:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """The source of the state as plain JSON. If it changes, the log needs a new generation."""
+        """The source of the state, as plain JSON. If the source changes, the log needs a new generation."""
         return {
             "operator_id": self.source.operator_id,
             "operator": self.source.operator,
@@ -327,7 +328,7 @@ class BoundState:
         return rows
 
     def _value(self, member: _StructField, *, is_feed: bool) -> Column:
-        """Return a field of the value; a null element of a list raises an error, because null means "no list"."""
+        """Return a field of the value. A null element of a list raises an error, because null means "no list"."""
         if self.source.kind is not Kind.LIST or self.descriptor.value != (member.name,):
             return member.column
         refusal = F.raise_error(
@@ -395,7 +396,7 @@ def _descriptor(source: OperatorState, roles: _ColumnRoles, requested: AttachedS
 
 
 def _kind(source: OperatorState, field_name: str | None, requested: AttachedState) -> Kind | None:
-    """Return the kind of the state; None where it follows from the number of the value's columns."""
+    """Return the kind of the state; None if it follows from the number of the value's columns."""
     if field_name is None and source.kind is not Kind.LIST:
         if requested.kind not in (None, Kind.VALUE, Kind.MAP):
             raise DescriptorError(f"{source}: kind= is 'value' or 'map', not {requested.kind!r}")
@@ -413,40 +414,39 @@ def _names(members: Sequence[_StructField]) -> tuple[str, ...]:
 def _check_names(
     source: OperatorState, roles: _ColumnRoles, requested: AttachedState, descriptor: StateDescriptor
 ) -> None:
-    """DescriptorError for a key that uses other columns than the operator's key, or that is not unique."""
-    at = f"state {descriptor.name!r}, {source}"
+    """Raise DescriptorError for a key that is not unique, or that uses columns outside of the operator's key."""
+    subject = f"state {descriptor.name!r}, {source}"
     expressions = dict(requested.columns or {})
     used = {*descriptor.format_for("job").columns, *(() if descriptor.field is None else (descriptor.field,))}
     of_key = {each.name for each in (*roles.key, *roles.field)}
     available = {*roles.names(), *expressions}
     for name in [*used, *descriptor.value]:
         if name not in available:
-            raise DescriptorError(f"{at} has no column {name!r}; it has {', '.join(sorted(available))}")
+            raise DescriptorError(f"{subject} has no column {name!r}; it has {', '.join(sorted(available))}")
     if unusable := sorted(used - of_key - expressions.keys()):
         raise DescriptorError(
-            f"{at}: {unusable[0]!r} is a part of the value, and rows that delete have no value; the key and the field "
-            f"may use {', '.join(sorted(of_key))}"
+            f"{subject}: {unusable[0]!r} is a part of the value, and rows that delete have no value; the key and the "
+            f"field may use {', '.join(sorted(of_key))}"
         )
     if (source.kind is Kind.LIST) and descriptor.field is not None:
-        raise DescriptorError(f"{at} is a list, and has no field=")
-    _check_key_expressions(at, roles, {name: expressions[name] for name in used if name in expressions})
+        raise DescriptorError(f"{subject} is a list, and has no field=")
+    _check_key_expressions(subject, roles, {name: expressions[name] for name in used if name in expressions})
     if not expressions.keys() & used and (missing := [name for name in roles.distinct if name not in used]):
         raise DescriptorError(
-            f"{at}: keys that differ only in {missing[0]!r} would be the same key; add it to key=, or "
+            f"{subject}: keys that differ only in {missing[0]!r} would be the same key; add it to key=, or "
             f"make it the field of a hash with field="
         )
 
 
-def _check_key_expressions(at: str, roles: _ColumnRoles, expressions: Mapping[str, str]) -> None:
-    """DescriptorError for a key or field expression that reads the value: rows that delete have no value."""
-    session = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+def _check_key_expressions(subject: str, roles: _ColumnRoles, expressions: Mapping[str, str]) -> None:
+    """Raise DescriptorError for a key or field expression that reads the value: rows that delete have no value."""
     kinds = T.StructType([T.StructField(each.name, each.kind) for each in (*roles.key, *roles.field)])
-    alone = session.createDataFrame([], kinds)
+    without_value = current_session().createDataFrame([], kinds)
     for name, text in expressions.items():
         try:
-            alone.select(F.expr(text)).schema  # noqa: B018  # analysis happens here
+            without_value.select(F.expr(text)).schema  # noqa: B018  # analysis happens here
         except PySparkException as error:
             raise DescriptorError(
-                f"{at}: columns= makes {name!r}, a part of the key, by {text!r}; it may use only "
+                f"{subject}: columns= makes {name!r}, a part of the key, by {text!r}; it may use only "
                 f"{', '.join(kinds.names)}, because rows that delete have no value ({error})"
             ) from None

@@ -98,7 +98,7 @@ def attach(
     check_timeout(catch_up_timeout)
     requested = _requested_states(states, state, given)
     run = None if query is None else declared.run_of(query)
-    if run is not None and run.is_own_thread():  # this call is the one that makes the run's attachment
+    if run is not None and run.is_own_thread():  # this call makes the run's attachment
         spark, run = run.session, None
     else:
         spark = current_session()
@@ -120,7 +120,7 @@ def attach(
     is_declared = query is not None and not requested and bool(declared.states_of(query))
     batch = _first_batch(source, query, timeout_s)
     if query is not None and is_declared:
-        requested = tuple(declared.located_states(query, source, timeout_s))
+        requested = tuple(declared.states_with_operators(query, source, timeout_s))
     bound = bind(session, source, batch, name, requested)
     _check_changes(source, batch, bound)
     has_progress = query is not None and query_progress.is_enabled(spark, progress)
@@ -151,14 +151,14 @@ def attach(
 
 
 def _is_same_job(spark: SparkSession, query: StreamingQuery, job: str | None, log: str | Path | None) -> bool:
-    """Tell whether an attachment would write the same job and log as the attachment of the query's declared states."""
+    """Tell whether an attachment would write the same job and log as that of the query's declared states."""
     root = log_of(spark, log)
     session_log = spark.conf.get(LOG_SETTING, None)
     return job in (None, query.name) and session_log is not None and root == log_of(spark, session_log)
 
 
 def reading_session(spark: SparkSession) -> SparkSession:
-    """Return a session for reading state, independent of the user's settings."""
+    """Return a session for reading state, which the user's settings do not affect."""
     session = spark.newSession()
     session.conf.set("spark.sql.session.timeZone", "UTC")
     session.conf.set("spark.sql.caseSensitive", "true")
@@ -168,7 +168,7 @@ def reading_session(spark: SparkSession) -> SparkSession:
 def bind(
     session: SparkSession, checkpoint: Checkpoint, batch: int, job: str, requested: Sequence[AttachedState]
 ) -> list[BoundState]:
-    """Return the requested states, or all if none is requested, each bound to the operator state that it reads."""
+    """Return the requested states, each bound to the operator state that it reads; all states if none is requested."""
     session.conf.set(FORMAT_SETTING, checkpoint.format_version())
     found = operator_states(session, checkpoint, batch)
     chosen = (
@@ -225,14 +225,14 @@ def _location(query: StreamingQuery | None, checkpoint: str | Path | None) -> st
 
 
 def _last_progress(query: StreamingQuery) -> str:
-    """Return a text that changes after each batch of a running query; costs a few calls of Spark and reads no file."""
+    """Return a text that changes after each batch of a running query. Takes a few calls of Spark, and reads no file."""
     running: Any = query
     progress = running._jsq.lastProgress()
     return "" if progress is None else str(progress.timestamp())
 
 
 def _check_changes(checkpoint: Checkpoint, batch: int, states: Sequence[BoundState]) -> None:
-    """ChangesMissingError if RocksDB stores snapshots only: changes would need a comparison of the full state."""
+    """Raise ChangesMissingError if RocksDB stores only snapshots: finding changes would take the full state."""
     if not checkpoint.uses_rocksdb(batch):
         return
     for source in (state.source for state in states):

@@ -1,4 +1,4 @@
-"""The Spark task of an attachment, which writes its partition of some batches' changes; runs in Python workers."""
+"""The Spark task of an attachment: it writes one partition of the changes of some batches. Runs in Python workers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
-import numpy as np
 import pyarrow as pa
 
 from spark_hooks.attach.rows import BATCH
 from spark_hooks.publish import task
-from spark_hooks.publish.encoding import RowPlan
+from spark_hooks.publish.encoding import RowPlan, split_by
 from spark_hooks.serving.placement import ServerPlan, ensure_state_server
 
-# The schema of the rows that a task returns, one row per batch with changes, as Spark's DDL.
+# The schema of the rows that a task returns, one for each batch with changes, as Spark's DDL.
 RESULT = f"{task.RESULT}, batch long"
 
 
@@ -40,7 +39,5 @@ class BatchesTask:
 def _by_batch(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Split Arrow's batches where the number of the micro-batch changes."""
     for rows in batches:
-        numbers = rows.column(BATCH).to_numpy()
-        starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1)] if len(numbers) else []
-        for start, stop in zip(starts, [*starts[1:], len(numbers)], strict=False):
-            yield int(numbers[start]), rows.slice(start, stop - start)
+        if rows.num_rows:
+            yield from split_by(rows, rows.column(BATCH).to_numpy())

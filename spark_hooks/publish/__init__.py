@@ -1,4 +1,4 @@
-"""The sink: DataFrames become epochs of a change log. Here are its checks, its writers, and the encoding of rows.
+"""The sink: DataFrames become epochs of a change log. Its checks, its writers, and the encoding of rows are here.
 
-`attach` reads the state of queries without a sink. `serving` has the servers, and announces epochs to them.
+`attach` reads the state of queries without a sink. `serving` starts servers, and announces epochs to them.
 """

@@ -1,12 +1,12 @@
-"""Catch-up: when a query with a new checkpoint makes its state visible to readers.
+"""Catch-up: decides when the state of a query with a new checkpoint becomes visible to readers.
 
 A query with a new checkpoint reads all of its input again. Until it has caught up, its state is incomplete. So the log
-holds the new generation back (see `state_backend.log.terms`), and readers keep the old generation. The driver marks the
-new one in the log as visible when one of these is true:
+holds the new generation back (see `state_backend.log.terms`), and readers keep the old generation. The driver makes the
+new generation visible when one of these is true:
 
     its sources have passed the offsets of the old generation   checked at each commit
     no input is waiting                                         checked once a second, or when the query ends by itself
-    `catch_up_timeout` has passed                               likewise
+    `catch_up_timeout` has passed                               checked once a second
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ from state_backend.model.errors import DescriptorError
 
 logger = logging.getLogger("sparkis.sink")
 
-# Neither state is right meanwhile: the new one is incomplete, the old one becomes outdated (guess).
+# The default of `catch_up_timeout`. Until then the new state is incomplete, and the old one is outdated (guess).
 CATCH_UP_TIMEOUT_S = 600.0
+# The simple names of triggers that end a query by itself. Scala adds the `$` to the names of objects.
 ENDING_TRIGGERS = ("AvailableNowTrigger$", "OneTimeTrigger$")
 
 
 def check_timeout(catch_up_timeout: float | None) -> None:
-    """DescriptorError if this is neither a number of seconds nor None."""
+    """Raise DescriptorError if this is neither a number of seconds nor None."""
     if catch_up_timeout is not None and not (isinstance(catch_up_timeout, (int, float)) and catch_up_timeout >= 0):
         raise DescriptorError(f"catch_up_timeout= is a number of seconds, or None, not {catch_up_timeout!r}")
 
 
 class CatchUp:
-    """The catch-up of one query run, on the driver. The thread of the batches calls `on_commit`, another calls `check`.
+    """The catch-up of one query run, on the driver.
 
-    timeout_s: how long a generation is held back at most; None: until it has caught up or `sparkis promote` runs.
+    The thread that runs the batches calls `on_commit`, another thread calls `check`. timeout_s: the longest time for
+    which a generation is held back; None: no limit.
     """
 
     def __init__(
@@ -75,13 +77,13 @@ class CatchUp:
         return self._writer.held_back is None
 
     def on_commit(self, offsets: Sequence[str]) -> None:
-        """Check the end offsets of an epoch that was committed."""
+        """Check the end offsets of an epoch that was just committed."""
         held_back = self._writer.held_back
         if held_back is not None and have_passed(offsets, held_back.visible.offsets):
             self._promote("its sources have passed the offsets of the old state")
 
     def check(self, *, is_behind: bool = False) -> None:
-        """Check for idle input, the timeout, and a promotion by another process.
+        """Check whether the input is idle, the timeout has passed, or another process has made the state visible.
 
         is_behind: the query has committed batches that are not in the log yet.
         """

@@ -1,8 +1,8 @@
 """The Spark columns that a state reads, their validation, and their conversion in Spark SQL.
 
 Runs on the driver: when a sink is made, to validate the columns, and for the layout of a query's first micro-batch.
-Spark SQL converts the types that it writes as our format requires: booleans and dates to text, nested types
-to JSON. `encoding` converts the others in the Python workers.
+Spark SQL converts the types that it writes in sparkis' format: booleans and dates to text, nested types to JSON.
+`encoding` converts all others in the Python workers.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class StateColumns:
     job: str
 
     def selected(self, df: DataFrame, is_folded: bool = False) -> list[tuple[str, Column]]:
-        """Return (role, column) of the state's rows; roles are in `layout`.
+        """Return (role, column) of each column of the state's rows; `layout` has the roles.
 
-        is_folded: Spark reduces all rows of a key and field to one.
+        is_folded: Spark reduces all rows of a key and field to one row.
         """
         state = self.state
         if is_folded:
@@ -60,14 +60,14 @@ class StateColumns:
         ]
 
     def can_be_folded(self, df: DataFrame) -> bool:
-        """Tell whether Spark can reduce the rows of a key exactly; its sums of long decimals overflow."""
+        """Tell whether Spark can reduce the rows of a key exactly: its sums of long decimals overflow."""
         if self.state.reduce in (None, Reduce.LAST):
             return False
         kind = _type(df, self.state.value[0]) if self.state.reduce is Reduce.SUM else None
         return not isinstance(kind, T.DecimalType) or kind.precision <= SUMMED_DIGITS_MAX
 
     def _aggregated(self, df: DataFrame) -> tuple[str, Column]:
-        """Return (role, column) of the column that Spark reduces: to its sum, its minimum or its maximum."""
+        """Return (role, column) of the column that Spark reduces to its sum, minimum or maximum."""
         if self.state.reduce in SUMS:
             ((column, form),) = self._values(df)
             return "s", _column(*self.state.value) if form == "decimal" else column
@@ -75,7 +75,7 @@ class StateColumns:
         return ("l" if self.state.reduce is Reduce.MIN else "x"), column
 
     def plan(self, df: DataFrame, columns: tuple[tuple[str, str], ...], is_folded: bool = False) -> RowPlan:
-        """Return the plan with which a task encodes these rows; columns: see `RowPlan`."""
+        """Return the plan by which a task encodes these rows. columns: see `RowPlan`."""
         state, form = self.state, self.state.format_for(self.job)
         is_packed_map = state.kind is Kind.MAP and state.field is None
         field = state.field or state.member
@@ -113,9 +113,8 @@ class StateColumns:
         if self.state.reduce in (Reduce.MIN, Reduce.MAX):
             (name,) = self.state.value
             is_text = isinstance(_type(df, name), T.StringType)
-            return [
-                _text(df, name)[0] if is_text else _column(name)
-            ]  # texts are compared as bytes, without a collation
+            # Texts are compared as bytes, without a collation.
+            return [_text(df, name)[0] if is_text else _column(name)]
         return [_column(name) for name in self.state.order_by]
 
     def _is_array(self, df: DataFrame) -> bool:
@@ -143,7 +142,7 @@ class StateColumns:
         return [(F.when(F.coalesce(*(column.isNotNull() for column in columns)), document), "text")]
 
     def _elements(self, df: DataFrame, name: str) -> tuple[Column, str]:
-        """Return an array column with its elements converted in Spark, and the form of the remaining conversion."""
+        """Return an array column as Spark converts its elements, and the form of the remaining conversion."""
         array, kind = _column(name), _type(df, name)
         assert isinstance(kind, T.ArrayType)
         if self.state.encoding is Encoding.JSON:
@@ -153,7 +152,7 @@ class StateColumns:
 
 
 def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescriptor:
-    """Return the descriptor with the types of its columns; DescriptorError, with the column's name, for a bad one."""
+    """Return the descriptor with the types of its columns; DescriptorError for a missing column or a wrong type."""
     form = state.format_for(job)
     roles = [
         *(("key", name) for name in form.columns),
@@ -177,43 +176,43 @@ def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescr
         _check_type(state, role, name, _type(df, name))
     _check_where(df, state)
     checked = replace(state, columns={name: _type(df, name).simpleString() for _, name in roles})
-    reduction_of(checked)  # raises for a type that cannot be folded
+    reduction_of(checked)  # raises DescriptorError for a type that cannot be folded
     return checked
 
 
 def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) -> None:
     plain = isinstance(kind, TEXT_TYPES + CAST_TYPES + (T.FractionalType, T.TimestampType, T.TimestampNTZType))
-    at = f"state {state.name!r}: the {role} column {name!r} has the type {kind.simpleString()}"
+    column = f"state {state.name!r}: the {role} column {name!r} has the type {kind.simpleString()}"
     if role in ("key", "field", "member") and not plain:
-        raise DescriptorError(f"{at}, which has no text form; convert it to a string, for example with to_json()")
+        raise DescriptorError(f"{column}, which has no text form; convert it to a string, for example with to_json()")
     if role == "score" and not isinstance(kind, T.NumericType):
-        raise DescriptorError(f"{at}, and a score is a number; cast it to a double")
+        raise DescriptorError(f"{column}, and a score is a number; cast it to a double")
     if role == "value" and state.reduce is Reduce.COUNT:
         return
     if role == "value" and not plain and not isinstance(kind, NESTED_TYPES):
-        raise DescriptorError(f"{at}, which sparkis cannot write; cast it to a string or a number")
+        raise DescriptorError(f"{column}, which sparkis cannot write; cast it to a string or a number")
     if role == "value" and state.resets is not None and isinstance(kind, T.ArrayType):
-        raise DescriptorError(f"{at}, and an array always replaces the list; leave out resets=")
+        raise DescriptorError(f"{column}, and an array always replaces the list; leave out resets=")
     if role == "value" and state.kind is Kind.LIST and isinstance(kind, T.ArrayType):
         _check_type(replace(state, kind=Kind.VALUE, length_max=None), role, f"{name}[]", kind.elementType)
         return
     if role == "value" and state.encoding is Encoding.BINARY and not isinstance(kind, T.BinaryType):
-        raise DescriptorError(f"{at}, but encoding='binary' takes binary columns; use encoding='text', or cast it")
+        raise DescriptorError(f"{column}, but encoding='binary' takes binary columns; use encoding='text', or cast it")
     if role == "deletion" and not isinstance(kind, T.BooleanType):
-        raise DescriptorError(f"{at}; it must be boolean: true in the rows that delete")
+        raise DescriptorError(f"{column}; it must be boolean: true in the rows that delete")
     if role == "resets" and not isinstance(kind, T.BooleanType):
-        raise DescriptorError(f"{at}; it must be boolean: true in the rows that empty the list first")
+        raise DescriptorError(f"{column}; it must be boolean: true in the rows that empty the list first")
     if role == "expire_at" and not isinstance(kind, (T.TimestampType, T.LongType)):
-        raise DescriptorError(f"{at}; it must be a timestamp, or milliseconds since 1970 as a bigint")
+        raise DescriptorError(f"{column}; it must be a timestamp, or milliseconds since 1970 as a bigint")
     if role == "order_by" and isinstance(kind, (T.MapType, T.VariantType, T.NullType)):
-        raise DescriptorError(f"{at}, which cannot be ordered; choose another column")
+        raise DescriptorError(f"{column}, which cannot be ordered; choose another column")
 
 
 def _check_where(df: DataFrame, state: StateDescriptor) -> None:
     if state.where is None:
         return
     try:
-        # Not `df.where`: under Spark Connect the schema of that is known without an analysis.
+        # Not `df.where`, whose schema Spark Connect knows without an analysis.
         df.select(F.when(F.expr(state.where), True)).schema  # noqa: B018  # analysis happens here
     except PySparkException as error:
         raise DescriptorError(f"state {state.name!r}: where={state.where!r} is not a condition: {error}") from None
@@ -241,7 +240,7 @@ def _type(df: DataFrame, name: str) -> T.DataType:
 
 
 def _text(df: DataFrame, name: str) -> tuple[Column, str]:
-    """Return a column converted in Spark, and the form of its remaining conversion (see `encoding.as_bytes`)."""
+    """Return a column as Spark converts it, and the form of the remaining conversion (see `encoding.as_bytes`)."""
     return _text_of(_column(name), _type(df, name))
 
 
@@ -278,7 +277,7 @@ def _number(df: DataFrame, name: str) -> tuple[Column, str]:
 def folded(role: str, name: str, kind: T.DataType) -> tuple[list[Column], Column]:
     """Return the aggregates by which Spark reduces a shared column, and the column of their result (see `_text_of`).
 
-    A sum of bigints may overflow a bigint, so their upper and lower halves are added up separately.
+    A sum of bigints may overflow a bigint, so the upper and lower halves of the numbers are added up separately.
     """
     column = F.col(name)
     if role != "s":
@@ -300,12 +299,12 @@ def folded(role: str, name: str, kind: T.DataType) -> tuple[list[Column], Column
 
 
 def _count_summand(*counted: Column) -> tuple[Column, str]:
-    """Return the number that a row adds to a count: one, or null if the counted column is null."""
+    """Return the number that a row adds to a count (one, or null if the counted column is null), and its form."""
     one = F.lit(1).cast("bigint")
     return (F.when(counted[0].isNotNull(), one) if counted else one), "integer"
 
 
 def _json(column: Column) -> Column:
-    """Return a column as JSON: Spark writes an object with the single field v; the text around the value is removed."""
+    """Return a column as JSON. Spark writes only objects, so the text around the value of a single field is removed."""
     document = F.to_json(F.struct(column.alias("v")), JSON_OPTIONS)
     return F.when(column.isNotNull(), F.substring(document, 6, 2**31 - 1).substr(F.lit(1), F.length(document) - 6))

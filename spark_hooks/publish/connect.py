@@ -1,4 +1,4 @@
-"""The sink under Spark Connect, where foreachBatch functions run in a Python worker of the server.
+"""The sink under Spark Connect: foreachBatch functions run in a Python worker of Spark's server.
 
     client                              worker, one for each query run
     ConnectQueryableWriter, `BatchWriter` ──pickled──► `BatchWriter.__call__`, or `publish` in the user's function
@@ -35,7 +35,7 @@ CHECKPOINT_MISSING = (
 
 
 class ConnectQueryableWriter(SinkChecks, ConnectDataStreamWriter):  # type: ignore[misc]  # to a type checker both are one
-    """Spark Connect's DataStreamWriter with the sink set. The log is opened by the query's first micro-batch."""
+    """Spark Connect's DataStreamWriter with the sink set. The query's first micro-batch opens the log."""
 
     def start(self, *args: Any, **options: Any) -> StreamingQuery:  # type: ignore[override]
         """Start the query. Errors of the log fail its first micro-batch."""
@@ -91,7 +91,7 @@ def run_of_batch(session: SparkSession, checkpoint: str | Path | None, name: str
 
 
 def read_run(session: SparkSession, checkpoint: str, name: str | None) -> QueryRun:
-    """Return the run of the query with this checkpoint. Spark's server reads the file, on any storage that it knows."""
+    """Return the run of the query with this checkpoint. Spark's server reads its file, on any storage that it knows."""
     path = f"{checkpoint.rstrip('/')}/metadata"
     try:
         rows = session.read.text(path, wholetext=True).collect()

@@ -1,10 +1,10 @@
-"""The encoding of rows as change records, column by column, with pyarrow and numpy.
+"""The encoding of rows as changes, column by column, with pyarrow and numpy.
 
 Runs in Spark's Python workers, on executors. Uses Arrow and descriptors, not Spark. Spark SQL has already converted the
-types that it writes as our format requires (see `columns`). The others are converted here, because Java writes them in
+types that it writes in sparkis' format (see `columns`). The others are converted here, because Java writes them in
 another format, or takes longer:
 
-    integer     decimal; converted here also because Spark sends numbers to the worker twice as fast as texts
+    integer     decimal digits; Spark sends numbers to the worker twice as fast as texts
     float       the shortest text that reads back the same; no exponent from 1e-7 up to 1e21 (as JavaScript and Redis)
     decimal     plain digits, never an exponent
     timestamp   ISO 8601 in UTC with a Z, or without a zone for timestamp_ntz; a fraction only if it is not zero
@@ -71,17 +71,17 @@ class DuplicateRowsError(RowError):
 
 @dataclass(frozen=True)
 class RowPlan:
-    """The encoding of one state's rows as changes; picklable, sent to every task. A set's field is its member.
+    """How a task encodes one state's rows as changes; picklable. A set's field is its member.
 
     literals       the texts around the key parts, as in `KeyFormat`
     key_names, field_name, value_names   the DataFrame's names of the columns, for errors
     key_forms, field_form, value_forms   the conversion of each column: text (none), float, integer, decimal, timestamp,
                    timestamp_ntz
-    key_is_open    for each key part: its text may contain the separator that follows, so it must be checked
-    map_fields     the fields of the map that each row replaces as a whole; else empty
+    key_is_open    for each key part: its text may contain the separator that follows, and is checked
+    map_fields     the fields of the map if each row replaces a map as a whole; else empty
     appends        each row appends its value to a list
     replaces_list  the value column is an array that replaces the list
-    reduce         the rows of a key are reduced: by `add` for sums; with is_folded, Spark has done it
+    reduce         the rows of a key are reduced, by `add` for sums; is_folded: Spark has done so
     columns        (name, name in the batch) of each column, where they differ
     """
 
@@ -110,10 +110,10 @@ def encode(plans: Sequence[RowPlan], batches: Iterable[pa.RecordBatch], digest: 
     """Encode sorted rows as sorted runs of changes, one change per key (and field); add row hashes to `digest[0]`.
 
     The rows of a state are adjacent (with several states, the upper bits of the column g are the state's number), and
-    so are the rows of a key. The last row of a key wins; rows of a list all count. Rows that were not shuffled may have
-    any order: the last row of a key in each run is written. Raises RowError.
+    so are the rows of a key. The last row of a key wins; all rows of a list count. Rows that were not shuffled may have
+    any order; then the last row of a key in each run wins. Raises RowError.
     """
-    names = pa.array([plan.state for plan in plans], pa.string())  # a single dictionary: a file cannot have several
+    names = pa.array([plan.state for plan in plans], pa.string())  # one dictionary for all runs: a file has only one
     buffered: list[pa.RecordBatch] = []
     rows = size = 0
     for piece in chain.from_iterable(map(_pieces, _all_changes(plans, names, batches, digest))):
@@ -130,7 +130,7 @@ def encode(plans: Sequence[RowPlan], batches: Iterable[pa.RecordBatch], digest: 
 def _all_changes(
     plans: Sequence[RowPlan], names: pa.Array, batches: Iterable[pa.RecordBatch], digest: list[int]
 ) -> Iterator[pa.RecordBatch]:
-    """Encode the rows of the states, one state after the other."""
+    """Encode the rows of all states, one state after another."""
     for number, parts in groupby(_by_state(plans, batches), key=itemgetter(0)):
         plan = plans[number]
         rows = _rows(plan, (part for _, part in parts), digest)
@@ -138,7 +138,7 @@ def _all_changes(
 
 
 def _rows(plan: RowPlan, batches: Iterable[pa.RecordBatch], digest: list[int]) -> Iterator[pa.RecordBatch]:
-    """Add row hashes to the digest, and skip null values of states that reduce."""
+    """Add row hashes to the digest, and leave out rows with null values if the state reduces."""
     for batch in batches:
         digest[0] += int(batch.column("h").to_numpy().view(np.uint64).sum(dtype=np.uint64))
         if plan.reduce is not None and batch.column("v0").null_count:
@@ -150,17 +150,20 @@ def _rows(plan: RowPlan, batches: Iterable[pa.RecordBatch], digest: list[int]) -
 def _by_state(plans: Sequence[RowPlan], batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Cut batches where the state changes, and give each part the column names of its plan."""
     for batch in batches:
-        n = batch.num_rows
-        if not n:
+        if not batch.num_rows:
             continue
         if len(plans) == 1:
             yield 0, _renamed(plans[0], batch)
             continue
-        numbers = batch.column("g").to_numpy() >> (64 - STATE_BITS)
-        starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1)]
-        for start, stop in zip(starts, [*starts[1:], n], strict=True):
-            number = int(numbers[start])
-            yield number, _renamed(plans[number], batch.slice(start, stop - start))
+        for number, part in split_by(batch, batch.column("g").to_numpy() >> (64 - STATE_BITS)):
+            yield number, _renamed(plans[number], part)
+
+
+def split_by(batch: pa.RecordBatch, numbers: npt.NDArray[Any]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Split a batch where the numbers of its rows change; iterate over (number, part). At least one row."""
+    starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1)]
+    for start, stop in zip(starts, [*starts[1:], len(numbers)], strict=True):
+        yield int(numbers[start]), batch.slice(start, stop - start)
 
 
 def _renamed(plan: RowPlan, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -170,7 +173,7 @@ def _renamed(plan: RowPlan, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Split a batch until every piece fits into a run; a single row may still be too large."""
+    """Split a batch until each piece fits into a run; a piece of one row may still be too large."""
     if batch.num_rows > 1 and (batch.num_rows > RUN_ROWS_MAX or batch.nbytes > RUN_BYTES_MAX):
         middle = batch.num_rows // 2
         yield from _pieces(batch.slice(0, middle))
@@ -186,7 +189,7 @@ def _sorted_run(plans: Sequence[RowPlan], batches: list[pa.RecordBatch]) -> pa.R
 
 
 def _last_of_each(plan: RowPlan, run: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the last of adjacent rows of a key and field; without a shuffle a key may have several rows."""
+    """Return the last of adjacent rows of each key and field; without a shuffle a key may have several rows."""
     positions = positions_in(run)
     if plan.appends or not (positions[1:] == positions[:-1]).any():
         return run
@@ -195,7 +198,7 @@ def _last_of_each(plan: RowPlan, run: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _changes(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Encode one batch of the state `names[number]`; the order of rows stays."""
+    """Encode one batch of the state `names[number]`; rows keep their order."""
     n = batch.num_rows
     keys = _keys(plan, batch)
     field = pa.nulls(n, pa.binary()) if plan.field_name is None else _field(plan, batch)
@@ -262,7 +265,7 @@ def _keys(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
 
 
 def _check_separable(plan: RowPlan, name: str, part: pa.Array, literal: bytes) -> None:
-    """RowError if a key part contains the separator that follows it: two different rows could make the same key."""
+    """Raise RowError if a key part contains the separator that follows it: two rows could make the same key."""
     joined = pc.binary_join_element_wise(part, pa.scalar(literal), pa.scalar(b""))
     is_clear = pc.equal(pc.find_substring(joined, literal), pc.binary_length(part))
     if not pc.all(is_clear).as_py():
@@ -287,7 +290,7 @@ def _field(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
 
 
 def _check_scores(plan: RowPlan, keys: pa.Array, scores: pa.Array) -> None:
-    """RowError for a score that is NaN, which cannot be ordered."""
+    """Raise RowError for a score that is NaN, which cannot be ordered."""
     is_nan = pc.fill_null(pc.is_nan(scores), False)
     if pc.any(is_nan).as_py():
         key = keys.filter(is_nan)[0].as_py()
@@ -315,7 +318,7 @@ def _check_size(plan: RowPlan, role: str, columns: Sequence[str], texts: pa.Arra
 def _deduplicated(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Reduce adjacent rows of a key and field to one: the last one, the minimum, the maximum or the sum.
 
-    RowError if a key has several rows without an order. Rows that append to an ordered list are all kept. For a minimum
+    RowError if a key has several rows without an order. All rows that append to an ordered list remain. For a minimum
     or maximum, rows come sorted by their values.
     """
     if plan.is_folded or (plan.appends and plan.keeps_last):
@@ -354,7 +357,7 @@ def _is_same(plan: RowPlan, keys: pa.Array, fields: pa.Array) -> npt.NDArray[np.
 
 
 def _sums(column: pa.Array, form: str, starts: npt.NDArray[Any], add: Callable[[bytes, bytes], bytes]) -> pa.Array:
-    """Return the sum of each group of rows as text; exact for any size, except for floats."""
+    """Return the sum of each group of rows as text: exact, except for floats."""
     if form == "float":
         with np.errstate(all="ignore"):
             return as_bytes(pa.array(np.add.reduceat(column.to_numpy(), starts)), form)
@@ -405,7 +408,7 @@ def _float_text(column: pa.Array) -> pa.Array:
 
 
 def float_text(number: np.floating[Any]) -> str:
-    """Return the shortest text of a number that Arrow writes with an exponent."""
+    """Return the shortest text of a number, for numbers that Arrow writes with an exponent."""
     if number == 0 or 1e-7 <= abs(number) < 1e21:
         return np.format_float_positional(number, unique=True, trim="-")
     return np.format_float_scientific(number, unique=True, trim="-", exp_digits=1)
@@ -421,10 +424,10 @@ def _rewrite(texts: pa.Array, rewrite: Any) -> pa.Array:
 
 
 def _timestamp_text(column: pa.Array, zone: str) -> pa.Array:
-    instants = column.cast(pa.timestamp("us"))  # with a zone: the time in UTC, without a lookup of zones
+    instants = column.cast(pa.timestamp("us"))  # the time in UTC, without its zone
     try:
         texts = instants.cast(pa.timestamp("s")).cast(pa.string())  # 2013-07-04 10:00:00
-    except pa.ArrowInvalid:  # there are fractions, which cost twice the work
+    except pa.ArrowInvalid:  # there are fractions, which take twice as long
         texts = pc.ascii_rtrim(pc.ascii_rtrim(instants.cast(pa.string()), "0"), ".")
     texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
     has_large_year = pc.fill_null(pc.starts_with(texts, YEAR_TOO_LARGE), False)
@@ -484,7 +487,7 @@ def pack_arrays(plan: RowPlan, column: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def _pack_lists(text: pa.Array, counts: npt.NDArray[np.int64]) -> pa.Array:
-    """Encode elements as packed lists; `counts` has the number of elements of each list."""
+    """Encode elements as packed lists. counts: the number of elements of each list."""
     end = pa.scalar(b"\r\n")
     length = pc.binary_length(text).cast(pa.string()).cast(pa.binary())
     bulk = pc.binary_join_element_wise(pa.scalar(b"$"), length, end, text, end, pa.scalar(b""))
@@ -496,7 +499,7 @@ def _pack_lists(text: pa.Array, counts: npt.NDArray[np.int64]) -> pa.Array:
 def _list_heads(counts: npt.NDArray[Any], offsets: npt.NDArray[Any], bulk: pa.Array) -> pa.Array:
     """Return the headers of packed lists: the count, and the end offset of each element."""
     ends = np.concatenate(([0], np.cumsum(pc.binary_length(bulk).to_numpy().astype(np.int64))))
-    at = offsets[:-1] + np.arange(len(counts))  # the index of each row's numbers: a count, then the ends
+    at = offsets[:-1] + np.arange(len(counts))  # the index of each list's count; the ends of its elements follow
     numbers = np.empty(len(counts) + len(bulk), np.uint32)
     is_count = np.zeros(len(numbers), bool)
     is_count[at] = True
@@ -514,7 +517,7 @@ def _little_endian(numbers: npt.NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(numbers), [None, pa.py_buffer(ends), pa.py_buffer(raw.tobytes())])
 
 
-# Positions ------------------------------------------------------------------------------------------------------------
+# -- positions ---------------------------------------------------------------------------------------------------------
 
 
 def _crc16_table() -> npt.NDArray[np.uint16]:
@@ -553,29 +556,30 @@ CRC32_PAIRS = _crc32_step(_crc32_step(np.arange(1 << 16, dtype=np.uint32)))
 
 
 def positions_of(keys: pa.Array, prefix: bytes = b"") -> npt.NDArray[np.uint64]:
-    """Return `slots.position_of` of every key of a binary array without nulls; all begin with `prefix`."""
+    """Return the positions (`slots.position_of`) of a binary array of keys without nulls; all begin with `prefix`."""
     n = len(keys)
     ends = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + n + 1].astype(np.int64)
     content = np.frombuffer(keys.buffers()[2] or b"\0", np.uint8)
     lengths = np.diff(ends) - len(prefix)
-    order = np.argsort(-lengths, kind="stable")  # longest first, so the keys with remaining bytes are a prefix
+    order = np.argsort(-lengths, kind="stable")  # the longest first, so that keys with remaining bytes are in front
     starts = ends[:-1][order] + len(prefix)
     sorted_lengths = lengths[order]
     crc16 = np.full(n, crc_hqx(prefix, 0), np.uint16)
     crc32 = np.full(n, zlib.crc32(prefix) ^ 0xFFFFFFFF, np.uint32)
-    for turn in range(0, min(int(sorted_lengths[0]) if n else 0, COLUMN_HASH_BYTES_MAX), 2):
-        pairs, ones = np.searchsorted(-sorted_lengths, (-turn - 2, -turn - 1), side="right")
-        at = starts[:pairs] + turn
+    for done in range(0, min(int(sorted_lengths[0]) if n else 0, COLUMN_HASH_BYTES_MAX), 2):
+        # The keys before `pairs` have two bytes or more left, those before `ones` one byte.
+        pairs, ones = np.searchsorted(-sorted_lengths, (-done - 2, -done - 1), side="right")
+        at = starts[:pairs] + done
         first, second = content[at].astype(np.uint16), content[at + 1].astype(np.uint16)
         crc16[:pairs] = CRC16_PAIRS[crc16[:pairs] ^ (first << 8 | second)]
         crc32[:pairs] = (crc32[:pairs] >> 16) ^ CRC32_PAIRS[(crc32[:pairs] & 0xFFFF) ^ (second << 8 | first)]
-        last = content[starts[pairs:ones] + turn]
+        last = content[starts[pairs:ones] + done]
         crc16[pairs:ones] = _crc16_step(crc16[pairs:ones] ^ (last.astype(np.uint16) << 8))
         crc32[pairs:ones] = _crc32_step(crc32[pairs:ones] ^ last)
     positions = np.empty(n, np.uint64)
     slots = (crc16 & 16383).astype(np.uint64)
     positions[order] = slots << np.uint64(HASH_BITS) | (crc32 ^ np.uint32(0xFFFFFFFF)).astype(np.uint64)
     is_special = (np.diff(ends) > COLUMN_HASH_BYTES_MAX) | pc.match_substring(keys, b"{").to_numpy(zero_copy_only=False)
-    for row in np.flatnonzero(is_special):  # hash tags and very long keys
+    for row in np.flatnonzero(is_special):  # keys with hash tags, and very long keys
         positions[row] = position_of(keys[int(row)].as_py())
     return positions

@@ -1,6 +1,6 @@
-"""Coordinates as scores: a sorted set with such scores works with GEOSEARCH.
+"""Coordinates as scores: GEOSEARCH reads sorted sets with such scores.
 
-The score of GEOADD as an expression of Spark SQL, in the arithmetic of `state_backend.codec.geohash`: Spark's doubles
+The score of GEOADD as an expression of Spark SQL, with the arithmetic of `state_backend.codec.geohash`: Spark's doubles
 and longs give the same 52 bits. Builds columns on the driver or in a Spark Connect client; starts no Spark job.
 """
 
@@ -60,12 +60,12 @@ def _column(column: Column | str) -> Column:
 
 
 def _fixed(degrees: Column, degrees_max: float) -> Column:
-    """Return a coordinate as an integer of 26 bits; the upper limit itself gives one bit more."""
+    """Return a coordinate as an integer of 26 bits; of 27 bits for the upper limit itself."""
     return ((degrees + F.lit(degrees_max)) / F.lit(2 * degrees_max) * F.lit(float(1 << STEP_MAX))).cast("long")
 
 
 def _spread(number: Column) -> Column:
-    """Put a zero before each bit."""
+    """Insert a zero before each bit."""
     return reduce(
         lambda bits, step: bits.bitwiseOR(F.shiftleft(bits, step[0])).bitwiseAND(F.lit(step[1])), SPREADING, number
     )

@@ -1,10 +1,10 @@
 """The layout of rows between Spark and its Python workers: the rows of all states of a query, in one shuffle.
 
-Each state has its own columns with their own types. The layout has shared columns: states share columns of the same
-type. A row of the query becomes one row of the layout for each state that it belongs to:
+Each state has its own columns with their own types. States share the columns of the layout, if their types are the
+same. A row of the query becomes one row of the layout for each state that it belongs to:
 
-    g             the state's number and a hash of the key. Rows are partitioned by it and sorted by it first: Spark
-                  compares one long much faster than texts, and compares other columns only for equal longs
+    g             the state's number and a hash of the key. Rows are partitioned and first sorted by it: Spark compares
+                  one long much faster than texts, and compares other columns only for equal longs
     k0, k1 ...    the parts of the key
     f0 ...        the field of a map, the member of a set
     o0, o1 ...    the columns that order the rows of a key; not sent to the workers
@@ -13,12 +13,12 @@ type. A row of the query becomes one row of the layout for each state that it be
     e0            the row's expiry
     r0            true: the list is emptied before the row's element is appended
     h             a hash of the row, for the epoch's digest
-    u             a hash of the key and the field, where rows are not shuffled and a second row of a key is an error
-    s0, l0, x0 ...   the sum, the minimum, the maximum; instead of values if all states reduce (see `reductions`).
+    u             a hash of the key and the field; only if rows are not shuffled, and a second row of a key is an error
+    s0, l0, x0 ...   the sum, the minimum, the maximum; in place of values, if all states reduce (see `reductions`).
                   Then Spark reduces the rows of a key and field to one, after the shuffle
 
-Runs on the driver. A layout is made once per schema: its columns are not bound to a DataFrame, so a micro-batch needs
-few calls of Spark.
+Runs on the driver. A layout is made once per schema, because its columns are not bound to a DataFrame. So a micro-batch
+needs few calls of Spark.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Layout:
 
     @classmethod
     def of(cls, df: DataFrame, states: Sequence[StateDescriptor], job: str) -> Self:
-        """Make the layout of some states; costs a few hundred calls of Spark."""
+        """Make the layout of some states. Takes a few hundred calls of Spark."""
         of_states = [StateColumns(state, job) for state in states]
         is_folded = all(each.can_be_folded(df) for each in of_states)
         columns = [each.selected(df, is_folded) for each in of_states]
@@ -107,7 +107,7 @@ class Layout:
     def rows(self, df: DataFrame, partitions: int) -> DataFrame:
         """Return the states' rows: each key in one partition, sorted so that the last row of a key wins.
 
-        Always a full pass over the batch: without one, Spark loses the checkpoint of a stateful query.
+        Always a full pass over the batch: without one, a stateful query loses its checkpoint.
         """
         rows = self._selected_rows(df).repartition(partitions, "g")
         if self.groups:
@@ -115,7 +115,7 @@ class Layout:
         return rows.sortWithinPartitions(*self.order).select(*self.output)
 
     def unshuffled_rows(self, df: DataFrame) -> DataFrame:
-        """Return the single state's rows without a shuffle: rows of a key may be in several partitions. A full pass."""
+        """Return the single state's rows without a shuffle: a key may be in several partitions. Also a full pass."""
         return self._selected_rows(df).select(*self.unshuffled)
 
     def _selected_rows(self, df: DataFrame) -> DataFrame:
@@ -125,7 +125,7 @@ class Layout:
     def rows_in_place(self, df: DataFrame, *first: str) -> DataFrame:
         """Return the single state's rows, sorted, without a shuffle; each key must be in one partition already.
 
-        first: columns that are sorted by before all others, and included in the rows.
+        first: columns by which the rows are sorted first; they are included in the rows.
         """
         (state,) = self.states
         assert state.where is None
@@ -134,7 +134,7 @@ class Layout:
         return rows.select(*before, *self.output)
 
     def plans(self, clock_ms: int) -> tuple[RowPlan, ...]:
-        """Return the plans with which a task encodes the rows of a micro-batch."""
+        """Return the plans by which a task encodes the rows of a micro-batch."""
         return tuple(
             plan if state.ttl_ms is None else replace(plan, expire_at_ms=clock_ms + state.ttl_ms)
             for state, plan in zip(self.states, self.row_plans, strict=True)
@@ -142,7 +142,7 @@ class Layout:
 
 
 def check_layout(df: DataFrame, states: Sequence[StateDescriptor], job: str) -> None:
-    """Let Spark analyse the plan of a batch, so that its errors are raised before the query starts."""
+    """Have Spark analyze the plan of a batch, so that its errors are raised before the query starts."""
     for each in [[state] for state in states] + [states] * (len(states) > 1):
         try:
             Layout.of(df, each, job).rows(df, 1).schema  # noqa: B018  # analysis happens here
@@ -154,7 +154,7 @@ def check_layout(df: DataFrame, states: Sequence[StateDescriptor], job: str) -> 
 def _is_ordered(state: StateDescriptor) -> bool:
     """Tell whether the rows of a key must be ordered or adjacent.
 
-    Two keys may have the same hash, and then their rows are mixed. Sums need no order: they can be added up in parts.
+    Rows of two keys with the same hash are mixed. Sums need no order: they can be added up in several changes.
     """
     if state.reduce in SUMS and state.field is None:
         return False
@@ -168,7 +168,7 @@ class _SharedColumns:
     types: dict[str, list[T.DataType]] = field(default_factory=lambda: {role: [] for role in ROLES})
 
     def assign(self, columns: Iterable[tuple[str, T.DataType]]) -> list[str]:
-        """Return a shared column for each column of a state; a new one where no other state has one of the type.
+        """Return a shared column for each column of a state; a new one if there is none of the type.
 
         Columns of a role keep their order, because rows are sorted in the order of shared columns.
         """
@@ -219,15 +219,15 @@ def _row(number: int, row: dict[str, Column]) -> tuple[Column, ...]:
 def _is_expanded(states: Sequence[StateDescriptor]) -> bool:
     """Tell whether rows go through the generator: with several states, or with a condition.
 
-    A single state with a condition could use a filter instead. But where Spark's optimizer finds that the condition is
-    never true, it skips the whole batch, and a stateful query loses its checkpoint (observed). It does not inspect
-    the generator.
+    A single state with a condition could use a filter instead. But if Spark's optimizer finds that the condition is
+    never true, it skips the whole batch, and a stateful query loses its checkpoint (observed). The optimizer does not
+    inspect a generator.
     """
     return len(states) > 1 or states[0].where is not None
 
 
 def _expanded(states: Sequence[StateDescriptor], rows: Sequence[dict[str, Column]], shared: _SharedColumns) -> Column:
-    """Return the generator of one row of the layout per state; all null where a row does not belong to the state."""
+    """Return the generator of one row of the layout per state; all null if a row does not belong to the state."""
     empty = shared.empty()
     generated = []
     for number, (state, row) in enumerate(zip(states, rows, strict=True)):

@@ -1,8 +1,8 @@
 """The source offsets in a query's checkpoint, and their comparison with those of an earlier checkpoint.
 
-Offsets of two checkpoints are comparable only if they are positions in the source itself: those of Kafka (and of
-sources with the same format) and of Delta. All others are never compared. Offsets of file streams count the query's own
-batches, those of rate streams count its own seconds, and those of Iceberg streams are snapshots without an order.
+Offsets of two checkpoints are comparable only if they are positions in the source itself, as for Kafka (and sources
+with the same format) and Delta. No others are compared: offsets of file streams count the query's own batches, those of
+rate streams count its own seconds, and those of Iceberg streams are snapshots without an order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DELTA = ("reservoirId", "reservoirVersion", "index")
 class OffsetLog:
     """The offsets in a query's checkpoint; all unknown if `location` is None. Used on the driver, once a micro-batch.
 
-    A local file is read directly, in about 30 us; others through Hadoop's filesystems, as Spark reads them.
+    A local file is read directly, in about 30 us; other files are read through Hadoop's filesystems, as Spark does.
     """
 
     def __init__(self, location: str | None, session: SparkSession | None = None) -> None:
@@ -38,7 +38,7 @@ class OffsetLog:
         return tuple(lines[2:]) if lines[:1] == [VERSION] else ()  # line 1 is the batch's metadata
 
     def ends_at(self, batch: int) -> bool:
-        """Tell whether a batch is the last that Spark planned."""
+        """Tell whether a batch is the last one that Spark has planned."""
         return self._read(f"offsets/{batch}") is not None and self._read(f"offsets/{batch + 1}") is None
 
     def _read(self, name: str) -> str | None:
@@ -62,7 +62,7 @@ class OffsetLog:
 
 
 def have_passed(current: Sequence[str], previous: Sequence[str]) -> bool:
-    """Tell whether every source is at or past its offset of the earlier checkpoint; False where that is unknown."""
+    """Tell whether every source is at or past its offset of the earlier checkpoint; False if that is unknown."""
     if not previous or len(current) != len(previous):
         return False
     return all(_has_passed(_parsed(now), _parsed(before)) for now, before in zip(current, previous, strict=True))

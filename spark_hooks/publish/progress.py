@@ -1,7 +1,7 @@
 """The progress of a query's last finished micro-batch as one hash, `job:_progress`, for dashboards.
 
-The source is Spark's `query.lastProgress`. Spark sets it when a micro-batch has ended, so an epoch holds the progress
-of the micro-batch before it. It costs no Spark job, and is not part of the digest by which a replay is recognised.
+The source is Spark's `query.lastProgress`. Spark sets it when a micro-batch has ended, so an epoch has the progress of
+the micro-batch before. Reading it starts no Spark job. It is not part of the digest that recognizes a replay.
 """
 
 from __future__ import annotations

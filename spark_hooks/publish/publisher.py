@@ -1,7 +1,7 @@
 """`Publisher` writes a running query's micro-batches as the epochs of a job.
 
-The path of a row: `Layout.rows` selects and orders it in Spark; `Task` encodes it in a Python worker and writes a
-change file, or returns the bytes if they are few; `Publisher.write` commits the epoch on the driver.
+The path of a row: `Layout.rows` selects and orders it in Spark. `Task` encodes it in a Python worker, and writes a
+change file, or returns the bytes if they are few. `Publisher.write` commits the epoch on the driver.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ logger = logging.getLogger("sparkis.sink")
 
 Mode = Literal["update", "append", "complete"]
 PARTITIONS_SETTING = "spark.sparkis.partitions"
-# An applier starts within half a second after a server finds its job; a loaded machine takes longer (guess).
+# The wait for the first epoch of a run: an applier starts half a second after a server finds its job, later on a loaded
+# machine (guess).
 FIRST_VISIBILITY_TIMEOUT_S = 5.0
 HEARTBEAT_INTERVAL_S = 1.0
-# A larger batch is shuffled. Without a shuffle the driver receives eight bytes per row: at most 32 MB (guess).
+# A larger batch is shuffled. Without a shuffle the driver gets eight bytes per row: at most 32 MB (guess).
 UNSHUFFLED_ROWS_MAX = 4_000_000
-# With more tasks than this multiple of the shuffle's partitions, the tasks cost more than the shuffle (guess).
+# If there are more tasks than this multiple of the shuffle's partitions, they cost more than the shuffle (guess).
 UNSHUFFLED_TASKS_FACTOR = 4
 
 
 class BatchInterruptedError(Exception):
     """The query was stopped while its micro-batch ran.
 
-    Spark's StreamExecution searches a Python function's error for the words in brackets, to tell a stop from a failure.
-    Its pattern overflows the JVM's stack on long texts: with the original error, stopping a query in the middle of a
-    batch printed a thousand lines (seen with 4.3). So this text is short.
+    Spark's StreamExecution searches the error of a Python function for the words in parentheses, to tell a stop from a
+    failure. Its pattern overflows the JVM's stack on long texts: with the original error, stopping a query in the
+    middle of a batch printed a thousand lines (seen with 4.3). So this text is short.
     """
 
     def __init__(self) -> None:
@@ -101,8 +102,8 @@ def checkpoint_of(query: StreamingQuery) -> str:
 def _running_query(session: SparkSession, query_id: str) -> StreamingQuery | None:
     """Return a running query of any session of this driver, or None.
 
-    A session lists only its own queries, and a batch's session has none. The list of all sessions is a private API of
-    Spark: None also where it is missing.
+    A session lists only its own queries, and a batch's session has none. The list of all sessions' queries is a private
+    API of Spark; None if it is missing.
     """
     try:
         active = session._jsparkSession.sharedState().activeStreamingQueries()
@@ -189,8 +190,8 @@ class Publisher:
                     target=_send_heartbeats, args=arguments, name=f"sparkis-heartbeat-{job}", daemon=True
                 )
                 heartbeat.start()
-                for endpoint in endpoints.of_log(self._options.log):
-                    endpoint.announce(job, -1)  # its servers open the job while Spark prepares the first batch
+                # The servers open the job while Spark prepares the first batch.
+                endpoints.announce(self._options.log, job, -1)
                 self._writer, self._run = writer, run
             return self._writer
 
@@ -210,7 +211,7 @@ class Publisher:
         is_first, self._last_committed = self._last_committed < 0, batch_id
         if not is_new:
             logger.info("job %s: epoch %d was committed before a restart; its replay is skipped", writer.job, batch_id)
-        self._notify_and_wait(writer.job, batch_id, is_first=is_first)
+        self._announce_and_wait(writer.job, batch_id, is_first=is_first)
 
     @property
     def writer_id(self) -> str | None:
@@ -218,7 +219,7 @@ class Publisher:
         return None if self._writer is None else self._writer.current.writer
 
     def check_not_committed(self, job: str, batch_id: int) -> None:
-        """DescriptorError for a second epoch of one micro-batch; the log would skip it as a replay."""
+        """Raise DescriptorError for a second epoch of one micro-batch; the log would skip it as a replay."""
         if batch_id == self._last_committed:
             raise DescriptorError(
                 f"job {job!r}: batch {batch_id} was published twice; a micro-batch is one epoch: pass "
@@ -228,9 +229,9 @@ class Publisher:
     def _write_files(self, batch: DataFrame, batch_id: int, writer: LogWriter, clock_ms: int) -> list[Any]:
         """Run the batch: one shuffle for all states, one pass over the batch's own plan.
 
-        The rows of a state without an order are first written without the shuffle. Where a second row of a key is an
+        The rows of a state without an order are first written without the shuffle. If a second row of a key is an
         error, the tasks return the hashes of all keys. If two hashes are equal, the batch runs again with the shuffle,
-        which brings the rows of a key together and so finds out whether the keys are equal.
+        which brings the rows of a key together, and so finds out whether the keys are equal.
         """
         layout = self._layout_of(batch)
         plan = placement.plan_of(self._options.log)
@@ -260,38 +261,36 @@ class Publisher:
         return results
 
     def _layout_of(self, batch: DataFrame) -> Layout:
-        """Return the layout of the rows; made once per schema, because each call of Spark costs a millisecond."""
+        """Return the layout of the rows. It is made once per schema, because each call of Spark takes a millisecond."""
         if self._layout is None or self._layout.schema != batch.schema:
             assert self._writer is not None
             self._layout = Layout.of(batch, self._options.states, self._writer.job)
         return self._layout
 
-    def _notify_and_wait(self, job: str, epoch: int, *, is_first: bool) -> None:
-        """Notify the servers of an epoch; wait until it is readable, if the options require it.
+    def _announce_and_wait(self, job: str, epoch: int, *, is_first: bool) -> None:
+        """Announce an epoch to the servers; wait until it is readable there, if the options require it.
 
-        It also waits for the first epoch of a run, because servers may still be opening the job.
+        The first epoch of a run is always awaited, because servers may still be opening the job.
         """
-        registered = endpoints.of_log(self._options.log)
-        for endpoint in registered:
-            endpoint.announce(job, epoch)
+        log = self._options.log
+        endpoints.announce(log, job, epoch)
         if self._catch_up is not None and not self._catch_up.is_done:
             return
+        has_servers = bool(endpoints.of_log(log))
         timeout_s = self._options.visibility_timeout_s or (
-            FIRST_VISIBILITY_TIMEOUT_S if is_first and registered else 0.0
+            FIRST_VISIBILITY_TIMEOUT_S if is_first and has_servers else 0.0
         )
         if not timeout_s:
             return
-        if not registered:
+        if not has_servers:
             logger.warning(
                 "job %s: wait_for_visibility has no effect, because this driver has started no server for the log %s; "
                 "call sparkis.serve(spark) before the query starts",
                 job,
-                self._options.log,
+                log,
             )
-        deadline = time.monotonic() + timeout_s
-        for endpoint in registered:
-            if not endpoint.wait(job, epoch, max(0.0, deadline - time.monotonic())):
-                logger.warning("job %s: epoch %d was not readable after %s s; the query goes on", job, epoch, timeout_s)
+        if not endpoints.wait(log, job, epoch, timeout_s):
+            logger.warning("job %s: epoch %d was not readable after %s s; the query goes on", job, epoch, timeout_s)
 
 
 NAME_MISSING = (
@@ -301,10 +300,10 @@ NAME_MISSING = (
 
 
 def _is_active(query: StreamingQuery | None) -> bool:
-    """Tell whether a query runs; without a handle: True as long as this process lives."""
+    """Tell whether a query runs. Without a handle of the query: True."""
     try:
         return query is None or query.isActive
-    except Exception:  # Spark has stopped, and raises many kinds of errors then
+    except Exception:  # a stopped Spark raises many kinds of errors
         return False
 
 
@@ -325,8 +324,8 @@ def _send_heartbeats(writer: LogWriter, query: StreamingQuery | None, catch_up: 
 def partitions_of(session: SparkSession) -> int:
     """Return the number of partitions into which a batch is shuffled before it is written.
 
-    The default is the application's number of cores, but at most the session's number of shuffle partitions: every
-    partition is a Python task, and most micro-batches are small.
+    The default is the application's number of cores, or the session's number of shuffle partitions if that is less:
+    every partition is a Python task, and most micro-batches are small.
     """
     setting = session.conf.get(PARTITIONS_SETTING, None)
     if setting is not None:

@@ -43,7 +43,7 @@ from state_backend.model.errors import DescriptorError, SparkisError
 logger = logging.getLogger("sparkis.sink")
 
 VISIBILITY_TIMEOUT_S = 10.0
-# In the text of a Spark plan; Spark marks streaming operators with `~`.
+# A streaming aggregation in the text of a Spark plan: Spark marks streaming operators with `~`.
 STREAMING_AGGREGATION = re.compile(r"^[ :|+-]*~(Aggregate|Distinct)\b", re.MULTILINE)
 
 
@@ -60,7 +60,7 @@ class QueryableWriter(SinkChecks, DataStreamWriter):
                 ".option('checkpointLocation', '/a/permanent/folder')",
                 self._sink_options.job or self._name,
             )
-        publisher = Publisher(self._sink_options)  # one per start: a writer may be started several times
+        publisher = Publisher(self._sink_options)  # one for each start: a DataStreamWriter may be started several times
 
         def write(batch: DataFrame, batch_id: int) -> None:
             with logged():
@@ -112,7 +112,7 @@ def _sink_options_of(
     catch_up_timeout: float | None,
     query: StreamingQuery | None = None,
 ) -> SinkOptions:
-    """Validate the arguments of a call. `query` is the running query, if `df` is one of its micro-batches."""
+    """Validate the arguments of a call. query: the running query, if `df` is one of its micro-batches."""
     _check_choice("mode", mode, get_args(Mode))
     _check_choice("on_rewind", on_rewind, get_args(OnRewind))
     timeout_s = VISIBILITY_TIMEOUT_S if wait_for_visibility is True else wait_for_visibility
@@ -281,7 +281,7 @@ def queryable(
 
 @dataclass(frozen=True)
 class _ActiveSink:
-    """The state that `publish` keeps for a query between micro-batches."""
+    """What `publish` stores between the micro-batches of a query."""
 
     run: QueryRun
     arguments: object
@@ -296,7 +296,8 @@ def _run_of(batch: DataFrame, checkpoint: str | Path | None, job: str | None) ->
     return QueryRun.of_batch(batch)
 
 
-# Sinks by log, job and query id: one writer per run. Two queries with the same job fence each other.
+# By log, job and query id. A run of a query has one writer for each job. Two queries with the same job fence each
+# other.
 _published: dict[tuple[str, str, str], _ActiveSink] = {}
 
 

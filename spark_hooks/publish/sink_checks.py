@@ -1,4 +1,4 @@
-"""The checks of the sink's writer before its query starts, for classic sessions and Spark Connect."""
+"""The sink's checks before its query starts, for classic Spark and Spark Connect."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ else:
 
 
 class SinkChecks(_Writer):
-    """A mixin, to be listed before a DataStreamWriter among the bases; its errors are DescriptorErrors."""
+    """A mixin, to be listed before a DataStreamWriter among the bases. It raises DescriptorErrors."""
 
     def __init__(self, df: DataFrame, sink_options: SinkOptions) -> None:
         vars(self).update(vars(df.writeStream))
@@ -55,7 +55,7 @@ class SinkChecks(_Writer):
         super().outputMode(sink_options.mode)
 
     def outputMode(self, outputMode: str) -> DataStreamWriter:
-        """Refuse any other mode than the one of `queryable`."""
+        """Refuse any mode but that of `queryable`."""
         if outputMode != self._sink_options.mode:
             raise DescriptorError(
                 f"the mode is {self._sink_options.mode!r}; pass mode={outputMode!r} to sparkis.queryable"
@@ -86,7 +86,7 @@ class SinkChecks(_Writer):
         return super().queryName(queryName)
 
     def option(self, key: str, value: Any) -> DataStreamWriter:
-        """Set an option of the query; the checkpoint's location is stored here as well."""
+        """Set an option of the query; remember the checkpoint's location."""
         if key.lower() == CHECKPOINT_OPTION.lower() and value is not None:
             self._checkpoint = str(value)
         return super().option(key, value)
@@ -98,7 +98,7 @@ class SinkChecks(_Writer):
         return self
 
     def trigger(self, **trigger: Any) -> DataStreamWriter:
-        """Set the trigger; triggers without micro-batches are refused."""
+        """Set the trigger; refuse triggers without micro-batches."""
         for kind in ("continuous", "realTime"):
             if trigger.get(kind) is not None:
                 raise DescriptorError(

@@ -1,13 +1,12 @@
-"""Small tables, such as rules or thresholds that a stream is joined with: one hash each, replaced as a whole.
+"""Small tables, such as rules or limits that a stream is joined with. Each is one hash, replaced as a whole.
 
-Tables have their own job in the change log; each call writes one epoch, with or without a running query. Runs on the
+Tables have their own job in the change log. Each call writes one epoch, with or without a running query. Runs on the
 driver, which collects the table's rows once.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,8 +29,8 @@ ROWS_MAX = 100_000
 # The `source` in the description of a job of tables.
 SOURCE = {"kind": "tables"}
 
-# Writers by log and job. All calls in a driver use the writer of the first call, which is fenced when another driver
-# takes the job over.
+# By log and job. All calls in a driver use the writer of the first call, until another driver takes the job over and
+# fences it.
 _writers: dict[tuple[str, str], LogWriter] = {}
 _writing = threading.Lock()
 
@@ -133,12 +132,14 @@ def publish_table(
         except FencedWriterError:
             raise _fenced(name, job) from None
         writer.mark_final()
-    _notify_and_wait(root, job, epoch)
+    endpoints.announce(root, job, epoch)
+    if not endpoints.wait(root, job, epoch, VISIBILITY_TIMEOUT_S):
+        logger.warning("job %s: epoch %d was not readable after %s s", job, epoch, VISIBILITY_TIMEOUT_S)
     return epoch
 
 
 def _writer_of(root: str, job: str, state: StateDescriptor) -> LogWriter:
-    """Return this driver's writer of a job's tables; a new one if the writer lacks this table."""
+    """Return this driver's writer of a job's tables; a new writer if this one does not have the table."""
     writer = _writers.get((root, job))
     table = state.for_job(job)
     if writer is not None and table in writer.states:
@@ -170,14 +171,3 @@ def _fenced(name: str, job: str) -> FencedWriterError:
         f"table {name!r}: another driver publishes the tables of job {job!r} now, and this driver may no longer write "
         f"them; publish them from one driver, or give each driver its own job="
     )
-
-
-def _notify_and_wait(root: str, job: str, epoch: int) -> None:
-    """Notify the endpoints of this driver, and wait until the table is readable there."""
-    registered = endpoints.of_log(root)
-    for endpoint in registered:
-        endpoint.announce(job, epoch)
-    deadline = time.monotonic() + VISIBILITY_TIMEOUT_S
-    for endpoint in registered:
-        if not endpoint.wait(job, epoch, max(0.0, deadline - time.monotonic())):
-            logger.warning("job %s: epoch %d was not readable after %s s", job, epoch, VISIBILITY_TIMEOUT_S)

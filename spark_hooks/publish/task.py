@@ -40,7 +40,7 @@ class TooManyRowsError(Exception):
 class Task:
     """Writes one partition of an epoch; picklable.
 
-    hashes_max: the task returns the hashes of its keys, or none if it has more rows than this; None: no hashes.
+    hashes_max: the task returns the hashes of its keys, unless it has more rows than this; None: it returns no hashes.
     """
 
     log: str
@@ -53,7 +53,8 @@ class Task:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition's changes. Runs on an executor, perhaps several times for one partition.
 
-        Errors in the user's rows are returned as data: for raised errors Spark retries the task and prints tracebacks.
+        Errors in the user's rows are returned as data, because after raised errors Spark retries the task and prints
+        tracebacks.
         """
         ensure_state_server(self.placement)
         digest = [0]
@@ -84,7 +85,7 @@ class Task:
             error, is_log_error = str(failed), isinstance(failed, LogError)
         except TooManyRowsError:
             hashes = None
-            for _ in batches:  # Spark loses a stateful query's checkpoint without a full pass
+            for _ in batches:  # without a full pass, a stateful query loses its checkpoint
                 pass
         listed = None if file is None else json.dumps(asdict(file))
         signed_digest = (digest[0] + 2**63) % 2**64 - 2**63
@@ -102,7 +103,7 @@ class Task:
 
 
 def check(results: Iterable[Any], job: str, batch: int | None = None) -> None:
-    """Raise the first error in the results of tasks. `batch` is None where each result names its own batch."""
+    """Raise the first error in the results of tasks. batch: the number of the micro-batch; None: each result has it."""
     for each in results:
         if each.error is not None:
             kind = LogUnavailableError if each.is_log_error else RowError
@@ -112,7 +113,7 @@ def check(results: Iterable[Any], job: str, batch: int | None = None) -> None:
 def has_unique_keys(results: Sequence[Any]) -> bool:
     """Tell whether all rows of unshuffled tasks have different key hashes; False also if a task had too many rows.
 
-    Two keys with the same hash are rare: one of 30 million batches of a million rows.
+    Two keys rarely have the same hash: in one of 30 million batches of a million rows.
     """
     if any(each.hashes is None for each in results):
         return False
@@ -122,7 +123,7 @@ def has_unique_keys(results: Sequence[Any]) -> bool:
 
 
 def check_workers(error: Exception) -> None:
-    """WorkersLackSparkisError, one line instead of Spark's hundreds, if the workers' Python has no sparkis."""
+    """Raise WorkersLackSparkisError if the workers' Python has no sparkis: one line instead of Spark's hundreds."""
     if NO_SPARKIS in str(error):
         raise WorkersLackSparkisError(
             "the Python of Spark's workers has no sparkis. On this machine it is the python3 of the PATH unless "
@@ -142,7 +143,7 @@ def commit(
 ) -> bool:
     """Commit the results of an epoch's tasks; see `LogWriter.commit`.
 
-    extra_inline: inline changes that are not part of the digest by which a replay is recognised.
+    extra_inline: inline changes that are not part of the digest that recognizes a replay.
     """
     return writer.commit(
         epoch,

@@ -1,4 +1,4 @@
-"""Servers that a driver starts, beside itself or executors, and the endpoints through which sinks announce epochs.
+"""Servers that a driver starts, beside itself or beside executors, and the endpoints to which sinks announce epochs.
 
-Rows and queries are not here (`publish`, `attach`); the servers themselves are in `resp_server`.
+Nothing here knows rows or queries (`publish`, `attach`); the servers themselves are in `resp_server`.
 """

@@ -1,9 +1,9 @@
 """Endpoints: the servers of this driver, to which a sink announces each new epoch.
 
-A sink works without endpoints, because servers poll the log once a second. The sink announces an epoch to an endpoint
-in its own process at once, and can wait until the epoch is readable there. Under Spark Connect the sink and
-`sparkis.serve` run in different processes: the sink then finds the server by an address file on this machine, which the
-setting `ADDRESS_SETTING` names.
+A sink works without endpoints, because servers poll the log once a second. With an endpoint, a sink announces each
+epoch at once, and can wait until the epoch is readable. Under Spark Connect the sink and `sparkis.serve` run in
+different processes: there the sink finds the server by an address file on this machine, which the setting
+`ADDRESS_SETTING` names.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def announce(self, job: str, epoch: int) -> None:
-        """Announce a committed epoch to the servers. Never raises: the servers also poll the log."""
+        """Announce a committed epoch to the servers. Never raises an error: the servers also poll the log."""
 
     @abstractmethod
     def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
@@ -60,7 +60,7 @@ class ControlAddress(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> ControlAddress:
-        """Read an address file; OSError if there is none: the server was stopped, or runs on another machine."""
+        """Read an address file; OSError if the file is missing: the server was stopped, or runs on another machine."""
         fields = json.loads(path.read_text())
         tls = fields.pop("tls")
         return cls(**fields, tls=None if tls is None else TlsFiles(**tls))
@@ -79,7 +79,7 @@ class ControlledEndpoint(Endpoint):
         """Return the current address of the control listener; a restart may have changed it."""
 
     def announce(self, job: str, epoch: int) -> None:
-        """Announce a committed epoch to the server. Never raises: the server finds the epoch within a second anyway."""
+        """Announce a committed epoch to the server. Never raises an error: the server also polls the log."""
         words = ("NOTICE", job, str(epoch))
         with self._lock:
             for _ in range(2):  # the second attempt has a new connection
@@ -99,9 +99,8 @@ class ControlledEndpoint(Endpoint):
         while True:
             remaining_ms = max(0, int((deadline - time.monotonic()) * 1000))
             try:
-                with (
-                    self._connect() as client
-                ):  # its own connection, so that announcements of other queries need not wait
+                # A separate connection, so that announcements of other queries need not wait.
+                with self._connect() as client:
                     reached = client.call(
                         "WAIT", job, str(epoch), str(remaining_ms), timeout_s=timeout_s + CONTROL_TIMEOUT_S
                     )
@@ -113,7 +112,7 @@ class ControlledEndpoint(Endpoint):
             time.sleep(WAIT_RETRY_S)
 
     def _rediscover(self) -> None:
-        """Look up the server's address again after a failed announcement; a no-op if `_address` is always current."""
+        """Look up the server's address again after a failed announcement. A no-op if `_address` is always current."""
 
     def _connect(self) -> Client:
         address = self._address()
@@ -197,3 +196,15 @@ def remove(log: str, endpoint: Endpoint) -> None:
 def of_log(log: str) -> list[Endpoint]:
     """Return the registered endpoints of a log."""
     return list(_endpoints.get(_root(log), ()))
+
+
+def announce(log: str, job: str, epoch: int) -> None:
+    """Announce a committed epoch to all endpoints of a log."""
+    for endpoint in of_log(log):
+        endpoint.announce(job, epoch)
+
+
+def wait(log: str, job: str, epoch: int, timeout_s: float) -> bool:
+    """Wait until an epoch or a later one is readable at all endpoints of a log; False after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    return all(endpoint.wait(job, epoch, max(0.0, deadline - time.monotonic())) for endpoint in of_log(log))

@@ -1,11 +1,11 @@
-"""Serving from executors: the driver's side.
+"""Serving beside executors: the driver's part.
 
     driver ─┬─ registry   assigns slots to state servers (`resp_server/registry`)
-            └─ proxy      the address in `url`: answers plain Redis clients from all servers
+            └─ proxy      listens at the address in `url`; plain Redis clients read all servers through it
     executor ── task ─► executor supervisor ── state server      (spark_hooks/serving/placement.py)
 
-Registry and proxy are child processes, which are restarted when they die and end with the driver. The tasks of sinks
-and attachments start state servers. A small Spark job here starts some as well, so that a log is readable before any
+Registry and proxy are child processes; they are restarted when they die, and end with the driver. The tasks of sinks
+and attachments start state servers. A small Spark job here starts servers as well, so that a log is readable before any
 query has data.
 """
 
@@ -42,7 +42,7 @@ from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.serve")
 
-# The pause between two checks for connected state servers. Without one, the Spark job runs again (guess).
+# The pause between two checks for connected state servers. If there is none, the Spark job runs again (guess).
 CHECK_INTERVAL_S = 5.0
 PLACEMENT_RETRY_S_MAX = 60.0
 # Spark sends tasks to executors with a free core: a few more tasks than cores reach all executors (guess).
@@ -51,7 +51,7 @@ FENCED = (
     "another registry has taken over the log {log}: a standby registry, or the registry of another driver. If it is "
     "another driver's, give each application its own log, or call sparkis.serve(spark, placement='driver')"
 )
-# The longest wait for one more server to end, after all were asked to.
+# When all servers were told to end: the longest wait for the next one to end.
 SHUTDOWN_TIMEOUT_S = 3.0
 SHUTDOWN_POLL_S = 0.05
 
@@ -79,7 +79,7 @@ class ClusterOptions:
 
 
 class ExecutorsEndpoint(endpoints.ServedEndpoint):
-    """State servers beside executors, behind a proxy beside the driver. `registry` is the registry's address.
+    """State servers beside executors, behind a proxy beside the driver. registry: the registry's address.
 
     Epochs are announced to the log's leader: this driver's registry, or a standby registry that has taken over.
     """
@@ -88,9 +88,9 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
         super().__init__()
         self.log = log
         self._spark = spark
-        # With a token from the environment, state servers that are started by hand can register as well.
+        # With a token from the environment, state servers that a user starts can register as well.
         self._token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(16)
-        # Servers that listen beyond loopback always have a password; an ACL file has the users' own.
+        # Servers that listen on other addresses than loopback always have a password; an ACL file has the users' own.
         needs_no_password = (
             options.host in ("127.0.0.1", "::1", "localhost") or options.client_options.acl_file is not None
         )
@@ -158,7 +158,7 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
     def stop(self) -> None:
         """Stop the registry, the proxy and the servers on executors. The log stays unchanged.
 
-        Servers that were started by hand take over the slots first, for some seconds at most.
+        Before that, servers that a user has started take over the slots, which takes some seconds at most.
         """
         if self._stopping.is_set():
             return
@@ -167,7 +167,7 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
         atexit.unregister(self.stop)
         placement.unregister(self.plan)
         endpoints.remove(self.log, self)
-        with suppress(Exception):  # Spark may have stopped, and raises many kinds of errors then
+        with suppress(Exception):  # a stopped Spark raises many kinds of errors
             self._spark.sparkContext.cancelJobGroup(self._job_group)
         try:
             self._stop_servers()
@@ -225,7 +225,7 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
         return f"sparkis-{self.plan.id}"
 
     def _place(self) -> None:
-        """Run a small Spark job whose tasks each start a state server where their executor has none."""
+        """Run a small Spark job. Each of its tasks starts a state server if its executor has none."""
         tasks = TASKS_PER_CORE * parallelism_of(self._spark)
         self._spark.sparkContext.setJobGroup(self._job_group, "sparkis: place state servers")
         placed = self._spark.range(0, tasks, 1, tasks).mapInArrow(placement.PlacementTask(self.plan), placement.RESULT)
@@ -236,7 +236,7 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
         return self._leader
 
     def _rediscover(self) -> None:
-        """Read the log's leader from its record. Storage may hang: never call this in a batch's thread."""
+        """Read the log's leader from the registry's record. Storage may hang, so no thread of a batch may call this."""
         try:
             record = read_record(self._filesystem)
             if record is None or record.address == self.registry:
@@ -266,7 +266,7 @@ def _proxy_command(options: ClusterOptions, registry: str, port: int, bind: list
 
 
 def _local_address(bound: str) -> str:
-    """Return the address at which this machine reaches a listener on `bound`."""
+    """Return the address at which this machine reaches a listener that is bound to an address."""
     if not is_wildcard(bound):
         return bound
     return "::1" if bound == "::" else "127.0.0.1"

@@ -6,8 +6,8 @@
                  (resp_server/programs/executor_supervisor.py)
 
 A Python worker does not know its executor. But Spark gives it the folders of the block manager, and each executor has
-its own. The executor's JVM is one of the worker's ancestors: the parent, the grandparent with Spark's Python daemon, or
-farther up where a script starts Python.
+its own. The executor's JVM is one of the worker's ancestors: the parent; the grandparent with Spark's Python daemon; or
+one farther up if a script starts Python.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ START_TIMEOUT_S = 30.0
 # After a failed start, the pause before a task tries again (guess).
 RETRY_S = 60.0
 ANCESTORS_MAX = 32
-# Variables of Spark's Python workers that no server may have: a secret, and a fixed seed of hashes.
+# Variables of Spark's Python workers that servers do not inherit: a secret, and a fixed seed of hashes.
 WORKER_VARIABLES = ("PYTHON_WORKER_FACTORY_SECRET", "PYTHONHASHSEED")
 
 # The schema of the rows that `PlacementTask` returns, as Spark's DDL.
@@ -72,7 +72,7 @@ class ClientOptions:
 
     @property
     def has_users(self) -> bool:
-        """Tell whether users have rules or rate limits, so that our own processes need a password of their own."""
+        """Tell whether users have rules or rate limits; then servers and proxies have a password of their own."""
         return self.acl_file is not None or bool(self.rate_limits)
 
     def arguments(self) -> list[str]:
@@ -110,24 +110,24 @@ _plans: dict[str, ServerPlan] = {}
 
 
 def register(plan: ServerPlan) -> None:
-    """Register a plan: tasks that write into its log start servers from now on. On the driver."""
+    """Register a plan: tasks that write into its log start servers from now on. Called on the driver."""
     _plans[plan.log] = plan
 
 
 def unregister(plan: ServerPlan) -> None:
-    """Unregister a plan: tasks start no more servers. On the driver."""
+    """Unregister a plan: tasks start no more servers. Called on the driver."""
     if _plans.get(plan.log) == plan:
         del _plans[plan.log]
 
 
 def plan_of(log: str) -> ServerPlan | None:
-    """Return the plan that is registered under a log's root, or None. On the driver."""
+    """Return the plan that is registered under a log's root, or None. Called on the driver."""
     return _plans.get(log)
 
 
 @dataclass(frozen=True)
 class PlacementTask:
-    """A task that only starts a state server where its executor has none; for `mapInArrow`."""
+    """A task for `mapInArrow` that only starts a state server, if its executor has none."""
 
     plan: ServerPlan
 
@@ -141,8 +141,8 @@ class PlacementTask:
 def ensure_state_server(plan: ServerPlan | None) -> str | None:
     """Start a state server beside this executor if there is none; return the error text of a failure, once.
 
-    Runs at the start of every task; takes microseconds where a server runs. Never raises: a job goes on without
-    servers. A failure is logged once in the executor's log and returned to one task; other tasks get None.
+    Runs at the start of every task; takes microseconds if a server runs. Never raises an error: a job goes on without
+    servers. A failure is logged once in the executor's log, and returned to one task; other tasks get None.
     """
     if plan is None:
         return None
@@ -195,7 +195,7 @@ def _open_lock(folder: str) -> int:
 
 
 def _take_failure(folder: str) -> str | None:
-    """Return the error of the supervisor or of the last start to the first task that calls, else None."""
+    """Return the error of the supervisor, or of the last start, to the first task that calls; None to others."""
     try:
         os.rename(f"{folder}/{FAILED}", f"{folder}/{REPORTED}")
     except FileNotFoundError:
@@ -237,7 +237,7 @@ def _start_supervisor(plan: ServerPlan, folder: str, lock: int) -> None:
 
 
 def _check_memory() -> None:
-    """PlacementError if spark.executor.pyspark.memory is set: a worker's children inherit its address space limit."""
+    """Raise PlacementError if spark.executor.pyspark.memory is set: servers would inherit its address space limit."""
     _, limit = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         raise PlacementError(
@@ -305,7 +305,7 @@ def _parent_of(pid: int) -> int:
 
 
 def _is_jvm(pid: int) -> bool:
-    """Tell whether a process is a JVM: by its name, or by its library where another program launched it."""
+    """Tell whether a process is a JVM: by its name, or by its library if another program launched it."""
     try:
         if Path(f"/proc/{pid}/comm").read_text().strip() == "java":
             return True

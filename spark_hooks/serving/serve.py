@@ -53,7 +53,7 @@ REPLICAS_MAX = 10
 
 
 class DriverEndpoint(ServedEndpoint):
-    """A server process beside the driver. A server that dies is restarted on the same port with the same store."""
+    """A server process beside the driver. If the server dies, it is restarted on the same port with the same store."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class DriverEndpoint(ServedEndpoint):
     def _on_restart(self, ready_report: dict[str, Any]) -> None:
         with self._lock:
             self._disconnect()
-        with suppress(OSError):  # `stop` removes the folder; a sink without an address announces nothing
+        with suppress(OSError):  # `stop` may have removed the folder
             self._address_in(ready_report).write(self.address_file)
 
     def _address(self) -> endpoints.ControlAddress:
@@ -237,7 +237,7 @@ def _placement(spark: SparkSession, argument: str | None) -> Placement:
 
 
 def _option(spark: SparkSession, argument: object, setting: str, otherwise: str | None = None) -> str | None:
-    """Return an argument's text; if it is None, the setting `spark.sparkis.<setting>`, else `otherwise`."""
+    """Return an argument's text; if it is None, the setting `spark.sparkis.<setting>`, or `otherwise` without one."""
     return str(argument) if argument is not None else spark.conf.get(f"spark.sparkis.{setting}", otherwise)
 
 
@@ -291,7 +291,7 @@ def _tls(
 
 
 def _reject_ineffective(placement: Placement, **arguments: object) -> None:
-    """ValueError if an argument that has no effect with the placement is given."""
+    """Raise ValueError if an argument is given that has no effect with the placement."""
     for name, value in arguments.items():
         if value is not None:
             raise ValueError(f"{name}={value!r} has no effect with placement={placement!r}; leave it out")

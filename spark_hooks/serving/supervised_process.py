@@ -18,7 +18,7 @@ logger = logging.getLogger("sparkis.serve")
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
-# A child that dies is restarted at once; after further failures with pauses that double up to the longest.
+# A child that dies is restarted at once; further failures are followed by pauses that double up to the longest.
 RESTART_PAUSE_S = 1.0
 RESTART_PAUSE_S_MAX = 60.0
 
@@ -26,9 +26,9 @@ RESTART_PAUSE_S_MAX = 60.0
 class SupervisedProcess:
     """A child process that prints one line of JSON, with its `port`, when it listens, and ends when its stdin closes.
 
-    label        the process' name in messages: "the sparkis server"
-    on_restart   called with the line's content after each restart; the port stays the same
-    final_exits  exit codes after which the process is not restarted, each with the message to log
+    label        the name of the process in messages: "the sparkis server"
+    on_restart   called with the content of that line after each restart; the port stays the same
+    final_exits  exit codes after which the process is not restarted, with the message to log for each
     """
 
     def __init__(

@@ -1,9 +1,11 @@
-"""SIGINT (Ctrl-C) and SIGTERM in programs that start a Spark of their own: they end in order, without a traceback."""
+"""For commands that start a Spark of their own: its session, and SIGINT (Ctrl-C) and SIGTERM without a traceback."""
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Mapping
 
@@ -22,7 +24,7 @@ class EndSignal:
         self.install()
 
     def install(self) -> None:
-        """Install the signal handlers. Call it again after a SparkContext was created, which handles SIGINT itself."""
+        """Install the signal handlers. To be called again after a SparkContext was created, which handles SIGINT."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._received.set())
 
@@ -35,12 +37,23 @@ class EndSignal:
         return self._received.wait(seconds_max)
 
 
-def start_spark(settings: Mapping[str, str]) -> SparkSession:
-    """Start Spark, its JVM in a session of its own: a signal to a process group then reaches Python alone.
+def start_spark(name: str, master: str, settings: Mapping[str, str]) -> SparkSession:
+    """Start Spark with little output; a local one only on the loopback interface, with this Python for its workers.
 
-    Service managers and `timeout` signal the group. Python stops the queries and the JVM in order.
+    The JVM runs in its own session of the operating system, so a signal to a process group (as from service managers
+    and `timeout`) reaches Python alone. Python then stops the queries and the JVM in order.
     """
-    conf = SparkConf().setAll(list(settings.items()))
+    own = {
+        "spark.master": master,
+        "spark.app.name": name,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if master.startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's default is the python3 of the PATH
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        own |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    conf = SparkConf().setAll(list((own | dict(settings)).items()))
     gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
     SparkContext(conf=conf, gateway=gateway)
     return SparkSession.builder.getOrCreate()
