@@ -320,8 +320,8 @@ def _length_lines(texts: Sequence[bytes]) -> list[bytes]:
 
 
 def _count_equal(lines: Sequence[bytes]) -> int:
-    """Return the number of lines at the front that equal the first one."""
-    return next((at for at, line in enumerate(lines) if line != lines[0]), len(lines))
+    """Return the number of lines at the front that equal the first one, given that some line does not."""
+    return next(at for at, line in enumerate(lines) if line != lines[0])
 
 
 def _line_end(data: bytes, at: int, too_long: str) -> int:

@@ -8,8 +8,10 @@ import pytest
 
 from resp_server.protocol.errors import QueryBufferError
 from resp_server.protocol.request_parser import (
+    ARGUMENT_OVERHEAD_BYTES,
     INLINE_BYTES_MAX,
     PORTION_STEPS,
+    LongRequest,
     Request,
     RequestLimits,
     RequestParser,
@@ -215,3 +217,28 @@ def test_an_error_ends_a_parser_that_works_in_portions() -> None:
     assert parser.feed(b"*100000\r\n" + b"$1\r\na\r\n" * 30_000) == []
     assert isinstance(parser.error, QueryBufferError)
     assert not parser.has_more
+
+
+@pytest.mark.parametrize(
+    ("data", "size_bytes"),
+    [
+        (b"*2\r\n$4\r\nECHO\r\n$300000\r\n" + b"a" * 300_000 + b"\r\n", 300_004 + 2 * ARGUMENT_OVERHEAD_BYTES),
+        (b"*1025\r\n" + b"$1\r\na\r\n" * 1025, 1025 * (1 + ARGUMENT_OVERHEAD_BYTES)),
+        (b"a " * 1025 + b"\n", 2050),
+    ],
+    ids=["long word", "many words", "inline"],
+)
+def test_a_request_of_many_or_long_words_is_executed_in_portions(data: bytes, size_bytes: int) -> None:
+    [request] = RequestParser().feed(data)
+    assert isinstance(request, LongRequest)
+    assert request.size_bytes == size_bytes
+
+
+@pytest.mark.parametrize(
+    "data",
+    [PING, b"*1024\r\n" + b"$1\r\na\r\n" * 1024, b"*1\r\n$200000\r\n" + b"a" * 200_000 + b"\r\n", b"a " * 1024 + b"\n"],
+    ids=["short", "1024 words", "200 KB", "inline"],
+)
+def test_a_request_of_up_to_a_portion_is_executed_at_once(data: bytes) -> None:
+    [request] = RequestParser().feed(data)
+    assert not isinstance(request, LongRequest)
