@@ -44,8 +44,9 @@ def coverage_of(patterns: Sequence[bytes], key_format: KeyFormat) -> Coverage:
     found = Coverage.NOTHING
     for pattern in patterns:
         prefix = _LITERAL.match(pattern)
-        literal_prefix = _ESCAPED.sub(rb"\1", prefix[0] if prefix else b"")
-        wildcards = pattern[prefix.end() if prefix else 0 :]
+        assert prefix is not None  # it may be empty
+        literal_prefix = _ESCAPED.sub(rb"\1", prefix[0])
+        wildcards = pattern[prefix.end() :]
         if wildcards and not wildcards.strip(b"*") and literal.startswith(literal_prefix):
             return Coverage.ALL
         may_match = literal_prefix == literal if not key_format.columns else literal_prefix.startswith(literal)

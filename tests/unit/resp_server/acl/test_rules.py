@@ -70,8 +70,9 @@ def denial(user: User, line: str) -> Denial | None:
         (">one nopass", "off nopass sanitize-payload resetchannels -@all"),
         (">one nopass resetpass", START),
         ("on >one ~a &b +get (+set) reset", START),
+        ("on +set reset +get", f"{START} +get"),
         ("~a (+get) (+set ~b) clearselectors", "off sanitize-payload ~a resetchannels -@all"),
-        ("~a %R~b %W~c %rw~d", "off sanitize-payload ~a %R~b %W~c ~d resetchannels -@all"),
+        ("~a %R~b %W~c %rw~d %WR~e", "off sanitize-payload ~a %R~b %W~c ~d ~e resetchannels -@all"),
         ("%R~a %W~a", "off sanitize-payload ~a resetchannels -@all"),
         ("~a allkeys", "off sanitize-payload ~* resetchannels -@all"),
         ("~* resetkeys ~a", "off sanitize-payload ~a resetchannels -@all"),
@@ -147,6 +148,18 @@ def test_a_selector_that_is_not_closed_is_told(rules: str, start: str) -> None:
     assert str(told.value) == f"Unmatched parenthesis in acl selector starting at '{start}'."
 
 
+def test_a_rule_begins_with_one_of_the_signs_or_is_a_word() -> None:
+    user = User(b"u", TABLE)
+    for code in set(range(33, 127)) - set(b"+-~%&><#!()"):
+        with pytest.raises(RuleError, match=f"^{SYNTAX}$"):
+            user.apply(bytes((code,)) + b"x")
+
+
+def test_a_pattern_may_have_1024_bytes() -> None:
+    user = user_of(f"+@all ~{LONG[1:]} &{LONG[1:]}")
+    assert denial(user, f"get {LONG[1:]}") is None and denial(user, f"publish {LONG[1:]} m") is None
+
+
 def test_bytes_that_are_no_text_are_named_as_they_are() -> None:
     for rule in (b"\xffx", b"(\xffx"):
         with pytest.raises(RuleError) as told:
@@ -203,6 +216,9 @@ COMMAND = Denial(Reason.COMMAND, 0)
         ("+@all %W~a", "getdel a", Denial(Reason.KEY, 1)),
         ("+@all %R~a %W~a", "getdel a", ALLOWED),
         ("+@all %R~a* %W~*a", "getdel a", Denial(Reason.KEY, 1)),  # one pattern has to allow both
+        (f"+@all ~{'x' * 31}* ~{'y' * 32}*", f"get {'x' * 32}", ALLOWED),
+        (f"+@all ~{'x' * 31}* ~{'y' * 32}*", f"get {'y' * 33}", ALLOWED),
+        (f"+@all ~{'x' * 31}* ~{'y' * 32}*", f"get {'x' * 30}", Denial(Reason.KEY, 1)),
         (f"+@all ~{'x' * 40}* ~a", f"get {'x' * 41}", ALLOWED),
         (f"+@all ~{'x' * 40}* ~a", "get a", ALLOWED),
         (f"+@all ~{'x' * 40}* ~a", "get b", Denial(Reason.KEY, 1)),

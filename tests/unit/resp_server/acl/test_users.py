@@ -202,6 +202,20 @@ def test_a_users_name_may_have_256_bytes() -> None:
     assert made.get(b"b" * 256) is not None
 
 
+def test_default_is_changed_as_any_other_user(tmp_path: Path) -> None:
+    for made in (Users(TABLE), users(tmp_path / "acl", "user a on\n")):
+        if made.path is not None:
+            made.load()
+        made.set(b"default", [b"-@all", b"+get", b"-@dangerous"])
+        assert made.default.text == b"on nopass sanitize-payload ~* &* -@all +get -@dangerous"
+
+
+def test_a_user_of_the_file_without_rules_is_off(tmp_path: Path) -> None:
+    made = users(tmp_path / "acl", "user a\n")
+    made.load()
+    assert next(user.text for user in made) == b"off sanitize-payload resetchannels -@all"
+
+
 def test_limits_hold_for_users_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "acl").write_text("user a on\nuser b on\n")
     made = Users(TABLE, path=str(tmp_path / "acl"), limits=[RateLimit("a", 10), RateLimit("default", None, 5)])
@@ -220,10 +234,10 @@ def test_a_password_of_default_replaces_the_one_before() -> None:
 
 
 def test_every_wrong_line_of_a_file_is_named_and_of_a_line_the_first_error(tmp_path: Path) -> None:
-    made = users(tmp_path / "acl", "\n \t\nuser a nonsense +no more +nor on\nusers\nuser \xe9\0 on\n  user b on\n")
+    path = tmp_path / "acl"
+    path.write_bytes(b"\n \t\nuser a nonsense +no more +nor on\nusers\nuser \xe9\0 on\n  user b on\n")
     with pytest.raises(AccessError) as told:
-        made.load()
-    path = made.path
+        Users(TABLE, path=str(path)).load()
     assert (
         str(told.value)
         == (
@@ -231,7 +245,7 @@ def test_every_wrong_line_of_a_file_is_named_and_of_a_line_the_first_error(tmp_p
             f"{path}:3: Error in applying operation '+no': Unknown command or category name in ACL. "
             f"{path}:3: Error in applying operation '+nor': Unknown command or category name in ACL. "
             f"{path}:4 should start with user keyword followed by the username. "
-            f"'{path}:5: username '\xe9\0' contains invalid characters. "
+            f"'{path}:5: username '\udce9\0' contains invalid characters. "
         )
         + UNCHANGED
     )
