@@ -84,6 +84,7 @@ def test_case_is_ignored_when_asked() -> None:
     for pattern, text in ((b"MAX[a-c]*", b"maxBcd"), (b"[A-Z]", b"q"), (b"[^a-z]", b"1"), (b"[A-z]", b"Y")):
         assert matcher(pattern, ignore_case=True)(text)
         assert LongPattern(pattern, ignore_case=True).matches(text)
+    assert matcher(b"A" * 40, ignore_case=True)(b"a" * 40) and not matcher(b"A" * 40)(b"a" * 40)
 
 
 def test_a_pattern_full_of_stars_is_no_trap() -> None:

@@ -129,6 +129,7 @@ def test_a_huge_argument_is_joined_once() -> None:
 
 def test_a_count_reserves_nothing() -> None:
     parser = RequestParser()
+    assert parser.buffered_bytes == 0
     assert parsed(parser, b"*2147483647\r\n$1\r\na\r\n") == []
     assert parser.buffered_bytes < 100
 
@@ -170,6 +171,14 @@ def test_what_follows_a_password_is_judged_after_it() -> None:
     assert parser.has_more
     parser.is_restricted = False
     assert parsed(parser, b"") == [[b"MGET", *[b"a"] * 11]]
+    assert not parser.has_more
+
+
+def test_requests_of_an_unauthenticated_client_come_one_at_a_time() -> None:
+    parser = RequestParser(is_restricted=True)
+    assert parsed(parser, PING * 3) == [[b"PING"]]
+    assert parser.has_more
+    assert parsed(parser, b"", b"") == [[b"PING"]] * 2
     assert not parser.has_more
 
 
