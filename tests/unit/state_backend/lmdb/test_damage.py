@@ -11,19 +11,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 from state_backend.apply.applier import Applier
 from state_backend.codec import packed_map
 from state_backend.lmdb import store as lmdb_store
-from state_backend.lmdb.damage import as_damage
+from state_backend.lmdb.damage import as_damage, check_length
 from state_backend.lmdb.store import DATA, LmdbStore
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import StoreDamagedError, StoreError
-from state_backend.model.records import Change, Op
-from state_backend.store.store import Snapshot
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.store import EpochChanges, Snapshot
 
 STATES = (
     StateDescriptor("temp", key="k", value="v"),
@@ -48,6 +49,10 @@ def changes() -> Iterator[Change]:
         yield Change("best", Op.PUT, b"job:best:a", member, b"%d" % score)
     for element in ELEMENTS:
         yield Change("news", Op.APPEND, b"job:news:a", None, element)
+
+
+def put(value: bytes) -> Change:
+    return Change("temp", Op.PUT, b"job:temp:" + value, None, value)
 
 
 def is_right(shown: Snapshot) -> bool:
@@ -278,3 +283,80 @@ def test_a_file_is_as_long_as_its_pages_say_after_each_epoch(followed: Followed)
         followed.settle()
         followed.store.check_length()
     assert "damaged" not in followed.names()
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (lmdb.CorruptedError("x"), "x; the store is rebuilt from the log, retry in a moment"),
+        (StoreDamagedError("y"), "y"),
+        (lmdb.MapFullError("x"), None),
+        (ValueError("x"), None),
+    ],
+)
+def test_an_error_tells_whether_a_file_is_damaged(error: Exception, text: str | None) -> None:
+    """A server has a store verified after such an error, and asks its client to retry."""
+    damage = as_damage(error)
+    assert (None if damage is None else str(damage)) == text
+
+
+def test_a_file_has_all_pages_that_it_counts(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "store", "g")
+    store.apply(EpochChanges(0, 1, 1, list(runs_of([put(b"%d" % n) for n in range(1000)], ["temp"]))), STATES)
+    store.close()
+    path = tmp_path / "store" / "data.mdb"
+    check_length(path)
+    check_length(tmp_path / "none")
+    (tmp_path / "empty").touch()
+    check_length(tmp_path / "empty")
+    size = path.stat().st_size
+    for length in (size - 1, size - PAGE, PAGE + 10, PAGE, 10):
+        os.truncate(path, length)
+        with pytest.raises(StoreDamagedError, match=rf"data\.mdb has {length} bytes, but its pages need (\d+|more)$"):
+            check_length(path)
+
+
+@pytest.mark.parametrize(
+    ("table", "place", "problem"),
+    [
+        ("keys", lambda at: bytes([at[0] ^ 1]) + at[1:], "a record is not at the position of its name"),
+        ("keys", lambda at: at + b"\0\2", "a record is behind a gap"),
+        ("keys", lambda at: at + b"\0\1", None),  # as that of another key with the same position
+        ("fields", lambda at: at[:-1] + bytes([at[-1] ^ 1]), "a record is not at the position of its name"),
+        ("fields", lambda at: at + b"\0\3", "a record is behind a gap"),
+    ],
+)
+def test_a_record_at_another_place_is_damage(
+    tmp_path: Path, table: str, place: Callable[[bytes], bytes], problem: str | None
+) -> None:
+    """A bit of a row's name is not covered by the checksum of its value."""
+    store = LmdbStore(tmp_path / "store", "g")
+    fields = [Change("trip", Op.PUT, b"k", b"f%d" % n, b"v", 10**15) for n in range(300)]
+    changes = [*(put(b"%d" % n) for n in range(600)), *fields]
+    store.apply(EpochChanges(0, 1, 1, list(runs_of(changes, ["temp", "trip"]))), STATES)
+    store.verify()
+    rows = getattr(store.tables, table)
+    with store._write_transaction() as txn, txn.cursor(db=rows) as cursor:
+        cursor.first()
+        for _ in range(270):  # not in the first portion of rows
+            cursor.next()
+        at, record = cursor.item()
+        txn.put(place(at), record, db=rows)
+    if problem is None:
+        store.verify()
+    else:
+        with pytest.raises(StoreDamagedError, match=f"^the table of {table} is damaged: {problem}$"):
+            store.verify()
+    store.close()
+
+
+def test_a_value_that_is_not_that_of_its_checksum_is_damage(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "store", "g")
+    store.apply(EpochChanges(0, 1, 1, list(runs_of([put(b"%d" % n) for n in range(600)], ["temp"]))), STATES)
+    with store._write_transaction() as txn, txn.cursor(db=store.tables.keys) as cursor:
+        cursor.last()
+        at, record = cursor.item()
+        txn.put(at, record[:-1] + bytes([record[-1] ^ 1]), db=store.tables.keys)
+    with pytest.raises(StoreDamagedError, match=r"^the table of keys is damaged: a checksum does not match$"):
+        store.verify()
+    store.close()
