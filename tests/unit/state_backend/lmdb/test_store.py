@@ -494,3 +494,36 @@ print(is_open())
     store.apply(epoch_of(0, [put(b"k", b"v")]), STATES)
     store.close()
     assert in_another_process(code, tmp_path / "store").split() == ["True", "v", "False"]
+
+
+def test_a_store_that_has_nothing_to_expire_is_not_written(tmp_path: Path) -> None:
+    """The applier calls `expire` all the time; a write would end what readers have cached."""
+    store = LmdbStore(tmp_path, "g")
+    changes = [put(b"soon", expire_at_ms=100), put(b"late", expire_at_ms=10_000), put_field(b"f", 20_000)]
+    store.apply(epoch_of(0, changes), STATES)
+
+    def version() -> int:
+        with store.snapshot(1) as snapshot:
+            return int(snapshot.version)
+
+    before = version()
+    for now_ms in (1, 50, 99):
+        assert store.expire(now_ms, 10) == 0
+    assert version() == before
+    assert store.expire(100, 10) > 0
+    announced = version()
+    assert announced != before
+    for now_ms in (100, 5_000, 9_999, 5_100):  # a clock that is set back a little
+        assert store.expire(now_ms, 10) == 0
+    assert version() == announced
+    store.close()
+
+
+def test_a_clock_that_is_set_back_counts_announced_keys_again(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    store.apply(epoch_of(0, [put(b"%d" % at, expire_at_ms=at) for at in (50_000, 60_000, 70_000)]), STATES)
+    for now_ms, count in ((40_000, 3), (61_000, 1), (57_000, 1), (50_500, 2), (40_000, 3), (80_000, 0), (1, 3)):
+        while store.expire(now_ms, 10):
+            pass
+        assert store.applied.key_count == count, now_ms
+    store.close()
