@@ -319,10 +319,10 @@ def test_a_file_has_all_pages_that_it_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "place", "problem"),
     [
-        ("keys", lambda at: bytes([at[0] ^ 1]) + at[1:], "a record is not at the position of its name"),
-        ("keys", lambda at: at + b"\0\2", "a record is behind a gap"),
-        ("fields", lambda at: at[:-1] + bytes([at[-1] ^ 1]), "a record is not at the position of its name"),
-        ("fields", lambda at: at + b"\0\3", "a record is behind a gap"),
+        ("keys", lambda at: bytes([at[0] ^ 1]) + at[1:], "a record is not at its key's or field's position"),
+        ("keys", lambda at: at + b"\0\2", "an ordinal is missing"),
+        ("fields", lambda at: at[:-1] + bytes([at[-1] ^ 1]), "a record is not at its key's or field's position"),
+        ("fields", lambda at: at + b"\0\3", "an ordinal is missing"),
     ],
 )
 def test_a_record_at_another_place_is_damage(

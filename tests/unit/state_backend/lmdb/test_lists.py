@@ -35,7 +35,7 @@ class Lists:
         with self.store.snapshot(1) as snapshot:
             stop = snapshot.list_size(b"k") if stop is None else stop
             found = list(snapshot.list_elements(b"k", start, stop))
-            parts = b"".join(snapshot.list_parts(b"k", start, stop))
+            parts = b"".join(snapshot.list_bulk_strings(b"k", start, stop))
             assert parts == b"".join(b"$%d\r\n%b\r\n" % (len(each), each) for each in found)
             return found
 

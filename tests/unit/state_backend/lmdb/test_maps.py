@@ -45,14 +45,14 @@ class Maps:
                 assert len(some) < 30
                 scanned += some
             assert len(scanned) == len(found) and {name for name, _ in scanned} == set(found)
-            assert (snapshot.entry(key) is None) is (not found)
+            assert (snapshot.key_info(key) is None) is (not found)
         return found
 
     def expiry(self, key: bytes = b"k") -> int | None:
         with self.store.snapshot(NOW_MS) as snapshot:
-            entry = snapshot.entry(key)
-            assert entry is not None
-            return entry.expire_at_ms
+            info = snapshot.key_info(key)
+            assert info is not None
+            return info.expire_at_ms
 
     def rows(self, table: str) -> int:
         with self.store.begin() as txn:

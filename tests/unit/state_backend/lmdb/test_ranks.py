@@ -15,7 +15,7 @@ from state_backend.codec import packed_sorted
 from state_backend.codec.checksums import checked
 from state_backend.codec.packed_sorted import Pair
 from state_backend.lmdb import ranks
-from state_backend.lmdb.ranks import BYTES_MAX, WIDTH_MAX, Ranks, RankTree, bound_of_score
+from state_backend.lmdb.ranks import BYTES_MAX, WIDTH_MAX, RankTree, RankTreeWriter, bound_of_score
 from state_backend.model.errors import StoreDamagedError
 
 SET_ID = (7).to_bytes(8, "big")
@@ -27,7 +27,7 @@ class Tree:
     def __init__(self, txn: lmdb.Transaction[bytes], table: object) -> None:
         self.txn = txn
         self.table = table
-        self.tree = RankTree(txn, table, SET_ID, 0)
+        self.tree = RankTreeWriter(txn, table, SET_ID, 0)
         self.members: list[Pair] = []
 
     def change(self, put: list[Pair], removed: list[Pair]) -> None:
@@ -47,21 +47,21 @@ class Tree:
 
     def check(self) -> None:
         """Compare the tree with its members: each rank, ranges in both directions, and bounds between members."""
-        tree = Ranks(self.txn, self.table, SET_ID)
+        tree = RankTree(self.txn, self.table, SET_ID)
         flat = [(member, score) for score, member in self.members]
         size = len(flat)
         for start, stop in ((0, size), (1, size - 1), (size // 3, size // 2), (size - 5, size), (5, 5)):
             for is_reversed in (False, True):
-                found = [each for run in tree.runs(max(start, 0), stop, is_reversed) for each in run]
+                found = [each for run in tree.leaves(max(start, 0), stop, is_reversed) for each in run]
                 expected = flat[max(start, 0) : max(stop, 0)]
                 assert found == (expected[::-1] if is_reversed else expected)
         for rank in range(0, size, max(1, size // 50)):
             score, member = self.members[rank]
             assert tree.rank(score, member) == rank
-            assert tree.before((score, member + b"\0")) == rank + 1
-            assert tree.before((score, b"")) == bisect_left(self.members, (score, b""))
-        assert tree.before((-inf, b"")) == 0
-        assert tree.before((inf, b"\xff" * 9)) == size
+            assert tree.count_before((score, member + b"\0")) == rank + 1
+            assert tree.count_before((score, b"")) == bisect_left(self.members, (score, b""))
+        assert tree.count_before((-inf, b"")) == 0
+        assert tree.count_before((inf, b"\xff" * 9)) == size
 
 
 @pytest.fixture
