@@ -93,7 +93,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 def store_at(folder: str) -> LmdbStore:
     """Create a store with the keys of the fuzzed servers; its sorted sets are trees of several levels."""
     store = LmdbStore(Path(folder) / f"{monotonic()}", "g", map_bytes_max=MAP_BYTES)
-    with patch("state_backend.lmdb.ranks.WIDTH_MAX", 8):
+    with patch("state_backend.lmdb.ranks.NODE_ENTRIES_MAX", 8):
         fill(store)
     return store
 

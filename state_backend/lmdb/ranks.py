@@ -30,14 +30,15 @@ from state_backend.codec.checksums import checked, with_checksum
 from state_backend.codec.packed_sorted import Pair
 from state_backend.model.errors import StoreDamagedError
 
-# A larger node is split into nodes that are three quarters full. A node below a quarter is joined with a neighbour.
-WIDTH_MAX = 128
-BYTES_MAX = 8192
+# A node with more entries or bytes is split into nodes that are three quarters full. A node below a quarter is joined
+# with a neighbour.
+NODE_ENTRIES_MAX = 128
+NODE_BYTES_MAX = 8192
 # A node has at least so many children, so that the depth of the tree is bounded even if bounds are as long as members.
 CHILDREN_MIN = 4
 
-# A leaf with more than one edit per so many members is unpacked and rebuilt: that is as fast by then.
-EDITS_SHARE = 6
+# A leaf with more than one edit per so many members is unpacked and rebuilt: an edit in place is no faster then.
+MEMBERS_PER_EDIT = 6
 
 # The number of cached inner nodes of a tree: enough for two million members, some megabytes.
 INNER_MAX = 256
@@ -81,7 +82,7 @@ def _ends(node: bytes) -> Sequence[int]:
 class InnerNode(NamedTuple):
     """An unpacked inner node: the children's lower bounds, their numbers, and how many members are before each."""
 
-    lows: list[Pair]
+    lower_bounds: list[Pair]
     numbers: Sequence[int]
     starts: Sequence[int]
 
@@ -129,8 +130,8 @@ class RankTree:
                 if not node[-1]:
                     return start, node
                 inner = self._unpacked(number, node)
-            lows, numbers, starts = inner
-            child = bisect_right(lows, bound, 1) - 1  # a bound before all children belongs to the first
+            lower_bounds, numbers, starts = inner
+            child = bisect_right(lower_bounds, bound, 1) - 1  # a bound before all children belongs to the first
             start += starts[child]
             number = numbers[child]
 
@@ -168,21 +169,21 @@ class RankTree:
 
 @dataclass(slots=True)
 class _Child:
-    """A node as its parent sees it. low: its lower bound. size: the number of members in its subtree.
+    """A node as its parent sees it. size: the number of members in its subtree.
 
-    width, bytes_: its numbers of entries and of bytes; only if the node was just written.
+    entries, bytes_: its numbers of entries (members or children) and of bytes; only if the node was just written.
     """
 
-    low: Pair
+    lower_bound: Pair
     number: int
     size: int
-    width: int | None = None
+    entries: int | None = None
     bytes_: int = 0
 
     @property
     def is_small(self) -> bool:
         """Tell whether a node that was just written should be joined with a neighbour."""
-        return self.width is not None and self.width < WIDTH_MAX // 4 and self.bytes_ < BYTES_MAX // 4
+        return self.entries is not None and self.entries < NODE_ENTRIES_MAX // 4 and self.bytes_ < NODE_BYTES_MAX // 4
 
 
 class RankTreeWriter(RankTree):
@@ -198,7 +199,7 @@ class RankTreeWriter(RankTree):
             return
         if not self.next_node:
             self._put(self._new_number(), packed_sorted.EMPTY + b"\0")
-        level, children = self._changed(ROOT, LOWEST, edits)
+        level, children = self._apply(ROOT, LOWEST, edits)
         while len(children) > 1:
             # The root keeps its number. The first of the nodes that it was split into gets a new one.
             first = children[0]
@@ -206,7 +207,7 @@ class RankTreeWriter(RankTree):
             self._put(first.number, self._node(ROOT))
             level += 1
             children = self._write_inner(ROOT, level, LOWEST, children)
-        while children and level and children[0].width == 1:
+        while children and level and children[0].entries == 1:
             (only,) = _numbers(self._node(ROOT))
             node = self._node(only)
             self._put(ROOT, node)
@@ -224,39 +225,39 @@ class RankTreeWriter(RankTree):
     def _delete(self, number: int) -> None:
         self._txn.delete(node_name(self._set_id, number), db=self._table)
 
-    def _changed(self, number: int, low: Pair, edits: Sequence[Edit]) -> tuple[int, list[_Child]]:
-        """Apply edits to a node with the lower bound `low`; return its level, and the nodes that replace it."""
+    def _apply(self, number: int, lower_bound: Pair, edits: Sequence[Edit]) -> tuple[int, list[_Child]]:
+        """Apply edits to a node; return its level, and the nodes that replace it."""
         node = self._node(number)
         level = node[-1]
         if not level:
-            return level, self._changed_leaf(number, low, node, edits)
-        children = _children(node, low)
-        lows = [child.low for child in children]
+            return level, self._apply_to_leaf(number, lower_bound, node, edits)
+        children = _children(node, lower_bound)
+        lower_bounds = [child.lower_bound for child in children]
         changed: list[_Child] = []
         at = done = 0
         while at < len(edits):
-            child = max(bisect_right(lows, edits[at][0]) - 1, 0)
-            until = bisect_left(edits, (lows[child + 1],), at) if child + 1 < len(lows) else len(edits)
+            child = max(bisect_right(lower_bounds, edits[at][0]) - 1, 0)
+            until = bisect_left(edits, (lower_bounds[child + 1],), at) if child + 1 < len(lower_bounds) else len(edits)
             changed += children[done:child]
-            changed += self._changed(children[child].number, lows[child], edits[at:until])[1]
+            changed += self._apply(children[child].number, lower_bounds[child], edits[at:until])[1]
             at, done = until, child + 1
         changed += children[done:]
-        return level, self._write_inner(number, level, low, self._joined(changed, level - 1))
+        return level, self._write_inner(number, level, lower_bound, self._joined(changed, level - 1))
 
-    def _changed_leaf(self, number: int, low: Pair, node: bytes, edits: Sequence[Edit]) -> list[_Child]:
-        if len(edits) * EDITS_SHARE > packed_sorted.count(node):
-            return self._write_leaf(number, low, _edited(packed_sorted.pairs(node), edits))
+    def _apply_to_leaf(self, number: int, lower_bound: Pair, node: bytes, edits: Sequence[Edit]) -> list[_Child]:
+        if len(edits) * MEMBERS_PER_EDIT > packed_sorted.count(node):
+            return self._write_leaf(number, lower_bound, _rebuilt(packed_sorted.pairs(node), edits))
         try:
             packed = packed_sorted.edit(node[:-1], edits)
         except KeyError:
             raise _mismatch() from None
         n = packed_sorted.count(packed)
-        if not 0 < n <= WIDTH_MAX or len(packed) > BYTES_MAX:
-            return self._write_leaf(number, low, packed_sorted.pairs(packed))
+        if not 0 < n <= NODE_ENTRIES_MAX or len(packed) > NODE_BYTES_MAX:
+            return self._write_leaf(number, lower_bound, packed_sorted.pairs(packed))
         self._put(number, packed + b"\0")
-        return [_Child(low, number, n, n, len(packed))]
+        return [_Child(lower_bound, number, n, n, len(packed))]
 
-    def _write_leaf(self, number: int, low: Pair, pairs: list[Pair]) -> list[_Child]:
+    def _write_leaf(self, number: int, lower_bound: Pair, pairs: list[Pair]) -> list[_Child]:
         """Write members to a leaf, or to several leaves if they are too many; without any, delete the leaf."""
         if not pairs:
             self._delete(number)
@@ -264,29 +265,30 @@ class RankTreeWriter(RankTree):
         written = []
         for start, stop in _cut([len(member) + 12 for _, member in pairs], 1):
             if start:
-                number, low = self._new_number(), _separator(pairs[start - 1], pairs[start])
+                number, lower_bound = self._new_number(), _separator(pairs[start - 1], pairs[start])
             node = packed_sorted.pack(pairs[start:stop]) + b"\0"
             self._put(number, node)
-            written.append(_Child(low, number, stop - start, stop - start, len(node)))
+            written.append(_Child(lower_bound, number, stop - start, stop - start, len(node)))
         return written
 
-    def _write_inner(self, number: int, level: int, low: Pair, children: list[_Child]) -> list[_Child]:
+    def _write_inner(self, number: int, level: int, lower_bound: Pair, children: list[_Child]) -> list[_Child]:
         """Write children to an inner node, or to several nodes if they are too many; without any, delete the node."""
         if not children:
             self._delete(number)
             return []
-        children[0].low = low
+        children[0].lower_bound = lower_bound
         written = []
-        for start, stop in _cut([len(child.low[1]) + 28 for child in children], CHILDREN_MIN):
+        for start, stop in _cut([len(child.lower_bound[1]) + 28 for child in children], CHILDREN_MIN):
             if start:
                 number = self._new_number()
             some = children[start:stop]
             ends = list(accumulate(child.size for child in some))
             n = len(some)
-            children_of = packed_sorted.layout_of_numbers(2 * n, "Q").pack(*(child.number for child in some), *ends)
-            node = packed_sorted.pack([child.low for child in some]) + children_of + bytes((level,))
+            numbers = [child.number for child in some]
+            packed = packed_sorted.pack([child.lower_bound for child in some])
+            node = packed + packed_sorted.layout_of_numbers(2 * n, "Q").pack(*numbers, *ends) + bytes((level,))
             self._put(number, node)
-            written.append(_Child(some[0].low, number, ends[-1], n, len(node)))
+            written.append(_Child(some[0].lower_bound, number, ends[-1], n, len(node)))
         return written
 
     def _joined(self, children: list[_Child], level: int) -> list[_Child]:
@@ -303,32 +305,32 @@ class RankTreeWriter(RankTree):
         """Move the content of a node into the one before it; False if that has no space."""
         into = before[-1]
         one, other = self._node(into.number), self._node(child.number)
-        width = packed_sorted.count(one) + packed_sorted.count(other)
-        if width > WIDTH_MAX * 3 // 4 or len(one) + len(other) > BYTES_MAX * 3 // 4:
+        entries = packed_sorted.count(one) + packed_sorted.count(other)
+        if entries > NODE_ENTRIES_MAX * 3 // 4 or len(one) + len(other) > NODE_BYTES_MAX * 3 // 4:
             return False
         if level:
-            made = self._write_inner(
-                into.number, level, into.low, _children(one, into.low) + _children(other, child.low)
-            )
+            children = _children(one, into.lower_bound) + _children(other, child.lower_bound)
+            made = self._write_inner(into.number, level, into.lower_bound, children)
         else:
-            made = self._write_leaf(into.number, into.low, packed_sorted.pairs(one) + packed_sorted.pairs(other))
+            pairs = packed_sorted.pairs(one) + packed_sorted.pairs(other)
+            made = self._write_leaf(into.number, into.lower_bound, pairs)
         self._delete(child.number)
         before[-1:] = made
         return True
 
 
-def _children(node: bytes, low: Pair) -> list[_Child]:
-    """Return the children of an inner node; the first one has the lower bound of the node, `low`."""
+def _children(node: bytes, lower_bound: Pair) -> list[_Child]:
+    """Return the children of an inner node; the first one has the lower bound of the node."""
     numbers, ends = _numbers(node), _ends(node)
     children = [
         _Child(bound, number, end - start)
         for bound, number, start, end in zip(packed_sorted.pairs(node), numbers, (0, *ends), ends, strict=False)
     ]
-    children[0].low = low
+    children[0].lower_bound = lower_bound
     return children
 
 
-def _edited(pairs: list[Pair], edits: Sequence[Edit]) -> list[Pair]:
+def _rebuilt(pairs: list[Pair], edits: Sequence[Edit]) -> list[Pair]:
     """Return the members of a leaf after many edits."""
     removed = {pair for pair, is_put in edits if not is_put}
     remaining = [pair for pair in pairs if pair not in removed]
@@ -349,15 +351,15 @@ def _separator(last: Pair, first: Pair) -> Pair:
 def _cut(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
     """Divide entries of some sizes among nodes of at least `least` entries; return (start, stop) of each node."""
     n, total = len(sizes), sum(sizes)
-    if n <= WIDTH_MAX and total <= BYTES_MAX:
+    if n <= NODE_ENTRIES_MAX and total <= NODE_BYTES_MAX:
         return [(0, n)]
-    width = n if n <= WIDTH_MAX else ceil(n / ceil(n / (WIDTH_MAX * 3 // 4)))
-    enough = total if total <= BYTES_MAX else ceil(total / ceil(total / (BYTES_MAX * 3 // 4)))
+    entries_wanted = n if n <= NODE_ENTRIES_MAX else ceil(n / ceil(n / (NODE_ENTRIES_MAX * 3 // 4)))
+    bytes_wanted = total if total <= NODE_BYTES_MAX else ceil(total / ceil(total / (NODE_BYTES_MAX * 3 // 4)))
     cuts = []
     start = filled = 0
     for index, size in enumerate(sizes):
-        is_full = filled >= enough or filled + size > BYTES_MAX
-        if index - start >= width or (is_full and index - start >= least):
+        is_full = filled >= bytes_wanted or filled + size > NODE_BYTES_MAX
+        if index - start >= entries_wanted or (is_full and index - start >= least):
             cuts.append((start, index))
             start, filled = index, 0
         filled += size

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(CORE != "compiled", reason="the compiled core is
 
 STATE, KEY, NOW_MS = StateDescriptor("z", key="k", member="m", score="s"), b"j:z:a", 1_700_000_000_000
 # So that a few members make a tree of several levels.
-SMALL_TREE: Any = {"WIDTH_MAX": 6, "BYTES_MAX": 300, "CHILDREN_MIN": 2}
+SMALL_TREE: Any = {"NODE_ENTRIES_MAX": 6, "NODE_BYTES_MAX": 300, "CHILDREN_MIN": 2}
 
 # Where the text of a number takes another form, and what is at the ends.
 EDGES = [0.0, -0.0, float("inf"), float("-inf"), 1.0, -1.0, 0.5, 0.001, 0.0009, 9999.5, 1e4, 10000.5, 2.0**53, 2.0**62]

@@ -96,7 +96,7 @@ DELAYS = st.none() | st.integers(-3, 30)
 # The limits of the LMDB store that stand between a text or a map of this size and the next way of treating it.
 SMALL = {"PIECE_BYTES": 700, "RUN_ROWS_MAX": 140, "VISITS_MAX": 7, "VISITED_BYTES_MAX": 3000}
 # Of the trees of sorted sets, so that they have several levels.
-SMALL_TREE = {"WIDTH_MAX": 6, "BYTES_MAX": 300, "CHILDREN_MIN": 2}
+SMALL_TREE = {"NODE_ENTRIES_MAX": 6, "NODE_BYTES_MAX": 300, "CHILDREN_MIN": 2}
 
 
 def expiry(clock_ms: int, delay: int | None) -> int | None:
@@ -567,10 +567,10 @@ def assert_trees_fit(
             assert set(members.values()) == {b""}
             continue
         with store.begin() as txn:
-            runs = list(RankTree(txn, store.tables.blocks, large.prefix).leaves(0, large.size, is_reversed=False))
-        ranking = [(score, member) for run in runs for member, score in run]
+            leaves = list(RankTree(txn, store.tables.blocks, large.prefix).leaves(0, large.size, is_reversed=False))
+        ranking = [(score, member) for leaf in leaves for member, score in leaf]
         assert ranking == sorted((SCORE.unpack(score)[0], member) for member, score in members.items())
-        assert max(map(len, runs)) <= lmdb_ranks.WIDTH_MAX
+        assert max(map(len, leaves)) <= lmdb_ranks.NODE_ENTRIES_MAX
         inner = [node for node in nodes.values() if node[-1]]
         children = [number for node in inner for number in _numbers(node)]
         assert sorted([ROOT, *children]) == sorted(int.from_bytes(name[8:], "big") for name in nodes)

@@ -14,8 +14,8 @@ PROJECT = """
 root_packages = ["house"]
 
 [[tool.importlinter.contracts]]
-id = "rooms"
-name = "Rooms"
+id = "layers"
+name = "Layers"
 type = "layers"
 layers = ["house.upper", "house.lower"]
 """
@@ -35,8 +35,8 @@ layers = ["house.upper", "house.lower"]
 def test_a_cython_module_may_import_downwards_only(
     tmp_path: Path, suffix: str, importer: str, line: str, code: int
 ) -> None:
-    for room in ("", "upper", "lower"):
-        folder = tmp_path / "house" / room
+    for layer in ("", "upper", "lower"):
+        folder = tmp_path / "house" / layer
         folder.mkdir()
         (folder / "__init__.py").touch()
         (folder / "other.py").touch()

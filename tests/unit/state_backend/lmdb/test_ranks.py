@@ -15,7 +15,7 @@ from state_backend.codec import packed_sorted
 from state_backend.codec.checksums import checked
 from state_backend.codec.packed_sorted import Pair
 from state_backend.lmdb import ranks
-from state_backend.lmdb.ranks import BYTES_MAX, WIDTH_MAX, RankTree, RankTreeWriter, bound_of_score
+from state_backend.lmdb.ranks import NODE_BYTES_MAX, NODE_ENTRIES_MAX, RankTree, RankTreeWriter, bound_of_score
 from state_backend.model.errors import StoreDamagedError
 
 SET_ID = (7).to_bytes(8, "big")
@@ -31,8 +31,8 @@ class Tree:
         self.members: list[Pair] = []
 
     def change(self, put: list[Pair], removed: list[Pair]) -> None:
-        steps = sorted([(pair, True) for pair in put] + [(pair, False) for pair in removed])
-        self.tree.change(steps)
+        edits = sorted([(pair, True) for pair in put] + [(pair, False) for pair in removed])
+        self.tree.change(edits)
         self.members = sorted({*self.members, *put} - {*removed})
 
     def by_number(self) -> dict[int, bytes]:
@@ -52,7 +52,7 @@ class Tree:
         size = len(flat)
         for start, stop in ((0, size), (1, size - 1), (size // 3, size // 2), (size - 5, size), (5, 5)):
             for is_reversed in (False, True):
-                found = [each for run in tree.leaves(max(start, 0), stop, is_reversed) for each in run]
+                found = [each for leaf in tree.leaves(max(start, 0), stop, is_reversed) for each in leaf]
                 expected = flat[max(start, 0) : max(stop, 0)]
                 assert found == (expected[::-1] if is_reversed else expected)
         for rank in range(0, size, max(1, size // 50)):
@@ -78,7 +78,7 @@ def pairs(count: int, step: int = 1, digits: int = 6) -> list[Pair]:
 
 
 def test_members_that_come_and_go_at_random_have_their_ranks(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "WIDTH_MAX", 8)
+    monkeypatch.setattr(ranks, "NODE_ENTRIES_MAX", 8)
     chance = random.Random(5)
     everything = pairs(1500)
     for target in (20, 900, 880, 1500, 1490, 300, 310, 40, 3, 0, 700, 0):
@@ -108,10 +108,10 @@ def test_nodes_have_at_most_so_many_entries_and_bytes(tree: Tree) -> None:
     tree.change(pairs(20_000) + [(-1.0, b"x" * 500 + b"%04d" % number) for number in range(300)], [])
     tree.check()
     for level, node in tree.nodes():
-        assert packed_sorted.count(node) <= WIDTH_MAX
-        assert len(node) <= BYTES_MAX + 600 or level
+        assert packed_sorted.count(node) <= NODE_ENTRIES_MAX
+        assert len(node) <= NODE_BYTES_MAX + 600 or level
     leaves = [node for level, node in tree.nodes() if not level]
-    assert len(leaves) < 20_300 / (WIDTH_MAX // 2) + 300 * 500 / (BYTES_MAX // 2)
+    assert len(leaves) < 20_300 / (NODE_ENTRIES_MAX // 2) + 300 * 500 / (NODE_BYTES_MAX // 2)
 
 
 def test_nodes_that_become_small_are_joined(tree: Tree) -> None:
@@ -127,7 +127,7 @@ def test_nodes_that_become_small_are_joined(tree: Tree) -> None:
 
 
 def test_a_tree_of_one_leaf_stays_one(tree: Tree) -> None:
-    tree.change(pairs(WIDTH_MAX), [])
+    tree.change(pairs(NODE_ENTRIES_MAX), [])
     assert tree.nodes() == []
     tree.change([(0.0, b"one more")], [])
     assert len(tree.nodes()) == 2
@@ -147,9 +147,9 @@ def test_bounds_of_children_are_as_short_as_they_may_be(tree: Tree) -> None:
 
 def test_a_member_that_is_not_where_the_tree_says_is_damage(tree: Tree) -> None:
     tree.change(pairs(1000), [])
-    for steps in ([((1.5, b"none"), False)], [((1.5, b"none%d" % n), False) for n in range(90)]):
+    for edits in ([((1.5, b"none"), False)], [((1.5, b"none%d" % n), False) for n in range(90)]):
         with pytest.raises(StoreDamagedError, match="the order of a sorted set does not match its members"):
-            tree.tree.change(steps)
+            tree.tree.change(edits)
 
 
 def test_nothing_is_behind_the_highest_score() -> None:

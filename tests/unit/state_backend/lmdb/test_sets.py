@@ -152,7 +152,7 @@ def test_a_tree_that_does_not_fit_its_members_is_an_error_and_no_wrong_answer(st
 def test_what_is_before_all_that_is_left_of_a_tree_is_found_there(
     store: LmdbStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lmdb_ranks, "WIDTH_MAX", 8)
+    monkeypatch.setattr(lmdb_ranks, "NODE_ENTRIES_MAX", 8)
     apply(store, *(put(b"%04d" % each, b"%d" % each) for each in range(2_000)))
     # The first nodes of each level go, so that those that are first now know of no lower place than their own.
     apply(store, *(Change("top", Op.DELETE, KEY, b"%04d" % each) for each in range(1_900)))
@@ -167,7 +167,7 @@ def test_what_is_before_all_that_is_left_of_a_tree_is_found_there(
 def test_few_blocks_are_touched_to_find_a_rank_or_what_is_at_one(
     store: LmdbStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lmdb_ranks, "WIDTH_MAX", 16)
+    monkeypatch.setattr(lmdb_ranks, "NODE_ENTRIES_MAX", 16)
     count = 5_000
     apply(store, *(put(b"%05d" % number, b"%d" % (number * 7919 % count)) for number in range(count)))
     read = 0
