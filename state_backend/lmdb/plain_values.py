@@ -64,27 +64,30 @@ class PlainValues:
         """Write the plain changes of a run for which `is_plain` is true; return the others.
 
         Of several changes at one position only the first is written: the general path applies the others, in their
-        order. Used for FOLDs, and for all changes without the compiled core (see `put_runs`).
+        order. With events of keys it applies all of them: the events describe the difference that all make. Used for
+        FOLDs, and for all changes without the compiled core (see `put_runs`).
         """
         keys, values = run.column("key").to_pylist(), run.column("value").to_pylist()
         state = self._states[run.column("state")[0].as_py()]
         number = state.number
         if run.column("op")[0].as_py() == FOLD:
             values = self._folded(keys, values, state)
-        get = self._keys.records.get
+        get, has_events = self._keys.records.get, self._keys.events is not None
         headers: dict[int, bytes] = {}  # of records, by the length of their keys
         remaining: list[int] = []
         items: list[tuple[bytes, bytes]] = []
         are_new: list[bool] = []
         before = b""
-        for row, (key, value, at) in enumerate(zip(keys, values, places_of(keys), strict=True)):
+        places = list(places_of(keys))
+        for row, (key, value, at, after) in enumerate(zip(keys, values, places, [*places[1:], b""], strict=True)):
             length = len(key)
             header = headers.get(length) or headers.setdefault(length, HEADER.pack(length, 0, number, VALUE))
             start = header + key
             old = get(at)
             new = start + value
             new += checksum(new).to_bytes(CHECK_BYTES, "little")
-            if (old is not None and not old.startswith(start)) or len(value) > PIECE_BYTES or at == before:
+            is_repeated = at == before or (has_events and at == after)
+            if (old is not None and not old.startswith(start)) or len(value) > PIECE_BYTES or is_repeated:
                 remaining.append(row)
             elif old != new:
                 items.append((at, new))
@@ -123,7 +126,7 @@ class PlainValues:
             PIECE_BYTES,
             packed_map.BYTES_MAX,
             packed_map.FIELDS_MAX,
-            keys.events is not None,  # each change of a key has its own events
+            keys.events is not None,  # the events of a key describe the difference that all its changes make
         )
         while packing.begin(ROWS_MAX, maxsize if keys.events is not None else keys.changed_keys.keys_max):
             keys.records.put_many(packing)

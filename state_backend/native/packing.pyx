@@ -133,8 +133,8 @@ cdef class Packing:
     order: the numbers of the rows, counted over all runs, sorted by position; rows of one position keep their order. tags:
     for each run the tags of its states, number | form << 16; -1 for a state whose rows are skipped. pages: of the version
     that the transaction began with, if the transaction has written nothing at these positions; None: `get` looks records up.
-    Values longer than `value_bytes_max`, and maps beyond `map_bytes_max` or `map_fields_max`, are skipped. first_row_only: if
-    a key has several rows, all but the first are skipped.
+    Values longer than `value_bytes_max`, and maps beyond `map_bytes_max` or `map_fields_max`, are skipped.
+    takes_whole_keys: all rows of a position are skipped, unless they are plain rows of one key in one run.
 
     Attributes of all portions:
         skipped: for each run a byte for each row, 1 if the row is skipped.
@@ -158,7 +158,7 @@ cdef class Packing:
     cdef size_t value_bytes_max
     cdef size_t map_bytes_max
     cdef uint32_t map_fields_max
-    cdef bint first_row_only
+    cdef bint takes_whole_keys
     cdef bint may_replace  # whether a row may replace the last gathered one: no row of its position is skipped
     cdef PlainRow* lanes
     cdef Lookup* lookups
@@ -188,7 +188,7 @@ cdef class Packing:
         size_t value_bytes_max,
         size_t map_bytes_max,
         uint32_t map_fields_max,
-        bint first_row_only,
+        bint takes_whole_keys,
     ):
         cdef Run* run
         cdef int64_t rows = 0, block
@@ -218,7 +218,7 @@ cdef class Packing:
         self.order, self.at, self.position = order, 0, ~(<uint64_t>0)
         self.pages, self.get, self.value_bytes_max = pages, get, value_bytes_max
         self.map_bytes_max, self.map_fields_max = map_bytes_max, map_fields_max
-        self.first_row_only, self.may_replace = first_row_only, False
+        self.takes_whole_keys, self.may_replace = takes_whole_keys, False
         self.name_buffer, self.record_buffer = BorrowedBuffer(), BorrowedBuffer()
         self.name_buffer.content, self.name_buffer.size = <const uint8_t*>&self.name, NAME_BYTES
         self.pair = (self.name_buffer, self.record_buffer)
@@ -317,7 +317,8 @@ cdef class Packing:
     cdef size_t gather(self, PlainRow* lanes, int64_t most) noexcept nogil:
         """Find the next plain rows, one for each position, and mark the others as skipped. Return their number; 0: the end.
 
-        Of consecutive plain rows of one key only the last is used: it replaces the rows before it.
+        Of consecutive plain rows of one key only the last is used: it replaces the rows before it. With
+        `takes_whole_keys` these must be rows of one run, and a plain row is skipped if another row of its position is.
         """
         cdef size_t count = 0, size = 0
         cdef int64_t row
@@ -341,13 +342,21 @@ cdef class Packing:
                     count += 1
                 else:
                     run.skipped[row] = 1
-                self.may_replace = self.may_replace and not self.first_row_only
-            elif self.may_replace and count and self.fill(&next_one, run, row) and is_same_key(&next_one, &lanes[count - 1]):
+            elif (
+                self.may_replace
+                and count
+                and (not self.takes_whole_keys or run == lanes[count - 1].run)
+                and self.fill(&next_one, run, row)
+                and is_same_key(&next_one, &lanes[count - 1])
+            ):
                 next_one.position = position
                 lanes[count - 1] = next_one
                 size += next_one.value_bytes
             else:
                 run.skipped[row] = 1
+                if self.may_replace and count and self.takes_whole_keys:
+                    count -= 1
+                    lanes[count].run.skipped[lanes[count].row] = 1
                 self.may_replace = False
             self.position = position
         return count
