@@ -24,8 +24,8 @@ from benchmarks.results import Row, single_row
 from benchmarks.servers import BenchmarkError, key, load_log, publish, runs_of_values, temporary_folder, value
 from compat.waiting import eventually
 from resp_server.net import children
+from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.client import Client, ClientError
-from resp_server.serving.control_api import TOKEN_VARIABLE
 from state_backend.apply.compact import compact_log
 from state_backend.log.log_writer import LogWriter
 

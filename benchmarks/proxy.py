@@ -46,8 +46,8 @@ from benchmarks.servers import (
 from compat.conformance.servers import free_port
 from compat.waiting import eventually
 from resp_server.net import children
+from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.client import Client, ClientError
-from resp_server.serving.control_api import TOKEN_VARIABLE
 from state_backend.model.slots import SLOTS, slot_of
 
 # By pipeline depth.

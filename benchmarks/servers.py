@@ -34,8 +34,8 @@ from benchmarks import processes
 from compat.conformance.servers import free_port
 from compat.waiting import eventually
 from resp_server.net import children
+from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.client import Client
-from resp_server.serving.control_api import TOKEN_VARIABLE
 from spark_hooks.publish.encoding import positions_of
 from state_backend.codec import packed_list, packed_map
 from state_backend.log.log_writer import LogWriter

@@ -25,7 +25,7 @@ from benchmarks.options import Options
 from benchmarks.results import Row, single_row
 from benchmarks.servers import JOB, BenchmarkError, key, load_log, states, temporary_folder, value
 from resp_server.client.connection import Connection
-from resp_server.client.round import Member, Round
+from resp_server.client.round import Round, RoundClient
 from resp_server.client.turn_scheduler import TurnScheduler
 from resp_server.client.write_queue import Sender, WriteQueue
 from resp_server.config import ServerConfig
@@ -125,9 +125,9 @@ class ImmediateWrites(WriteQueue):
 class ImmediateRound(Round):
     """Answers input at once instead of at the end of a round."""
 
-    def add(self, member: Member) -> None:
+    def add(self, client: RoundClient) -> None:
         """Answer."""
-        self._members[member] = None
+        self._clients[client] = None
         self.answer()
 
 

@@ -57,7 +57,7 @@ async def eventually_async(
     interval_s: float = POLL_INTERVAL_S,
     error: type[Exception] = AssertionError,
 ) -> Found:
-    """Do the same on an event loop, which runs meanwhile; times are those of the loop's clock."""
+    """Do the same as `eventually` on an event loop, which runs meanwhile; times are those of the loop's clock."""
     loop = asyncio.get_running_loop()
     ends_s = loop.time() + timeout_s
     while not is_enough(found := find()):

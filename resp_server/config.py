@@ -89,7 +89,7 @@ class ServerConfig:
             raise ValueError(f"--port and --tls-port are both {self.port}; for TLS only, leave --tls-port out")
 
     @property
-    def is_slave(self) -> bool:
+    def is_replica(self) -> bool:
         """Tell whether clients see a replica."""
         return self.role == "slave"
 

@@ -18,8 +18,8 @@ from benchmarks import processes
 from benchmarks.chaos.judge import JOB
 from compat.conformance.servers import free_port
 from resp_server.net import children
+from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.client import Client, ClientError
-from resp_server.serving.control_api import TOKEN_VARIABLE
 from state_backend.log.change_log import ChangeLog
 
 TOKEN = "chaos"

@@ -26,7 +26,7 @@ class Authority:
         """Write a certificate for hosts, this machine unless given, and its key; files of that name are replaced."""
         made = self._ca.issue_cert(*(hosts or ("127.0.0.1", "localhost")))
         cert, key = self.folder / f"{name}.crt", self.folder / f"{name}.key"
-        # Each is whole at any time; that both belong together only holds when both are written.
+        # Each file is complete at any time. They match once both are written.
         for path, pems in ((key, [made.private_key_pem]), (cert, made.cert_chain_pems)):
             new = path.with_suffix(".new")
             new.write_bytes(b"".join(pem.bytes() for pem in pems))

@@ -18,8 +18,8 @@ SMALL_MAP_FIELDS_MAX = 128
 class Dataset:
     """Keys as a client sees them. `expire_at_ms` has the expiry of keys; other keys never expire.
 
-    Sorted sets are members and scores, as in ZADD. Only one key of each kind is the largest, as otherwise a client that
-    searches for it (redis-cli --bigkeys) reports the first one of a scan.
+    Sorted sets are members and scores, as in ZADD. One key of each kind is larger than all others: of several largest
+    keys, redis-cli --bigkeys reports the first one of its scan.
     """
 
     strings: Mapping[bytes, bytes]

@@ -20,7 +20,7 @@ STATES = (
     StateDescriptor("set", key="key", member="member"),
     StateDescriptor("ranks", key="key", member="member", score="score"),
 )
-# A member of every set for an epoch.
+# A member that every set has for one epoch only.
 PASSING = b"member:00000.5"
 
 
@@ -30,7 +30,7 @@ def dataset_writer(root: Path) -> LogWriter:
 
 
 def publish(dataset: Dataset, writer: LogWriter) -> None:
-    """Write a data set: several epochs, some of which change what an earlier one put."""
+    """Write a data set in several epochs, some of which overwrite or delete values of earlier ones."""
     writer.publish([Change(TEXT, Op.PUT, b"gone", value=b"deleted by a later epoch")])
     writer.publish([Change(TEXT, Op.PUT, key, value=b"overwritten") for key in list(dataset.strings)[::2]])
     writer.publish([*_values(dataset), *_maps(dataset), Change(TEXT, Op.DELETE, b"gone")])
@@ -44,7 +44,7 @@ def _values(dataset: Dataset) -> Iterator[Change]:
 
 
 def _maps(dataset: Dataset) -> Iterator[Change]:
-    """Return maps field by field; a map that expires has to be written completely."""
+    """Return the changes that put maps: field by field, or completely for a map that expires."""
     for key, fields in dataset.hashes.items():
         if key in dataset.expire_at_ms:
             packed = packed_map.pack(fields.items())
@@ -55,7 +55,7 @@ def _maps(dataset: Dataset) -> Iterator[Change]:
 
 
 def _elements(dataset: Dataset, half: int) -> Iterator[Change]:
-    """Return half of each list's elements, to be added at its end. A list expires when its last change says."""
+    """Return the changes that append half of each list's elements. A list's expiry is that of its last change."""
     for key, elements in dataset.lists.items():
         middle = len(elements) // 2
         for element in elements[middle:] if half else elements[:middle]:
@@ -63,7 +63,10 @@ def _elements(dataset: Dataset, half: int) -> Iterator[Change]:
 
 
 def _members(dataset: Dataset, half: int) -> Iterator[Change]:
-    """Return half of each set's members, and others that the second half takes out again. They expire as lists do."""
+    """Return the changes that add half of each set's members. The first half also adds PASSING, the second removes it.
+
+    A set's expiry is that of its last change.
+    """
     kinds = {
         "set": {key: dict.fromkeys(members, b"") for key, members in dataset.sets.items()},
         "ranks": dataset.sorted_sets,

@@ -19,7 +19,7 @@ from compat.conformance.servers import fill, redis_server, sparkis_server, wait_
 from compat.conformance.wire import Connection, Words, replies_to
 from compat.reference.capture import ROW_FIELDS, capture
 
-# After so many differences of one command, the next command is tested.
+# After this many differences of one command, the next command is tested.
 DIFFERENCES_MAX = 3
 
 

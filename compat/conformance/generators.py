@@ -1,13 +1,13 @@
-"""Random requests: the right arguments of each command among wrong and hostile ones.
+"""Random requests: valid arguments of each command, and invalid and hostile ones.
 
-Numbers at the edges of 32 and 64 bits and in every spelling that is none, globs with brackets and escapes, options in
-any order and case, keys of the data set, keys that are missing, arguments too few and too many.
+The arguments are numbers at the limits of 32 and 64 bits, texts that are almost numbers, globs with brackets and
+escapes, options in any order and case, keys of the data set, and missing keys. There may be too few or too many.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ hash_keys = st.one_of(st.sampled_from(list(DATASET.hashes)), st.sampled_from(lis
 list_keys = st.one_of(st.sampled_from(list(DATASET.lists)), st.sampled_from(list(DATASET.lists)), keys)
 set_keys = st.one_of(st.sampled_from(list(DATASET.sets)), st.sampled_from(list(DATASET.sets)), keys)
 sorted_keys = st.one_of(st.sampled_from(list(DATASET.sorted_sets)), st.sampled_from(list(DATASET.sorted_sets)), keys)
-# Few keys of other kinds, as one such key makes the whole reply an error.
+# Few keys of other kinds, because one such key makes the whole reply an error.
 any_set_keys = st.one_of(
     st.sampled_from([*DATASET.sets, *DATASET.sorted_sets]),
     st.sampled_from([b"{tag}set", b"{tag}set2", b"{tag}zset", b"{tag}zset2", b"missing"]),
@@ -159,33 +159,36 @@ def several(word: Word, at_most: int = 5) -> SearchStrategy[list[bytes]]:
 
 
 def joined(*parts: SearchStrategy[list[bytes]]) -> SearchStrategy[list[bytes]]:
-    """Make one list of several."""
-    return st.tuples(*parts).map(lambda lists: [word for each in lists for word in each])
+    """Join several lists to one."""
+    return st.tuples(*parts).map(_flattened)
+
+
+def options(*choices: SearchStrategy[list[bytes]], at_most: int = 3) -> SearchStrategy[list[bytes]]:
+    """Make several options, each of them one of these; perhaps one twice, or none."""
+    return st.lists(st.one_of(*choices), max_size=at_most).map(_flattened)
+
+
+def _flattened(lists: Iterable[list[bytes]]) -> list[bytes]:
+    return [word for each in lists for word in each]
 
 
 def cased(*words: bytes) -> Word:
-    """One of some words, in some case."""
+    """Make one of some words, in one of several cases."""
     return st.sampled_from([shape for word in words for shape in (word, word.upper(), word.lower(), word.title())])
 
 
-scan_options = st.lists(
-    st.one_of(
-        words_of(cased(b"match"), patterns),
-        words_of(cased(b"count"), counts),
-        words_of(cased(b"type"), type_names),
-        words_of(cased(b"novalues", b"nope", b"match", b"count")),
-        words_of(some_bytes),
-    ),
-    max_size=3,
-).map(lambda options: [word for option in options for word in option])
-lpos_options = st.lists(
-    st.one_of(
-        words_of(cased(b"rank", b"count", b"maxlen"), numbers),
-        words_of(cased(b"rank", b"count", b"maxlen"), st.integers(-3, 9).map(lambda number: b"%d" % number)),
-        words_of(cased(b"rank", b"nope")),
-    ),
-    max_size=3,
-).map(lambda options: [word for option in options for word in option])
+scan_options = options(
+    words_of(cased(b"match"), patterns),
+    words_of(cased(b"count"), counts),
+    words_of(cased(b"type"), type_names),
+    words_of(cased(b"novalues", b"nope", b"match", b"count")),
+    words_of(some_bytes),
+)
+lpos_options = options(
+    words_of(cased(b"rank", b"count", b"maxlen"), numbers),
+    words_of(cased(b"rank", b"count", b"maxlen"), st.integers(-3, 9).map(lambda number: b"%d" % number)),
+    words_of(cased(b"rank", b"nope")),
+)
 bitmap_keys = st.one_of(st.sampled_from([b"big", b"empty", b"number", b"utf8:schl\xc3\xbcssel", b"missing"]), keys)
 units = cased(b"byte", b"bit", b"nope")
 offsets = st.one_of(numbers, numbers.map(lambda number: b"#" + number))
@@ -193,55 +196,43 @@ bitfield_types = st.one_of(
     st.tuples(st.sampled_from([b"i", b"u"]), st.integers(0, 66)).map(lambda parts: b"%b%d" % parts),
     st.sampled_from([b"i", b"u8x", b"x8", b"I8", b"u+8", b""]),
 )
-bitfield_options = st.lists(
-    st.one_of(
-        words_of(cased(b"get"), bitfield_types, offsets),
-        words_of(cased(b"get"), st.sampled_from([b"u8", b"i5", b"u63", b"i64"]), offsets),
-        words_of(cased(b"set", b"incrby"), bitfield_types, offsets, numbers),
-        words_of(cased(b"overflow"), cased(b"wrap", b"sat", b"fail", b"nope")),
-    ),
-    max_size=3,
-).map(lambda options: [word for option in options for word in option])
+bitfield_options = options(
+    words_of(cased(b"get"), bitfield_types, offsets),
+    words_of(cased(b"get"), st.sampled_from([b"u8", b"i5", b"u63", b"i64"]), offsets),
+    words_of(cased(b"set", b"incrby"), bitfield_types, offsets, numbers),
+    words_of(cased(b"overflow"), cased(b"wrap", b"sat", b"fail", b"nope")),
+)
 sort_patterns = st.one_of(
     st.sampled_from(
         [b"#", b"nosort", b"many:00*", b"many:*", b"*", b"hash:*->n", b"{tag}*->n", b"hash:*->", b"user:*:name"]
     ),
     patterns,
 )
-sort_options = st.lists(
-    st.one_of(
-        words_of(cased(b"asc", b"desc", b"alpha")),
-        words_of(cased(b"alpha")),
-        words_of(cased(b"limit"), numbers, numbers),
-        words_of(cased(b"limit"), st.sampled_from([b"0", b"1", b"5"]), st.sampled_from([b"-1", b"0", b"3", b"100"])),
-        words_of(cased(b"by", b"get"), sort_patterns),
-        words_of(cased(b"by", b"get", b"limit", b"store", b"nope"), some_bytes),
-    ),
-    max_size=4,
-).map(lambda options: [word for option in options for word in option])
-lcs_options = st.lists(
-    st.one_of(
-        words_of(cased(b"idx", b"len", b"withmatchlen", b"minmatchlen", b"nope")),
-        words_of(cased(b"minmatchlen"), numbers),
-    ),
-    max_size=3,
-).map(lambda options: [word for option in options for word in option])
+sort_options = options(
+    words_of(cased(b"asc", b"desc", b"alpha")),
+    words_of(cased(b"alpha")),
+    words_of(cased(b"limit"), numbers, numbers),
+    words_of(cased(b"limit"), st.sampled_from([b"0", b"1", b"5"]), st.sampled_from([b"-1", b"0", b"3", b"100"])),
+    words_of(cased(b"by", b"get"), sort_patterns),
+    words_of(cased(b"by", b"get", b"limit", b"store", b"nope"), some_bytes),
+    at_most=4,
+)
+lcs_options = options(
+    words_of(cased(b"idx", b"len", b"withmatchlen", b"minmatchlen", b"nope")),
+    words_of(cased(b"minmatchlen"), numbers),
+)
 lcs_keys = st.one_of(
     st.sampled_from([b"Plain", b"plain", b"an empty key", b"later", b"soon", b"utf8:schl\xc3\xbcssel", b"missing"]),
     st.sampled_from([b"long text", b"other text"]),
     keys.filter(lambda key: key != b"big"),
 )
-range_options = st.lists(
-    st.one_of(
-        words_of(cased(b"withscores")),
-        words_of(
-            cased(b"limit"), st.sampled_from([b"0", b"1", b"5", b"-1"]), st.sampled_from([b"-1", b"0", b"3", b"100"])
-        ),
-        words_of(cased(b"limit"), numbers, numbers),
-        words_of(cased(b"limit", b"nope", b"byscore", b"rev")),
-    ),
-    max_size=2,
-).map(lambda options: [word for option in options for word in option])
+range_options = options(
+    words_of(cased(b"withscores")),
+    words_of(cased(b"limit"), st.sampled_from([b"0", b"1", b"5", b"-1"]), st.sampled_from([b"-1", b"0", b"3", b"100"])),
+    words_of(cased(b"limit"), numbers, numbers),
+    words_of(cased(b"limit", b"nope", b"byscore", b"rev")),
+    at_most=2,
+)
 ranks = st.one_of(numbers, st.integers(-1600, 1600).map(lambda number: b"%d" % number))
 zrange_arguments = st.one_of(
     joined(words_of(sorted_keys, ranks, ranks), several(cased(b"rev"), 1), range_options),
@@ -279,33 +270,30 @@ lengths = st.one_of(
     floats,
 )
 geo_units = st.one_of(cased(b"km", b"m", b"mi", b"ft"), cased(b"km"), st.sampled_from([b"kM", b"cm", b"", b"km "]))
-geo_options = st.lists(
-    st.one_of(
-        words_of(cased(b"withcoord", b"withdist", b"withhash")),
-        words_of(cased(b"asc", b"desc")),
-        words_of(cased(b"count"), st.sampled_from([b"1", b"3", b"10", b"1000"])),
-        words_of(cased(b"count"), st.sampled_from([b"1", b"3", b"150"]), cased(b"any")),
-        words_of(cased(b"count", b"any", b"store", b"storedist", b"nope"), st.one_of(numbers, keys)),
-    ),
-    max_size=3,
-).map(lambda options: [word for option in options for word in option])
-_middles = st.one_of(words_of(cased(b"frommember"), geo_members), words_of(cased(b"fromlonlat"), longitudes, latitudes))
+geo_options = options(
+    words_of(cased(b"withcoord", b"withdist", b"withhash")),
+    words_of(cased(b"asc", b"desc")),
+    words_of(cased(b"count"), st.sampled_from([b"1", b"3", b"10", b"1000"])),
+    words_of(cased(b"count"), st.sampled_from([b"1", b"3", b"150"]), cased(b"any")),
+    words_of(cased(b"count", b"any", b"store", b"storedist", b"nope"), st.one_of(numbers, keys)),
+)
+_centers = st.one_of(words_of(cased(b"frommember"), geo_members), words_of(cased(b"fromlonlat"), longitudes, latitudes))
 _shapes = st.one_of(
     words_of(cased(b"byradius"), lengths, geo_units), words_of(cased(b"bybox"), lengths, lengths, geo_units)
 )
 geo_searches = st.one_of(
-    joined(_middles, _shapes, geo_options),
-    joined(_middles, _shapes, geo_options),
-    joined(_shapes, geo_options, _middles),
-    joined(_middles, _shapes, st.one_of(_middles, _shapes)),
-    joined(geo_options, st.one_of(_middles, _shapes)),
+    joined(_centers, _shapes, geo_options),
+    joined(_centers, _shapes, geo_options),
+    joined(_shapes, geo_options, _centers),
+    joined(_centers, _shapes, st.one_of(_centers, _shapes)),
+    joined(geo_options, st.one_of(_centers, _shapes)),
 )
 
 
 def _counted(key: Word) -> SearchStrategy[list[bytes]]:
-    """Make a number of keys and the keys, mostly as many."""
-    right = several(key, 4).map(lambda found: [b"%d" % len(found), *found])
-    return st.one_of(right, right, right, joined(words_of(numbers), several(key, 4)))
+    """Make a number of keys, and keys: mostly as many as the number says."""
+    matching = several(key, 4).map(lambda found: [b"%d" % len(found), *found])
+    return st.one_of(matching, matching, matching, joined(words_of(numbers), several(key, 4)))
 
 
 def _limited(key: Word) -> SearchStrategy[list[bytes]]:
@@ -314,23 +302,23 @@ def _limited(key: Word) -> SearchStrategy[list[bytes]]:
 
 
 @st.composite
-def weighed(draw: st.DrawFn) -> list[bytes]:
+def weighted(draw: st.DrawFn) -> list[bytes]:
     """Make the arguments of ZUNION and ZINTER."""
     words = draw(_counted(any_set_keys))
     for _ in range(draw(st.integers(0, 3))):
         count = len(words) - 1 if draw(st.integers(0, 5)) else draw(st.integers(0, 3))
         weights = st.lists(st.one_of(floats, st.sampled_from([b"1", b"2", b"-1.5"])), min_size=count, max_size=count)
-        options = st.one_of(
+        option = st.one_of(
             joined(words_of(cased(b"weights")), weights),
             words_of(cased(b"aggregate"), cased(b"sum", b"min", b"max", b"nope")),
             words_of(cased(b"withscores")),
             words_of(cased(b"withscores", b"limit", b"weights", b"aggregate", b"nope")),
         )
-        words += draw(options)
+        words += draw(option)
     return words
 
 
-# One AUTH: of several, 7.0 checks each and 7.2 the last.
+# At most one AUTH: of several, Redis 7.0 checks each, and 7.2 only the last one.
 hello_options = joined(
     st.one_of(words_of(), words_of(cased(b"auth"), st.sampled_from([b"default", b"nobody", b""]), names)),
     st.one_of(words_of(), words_of(cased(b"setname"), names), words_of(cased(b"auth", b"setname", b"nope"))),
@@ -344,17 +332,14 @@ LIKELY_IDS = frozenset(b"%d" % number for number in range(100_000))
 UNKNOWN_ID = b"999999999"
 # Filters of CLIENT KILL; the last one has an unknown id, so that the reply does not depend on the connected clients.
 kill_filters = joined(
-    st.lists(
-        st.one_of(
-            words_of(cased(b"id"), numbers),
-            words_of(cased(b"type"), client_types),
-            words_of(cased(b"addr", b"laddr"), st.one_of(st.just(b"127.0.0.1:1"), names)),
-            words_of(cased(b"user"), st.one_of(st.just(b"default"), st.just(b"nobody"), names)),
-            words_of(cased(b"skipme"), cased(b"yes", b"no", b"maybe", b"")),
-            words_of(cased(b"id", b"type", b"addr", b"skipme", b"nope")),
-        ),
-        max_size=3,
-    ).map(lambda filters: [word for each in filters for word in each]),
+    options(
+        words_of(cased(b"id"), numbers),
+        words_of(cased(b"type"), client_types),
+        words_of(cased(b"addr", b"laddr"), st.one_of(st.just(b"127.0.0.1:1"), names)),
+        words_of(cased(b"user"), st.one_of(st.just(b"default"), st.just(b"nobody"), names)),
+        words_of(cased(b"skipme"), cased(b"yes", b"no", b"maybe", b"")),
+        words_of(cased(b"id", b"type", b"addr", b"skipme", b"nope")),
+    ),
     words_of(cased(b"id"), st.just(UNKNOWN_ID)),
 )
 
@@ -498,8 +483,8 @@ ARGUMENTS: Mapping[str, SearchStrategy[list[bytes]]] = {
         st.one_of(words_of(), words_of(repeats), words_of(repeats, cased(b"withscores", b"nope"))),
     ),
     "zscan": joined(words_of(sorted_keys, cursors), scan_options),
-    "zunion": weighed(),
-    "zinter": weighed(),
+    "zunion": weighted(),
+    "zinter": weighted(),
     "zdiff": joined(_counted(any_set_keys), several(cased(b"withscores", b"nope"), 1)),
     "zintercard": _limited(any_set_keys),
     "geopos": joined(words_of(geo_keys), several(geo_members)),
@@ -520,18 +505,18 @@ SHORT_REPLIES = sorted(ARGUMENTS.keys() - {"command"})
 
 @st.composite
 def requests(draw: st.DrawFn, name: str | None = None) -> list[bytes]:
-    """Make one request, of a named command or of any; now and then spoil its arguments."""
+    """Make one request, of a named command or of any; one in five lacks a word or has one too many."""
     chosen = name or draw(st.sampled_from(SHORT_REPLIES))
-    # Where COMMAND GETKEYS expects a number of keys, Redis reads words that are none as C's atoi does.
-    # Where items are given with repetition, a large number would keep it busy for ever.
+    # For a number of keys, COMMAND GETKEYS takes whatever C's atoi makes of a word. A large number of random items with
+    # repetition would keep Redis busy for ever.
     is_number_harmful = chosen in ("command|getkeys", "srandmember", "hrandfield", "zrandmember")
-    spoilers = keys if is_number_harmful else st.one_of(numbers, keys, names)
+    extra_words = keys if is_number_harmful else st.one_of(numbers, keys, names)
     words = draw(joined(words_of(*(cased(part.encode()) for part in chosen.split("|"))), ARGUMENTS[chosen]))
     match draw(st.integers(0, 9)):
         case 0 if len(words) > 1:
             del words[draw(st.integers(1, len(words) - 1))]
         case 1:
-            words.insert(draw(st.integers(1, len(words))), draw(spoilers))
+            words.insert(draw(st.integers(1, len(words))), draw(extra_words))
     return words
 
 

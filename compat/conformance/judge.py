@@ -94,18 +94,18 @@ class Deviations:
     def explains(self, command: str, theirs: Reply, ours: Reply) -> bool:
         """Tell whether a difference is intended."""
         return any(
-            each.command == command and is_text(each.redis, theirs) and is_text(each.sparkis, ours)
+            each.command == command and has_text(each.redis, theirs) and has_text(each.sparkis, ours)
             for each in self.reply_deviations
         )
 
 
-def is_text(pattern: str, reply: Reply) -> bool:
+def has_text(pattern: str, reply: Reply) -> bool:
     """Tell whether a reply's bytes, without the last line end, match a deviation's regular expression."""
     return re.fullmatch(pattern.encode(), reply.raw.removesuffix(b"\r\n"), re.DOTALL) is not None
 
 
 def mismatches(listed: Mapping[str, str], differing: Collection[str]) -> list[str]:
-    """Return differing names that no line, or more than one, of a table explains, and lines that explain none."""
+    """Return the differing names that not exactly one line of a table explains, and the lines that explain no name."""
     lines = {name: [line for line in listed if fnmatchcase(name, line)] for name in differing}
     unexplained = [f"{name}: explained by {found or 'no line'}" for name, found in lines.items() if len(found) != 1]
     used = {line for found in lines.values() for line in found}
@@ -147,9 +147,9 @@ class Judge:
             **dict.fromkeys(("srandmember", "hrandfield", "zrandmember"), self._is_as_many),
             "sort_ro": self._is_same_sort,
             "randomkey": self._is_a_key,
-            "dump": self._is_same_mark,
-            "object|idletime": self._is_same_mark,
-            "memory|usage": self._is_same_mark,
+            "dump": self._are_both_nil_or_not,
+            "object|idletime": self._are_both_nil_or_not,
+            "memory|usage": self._are_both_nil_or_not,
             "time": self._is_clock,
             "hello": self._is_same_greeting,
             "client|id": self._is_number,
@@ -181,11 +181,11 @@ class Judge:
             return True
         command = command_of(request)
         rule = self._rules.get(command)
-        if rule is not None and theirs.mark == ours.mark and not theirs.is_error and rule(request, theirs, ours):
+        if rule is not None and theirs.type == ours.type and not theirs.is_error and rule(request, theirs, ours):
             return True
         return self.deviations.explains(command, theirs, ours)
 
-    # -- rules: both replies have the same mark, and neither is an error ---------------------------------------------
+    # -- rules: both replies have the same type byte, and neither is an error -----------------------------------------
 
     @staticmethod
     def _is_same_set(request: Words, theirs: Reply, ours: Reply) -> bool:
@@ -203,7 +203,8 @@ class Judge:
     def _is_same_step(request: Words, theirs: Reply, ours: Reply) -> bool:
         """Compare the items of an iteration that is complete after one step; of other steps compare only the shape."""
         (their_cursor, their_items), (our_cursor, our_items) = theirs.value, ours.value
-        if [their_cursor.mark, their_items.mark] != [our_cursor.mark, our_items.mark] or not our_cursor.value.isdigit():
+        are_alike = (their_cursor.type, their_items.type) == (our_cursor.type, our_items.type)
+        if not are_alike or not our_cursor.value.isdigit():
             return False
         command = command_of(request)
         is_complete = {request[1 if command == "scan" else 2], their_cursor.value, our_cursor.value} == {b"0"}
@@ -214,7 +215,7 @@ class Judge:
         return theirs.value in self.keys and ours.value in self.keys
 
     @staticmethod
-    def _is_same_mark(request: Words, theirs: Reply, ours: Reply) -> bool:
+    def _are_both_nil_or_not(request: Words, theirs: Reply, ours: Reply) -> bool:
         return (theirs.value is None) == (ours.value is None)
 
     def _is_same_but_for_digits(self, request: Words, theirs: Reply, ours: Reply) -> bool:
@@ -241,7 +242,7 @@ class Judge:
         values = [part.value for part in flat[1::2]] if with_values else [items.get(name) for name in names]
         return (
             len(theirs.value) == len(ours.value)
-            and {item.mark for item in theirs.value} == {item.mark for item in ours.value}
+            and {item.type for item in theirs.value} == {item.type for item in ours.value}
             and all(name in items for name in names)
             and all(_is_value(items[name], value) for name, value in zip(names, values, strict=True))
             and (request[2][:1] == b"-" or len(set(names)) == len(names))
@@ -251,7 +252,7 @@ class Judge:
     def _is_clock(request: Words, theirs: Reply, ours: Reply) -> bool:
         times = [[int(part.value) for part in reply.value] for reply in (theirs, ours)]
         return (
-            all(part.mark == "$" for reply in (theirs, ours) for part in reply.value)
+            all(part.type == "$" for reply in (theirs, ours) for part in reply.value)
             and all(0 <= microseconds < 1_000_000 for _, microseconds in times)
             and abs(times[0][0] - times[1][0]) <= CLOCK_MS_MAX // 1000
         )
@@ -266,7 +267,7 @@ class Judge:
 
     @staticmethod
     def _is_number(request: Words, theirs: Reply, ours: Reply) -> bool:
-        return theirs.mark == ":" and bool(ours.value > 0)
+        return theirs.type == ":" and bool(ours.value > 0)
 
     def _is_client_lines(self, request: Words, theirs: Reply, ours: Reply) -> bool:
         """The lines have the same field names in the same order, and the same values that the client itself set."""
@@ -302,7 +303,7 @@ class Judge:
         return names[0] == names[1]
 
     def _is_same_config(self, request: Words, theirs: Reply, ours: Reply) -> bool:
-        """Settings that the server under test does not have are listed in `deviations.toml`, tested elsewhere."""
+        """Compare the settings that both servers have; a test compares the others with `deviations.toml`."""
         expected = {name: value for name, value in _pairs(theirs) if name.lower() in self.config_names}
         found = dict(_pairs(ours))
         values, added = self.deviations.config_values, self.deviations.config_added
@@ -339,8 +340,8 @@ def _pairs(reply: Reply) -> list[tuple[Any, Any]]:
 
 
 def _sorted_items(request: Words, reply: Reply) -> list[bytes]:
-    is_flat_map = reply.mark == "*" and command_of(request) == "hgetall"
-    if reply.mark == "%":
+    is_flat_map = reply.type == "*" and command_of(request) == "hgetall"
+    if reply.type == "%":
         return sorted(key.raw + value.raw for key, value in reply.value)
     return _items_of(reply, 2 if is_flat_map else 1)
 
@@ -354,9 +355,9 @@ def _items_of(reply: Reply, size: int) -> list[bytes]:
 def _with_short_digits(reply: Reply) -> Any:
     """Return a reply as values, with equal texts for equal numbers."""
     if isinstance(reply.value, list):
-        return reply.mark, [_with_short_digits(each) for each in reply.value]
-    if reply.mark in "$," and reply.value is not None and LONG_DIGITS.fullmatch(reply.value):
-        return reply.mark, float(reply.value)
+        return reply.type, [_with_short_digits(each) for each in reply.value]
+    if reply.type in "$," and reply.value is not None and LONG_DIGITS.fullmatch(reply.value):
+        return reply.type, float(reply.value)
     return reply.raw
 
 

@@ -23,12 +23,12 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent / "clients"
 MODULES = ROOT / "tests" / "clients"
 
-# The time limit of one feature of one client, in all variants; longer than any takes on a busy machine.
+# The time limit of one feature of one client, in all variants; longer than any feature takes on a busy machine.
 FEATURE_S_MAX = 120.0
 
-# Of a cluster these are compared with what the client does at the real server alone: a master of a real cluster takes
-# writes, and the rest does not depend on there being a cluster.
-ALONE = ("write refused", "TLS", "--tls", "ACL user", "--user", "reconnect after a restart")
+# For these features, a client at our cluster is compared with the client at a single real server: a master of a real
+# cluster accepts writes, and the other features do not depend on a cluster.
+COMPARED_WITH_SERVER = ("write refused", "TLS", "--tls", "ACL user", "--user", "reconnect after a restart")
 
 # A script's outcome for a feature that its client does not have at this kind of server.
 NOT_SUPPORTED = "not supported"
@@ -184,7 +184,7 @@ def cells_of(script: Script, features: Sequence[str], targets: Targets) -> Itera
     for feature in features:
         seen: dict[str, Any] = {}
         for ours in targets.ours:
-            is_cluster = bool(ours.at()["is_cluster"]) and feature not in ALONE
+            is_cluster = bool(ours.at()["is_cluster"]) and feature not in COMPARED_WITH_SERVER
             real: Target = targets.cluster if is_cluster else targets.plain
             if feature in script.expected:
                 expected_outcome = script.expected[feature]["outcome"]

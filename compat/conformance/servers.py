@@ -1,6 +1,6 @@
 """Start the servers that are compared: real redis-servers and ours, as processes on free ports of the loopback.
 
-Each is started with a user's options, filled with a data set, and stopped through its own process handle.
+Each is started with the options that a user has, filled with a data set, and stopped through its own process handle.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ def has_redis() -> bool:
 @contextmanager
 def redis_server(folder: Path, *options: str, password: str | None = None, port: int = 0) -> Iterator[Running]:
     """Run a real redis-server without persistence, in its own folder; port: 0: a free one."""
-    given = ["--bind", "127.0.0.1", "--save", "", "--dir", str(folder), "--loglevel", "warning", *options]
+    arguments = ["--bind", "127.0.0.1", "--save", "", "--dir", str(folder), "--loglevel", "warning", *options]
     if password:
-        given += ["--requirepass", password]
+        arguments += ["--requirepass", password]
     chosen = port or free_port()
     process = subprocess.Popen(
-        [REDIS_SERVER, "--port", str(chosen), *given], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        [REDIS_SERVER, "--port", str(chosen), *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
     with _stopped_at_the_end(process):
         if not _has_started(chosen, process):
@@ -107,7 +107,7 @@ def redis_server(folder: Path, *options: str, password: str | None = None, port:
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's environment without settings of ours; a child runs on the same core all the same."""
+    """Return this process's environment without our settings, except the one that chooses the core."""
     return {
         name: text for name, text in os.environ.items() if name == "SPARKIS_PURE" or not name.startswith("SPARKIS_")
     }
@@ -155,12 +155,12 @@ def sparkis_server(
     is_pure: bool = False,
 ) -> Iterator[Running]:
     """Run a sparkis server on a log, with its stores in its own folder. is_loaded: wait until it has loaded the log."""
-    given = ("--port", str(port), "--log", str(log), "--store", str(folder), *options)
+    arguments = ("--port", str(port), "--log", str(log), "--store", str(folder), *options)
     with sparkis_program(
-        program, *given, password=password, server_password=server_password, is_pure=is_pure
+        program, *arguments, password=password, server_password=server_password, is_pure=is_pure
     ) as server:
         if is_loaded:
-            eventually(lambda: not _is_loading(server), awaited="a server is loading", processes=[server.process])
+            eventually(lambda: not _is_loading(server), awaited="a server to be loaded", processes=[server.process])
         yield server
 
 
@@ -181,9 +181,9 @@ def sparkis_proxy(
     port: int = 0,
 ) -> Iterator[Running]:
     """Run a proxy in front of the servers of a topology."""
-    given = ("--port", str(port), "--bind", "127.0.0.1", "--cluster", str(topology), *options)
+    arguments = ("--port", str(port), "--bind", "127.0.0.1", "--cluster", str(topology), *options)
     program = ("-m", "resp_server.programs.proxy")
-    with sparkis_program(program, *given, password=password, server_password=server_password) as proxy:
+    with sparkis_program(program, *arguments, password=password, server_password=server_password) as proxy:
         yield proxy
 
 

@@ -214,7 +214,7 @@ class Log:
         self.root = root
         self.users = root.parent / "users.acl"
         self.users.write_text(f"user default on nopass ~* &* +@all\nuser {TENANT} {' '.join(TENANT_RULES)}\n")
-        # The servers that get a notice of each epoch, so that nothing waits for the next poll; and their TLS contexts.
+        # The servers that get a notice of each epoch, so that they need not poll for it; and their TLS contexts.
         self.readers: list[tuple[Process, ssl.SSLContext | None]] = []
         self._writer: LogWriter = stack.enter_context(dataset_writer(root))
         publish(dataset, self._writer)
@@ -314,9 +314,9 @@ class Nodes(Ours):
         topology.write_text(json.dumps({"version": 1, "nodes": rows}))
 
         def starting(port: int) -> Callable[[], AbstractContextManager[Running]]:
-            given = ("--cluster", str(topology), "--cluster-node", f"{HOST}:{port}", *options)
-            given += ("--aclfile", str(self._log.users))
-            return lambda: sparkis_server(folder / str(port), self._log.root, *given, port=port)
+            node_options = ("--cluster", str(topology), "--cluster-node", f"{HOST}:{port}", *options)
+            node_options += ("--aclfile", str(self._log.users))
+            return lambda: sparkis_server(folder / str(port), self._log.root, *node_options, port=port)
 
         return [Process(stack, starting(port)) for port in ports]
 

@@ -28,9 +28,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Transcript:
-    """The requests of one client, what they do, and the kinds of our servers that get them (`server`, `proxy`, `node`).
+    """The requests of one client, their purpose (`what`), and the kinds of our servers that get them.
 
-    writes: groups of requests; each group is sent in one write.
+    kinds: `server`, `proxy`, `node`. writes: groups of requests; each group is sent in one write.
     """
 
     client: str
@@ -115,12 +115,12 @@ def is_right(reply: Reply, check: Sequence[str]) -> bool:
         case "nil":
             return reply.value is None
         case "integer":
-            return reply.mark == ":"
+            return reply.type == ":"
         case "array":
-            return isinstance(reply.value, list) and reply.mark in "*~>"
+            return isinstance(reply.value, list) and reply.type in "*~>"
         case "text":
             return not reply.is_error and _text(reply) == text
-        case "holds":
+        case "contains":
             return not reply.is_error and all(word.encode() in _text(reply) for word in words)
         case "fields":
             names = {line.partition(b":")[0] for line in _text(reply).splitlines()}
@@ -139,7 +139,7 @@ def _text(reply: Reply) -> bytes:
 
 def _names(reply: Reply) -> set[Any]:
     flat = reply.plain
-    return set(flat[::2]) if isinstance(flat, list) and reply.mark in "%*" else set()
+    return set(flat[::2]) if isinstance(flat, list) and reply.type in "%*" else set()
 
 
 def _covers_all(reply: Reply) -> bool:
@@ -152,7 +152,7 @@ def _covers_all(reply: Reply) -> bool:
 
 
 def replays(targets: Targets) -> Iterator[Replay]:
-    """Replay all transcripts at our servers, and at the real ones, which must pass all checks, too."""
+    """Replay all transcripts at our servers, and at the real ones: these must pass all checks, too."""
     for path in sorted(FOLDER.glob("*.txt")):
         transcript = load(path)
         real: Target = targets.cluster if transcript.kinds == ["node"] else targets.plain

@@ -16,7 +16,6 @@ from compat.waiting import WAIT_S_MAX
 
 Words = Sequence[bytes]
 
-
 LAST_COMMAND = b"the-end"
 LAST_REPLY = b"-ERR unknown command 'the-end', with args beginning with: \r\n"
 
@@ -26,24 +25,24 @@ class NotAReplyError(Exception):
 
 
 class Reply(NamedTuple):
-    """A reply, as sent and parsed. `mark`: its first byte.
+    """A reply, as sent and parsed. type: its first byte.
 
     value: bytes for `+ - $ =`, an integer for `:`, None for nil, replies for `* ~ >`, pairs of replies for `%`.
     """
 
     raw: bytes
-    mark: str
+    type: str
     value: Any
 
     @property
     def is_error(self) -> bool:
         """Tell whether this is an error."""
-        return self.mark == "-"
+        return self.type == "-"
 
     @property
     def plain(self) -> Any:
-        """The value without the marks, and maps as flat lists, as in RESP2."""
-        if self.mark == "%":
+        """The value without type bytes, and maps as flat lists, as in RESP2."""
+        if self.type == "%":
             return [part.plain for pair in self.value for part in pair]
         return [each.plain for each in self.value] if isinstance(self.value, list) else self.value
 
@@ -74,23 +73,23 @@ def reply_at(data: bytes, at: int) -> tuple[Reply, int]:
     end = data.find(b"\r\n", at)
     if end < 0:
         raise NotAReplyError(data[at : at + 80])
-    mark, line, after = chr(data[at]), data[at + 1 : end], end + 2
-    if mark in "+-,(#":
+    type_byte, line, after = chr(data[at]), data[at + 1 : end], end + 2
+    if type_byte in "+-,(#":
         value: Any = line
-    elif mark == ":":
+    elif type_byte == ":":
         value = int(line)
-    elif mark == "_" or line == b"-1":
+    elif type_byte == "_" or line == b"-1":
         value = None
-    elif mark in "$=":
+    elif type_byte in "$=":
         value, after = _text(data, after, int(line))
-    elif mark in "*~>":
+    elif type_byte in "*~>":
         value, after = _items(data, after, int(line))
-    elif mark == "%":
+    elif type_byte == "%":
         flat, after = _items(data, after, 2 * int(line))
         value = list(zip(flat[::2], flat[1::2], strict=True))
     else:
         raise NotAReplyError(data[at : at + 80])
-    return Reply(data[at:after], mark, value), after
+    return Reply(data[at:after], type_byte, value), after
 
 
 def _text(data: bytes, at: int, size: int) -> tuple[bytes, int]:

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (seeds / f"{number:05d}").write_bytes(data)
         run = _run(folder, seeds, options.seconds)
         inputs = sorted((path.read_bytes() for path in seeds.iterdir()), key=lambda each: (len(each), each))
-        # The process itself stored inputs that raised an exception; inputs that killed it are here.
+        # The process has stored the inputs that raised an exception. The inputs that killed it are in this folder.
         for path in folder.iterdir():
             if path.name.startswith(("timeout-", "oom-")):
                 print(f"found: {corpus.store_finding([path.read_bytes()])}")

@@ -35,7 +35,7 @@ FUZZED = (
     "state_backend/store/slot_view.py",
     "resp_server/cluster/replies.py",
 )
-# Modules in these folders that inputs do not reach, as they read options, files or a registry.
+# Modules in these folders that inputs do not reach, because they read options, files or a registry.
 NOT_FUZZED = {"resp_server/proxy/compiled.py", "resp_server/proxy/topology_sources.py"}
 
 Line = tuple[str, int]
@@ -94,7 +94,7 @@ class Tracer:
         return self._line_tracer(code, lines) if lines else None
 
     def _line_tracer(self, code: CodeType, lines: set[int]) -> Any:
-        """Return the trace function of a call; it ends when nothing new can follow, as some calls loop over slots."""
+        """Return the trace function of a call. Tracing ends with the last new line: some calls loop over all slots."""
         remaining, add, name = LINES_PER_CALL_MAX, self.reached.add, code.co_filename
 
         def on_line(frame: FrameType, event: str, argument: Any) -> Any:

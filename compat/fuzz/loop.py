@@ -1,7 +1,7 @@
 """An event loop with a simulated clock and network, which runs thousands of inputs without waiting.
 
 When the loop is idle, its clock jumps to the next timer. So a timeout of a minute takes no time, and an input takes the
-same number of turns on a busy machine. A connection is a pair of sockets, and the loop has both.
+same number of turns on a busy machine. A connection is a pair of sockets, both of which belong to the loop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 TURNS_MAX = 20_000
 
 
-class RestlessError(Exception):
+class NeverIdleError(Exception):
     """The loop does not become idle."""
 
 
@@ -32,7 +32,7 @@ class _Selector(selectors.DefaultSelector):
             self.turns += 1
             if self.turns > TURNS_MAX:
                 self.turns = 0
-                raise RestlessError(f"the loop is not idle after {TURNS_MAX} turns")
+                raise NeverIdleError(f"the loop is not idle after {TURNS_MAX} turns")
         else:
             self.turns = 0
             self.now_s += timeout or 0.0

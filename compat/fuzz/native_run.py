@@ -31,7 +31,7 @@ from compat.conformance.certificates import Authority
 from compat.conformance.wire import requests
 from compat.fuzz import corpus
 from compat.fuzz.seeds import SCRIPTS
-from compat.fuzz.subject import REQUESTS, FoundError, Subject, Wire
+from compat.fuzz.subject import REQUESTS, FoundError, RecordingTransport, Subject
 from compat.fuzz.targets import EPOCHS, NODE, NOW_MS, PASSWORD, PROXY, SCRIPTED, STATES, TWO, USER, fill
 from resp_server import native
 from resp_server.client.connection import Connection
@@ -47,7 +47,7 @@ from state_backend.store.keyspace import Job, Keyspace
 MAP_BYTES = 1 << 30
 INPUTS_PER_SUBJECT = 300
 INPUTS_PER_CORRUPTION = 300
-# The maximum length of an input that is sent in chunks, as each chunk costs turns of the loop.
+# The maximum length of an input that is sent in chunks, because each chunk costs turns of the loop.
 CHUNKED_BYTES_MAX = 1_500
 KEYS = [
     b"j:v:0",
@@ -142,7 +142,7 @@ PLAIN = [at for at, chosen in enumerate(REQUESTS) if any(words[0] in (b"GET", b"
 
 
 def of_hop(rng: random.Random, folder: str) -> Iterator[None]:
-    """Let clients send reads to a proxy, whose servers reply correctly or with arbitrary bytes."""
+    """Let clients send reads to a proxy whose servers reply correctly or with arbitrary bytes."""
     while True:
         subject = Subject(8)
         for _ in range(INPUTS_PER_SUBJECT):
@@ -161,7 +161,7 @@ def of_hop(rng: random.Random, folder: str) -> Iterator[None]:
 
 
 def of_records(rng: random.Random, folder: str) -> Iterator[None]:
-    """Read invalid records, such as no store writes, with the core."""
+    """Have the core read invalid records, which no store writes."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     while True:
@@ -169,10 +169,10 @@ def of_records(rng: random.Random, folder: str) -> Iterator[None]:
         keyspace = Keyspace()
         keyspace.put(Job("j", "g", STATES, store))
 
-        async def talk(keyspace: Keyspace, store: LmdbStore, taken: list[None]) -> None:
+        async def send_inputs(keyspace: Keyspace, store: LmdbStore, taken: list[None]) -> None:
             server = Server(keyspace, ServerConfig(), clock=lambda: NOW_MS)
             connection = Connection(server)
-            connection.connection_made(Wire())  # type: ignore[arg-type]
+            connection.connection_made(RecordingTransport())  # type: ignore[arg-type]
             reads: Any = server.dispatcher.compiled
             for _ in range(4):
                 _corrupt_records(store, rng)
@@ -192,7 +192,7 @@ def of_records(rng: random.Random, folder: str) -> Iterator[None]:
             server.context.close()
 
         taken: list[None] = []
-        loop.run_until_complete(talk(keyspace, store, taken))
+        loop.run_until_complete(send_inputs(keyspace, store, taken))
         store.close()
         yield from taken
 
@@ -234,10 +234,10 @@ def of_pages(rng: random.Random, folder: str) -> Iterator[None]:
     path = store.path
     store.close()
     file = path / "data.mdb"
-    whole = file.read_bytes()
-    pages = [at for at in range(8192, len(whole), 4096) if b"expiry" not in whole[at : at + 4096]]
+    intact = file.read_bytes()
+    pages = [at for at in range(8192, len(intact), 4096) if b"expiry" not in intact[at : at + 4096]]
     while True:
-        content = bytearray(whole)
+        content = bytearray(intact)
         for _ in range(rng.choice((1, 8, 64, 300))):
             at = rng.choice(pages) + rng.choice((rng.randrange(64), rng.randrange(4096)))
             content[at] = rng.choice((0, 255, 16, rng.randrange(256)))
@@ -247,17 +247,17 @@ def of_pages(rng: random.Random, folder: str) -> Iterator[None]:
         for table in names:
             environment.open_db(table.encode(), create=False)
         descriptor = os.open(file, os.O_RDONLY)
-        found = lookup.Pages(environment, descriptor)
+        lookup_pages = lookup.Pages(environment, descriptor)
         with environment.begin() as txn:
-            if found.learn(txn):
-                for table, some in names.items():
+            if lookup_pages.learn(txn):
+                for table, present in names.items():
                     for _ in range(4):
                         with suppress(ValueError):
-                            lookup.look_up(found, table, [rng.choice(some) for _ in range(40)])
+                            lookup.look_up(lookup_pages, table, [rng.choice(present) for _ in range(40)])
                 for turn in range(80):
                     with suppress(ValueError):
-                        lookup.look_up_block(found, rng.choice(names["blocks"]), turn // 8)
-                _scan(found, rng)
+                        lookup.look_up_block(lookup_pages, rng.choice(names["blocks"]), turn // 8)
+                _scan(lookup_pages, rng)
         os.close(descriptor)
         environment.close()
         yield
@@ -305,7 +305,7 @@ def of_sockets(rng: random.Random, folder: str) -> Iterator[None]:
             raise SystemExit(f"an exception in the event loop: {raised[0]}")
 
 
-LINES = [
+SOCKET_REQUESTS = [
     b"HELLO 3",
     b"SUBSCRIBE a",
     b"UNSUBSCRIBE",
@@ -314,15 +314,22 @@ LINES = [
     b"QUIT",
     b"RESET",
 ]
-LINES += [b"CLIENT TRACKING ON", b"HGETALL j:m:l", b"LRANGE j:l:l 0 -1", b"MULTI", b"EXEC", b"CLIENT KILL TYPE normal"]
-LINES += [b"CLIENT PAUSE 1", b"CLIENT UNPAUSE", b"CLIENT REPLY SKIP", b"KEYS *", b"NOPE"]
+SOCKET_REQUESTS += [
+    b"CLIENT TRACKING ON",
+    b"HGETALL j:m:l",
+    b"LRANGE j:l:l 0 -1",
+    b"MULTI",
+    b"EXEC",
+    b"CLIENT KILL TYPE normal",
+]
+SOCKET_REQUESTS += [b"CLIENT PAUSE 1", b"CLIENT UNPAUSE", b"CLIENT REPLY SKIP", b"KEYS *", b"NOPE"]
 
 
 class EncryptedClient:
     """A socket's methods over TLS. Sending continues the handshake; a record may be damaged, or sent in part."""
 
     def __init__(self, client: socket.socket, authority: Authority, rng: random.Random) -> None:
-        self._socket, self._dice = client, rng
+        self._socket, self._rng = client, rng
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = authority.context().wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
         self._has_begun = False
@@ -357,7 +364,7 @@ class EncryptedClient:
             return False
         finally:
             encrypted = self._outgoing.read()
-            self._socket.send(mutated(encrypted, self._dice) if self._dice.random() < 0.01 else encrypted)
+            self._socket.send(mutated(encrypted, self._rng) if self._rng.random() < 0.01 else encrypted)
 
 
 def _act(clients: list[socket.socket | EncryptedClient], rng: random.Random) -> None:
@@ -369,7 +376,7 @@ def _act(clients: list[socket.socket | EncryptedClient], rng: random.Random) -> 
             data = requests([request(rng) for _ in range(rng.choice((1, 3, 30, 400)))])
             client.send(mutated(data, rng) if rng.random() < 0.1 else data)
         elif chance < 0.7:
-            client.send(rng.choice(LINES) + b"\r\n")
+            client.send(rng.choice(SOCKET_REQUESTS) + b"\r\n")
         elif chance < 0.95:
             client.recv(rng.choice((1, 4096, 1 << 20)))
         elif chance < 0.96:
@@ -391,7 +398,7 @@ PARTS: dict[str, Callable[[random.Random, str], Iterator[None]]] = {
 
 
 def main() -> None:
-    """Fuzz for some seconds, and print the number of inputs now and then."""
+    """Fuzz for some seconds, and print the number of inputs after every hundred."""
     part, seed, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     if native.core is None or native.sockets is None or os.getcwd() not in str(native.core.__file__):
         raise SystemExit("not the core that was built with sanitizers")

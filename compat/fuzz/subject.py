@@ -8,12 +8,12 @@ clients send. The options:
     16  an epoch changes keys after each chunk (with two connections: after one chunk for each)
     32  the clients' user is restricted: it has key patterns, and commands that it may not run
     64  the clients are at a proxy in front of two such nodes (with 2: of two applications)
-    128 the rest of the input is what a proxy's servers reply; its first byte chooses the clients' requests (REQUESTS).
-        With 8 the servers send it without waiting for a request
+    128 the rest of the input is the replies of a proxy's servers; its first byte chooses the clients' requests
+        (REQUESTS). With 8 the servers send it without waiting for a request
 
 For any input, the server has to send complete replies, a protocol error or nothing; become idle; have no internal
-error; and retain nothing of a closed client. Whatever a proxy's servers reply, its clients get one complete reply to
-each request.
+error; and retain nothing of a closed client. The clients of a proxy get one complete reply to each request, whatever
+the proxy's servers reply.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 from unittest.mock import patch
 
 from compat.conformance.wire import NotAReplyError, Reply, replies_in, requests
-from compat.fuzz.loop import Loop, RestlessError
+from compat.fuzz.loop import Loop, NeverIdleError
 from compat.fuzz.targets import (
     NODE,
     PASSWORD,
@@ -52,9 +52,9 @@ STEP_S = 0.03
 TIMEOUT_S = 150.0
 # The memory of a parser per received byte: the arguments are Python objects.
 PARSER_BYTES_PER_BYTE_MAX = 64
-# A server stops sending at so many unread bytes, until its client has read them.
+# A server stops sending at this many unread bytes, until its client has read them.
 HIGH_WATER_BYTES = 4096
-# Requests to a proxy whose servers reply an input's bytes: those whose replies are merged or parsed.
+# The requests to a proxy whose servers reply with an input's bytes. The proxy merges or parses these replies.
 REQUESTS = [
     [each.split() for each in line.split(b" | ")]
     for line in b"""
@@ -83,7 +83,7 @@ class FoundError(Exception):
     """A violated invariant."""
 
 
-class Wire:
+class RecordingTransport:
     """A transport that stores its output. Its client, if given, needs a turn of the loop to read much output."""
 
     def __init__(self, client: asyncio.Protocol | None = None) -> None:
@@ -131,7 +131,7 @@ class Wire:
 
 
 class ErrorRecorder(logging.Handler):
-    """Records errors in a server's log, which are bugs. Other threads of the process are no part of the server."""
+    """Records errors in a server's log, which are bugs. The process's other threads do not belong to the server."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -146,7 +146,7 @@ class ErrorRecorder(logging.Handler):
 
 
 class Subject:
-    """Runs inputs on one event loop, several against each server, as starting a server is slow."""
+    """Runs inputs on one event loop: several on each server, because starting a server is slow."""
 
     def __init__(self, inputs_per_server: int = 1) -> None:
         self._inputs_per_server = inputs_per_server
@@ -155,9 +155,9 @@ class Subject:
         self._loop.set_exception_handler(self._on_exception)
         self._raised: list[BaseException] = []
         gc.collect()  # a server that ran here before may log an error when it is finalized
-        self._watch = ErrorRecorder()
+        self._error_recorder = ErrorRecorder()
         for logger in LOGGERS:
-            logger.addHandler(self._watch)
+            logger.addHandler(self._error_recorder)
             logger.propagate = False
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ class Subject:
             target.close()
         self._end(asyncio.all_tasks(self._loop))
         for logger in LOGGERS:
-            logger.removeHandler(self._watch)
+            logger.removeHandler(self._error_recorder)
             logger.propagate = True
         self._loop.close()
 
@@ -178,42 +178,42 @@ class Subject:
     def run(self, data: bytes) -> bytes:
         """Run an input and return the clients' replies; FoundError for a violated invariant."""
         self._raised.clear()
-        self._watch.records.clear()
-        talk = self._loop.create_task(self._talk(data))
+        self._error_recorder.records.clear()
+        task = self._loop.create_task(self._run_input(data))
         try:
-            sent = self._loop.run_until_complete(talk)
-        except RestlessError as error:
-            self._end([talk])
+            sent = self._loop.run_until_complete(task)
+        except NeverIdleError as error:
+            self._end([task])
             raise FoundError(str(error)) from None
         if self._raised:
             raise FoundError("an exception in the event loop") from self._raised[0]
-        for record in self._watch.records:
+        for record in self._error_recorder.records:
             cause = record.exc_info[1] if record.exc_info else None
             raise FoundError(f"logged as an error: {record.getMessage()}") from cause
         return sent
 
     def _end(self, tasks: Collection[asyncio.Task[Any]]) -> None:
-        """Cancel tasks and let them end. One that is only forgotten ends when it is finalized, within a later input."""
+        """Cancel tasks and let them end. A task that is only dropped would be finalized during a later input."""
         for task in tasks:
             task.cancel()
         if tasks:
-            with suppress(RestlessError):
+            with suppress(NeverIdleError):
                 self._loop.run_until_complete(asyncio.wait(tasks))
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self._raised.append(context.get("exception") or RuntimeError(context["message"]))
 
-    async def _talk(self, data: bytes) -> bytes:
+    async def _run_input(self, data: bytes) -> bytes:
         options, chunk_bytes = (*data[:HEADER_BYTES], 0, 0)[:HEADER_BYTES]
         chunks = list(chunks_of(data[HEADER_BYTES:], chunk_bytes))
         if options & SCRIPTED:
             return await self._run_scripted(options, chunks)
         target = self._target(data)
         await asyncio.sleep(STEP_S)
-        wires = await self._send(target, chunks, 2 if options & TWO else 1)
-        for wire in wires:
-            _replies(wire)
-        return b"".join(part for wire in wires for part in wire.sent)
+        transports = await self._send(target, chunks, 2 if options & TWO else 1)
+        for transport in transports:
+            _replies(transport)
+        return b"".join(part for transport in transports for part in transport.sent)
 
     async def _run_scripted(self, options: int, chunks: Sequence[bytes]) -> bytes:
         """Run a proxy with servers that send the input as replies."""
@@ -223,34 +223,34 @@ class Subject:
         try:
             await asyncio.sleep(STEP_S)
             with patch("resp_server.proxy.state_cluster.LONG_TIMEOUT_S", 2.0):  # else a minute of retries
-                (wire,) = await self._send(target, [_packed(chosen, options)], 1)
+                (transport,) = await self._send(target, [_packed(chosen, options)], 1)
         finally:
             target.close()
-        replies = [each for each in _replies(wire) if each.mark != ">"]
-        if not wire.is_closed and len(replies) != len(chosen) + bool(options & PASSWORD):
+        replies = [each for each in _replies(transport) if each.type != ">"]
+        if not transport.is_closed and len(replies) != len(chosen) + bool(options & PASSWORD):
             raise FoundError(f"{len(replies)} replies to {len(chosen)} requests")
-        return b"".join(wire.sent)
+        return b"".join(transport.sent)
 
-    async def _send(self, target: Target, chunks: Sequence[bytes], clients: int) -> list[Wire]:
+    async def _send(self, target: Target, chunks: Sequence[bytes], clients: int) -> list[RecordingTransport]:
         """Let clients send chunks in turn; return their transports."""
         connections = [target.connection() for _ in range(clients)]
-        wires = [Wire(each) for each in connections]
-        for connection, wire in zip(connections, wires, strict=True):
-            connection.connection_made(wire)  # type: ignore[arg-type]
+        transports = [RecordingTransport(each) for each in connections]
+        for connection, transport in zip(connections, transports, strict=True):
+            connection.connection_made(transport)  # type: ignore[arg-type]
         try:
             for turn, chunk in enumerate(chunks):
                 at = turn % clients
-                if not wires[at].is_closed:
+                if not transports[at].is_closed:
                     connections[at].data_received(chunk)
                 if at == clients - 1:
-                    await self._rest(connections, wires)
+                    await self._run_until_idle(connections, transports)
                     target.change(turn)
                     _check_parser_memory(connections, sum(map(len, chunks)))
-            await self._rest(connections, wires)
-            for connection, wire in zip(connections, wires, strict=True):
-                if not wire.is_closed and not connection.eof_received():
-                    wire.close()
-            await self._rest(connections, wires)
+            await self._run_until_idle(connections, transports)
+            for connection, transport in zip(connections, transports, strict=True):
+                if not transport.is_closed and not connection.eof_received():
+                    transport.close()
+            await self._run_until_idle(connections, transports)
         finally:
             for connection in connections:
                 connection.connection_lost(None)
@@ -261,13 +261,15 @@ class Subject:
             interval_s=STEP_S,
             error=FoundError,
         )
-        return wires
+        return transports
 
-    async def _rest(self, connections: Sequence[Connection], wires: Sequence[Wire]) -> None:
+    async def _run_until_idle(
+        self, connections: Sequence[Connection], transports: Sequence[RecordingTransport]
+    ) -> None:
         """Run the loop until connections are idle, except those that wait for a rate limit or a pause."""
         await asyncio.sleep(STEP_S)
         await eventually_async(
-            lambda: not any(map(_is_waiting, connections, wires)),
+            lambda: not any(map(_is_waiting, connections, transports)),
             awaited="the replies to all requests",
             timeout_s=TIMEOUT_S,
             interval_s=STEP_S,
@@ -281,8 +283,8 @@ class Subject:
         if target is None or len(target.inputs) >= self._inputs_per_server:
             if target is not None:
                 target.close()
-            made = ProxyTarget if options & PROXY else Target
-            target = self._targets[options] = made(options, self._loop)
+            target_class = ProxyTarget if options & PROXY else Target
+            target = self._targets[options] = target_class(options, self._loop)
         target.inputs.append(data)
         return target
 
@@ -295,8 +297,8 @@ def _packed(chosen: Sequence[Sequence[bytes]], options: int) -> bytes:
     return requests([(b"AUTH", b"secret"), *chosen] if options & PASSWORD else chosen)
 
 
-def _is_waiting(connection: Connection, wire: Wire) -> bool:
-    if wire.is_closed:
+def _is_waiting(connection: Connection, transport: RecordingTransport) -> bool:
+    if transport.is_closed:
         return False
     pending = connection._pending
     return (pending is not None and not isinstance(pending, RateLimitPause)) or not connection._is_writable
@@ -322,9 +324,9 @@ def _check_parser_memory(connections: Sequence[Connection], sent_bytes: int) -> 
         raise FoundError(f"the parsers buffer {buffered} bytes of {sent_bytes} that were sent")
 
 
-def _replies(wire: Wire) -> list[Reply]:
+def _replies(transport: RecordingTransport) -> list[Reply]:
     """Return a client's replies; none if its connection was aborted, perhaps within a reply."""
-    data = b"" if wire.is_cut else b"".join(wire.sent)
+    data = b"" if transport.is_cut else b"".join(transport.sent)
     try:
         return replies_in(data)
     except (NotAReplyError, ValueError, IndexError) as error:

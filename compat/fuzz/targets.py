@@ -40,7 +40,7 @@ PORT = 7379
 HERE = f"10.0.0.1:{PORT}"
 # The rules of the restricted user: one of each kind.
 RULES = (b"resetkeys", b"~j:v:*", b"%R~j:m:?", b"%W~j:l:*", b"-hgetall", b"-zrange", b"(+mget +lrange ~j:[lv]:*)")
-# Requests are counted, but only inputs of hundreds of requests reach the limit.
+# Requests are counted, but only inputs of several hundred requests reach the limit.
 LIMIT = RateLimit("default", 1000)
 # Much more than the inputs can write.
 STORE_BYTES_MAX = 64 << 20
@@ -76,7 +76,8 @@ class Target:
         # Without epochs the store never changes, so targets share it.
         self.store = _filled() if options & EPOCHS else _shared()
         password, limits = "secret" if options & PASSWORD else None, (LIMIT,) if options & USER else ()
-        self._config = ServerConfig(password=password, limits=limits, tcp_keepalive_seconds=0)  # not for socket pairs
+        # Socket pairs have no TCP keepalive.
+        self._config = ServerConfig(password=password, limits=limits, tcp_keepalive_seconds=0)
         self.server = self._started_server()
         self.server.start_sweeping()
 
@@ -134,7 +135,7 @@ class Target:
 class ProxyTarget(Target):
     """A proxy in front of two servers with half of the slots each, or of two applications with a server each.
 
-    replies: what its servers send on each connection, after the greeting; None: real replies.
+    replies: the bytes that its servers send on each connection, after the greeting; None: real replies.
     """
 
     _numbers = count()
@@ -175,9 +176,11 @@ class ProxyTarget(Target):
         server = self._new_server(keyspace, is_loading=bool(self._options & LOADING))
         address, replies = f"{host}:{PORT}", self._replies
         server.set_topology(node_topology, address)
-        self._loop.listening[address] = lambda: (
-            Connection(server) if replies is None else ScriptedServer(server, replies)
-        )
+
+        def new_connection() -> Connection:
+            return Connection(server) if replies is None else ScriptedServer(server, replies)
+
+        self._loop.listening[address] = new_connection
         self._servers.append(server)
         self._addresses.append(address)
 

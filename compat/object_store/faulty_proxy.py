@@ -1,4 +1,4 @@
-"""A proxy before an S3 server, which records each request and injects network failures.
+"""A proxy in front of an S3 server, which records each request and injects network failures.
 
     cut     the connection ends before the request is forwarded
     lose    the request is forwarded and executed, and its response is lost
@@ -48,7 +48,8 @@ class FaultyProxy:
     def __init__(self, server_port: int) -> None:
         self.server_port = server_port
         self.port = 0
-        self.drop_header = b""  # in lower case: removed from all requests, as if the store did not support it
+        # A header in lower case that is removed from all requests, as if the store did not support it.
+        self.drop_header = b""
         self._lock = threading.Lock()
         self._requests: list[Request] = []
         self._faults: list[Fault] = []
@@ -71,7 +72,7 @@ class FaultyProxy:
             taken, self._requests = self._requests, []
         return taken
 
-    def note(self, request: Request) -> Kind | None:
+    def record(self, request: Request) -> Kind | None:
         """Record a request; return its fault."""
         with self._lock:
             self._requests.append(request)
@@ -100,27 +101,28 @@ class _Connection(socketserver.StreamRequestHandler):
         body = self.rfile.read(length)
         if len(body) < length:  # the client has disconnected
             return
-        kind = self.server.proxy.note(Request(method, path))
+        kind = self.server.proxy.record(Request(method, path))
         if kind in ("500", "503"):
             self._refuse(kind)
         elif kind == "cut":
             self._cut()
         else:
-            answer = self._passed_on(b"".join(head) + b"Connection: close\r\n\r\n" + body)
+            response = self._forward(b"".join(head) + b"Connection: close\r\n\r\n" + body)
             if kind == "lose":
                 self._cut()
             elif kind == "late":
                 self._refuse("500")
             else:
-                self.wfile.write(answer)
+                self.wfile.write(response)
 
-    def _passed_on(self, request: bytes) -> bytes:
+    def _forward(self, request: bytes) -> bytes:
+        """Forward a request; return the response."""
         with socket.create_connection(("127.0.0.1", self.server.proxy.server_port)) as server:
             server.sendall(request)
-            answer = bytearray()
+            response = bytearray()
             while chunk := server.recv(CHUNK_BYTES):
-                answer += chunk
-        return bytes(answer)
+                response += chunk
+        return bytes(response)
 
     def _refuse(self, status: str) -> None:
         text = {"500": b"500 Internal Server Error", "503": b"503 Slow Down"}[status]
@@ -146,8 +148,8 @@ class _Listener(socketserver.ThreadingTCPServer):
 
 
 @contextmanager
-def before(server_port: int) -> Iterator[FaultyProxy]:
-    """Run a proxy before a server."""
+def running(server_port: int) -> Iterator[FaultyProxy]:
+    """Run a proxy in front of a server."""
     proxy = FaultyProxy(server_port)
     with _Listener(proxy) as listener:
         proxy.port = listener.server_address[1]

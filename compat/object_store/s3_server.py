@@ -45,7 +45,7 @@ def running(bucket: str) -> Iterator[int]:
 
 
 def _one_at_a_time(application: Application) -> Application:
-    """Make requests atomic: moto checks for a name and creates it in two steps; in S3 this is one step."""
+    """Make requests atomic: moto checks for a name and creates it in two steps, S3 in one."""
     lock = threading.Lock()
 
     def locked(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

@@ -33,7 +33,7 @@ SHIPPED = HERE.parents[1] / "resp_server" / "commands" / "reference.json"
 # The elements of one COMMAND reply row after the name and before the subcommands, in the server's order.
 ROW_FIELDS = ("arity", "flags", "first_key", "last_key", "step", "acl_categories", "tips", "key_specs")
 
-# A new command in the additions needs all of these fields, as there is no older entry to inherit them from.
+# A new command in the additions needs all of these fields, because there is no older entry to inherit them from.
 REQUIRED_FIELDS = frozenset((*ROW_FIELDS, "summary", "since", "group"))
 
 # Arguments that only group others; since 7.2 the server has a display text for all other arguments.
@@ -62,7 +62,7 @@ def merge(table: Table, additions: Table) -> Table:
     """
     merged: Table = json.loads(json.dumps(table))
     for name, fields in additions.items():
-        container = _siblings(merged, name)
+        container = _container_of(merged, name)
         missing = REQUIRED_FIELDS - fields.keys()
         if name not in container and missing:
             raise BadAdditionError(f"{name}: a new command lacks {sorted(missing)}")
@@ -123,7 +123,7 @@ def _plain(value: object) -> Json:
             return sorted((_plain(item) for item in value), key=str)
         case None | bool() | int() | float() | str():
             return value
-    raise TypeError(f"a command table holds no {type(value).__name__}")
+    raise TypeError(f"a command table has no {type(value).__name__}")
 
 
 def _entry(row: list[Json], docs: Table) -> Entry:
@@ -138,7 +138,7 @@ def _entry(row: list[Json], docs: Table) -> Entry:
     return entry
 
 
-def _siblings(table: Table, name: str) -> Table:
+def _container_of(table: Table, name: str) -> Table:
     """Return the mapping in which the entry of a full name is, or belongs."""
     parent, separator, _ = name.partition("|")
     if not separator:

@@ -122,7 +122,7 @@ EXEC_DENIAL_REASONS = {
 }
 
 
-class CommandCatalogue(Protocol):
+class KnownCommands(Protocol):
     """The commands that rules may name; a CommandTable is one."""
 
     def get(self, full_name: bytes) -> Command | None:
@@ -133,7 +133,7 @@ class CommandCatalogue(Protocol):
 
 
 class NoCommands:
-    """An empty catalogue, for rules that name no command."""
+    """No commands, for rules that name none."""
 
     def get(self, full_name: bytes) -> Command | None:
         """Return None."""
@@ -168,13 +168,15 @@ def alternatives(patterns: Sequence[bytes]) -> bytes:
 class Selector:
     """One set of permissions; a new selector allows nothing."""
 
-    def __init__(self, catalogue: CommandCatalogue) -> None:
-        self._catalogue = catalogue
-        self.starts_with_all = False  # commands are +@all minus rules, else -@all plus rules
+    def __init__(self, known_commands: KnownCommands) -> None:
+        self._known_commands = known_commands
+        # True: the commands are +@all with the rules applied; False: -@all with the rules applied.
+        self.starts_with_all = False
         self.has_all_commands = False
         self.command_rules: list[bytes] = []
         self.commands: set[str] = set()
-        self.first_args: dict[str, set[bytes]] = {}  # by command: allowed with these first arguments only
+        # By command: the first arguments with which alone it is allowed.
+        self.first_args: dict[str, set[bytes]] = {}
         self.has_all_keys = False
         self.keys: dict[bytes, KeyAccess] = {}
         self.has_all_channels = False
@@ -184,7 +186,7 @@ class Selector:
 
     def copy(self) -> Selector:
         """Return a selector with the same permissions."""
-        made = Selector(self._catalogue)
+        made = Selector(self._known_commands)
         for name in ("starts_with_all", "has_all_commands", "has_all_keys", "has_all_channels"):
             setattr(made, name, getattr(self, name))
         made.command_rules, made.commands = list(self.command_rules), set(self.commands)
@@ -232,7 +234,7 @@ class Selector:
 
     def _set_all(self, *, is_allowed: bool) -> None:
         self.starts_with_all = self.has_all_commands = is_allowed
-        self.commands = set(_names(self._catalogue)) if is_allowed else set()
+        self.commands = set(_names(self._known_commands)) if is_allowed else set()
         self.command_rules, self.first_args = [], {}
 
     def _add_key(self, rule: bytes) -> None:
@@ -262,7 +264,7 @@ class Selector:
         if category[1:] not in CATEGORIES:
             raise RuleError(UNKNOWN)
         self._record(name.lower(), b"+" if is_allowed else b"-")
-        for each in self._catalogue:
+        for each in self._known_commands:
             if category in each.facts.acl_categories:
                 self._set_command(each, is_allowed)
             for sub in each.subcommands.values():
@@ -284,7 +286,7 @@ class Selector:
         self._record(name.lower(), b"+")
 
     def _command(self, name: bytes) -> Command:
-        found = self._catalogue.get(name)
+        found = self._known_commands.get(name)
         if found is None:
             raise RuleError(UNKNOWN)
         return found
@@ -315,11 +317,9 @@ class Selector:
     @property
     def keys_text(self) -> bytes:
         """The text of the key rules."""
-        return (
-            b"~*"
-            if self.has_all_keys
-            else b" ".join(PREFIX_OF_ACCESS[access] + each for each, access in self.keys.items())
-        )
+        if self.has_all_keys:
+            return b"~*"
+        return b" ".join(PREFIX_OF_ACCESS[access] + each for each, access in self.keys.items())
 
     @property
     def channels_text(self) -> bytes:
@@ -364,9 +364,9 @@ class Selector:
 
     def patterns(self, access: KeyAccess) -> Sequence[bytes]:
         """Return the patterns of keys with this access."""
-        return (
-            [b"*"] if self.has_all_keys else [each for each, allowed in self.keys.items() if allowed & access == access]
-        )
+        if self.has_all_keys:
+            return [b"*"]
+        return [each for each, allowed in self.keys.items() if allowed & access == access]
 
     def allows_channel(self, channel: bytes, *, is_pattern: bool) -> bool:
         """Tell whether a channel is allowed; a pattern is allowed only if a rule has exactly this pattern."""
@@ -397,8 +397,8 @@ class Selector:
 KeyPositions = Callable[[], Sequence[tuple[int, KeyAccess]]]
 
 
-def _names(catalogue: CommandCatalogue) -> Iterator[str]:
-    for each in catalogue:
+def _names(known_commands: KnownCommands) -> Iterator[str]:
+    for each in known_commands:
         yield each.name
         for sub in each.subcommands.values():
             yield sub.name
@@ -406,11 +406,9 @@ def _names(catalogue: CommandCatalogue) -> Iterator[str]:
 
 def _key_rule(pattern: bytes, access: KeyAccess) -> bytes:
     """Return the rule that adds a pattern; for `*` not `~*`, which Redis writes but cannot load again."""
-    return (
-        b"%RW~*"
-        if pattern == b"*" and access == KeyAccess.READ | KeyAccess.WRITE
-        else PREFIX_OF_ACCESS[access] + pattern
-    )
+    if pattern == b"*" and access == KeyAccess.READ | KeyAccess.WRITE:
+        return b"%RW~*"
+    return PREFIX_OF_ACCESS[access] + pattern
 
 
 def _check_pattern(pattern: bytes) -> None:
@@ -434,28 +432,28 @@ class User:
     Sessions reference their user, so changes apply to them at once. rate_limiter: None without a limit.
     """
 
-    def __init__(self, name: bytes, catalogue: CommandCatalogue | None = None) -> None:
+    def __init__(self, name: bytes, known_commands: KnownCommands | None = None) -> None:
         self.name = name
         self.rate_limiter: RateLimiter | None = None
         self.compiled: Any = None  # the compiled core's form of the rules, made when first needed
-        self._catalogue = NoCommands() if catalogue is None else catalogue
+        self._known_commands = NoCommands() if known_commands is None else known_commands
         self.is_on = False
         self.is_nopass = False
         self.sanitizes_payload = True
         self.passwords: list[bytes] = []
-        self.selectors = [Selector(self._catalogue)]
+        self.selectors = [Selector(self._known_commands)]
 
     @classmethod
-    def default(cls, catalogue: CommandCatalogue | None = None) -> User:
+    def default(cls, known_commands: KnownCommands | None = None) -> User:
         """Return a new `default` user: on, without a password, everything allowed."""
-        made = cls(DEFAULT_USER, catalogue)
+        made = cls(DEFAULT_USER, known_commands)
         for rule in (b"+@all", b"~*", b"&*", b"on", b"nopass"):
             made.apply(rule)
         return made
 
     def copy(self) -> User:
         """Return a copy, on which changes can be tried."""
-        made = User(self.name, self._catalogue)
+        made = User(self.name, self._known_commands)
         made.copy_rules_from(self)
         return made
 
@@ -507,7 +505,7 @@ class User:
         elif rule[:1] in b"><#!":
             self._change_passwords(rule[:1], rule[1:])
         elif rule[:1] == b"(" and rule[-1:] == b")":
-            selector = Selector(self._catalogue)
+            selector = Selector(self._known_commands)
             for each in _selector_rules(rule[1:-1]):
                 selector.apply(each)
             self.selectors.append(selector)
@@ -541,7 +539,7 @@ class User:
         del self.selectors[1:]
 
     def _reset(self) -> None:
-        self.copy_rules_from(User(self.name, self._catalogue))
+        self.copy_rules_from(User(self.name, self._known_commands))
 
     @property
     def flags(self) -> Sequence[bytes]:
@@ -555,18 +553,18 @@ class User:
     @property
     def rule_lists(self) -> list[list[bytes]]:
         """The rules of the root selector and of each further one; `from_rule_lists` makes an equal user of them."""
-        own, *others = self.selectors
+        root, *others = self.selectors
         passwords = [b"#" + each for each in self.passwords]
-        return [[*self.flags, *passwords, *own.rules], *(each.rules for each in others)]
+        return [[*self.flags, *passwords, *root.rules], *(each.rules for each in others)]
 
     @classmethod
-    def from_rule_lists(cls, name: bytes, rule_lists: Sequence[Sequence[bytes]], catalogue: CommandCatalogue) -> User:
+    def from_rule_lists(cls, name: bytes, rule_lists: Sequence[Sequence[bytes]], known_commands: KnownCommands) -> User:
         """Make a user of `rule_lists`."""
-        made = cls(name, catalogue)
+        made = cls(name, known_commands)
         for rule in rule_lists[0]:
             made.apply(rule)
         for rules in rule_lists[1:]:
-            selector = Selector(catalogue)
+            selector = Selector(known_commands)
             for rule in rules:
                 selector.apply(rule)
             made.selectors.append(selector)
@@ -575,8 +573,8 @@ class User:
     @property
     def text(self) -> bytes:
         """All rules, as in an ACL file."""
-        own, *others = self.rule_lists
-        return b" ".join([*own, *(b"(%b)" % b" ".join(each) for each in others)])
+        root, *others = self.rule_lists
+        return b" ".join([*root, *(b"(%b)" % b" ".join(each) for each in others)])
 
     # -- checks -------------------------------------------------------------------------------------------------------
 

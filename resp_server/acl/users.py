@@ -18,7 +18,7 @@ from typing import Any, TypedDict
 
 from resp_server.acl.log import DenialLog
 from resp_server.acl.rate_limits import RateLimit, RateLimiter
-from resp_server.acl.rules import BLANK, DEFAULT_USER, CommandCatalogue, RuleError, User, merge_selectors, password_hash
+from resp_server.acl.rules import BLANK, DEFAULT_USER, KnownCommands, RuleError, User, merge_selectors, password_hash
 from resp_server.session.session import Account
 from state_backend.model.errors import SparkisError
 
@@ -74,23 +74,23 @@ class Users:
 
     def __init__(
         self,
-        catalogue: CommandCatalogue,
+        known_commands: KnownCommands,
         password: str | None = None,
         path: str | None = None,
         limits: Sequence[RateLimit] = (),
         server_password: str | None = None,
     ) -> None:
-        self._catalogue = catalogue
+        self._known_commands = known_commands
         self.path = path
         self.denials = DenialLog()
         self._rate_limiters = {each.user.encode(): RateLimiter(each) for each in limits}
-        self.default = self._with_rate_limiter(User.default(catalogue))
+        self.default = self._with_rate_limiter(User.default(known_commands))
         self._by_name = {DEFAULT_USER: self.default}
         if password is not None:
             self.set_password(password)
         self._server_user: User | None = None
         if server_password is not None:
-            self._server_user = User.default(catalogue)
+            self._server_user = User.default(known_commands)
             _set_password(self._server_user, server_password)
 
     def __iter__(self) -> Any:
@@ -162,7 +162,7 @@ class Users:
                 self._by_name.pop(name, None)
                 continue
             made = User.from_rule_lists(
-                name, [[_bytes(rule) for rule in rules] for rules in rule_lists], self._catalogue
+                name, [[_bytes(rule) for rule in rules] for rules in rule_lists], self._known_commands
             )
             if name in self._by_name:
                 self._by_name[name].copy_rules_from(made)
@@ -175,7 +175,7 @@ class Users:
             raise AccessError(f"a user's name may have {USER_NAME_BYTES_MAX} bytes; this one has {len(name)}")
         if BLANK.search(name):
             raise AccessError("Usernames can't contain spaces or null characters")
-        user = self._by_name.get(name) or self._with_rate_limiter(User(name, self._catalogue))
+        user = self._by_name.get(name) or self._with_rate_limiter(User(name, self._known_commands))
         try:
             user.apply_all(rules)
         except RuleError as error:
@@ -204,7 +204,7 @@ class Users:
         read, errors = self._read(text)
         if errors:
             raise AccessError("".join(errors) + NOTHING_CHANGED)
-        read.setdefault(DEFAULT_USER, User.default(self._catalogue))
+        read.setdefault(DEFAULT_USER, User.default(self._known_commands))
         remaining = {name: user for name, user in self._by_name.items() if name in read}
         for name, user in read.items():
             if name in remaining:
@@ -230,7 +230,7 @@ class Users:
             elif words[1] in read:
                 errors.append(f"WARNING: Duplicate user '{_displayed(words[1])}' found on line {number}. ")
             else:
-                user = read[words[1]] = User(words[1], self._catalogue)
+                user = read[words[1]] = User(words[1], self._known_commands)
                 errors += _apply_line(user, words[2:], where)
         return read, errors
 

@@ -3,9 +3,9 @@
 In Redis every user sees the names of all keys, and their number. Here tenants with jobs of their own may share a
 server, so a user sees only keys that it may read, and the states and jobs of such keys.
 
-A state's keys begin with the literal prefix of its key format. So a rule such as `~job:*` decides, without reading
-keys, whether a user may read all of a state's keys or none. If it may read some, keys are checked one by one, and are
-counted only by DBSIZE.
+A state's keys begin with the literal prefix of its key format. So a rule such as `~job:*` shows, without reading keys,
+whether a user may read all of a state's keys or none. If the user may read some, keys are checked one by one, and only
+DBSIZE counts them.
 """
 
 from __future__ import annotations
@@ -60,10 +60,9 @@ def can_see_job(user: Account, job: str) -> bool:
 
     A job whose keys do not begin with its name is visible only to users that may read all keys.
     """
-    return (
-        user.reads_all_keys
-        or coverage_of(user.read_patterns, KeyFormat((f"{job}:", ""), ("key",))) is not Coverage.NOTHING
-    )
+    if user.reads_all_keys:
+        return True
+    return coverage_of(user.read_patterns, KeyFormat((f"{job}:", ""), ("key",))) is not Coverage.NOTHING
 
 
 class VisibleJob(NamedTuple):
@@ -85,9 +84,8 @@ class VisibleJob(NamedTuple):
 
     def keys_of(self, state: str) -> int | None:
         """Return the number of a state's keys; None if the user may read only some of them."""
-        return (
-            self.applied.keys.get(state, 0) if self.is_fully_visible or self.coverage[state] is Coverage.ALL else None
-        )
+        can_count = self.is_fully_visible or self.coverage[state] is Coverage.ALL
+        return self.applied.keys.get(state, 0) if can_count else None
 
     @property
     def countable_keys(self) -> int:
@@ -150,11 +148,11 @@ class Visibility:
         return None if None in counts else sum(each for each in counts if each is not None)
 
     def key_counts(self) -> Iterator[int]:
-        """Count keys in steps: the numbers add up to the number of keys."""
+        """Count the visible keys in steps; their number is the sum of the items."""
         return counts_of(self.scan)
 
     def random_keys(self) -> Iterator[bytes | None]:
-        """Search a random visible key in short steps; the first item that is not None."""
+        """Search for a random visible key in short steps: the first item that is not None."""
         if self.sees_all:
             yield from self.view.random_keys()
             return

@@ -10,7 +10,7 @@ A push goes out between two replies: at once, or behind the reply that is being 
 not read, so a client with too much unsent output is cut.
 
 An exception of a request becomes its error reply, which the dispatcher makes. Any other exception, such as one while a
-push is made, ends this connection alone (`guarded.isolated`, `break_off`).
+push is made, ends this connection alone (`net.isolated`, `break_off`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from resp_server.client.round import Round
 from resp_server.client.turn_scheduler import LONG_INPUT_BYTES, ScheduledTurn, TurnScheduler
 from resp_server.client.write_queue import WriteQueue
 from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.execution.dispatcher import Dispatcher, Later, release_reply
+from resp_server.execution.dispatcher import Dispatcher, IncompleteReply, release_reply
 from resp_server.execution.exec_runner import ExecRunner
-from resp_server.net.guarded import isolated
+from resp_server.net.isolated import isolated
 from resp_server.protocol.errors import PlainError, ProtocolError, QueryBufferError, ReplyError
 from resp_server.protocol.replies import Pending, ReplyStream, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
@@ -262,7 +262,7 @@ class Connection(asyncio.Protocol):
             self.break_off(error)
 
     @isolated
-    def answer_rest(self, out: list[bytes], requests: list[Request], later: Later | None) -> None:
+    def answer_rest(self, out: list[bytes], requests: list[Request], later: IncompleteReply | None) -> None:
         """Send the first replies, and answer the other requests in turns of its own. later: the reply before theirs."""
         self.input, self.is_idle, self._requests = b"", False, requests
         if self._transport.is_closing():
@@ -591,7 +591,7 @@ class Connection(asyncio.Protocol):
             self._end_with(self._parser.error, out)
         return False
 
-    def _begin_later(self, later: Later, out: list[bytes], before: int) -> bool:
+    def _begin_later(self, later: IncompleteReply, out: list[bytes], before: int) -> bool:
         """Begin a reply in steps, or wait for a pending one; return whether there is more to do now."""
         if isinstance(later, Pending):
             self._wait_for(later)
@@ -613,8 +613,8 @@ class Connection(asyncio.Protocol):
         if epoch_feed is not None:
             out.insert(before, self._server_context.pending_pushes(epoch_feed))
             out.append(self._server_context.pushes_around_reply(epoch_feed))
-        if self.session.tracked is not None:
-            self._server_context.look()
+        if self.session.tracking_state is not None:
+            self._server_context.renew_all()
             out.append(self._server_context.pending_invalidations(self.session, is_within=True))
 
     def _take_input(self, out: list[bytes]) -> bool:

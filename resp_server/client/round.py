@@ -1,12 +1,12 @@
-"""Answers the short requests of all clients of one round of the event loop together. Without the compiled core only.
+"""Answers the short requests of all clients of one event loop round together; used only without the compiled core.
 
-In Python, a short request costs more in calls between the parts than in its look-up. So while the loop reads the
-sockets, input is only kept. At the round's end the view is renewed once. Then the requests of all clients that have the
-same command are parsed, looked up and answered as one run, and each client gets its replies in one write. A client that
-is alone in its round is a run of its own.
+In Python, the function calls around a look-up cost more than the look-up of a short request itself. So while the loop
+reads the sockets, input is only buffered. At the end of the round the view is renewed once, and the clients are grouped
+by the command of their requests. The requests of a group are parsed, looked up and answered as one run, and each client
+gets its replies in one write. A group may have a single client.
 
-A client takes turns of its own (`Connection`) for what is not whole, not plain (`Session.is_plain`) or long, and for
-replies in steps. So an error, or a reply of many bytes, is about one client only.
+`Connection` answers all other input in turns of one client: incomplete or long input, and that of clients that cannot
+use the fast path. It also sends the replies in steps. So an error, or a reply of many bytes, affects one client only.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Protocol
 from resp_server.client.turn_scheduler import LONG_INPUT_BYTES, TurnScheduler
 from resp_server.client.write_queue import WriteQueue
 from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.execution.dispatcher import Dispatcher, Later
-from resp_server.protocol.request_parser import NAME_AT_LEAST, Request, split_together
+from resp_server.execution.dispatcher import Dispatcher, IncompleteReply
+from resp_server.protocol.request_parser import NAME_OFFSET_MIN, Request, split_together
 from resp_server.session.session import Session
 
-# Clients whose replies are in memory at the same time (guess: 64 clients with 30 GETs each take 2 ms).
-TOGETHER_CLIENTS = 64
+# The clients whose replies are in memory at the same time (guess: 64 clients with 30 GETs each take 2 ms).
+CLIENTS_PER_BATCH = 64
 
 
-class Member(Protocol):
-    """A client with input in the round. is_idle: nothing else of it waits, and it takes its replies.
+class RoundClient(Protocol):
+    """A client with input in the round. None of its methods raises.
 
-    None of its methods raises.
+    is_idle: the client has no other request in progress and no unsent output.
     """
 
     session: Session
@@ -42,11 +42,11 @@ class Member(Protocol):
     def take_replies(self, replies: bytes, command: str) -> None:
         """Send the replies to all input."""
 
-    def answer_rest(self, out: list[bytes], requests: list[Request], later: Later | None) -> None:
-        """Send the first replies, and answer the other requests in turns of its own. later: the reply before theirs."""
+    def answer_rest(self, out: list[bytes], requests: list[Request], later: IncompleteReply | None) -> None:
+        """Send the first replies, then `later`; answer the other requests in turns of this client."""
 
     def answer_alone(self) -> None:
-        """Answer input that waits for the round in turns of its own."""
+        """Answer input that waits for the round in turns of this client."""
 
 
 class Round:
@@ -59,79 +59,80 @@ class Round:
         self._dispatcher = dispatcher
         self._turn_scheduler = turn_scheduler
         self._write_queue = write_queue
-        self._members: dict[Member, None] = {}
+        self._clients: dict[RoundClient, None] = {}
 
-    def add(self, member: Member) -> None:
+    def add(self, client: RoundClient) -> None:
         """Answer a client's input at the end of the round."""
-        if not self._members:
+        if not self._clients:
             asyncio.get_running_loop().call_soon(self.answer)
-        self._members[member] = None
+        self._clients[client] = None
 
     def answer(self) -> None:
         """Answer all input."""
-        members, self._members = self._members, {}
-        self._server.attempt(self._answer_together, members)
-        for member in members:
-            if (
-                member.input
-            ):  # not answered above, maybe after an exception; if this input causes it, its own turn raises it
-                self._server.attempt(member.answer_alone)
+        clients, self._clients = self._clients, {}
+        self._server.attempt(self._answer_groups, clients)
+        for client in clients:
+            # Input is left if it is in no group, or after an exception. The client whose input causes the exception
+            # gets it again, in its own turn.
+            if client.input:
+                self._server.attempt(client.answer_alone)
 
-    def _answer_together(self, members: Iterable[Member]) -> None:
-        """Answer input of plain clients by command; leave the other input."""
+    def _answer_groups(self, clients: Iterable[RoundClient]) -> None:
+        """Group clients by command, and answer each group; leave the input of clients in no group."""
         now_ns = perf_counter_ns()
         if now_ns >= self._turn_scheduler.fresh_until_ns:
             self._turn_scheduler.refresh(now_ns)
         if self._server.is_loading:
             return
-        alike: dict[tuple[bytes, int], list[Member]] = {}
-        for member in members:
-            data, session = member.input, member.session
-            if member.is_idle and data and session.is_plain and len(data) <= LONG_INPUT_BYTES:
-                head = data[: data.find(b"\r\n", NAME_AT_LEAST)], session.protocol
-                if head in alike:
-                    alike[head].append(member)
+        groups: dict[tuple[bytes, int], list[RoundClient]] = {}
+        for client in clients:
+            data, session = client.input, client.session
+            if client.is_idle and data and session.can_use_fast_path and len(data) <= LONG_INPUT_BYTES:
+                prefix = data[: data.find(b"\r\n", NAME_OFFSET_MIN)], session.protocol
+                if prefix in groups:
+                    groups[prefix].append(client)
                 else:
-                    alike[head] = [member]
-        for those in alike.values():
-            for at in range(0, len(those), TOGETHER_CLIENTS):
-                self._answer_alike(those[at : at + TOGETHER_CLIENTS])
+                    groups[prefix] = [client]
+        for group in groups.values():
+            for at in range(0, len(group), CLIENTS_PER_BATCH):
+                self._answer_group(group[at : at + CLIENTS_PER_BATCH])
 
-    def _answer_alike(self, members: Sequence[Member]) -> None:
-        """Answer requests of one command; leave input that has others, too."""
-        counts, requests = split_together([member.input for member in members])
+    def _answer_group(self, clients: Sequence[RoundClient]) -> None:
+        """Answer clients whose first request has the same command; leave input that also has other requests."""
+        counts, requests = split_together([client.input for client in clients])
         if 0 in counts:
-            members = [member for member, count in zip(members, counts, strict=True) if count]
+            clients = [client for client, count in zip(clients, counts, strict=True) if count]
             counts = [count for count in counts if count]
         key_command = self._dispatcher.key_command(requests[0][0]) if requests else None
         if key_command is None:
             return
-        contexts = [member.context for member in members]
-        if len(requests) > len(members):
+        contexts = [client.context for client in clients]
+        if len(requests) > len(clients):
             contexts = list(chain.from_iterable(map(repeat, contexts, counts)))
         while requests:
             replies: list[bytes] = []
             answered, later, _ = self._dispatcher.answer_run(contexts, key_command, requests, replies)
-            self._write_queue.flush()  # what was sent to these clients before comes first
-            done = self._send(members, counts, replies, key_command.command.name)
+            # Earlier output of these clients comes first.
+            self._write_queue.flush()
+            done = self._send(clients, counts, replies, key_command.command.name)
             if answered == len(requests) and later is None:
                 return
-            # A reply in steps, or one of many bytes, ends a run. What is left of its client's requests is its own.
+            # A reply in steps, or one of many bytes, ended the run. Its client answers its other requests itself.
             at = sum(counts[:done])
             if answered > at:
-                own = requests[answered : at + counts[done]]
-                members[done].answer_rest(replies[at:], list(own), later)
+                rest = requests[answered : at + counts[done]]
+                clients[done].answer_rest(replies[at:], list(rest), later)
                 at, done = at + counts[done], done + 1
-            members, counts, contexts, requests = members[done:], counts[done:], contexts[at:], requests[at:]
+            clients, counts, contexts, requests = clients[done:], counts[done:], contexts[at:], requests[at:]
 
     @staticmethod
-    def _send(members: Sequence[Member], counts: Sequence[int], replies: list[bytes], command: str) -> int:
-        """Send their replies to the first clients that have all of them; return how many those are."""
-        rest, left, done = iter(replies), len(replies), 0
-        for member, count in zip(members, counts, strict=True):
+    def _send(clients: Sequence[RoundClient], counts: Sequence[int], replies: list[bytes], command: str) -> int:
+        """Send the replies of the first clients whose requests are all answered; return the number of these clients."""
+        unsent, left, done = iter(replies), len(replies), 0
+        for client, count in zip(clients, counts, strict=True):
             if count > left:
                 break
             left -= count
             done += 1
-            member.take_replies(next(rest) if count == 1 else b"".join(islice(rest, count)), command)
+            client.take_replies(next(unsent) if count == 1 else b"".join(islice(unsent, count)), command)
         return done

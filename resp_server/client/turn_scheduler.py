@@ -34,16 +34,18 @@ class ScheduledTurn:
 class TurnScheduler:
     """The turns that wait, in their order.
 
-    on_round: called before the first turn of a round of the loop, and again when that round has lasted. With siblings
-    (see `Server`) it is called before each turn.
+    on_round: called before the first turn of a round of the loop, and again if the round lasts longer than
+    `ROUND_NS_MAX`. With peer processes (see `Server`) it is called before each turn.
     """
 
-    def __init__(self, on_round: Callable[[], None] = lambda: None, *, has_siblings: bool = False) -> None:
+    def __init__(self, on_round: Callable[[], None] = lambda: None, *, has_peer_processes: bool = False) -> None:
         self._on_round = on_round
-        self._fresh_ns = 0 if has_siblings else ROUND_NS_MAX
-        self.fresh_until_ns = 0  # a turn that begins later starts a new round
+        self._fresh_ns = 0 if has_peer_processes else ROUND_NS_MAX
+        # A turn that begins later calls `on_round` again.
+        self.fresh_until_ns = 0
         self._waiting: deque[ScheduledTurn] = deque()
-        self._is_due = False  # `_step` is scheduled for the next round
+        # Whether `_step` is scheduled for the next round.
+        self._is_due = False
         self._is_in_round = False
         self._ends_ns = 0
 
@@ -56,7 +58,7 @@ class TurnScheduler:
         return not self._enter_round(now_ns) and now_ns >= self._ends_ns
 
     def refresh(self, now_ns: int) -> None:
-        """Do what is done once for all turns of a round."""
+        """Call `on_round`, for all turns that begin in this round."""
         self._enter_round(now_ns)
         self._on_round()
         self.fresh_until_ns = now_ns + self._fresh_ns

@@ -12,7 +12,7 @@ The parameters after `context` are the command's arguments, in order:
     a default value             makes the argument optional
     *rest, *rest: OneOrMore     any number of arguments; at least one
     NameAsTyped (the first)     the command's name as the client typed it
-    Column (the only one)       this argument of several requests; the function returns the replies to one or more of
+    BatchArgument (the only one)  this argument of several requests; the function returns the replies to one or more of
                                 them, from the first on
 
 Arity, conversion and error texts follow from the signature. The docstring's first line is the summary in COMMAND DOCS.
@@ -33,7 +33,7 @@ from types import ModuleType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from resp_server.command_table.facts import Facts
-from resp_server.protocol.errors import not_an_integer, wrong_arity, wrong_subcommand
+from resp_server.protocol.errors import PlainError, not_an_integer, wrong_arity, wrong_subcommand
 from resp_server.protocol.replies import Reply
 
 Body = Callable[..., Reply]
@@ -60,7 +60,7 @@ class _OfEachRequest:
     """Marks a parameter that takes the arguments of several requests."""
 
 
-Column = Annotated[Sequence[bytes], _OfEachRequest]
+BatchArgument = Annotated[Sequence[bytes], _OfEachRequest]
 
 
 class _Name:
@@ -82,6 +82,13 @@ def integer(word: bytes) -> int:
     return int(word)
 
 
+def integer_at_least(word: bytes, minimum: int, error: str) -> int:
+    """Return a word as a 64-bit number; PlainError with this text if it is below the minimum, or is no number."""
+    if not is_integer(word) or int(word) < minimum:
+        raise PlainError(error)
+    return int(word)
+
+
 @dataclass(frozen=True)
 class Parameter:
     """One argument, or a repeated one."""
@@ -97,7 +104,7 @@ class Parameters:
 
     each: Sequence[Parameter]
     has_name: bool = False
-    is_column: bool = False
+    is_batch: bool = False
 
     @classmethod
     def of(cls, body: Body) -> Parameters:
@@ -105,10 +112,10 @@ class Parameters:
         hints = get_type_hints(body, include_extras=True)
         parameters = list(inspect.signature(body).parameters.values())[1:]
         has_name = bool(parameters) and hints.get(parameters[0].name) is NameAsTyped
-        is_column = Column in hints.values()
-        if is_column and len(parameters) > 1:
-            raise DeclarationError("a column is the only argument of a command")
-        return cls([_parameter(each, hints.get(each.name)) for each in parameters[has_name:]], has_name, is_column)
+        is_batch = BatchArgument in hints.values()
+        if is_batch and len(parameters) > 1:
+            raise DeclarationError("a batch argument is the only argument of a command")
+        return cls([_parameter(each, hints.get(each.name)) for each in parameters[has_name:]], has_name, is_batch)
 
     def arity(self, words: int) -> int:
         """Return the arity as Redis defines it, with a name of some words: negative for a minimum."""
@@ -145,7 +152,7 @@ def _parameter(declared: inspect.Parameter, hint: Any) -> Parameter:
 
 
 def _converter(name: str, hint: Any) -> Convert | None:
-    if hint is bytes or hint is OneOrMore or hint is Column:
+    if hint is bytes or hint is OneOrMore or hint is BatchArgument:
         return None
     if hint is int:
         return integer

@@ -1,7 +1,7 @@
 """The positions of the keys in a request, from the key specifications of its command.
 
-Two commands have incomplete specifications; their keys are found as redis-server finds them: SORT, whose option STORE
-may be anywhere, and MIGRATE, whose key argument is empty if it has the option KEYS.
+Two commands have incomplete specifications, and their keys are found as redis-server finds them. SORT's option STORE
+may be anywhere. MIGRATE's key argument is empty if the request has the option KEYS.
 """
 
 from __future__ import annotations

@@ -20,11 +20,14 @@ from resp_server.protocol.errors import (
 )
 from resp_server.protocol.replies import Frames, Reply
 
-# Makes the error reply of a command that is not served. Each is a new exception, because an exception has a traceback.
+# Makes the error reply of a command that is not served: a new exception each time, because exceptions have tracebacks.
 Refusal = Callable[[], ReplyError]
 
-# Channels have no specifications in Redis. They are the second word of a request, or all words from there on.
-PUBLISHING, SUBSCRIBING, SUBSCRIBING_TO_PATTERNS = ("publish", "spublish"), ("subscribe", "ssubscribe"), "psubscribe"
+# The commands with channels, for which Redis has no specifications. PUBLISHING: the second word is the channel. The
+# others: all words from the second on are channels or patterns.
+PUBLISHING = ("publish", "spublish")
+SUBSCRIBING = ("subscribe", "ssubscribe")
+SUBSCRIBING_TO_PATTERNS = "psubscribe"
 
 # Commands that Redis refuses before it queues them in a transaction.
 REFUSED_AT_ONCE = ("debug",)
@@ -88,7 +91,7 @@ class Command:
         if self.declaration is None:
             raise self.refusal()
         body, parameters = self.declaration.body, self.declaration.parameters
-        if parameters.is_column:
+        if parameters.is_batch:
             replies: list[Reply] = body(context, [request[-1] for request in requests])
             return replies
         request = requests[0]
@@ -132,6 +135,10 @@ class CommandTable:
 
     def __len__(self) -> int:
         return len(self._commands)
+
+    def with_subcommands(self) -> list[Command]:
+        """Return all commands, each followed by its subcommands."""
+        return [each for one in self for each in (one, *one.subcommands.values())]
 
     def get(self, full_name: bytes) -> Command | None:
         """Return a command by its name in any case, or a subcommand by `client|id`; None if there is none."""

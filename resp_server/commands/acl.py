@@ -49,11 +49,11 @@ def acl_getuser(context: CommandContext, name: bytes) -> Reply:
     user = context.server.users.get(name)
     if user is None:
         return None
-    own, *others = user.selectors
+    root, *others = user.selectors
     return {
         b"flags": ReplySet(user.flags),
         b"passwords": list(user.passwords),
-        **_selector(own),
+        **_selector(root),
         b"selectors": [_selector(each) for each in others],
     }
 
@@ -70,8 +70,8 @@ def acl_cat(context: CommandContext, category: bytes | None = None) -> Reply:
     category_name = category.decode("latin-1").lower()
     if category_name not in CATEGORIES:
         raise PlainError(f"Unknown category '{client_text(category[:CATEGORY_BYTES_MAX])}'")
-    all_commands = [each for one in context.server.table for each in (one, *one.subcommands.values())]
-    return [each.name.encode() for each in all_commands if f"@{category_name}" in each.facts.acl_categories]
+    commands = context.server.table.with_subcommands()
+    return [each.name.encode() for each in commands if f"@{category_name}" in each.facts.acl_categories]
 
 
 @command("acl|setuser")

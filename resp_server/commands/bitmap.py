@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, NamedTuple
 
 from resp_server.command_table.declaration import command, integer
-from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, size_of, sliced
+from resp_server.commands.sliced_reply import BYTES_AT_ONCE_MAX, CHUNK_ITEMS_MAX, size_of, sliced_reply
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, ReplyError, syntax_error
 from resp_server.protocol.replies import FirstOf, Reply
@@ -33,7 +33,7 @@ def bit_offset(word: bytes, bits: int = 0) -> int:
     except ReplyError:
         number = -1
     if is_nth:
-        number = (number * bits + 2**63) % 2**64 - 2**63  # as C counts
+        number = (number * bits + 2**63) % 2**64 - 2**63  # a signed 64-bit product overflows like this in C
     if not 0 <= number <= OFFSET_MAX:
         raise PlainError("bit offset is not an integer or out of range")
     return number
@@ -126,7 +126,7 @@ def _result_of_chunks(
 ) -> Reply:
     """Return the sum (shape int) or the first (FirstOf) of a value's results; a very long value is read in steps."""
     if size_of(text) > BYTES_AT_ONCE_MAX:
-        return sliced(context, lambda view: results_of(view.at(key).lazy_value(key)), shape)
+        return sliced_reply(context, lambda view: results_of(view.at(key).lazy_value(key)), shape)
     found = [each for part in results_of(text) for each in part]
     return sum(found) if shape is int else found[0]
 
@@ -147,7 +147,7 @@ def bitpos(context: ReadContext, key: bytes, bit: int, *words: bytes) -> Reply:
 
 
 def _first_bit(text: Value | None, bit: int, bits: BitRange) -> Iterator[Sequence[Reply]]:
-    """Find the first `bit`. Without an end position, zeros follow the string for ever."""
+    """Find the first `bit`. Without an end position, the string counts as followed by zeros."""
     if text is None:
         yield [-1 if bit else 0]
         return
@@ -209,7 +209,7 @@ def _bit_fields(words: Sequence[bytes]) -> Iterator[list[BitField]]:
             is_read_only = False
             integer(words[position + 3])
         position += words_taken + 1
-        if len(fields) == SLICE_ENTRIES:
+        if len(fields) == CHUNK_ITEMS_MAX:
             yield fields
             fields = []
     if not is_read_only:
@@ -220,8 +220,8 @@ def _bit_fields(words: Sequence[bytes]) -> Iterator[list[BitField]]:
 @command("bitfield_ro")
 def bitfield_ro(context: ReadContext, key: bytes, *words: bytes) -> Reply:
     """Performs arbitrary read-only bitfield integer operations on strings."""
-    if len(words) > 3 * SLICE_ENTRIES:
-        return sliced(context, lambda view: _field_values(view, key, words))
+    if len(words) > 3 * CHUNK_ITEMS_MAX:
+        return sliced_reply(context, lambda view: _field_values(view, key, words))
     fields = [each for part in _bit_fields(words) for each in part]
     text = context.counted(context.at(key).lazy_value(key))
     return [each.read(text) for each in fields]

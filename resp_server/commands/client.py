@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Annotated, Any
 
-from resp_server.command_table.declaration import INTEGER_MAX, OneOrMore, command, integer, peer_query
+from resp_server.command_table.declaration import INTEGER_MAX, OneOrMore, command, integer, integer_at_least, peer_query
 from resp_server.commands.connection import client_name, library_text
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError, ReplyError, client_text, syntax_error
@@ -83,8 +83,9 @@ def client_reply(context: CommandContext, mode: bytes) -> Reply:
     if mode.upper() not in modes:
         raise syntax_error()
     reply_mode = modes[mode.upper()]
-    if reply_mode is not ReplyMode.SKIP_NEXT or context.session.reply_mode is not ReplyMode.OFF:  # OFF stays
-        context.session.reply(reply_mode)
+    # SKIP has no effect after OFF.
+    if reply_mode is not ReplyMode.SKIP_NEXT or context.session.reply_mode is not ReplyMode.OFF:
+        context.session.set_reply_mode(reply_mode)
     return OK
 
 
@@ -149,9 +150,9 @@ def client_line(server: ServerContext, session: Session, now_ms: int) -> str:
     queued, queued_bytes = (-1, 0) if transaction is None else (len(transaction.requests), transaction.size_bytes)
     subscribed = session.subscriptions or Subscriptions()
     channels, patterns, shard_channels = (len(subscribed.of(kind)) for kind in SubscriptionKind)
-    tracked = session.tracked or NOT_TRACKED
+    state = session.tracking_state or NOT_TRACKED
     flags = "P" * (session.subscriptions is not None) + "x" * (transaction is not None)
-    flags += "t" * tracked.is_on + "R" * tracked.is_broken + "B" * tracked.is_bcast + "r" * session.is_readonly
+    flags += "t" * state.is_on + "R" * state.is_broken + "B" * state.is_bcast + "r" * session.is_readonly
     flags = "O" * session.is_monitor + "b" * session.is_paused + flags
     flags = flags + "e" * session.is_no_evict + "T" * session.is_no_touch or "N"
     output_bytes = server.clients.output_bytes(session.id)
@@ -162,7 +163,7 @@ def client_line(server: ServerContext, session: Session, now_ms: int) -> str:
         f"sub={channels} psub={patterns} ssub={shard_channels} multi={queued} "
         f"watch={len(session.watched)} qbuf=0 qbuf-free=0 argv-mem=0 multi-mem={queued_bytes} rbs=0 "
         f"rbp=0 obl=0 oll=0 omem={output_bytes} tot-mem={output_bytes} events=r cmd={session.last_command or 'NULL'} "
-        f"user={client_text(session.user.name)} redir={tracked.redirect if tracked.is_on else -1} "
+        f"user={client_text(session.user.name)} redir={state.redirect if state.is_on else -1} "
         f"resp={session.protocol} lib-name={client_text(session.lib_name)} lib-ver={client_text(session.lib_ver)}\n"
     )
 
@@ -200,16 +201,6 @@ def _kill_options(server: ServerContext, words: Sequence[bytes]) -> dict[str, An
     return filters
 
 
-def _kill_id(word: bytes) -> int:
-    try:
-        number = integer(word)
-    except ReplyError:
-        number = 0
-    if number < 1:
-        raise PlainError("client-id should be greater than 0")
-    return number
-
-
 def _kill_age_s(word: bytes) -> int:
     try:
         number = integer(word)
@@ -227,7 +218,7 @@ def _kill_skipme(word: bytes) -> bool:
 
 
 KILL_FILTERS: Mapping[str, Callable[[bytes], Any]] = {
-    "id": _kill_id,
+    "id": lambda word: integer_at_least(word, 1, "client-id should be greater than 0"),
     "maxage": _kill_age_s,
     "type": lambda word: _client_type(word).decode(),
     "addr": client_text,

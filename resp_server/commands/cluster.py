@@ -9,7 +9,7 @@ from resp_server.cluster import replies
 from resp_server.cluster.node_view import NodeView
 from resp_server.cluster.topology import Node
 from resp_server.command_table.declaration import command, integer
-from resp_server.commands.generic import SLICE_ENTRIES, sliced
+from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, sliced_reply
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, client_text, cluster_disabled
 from resp_server.protocol.replies import OK, Reply, Verbatim
@@ -26,7 +26,8 @@ def _node_view(context: CommandContext) -> NodeView:
 @command("asking")
 def asking(context: CommandContext) -> Reply:
     """Signals that a cluster client is following an -ASK redirect."""
-    _node_view(context)  # No slot is ever migrating between nodes, so there is nothing to allow.
+    # No slot is ever migrating between nodes, so there is nothing to allow.
+    _node_view(context)
     return OK
 
 
@@ -34,7 +35,7 @@ def asking(context: CommandContext) -> Reply:
 def readonly(context: CommandContext) -> Reply:
     """Enables read-only queries for a connection to a Redis Cluster replica node."""
     _node_view(context)
-    context.session.read_only(True)
+    context.session.set_readonly(True)
     return OK
 
 
@@ -42,7 +43,7 @@ def readonly(context: CommandContext) -> Reply:
 def readwrite(context: CommandContext) -> Reply:
     """Enables read-write queries for a connection to a Reids Cluster replica node."""
     _node_view(context)
-    context.session.read_only(False)
+    context.session.set_readonly(False)
     return OK
 
 
@@ -133,7 +134,9 @@ def cluster_countkeysinslot(context: CommandContext, slot: bytes) -> Reply:
     number = integer(slot)
     if not 0 <= number < SLOTS:
         raise PlainError("Invalid slot")
-    return sliced(context, lambda view: ([len(keys)] for keys in _keys_in(context.visibility_of(view), number)), int)
+    return sliced_reply(
+        context, lambda view: ([len(keys)] for keys in _keys_in(context.visibility_of(view), number)), int
+    )
 
 
 @command("cluster|getkeysinslot")
@@ -143,14 +146,14 @@ def cluster_getkeysinslot(context: CommandContext, slot: bytes, count: bytes) ->
     number, keys_max = integer(slot), integer(count)
     if not 0 <= number < SLOTS or keys_max < 0:
         raise PlainError("Invalid slot or number of keys")
-    return sliced(context, lambda view: _at_most(_keys_in(context.visibility_of(view), number), keys_max))
+    return sliced_reply(context, lambda view: _at_most(_keys_in(context.visibility_of(view), number), keys_max))
 
 
 def _keys_in(visibility: Visibility, slot: int) -> Iterator[Sequence[bytes]]:
     """Iterate over the keys of a slot, in steps of bounded time; there are none in a slot that this server lacks."""
     cursor = slot << HASH_BITS
     while True:
-        cursor, keys = visibility.scan(cursor, SLICE_ENTRIES)
+        cursor, keys = visibility.scan(cursor, CHUNK_ITEMS_MAX)
         yield [key for key in keys if slot_of(key) == slot]
         if not cursor or slot_at(cursor) != slot:
             return

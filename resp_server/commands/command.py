@@ -77,8 +77,7 @@ def command_docs(context: CommandContext, *names: bytes) -> Reply:
 @command("command|list")
 def command_list(context: CommandContext, *filters: bytes) -> Reply:
     """Returns a list of command names."""
-    table = context.server.table
-    all_commands = [each for one in table for each in (one, *one.subcommands.values())]
+    all_commands = context.server.table.with_subcommands()
     if not filters:
         return [each.name.encode() for each in all_commands]
     if len(filters) != 3 or filters[0].upper() != b"FILTERBY":

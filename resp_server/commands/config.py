@@ -12,14 +12,13 @@ from typing import Any
 
 from resp_server.command_table.declaration import OneOrMore, command, integer, peer_query
 from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.net.listeners import ACCEPTED_MAX
-from resp_server.net.tls import ACCEPTS_AT_ONCE
+from resp_server.net.listeners import ACCEPTS_PER_ROUND
 from resp_server.protocol.errors import PlainError, ReplyError, client_text, syntax_error
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import OK, Reply, Sliced
 from resp_server.push.keyspace_notifications import ClassesError, classes_of, config_letters, letters_of
 
-GLOB_MARKS = frozenset(b"*?[")
+WILDCARDS = frozenset(b"*?[")
 INT32_MAX = 2**31 - 1
 CLIENTS_MAX = 2**32 - 1
 MIB = 1 << 20
@@ -173,8 +172,8 @@ SETTINGS: dict[str, Setting] = {
     "latency-tracking": constant("yes"),
     "latency-tracking-info-percentiles": constant("50 99 99.9"),
     "locale-collate": constant("C"),  # SORT_RO ALPHA compares bytes
-    "max-new-connections-per-cycle": constant(str(ACCEPTED_MAX)),
-    "max-new-tls-connections-per-cycle": constant(str(ACCEPTS_AT_ONCE)),
+    "max-new-connections-per-cycle": constant(str(ACCEPTS_PER_ROUND)),
+    "max-new-tls-connections-per-cycle": constant(str(ACCEPTS_PER_ROUND)),
     "maxclients": modifiable("clients_max", integer_between(1, CLIENTS_MAX)),
     "maxmemory": constant("0"),
     "maxmemory-policy": constant("noeviction"),
@@ -211,7 +210,8 @@ def settings_of(server: ServerContext) -> Mapping[str, Setting]:
     settings = dict(SETTINGS)
     if server.config.tls is not None:
         settings |= {name: tls_file(field) for name, field in TLS_FIELDS.items()}
-    if server.cluster is not None:  # a node serves its slots while other slots have no owner
+    if server.cluster is not None:
+        # A node serves its slots while other slots have no owner.
         settings["cluster-require-full-coverage"] = constant("no")
     return settings
 
@@ -234,11 +234,13 @@ def _matching_settings(
     server: ServerContext, settings: Mapping[str, Setting], patterns: Sequence[bytes]
 ) -> Iterator[Sequence[bytes]]:
     """Match patterns in steps; the last chunk has the matched settings, name and value in turn."""
-    matched: dict[str, bytes] = {}  # setting name to the name that the reply has: as the client typed it first
+    # The name of each matched setting, and the name to reply with: the client's own spelling if it typed a name.
+    matched: dict[str, bytes] = {}
     for pattern in patterns:
         yield []
-        glob = pattern.partition(b"\0")[0]  # in Redis a zero byte ends a pattern, but not a name
-        if not GLOB_MARKS.intersection(glob):
+        # In Redis a zero byte ends a pattern, but not a name.
+        glob = pattern.partition(b"\0")[0]
+        if not WILDCARDS.intersection(glob):
             name = pattern.decode("utf-8", "replace").lower()
             if name in settings:
                 matched.setdefault(name, pattern)
@@ -247,9 +249,7 @@ def _matching_settings(
         for name in settings:
             if matches(name.encode()):
                 matched.setdefault(name, name.encode())
-    yield [
-        word for name, client_text in matched.items() for word in (client_text, settings[name].render(server).encode())
-    ]
+    yield [word for name, typed in matched.items() for word in (typed, settings[name].render(server).encode())]
 
 
 @command("config|set")

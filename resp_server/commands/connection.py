@@ -86,7 +86,7 @@ def _log_in(context: CommandContext, name: bytes, password: bytes, command_name:
     """Authenticate the client; WrongPassError. command_name: for ACL LOG."""
     user = context.server.users.log_in(name, password)
     if user is None:
-        context.deny(Reason.AUTH, command_name, name)
+        context.record_denial(Reason.AUTH, command_name, name)
         raise WrongPassError
     context.session.authenticate(user)
 
@@ -113,7 +113,7 @@ def hello(context: CommandContext, *arguments: bytes) -> Reply:
         b"proto": protocol,
         b"id": session.id,
         b"mode": b"standalone" if context.server.cluster is None else b"cluster",
-        b"role": b"replica" if context.server.is_slave else b"master",
+        b"role": b"replica" if context.server.is_replica else b"master",
         b"modules": [],
     }
 

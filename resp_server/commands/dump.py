@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 
 from resp_server.command_table.declaration import command
-from resp_server.commands.generic import batched, sliced
+from resp_server.commands.sliced_reply import batched, sliced_reply
 from resp_server.execution.context import ReadContext
 from resp_server.protocol import rdb_encoder as rdb
 from resp_server.protocol.replies import FirstOf, LongBulk, LongItems, Reply
@@ -15,8 +15,9 @@ from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import LongValue, Snapshot, Value
 
-# Bytes of one fragment: half a millisecond of checksum. Beyond the other two limits a dump is made in steps.
+# Bytes of one fragment: the checksum takes half a millisecond.
 FRAGMENT_BYTES = 8 << 10
+# A dump of more bytes or items is made in steps.
 AT_ONCE_BYTES_MAX = 32 << 10
 AT_ONCE_ITEMS_MAX = 256
 
@@ -94,7 +95,7 @@ def dump(context: ReadContext, key: bytes) -> Reply:
         (bulk,) = [each for fragment in _chunks(context.view, key) for each in fragment]
         if bulk.length <= AT_ONCE_BYTES_MAX:
             return b"".join(bulk.parts)
-    return sliced(context, lambda view: _chunks(view, key), FirstOf)
+    return sliced_reply(context, lambda view: _chunks(view, key), FirstOf)
 
 
 def _size(snapshot: Snapshot, key: bytes, kind: Kind) -> int:

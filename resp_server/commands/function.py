@@ -1,4 +1,4 @@
-"""FUNCTION LIST: always empty, as no library can be loaded; some clients ask for it."""
+"""FUNCTION LIST, which some clients send. The list is always empty, because no library can be loaded."""
 
 from __future__ import annotations
 

@@ -1,23 +1,21 @@
-"""Commands about keys of any type: existence, expiry, iteration. And helpers for replies that are made in steps."""
+"""Commands about keys of any type: existence, expiry, iteration."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 from resp_server.acl.visibility import Visibility
 from resp_server.command_table.declaration import OneOrMore, command, integer, is_integer
+from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, batched, sliced_reply
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.glob import Matches, matcher
-from resp_server.protocol.replies import FirstOf, LongBulk, LongItems, Reply, Sliced
+from resp_server.protocol.replies import FirstOf, Reply, Sliced
 from state_backend.model.descriptor import Kind
-from state_backend.store.keyspace import KeyspaceView
-from state_backend.store.store import LongValue, Value, as_bytes
 
 Item = TypeVar("Item")
 
@@ -35,18 +33,8 @@ TYPE_NAMES = {
 SCAN_COUNT_DEFAULT = 10
 SCAN_COUNT_MAX = 2048
 
-# Items of one step of a sliced reply: well below a millisecond (guess).
-SLICE_ENTRIES = 512
-
-# Bytes of values in a reply that is made at once; a larger reply is made in steps (guess: a quarter of a millisecond).
-# A sliced reply occupies one of the store's reader slots until it is sent.
-BYTES_AT_ONCE_MAX = 1 << 20
-
 # Bytes of names that are matched with a pattern at once (measured: up to 150 ns a byte, 2 ns for a usual pattern).
 MATCHED_BYTES_MAX = 32 << 10
-
-# Bytes of values in one step of a sliced reply (guess).
-SLICE_BYTES = 256 << 10
 
 # Our cursors have 46 or 48 bits. Redis accepts any 64-bit number; a larger one is the end of the scan here.
 CURSOR_MAX = 2**48 - 1
@@ -56,8 +44,8 @@ CURSOR = re.compile(rb"[\t-\r ]*([+-]?)([0-9]+)")
 def cursor(word: bytes) -> int:
     """Parse a cursor as Redis' string2ull does: a 64-bit number that is not negative, else what strtoull makes of it.
 
-    So ` 0` and `-01` are cursors, and `-1` is none. A zero byte ends the text. A cursor that no scan returned is past
-    the end.
+    So ` 0` and `-01` are cursors, and `-1` is not. A zero byte ends the text. A number that is too large for one of our
+    cursors becomes `CURSOR_MAX`.
     """
     text = word.partition(b"\0")[0]
     found = CURSOR.fullmatch(text)
@@ -126,96 +114,15 @@ def touch(context: ReadContext, *keys: OneOrMore) -> Reply:
 
 
 def _count(context: ReadContext, keys: Sequence[bytes]) -> Reply:
-    if len(keys) <= SLICE_ENTRIES:
+    if len(keys) <= CHUNK_ITEMS_MAX:
         return sum(context.key_info(key) is not None for key in keys)
-    return sliced(
+    return sliced_reply(
         context,
         lambda view: (
             [context.counted(view.at(key).key_info(key)) is not None for key in batch] for batch in batched(keys)
         ),
         int,
     )
-
-
-def size_of(item: Value | None) -> int:
-    """Return the number of bytes of a reply item."""
-    return 0 if item is None else item.length if isinstance(item, LongValue) else len(item)
-
-
-def reply_item(item: Value | None) -> Reply:
-    """Return an item for a sliced reply: a long text is sent in pieces."""
-    return LongBulk(item.length, item.chunks(0, item.length)) if isinstance(item, LongValue) else item
-
-
-def sliced(
-    context: ReadContext,
-    chunks: Callable[[KeyspaceView], Iterator[Sequence[Reply]]],
-    shape: type = list,
-    count: Callable[[KeyspaceView], int | Iterator[int] | None] = lambda view: None,
-) -> Sliced:
-    """Return a reply that is made in steps, from a view that stays pinned until the reply is sent."""
-    view = context.pin()
-    try:
-        return Sliced(chunks(view), partial(context.unpin, view), shape, count(view))
-    except BaseException:
-        context.unpin(view)
-        raise
-
-
-def value_reply(context: ReadContext, text: Value | None, read: Callable[[KeyspaceView], Value | None]) -> Reply:
-    """Return a value as a reply. A very long one is read again, in steps, from a pinned view: it may have changed."""
-    if not isinstance(text, LongValue):
-        return text
-    if text.length <= BYTES_AT_ONCE_MAX:
-        return as_bytes(text)
-    return sliced(context, lambda view: iter([LongItems([reply_item(read(view))])]), FirstOf)
-
-
-def items_reply(
-    context: ReadContext,
-    read: Callable[[KeyspaceView], Iterator[Value | None]],
-    count: Callable[[KeyspaceView], int | Iterator[int]],
-    shape: type = list,
-) -> Reply:
-    """Return the items that `read` yields: at once if they are small, else in steps from a pinned view.
-
-    For a dict, `read` yields keys and values in turn. count: returns the number of items, or pairs, for a view.
-    """
-    items: list[bytes | None] = []
-    size = 0
-    for item in read(context.view):
-        size += size_of(item)
-        if len(items) >= SLICE_ENTRIES or size > BYTES_AT_ONCE_MAX:
-            return sliced(context, lambda view: reply_chunks(read(view)), shape, count)
-        items.append(item if item is None else as_bytes(item))
-    if shape is dict:
-        return dict(zip(items[::2], items[1::2], strict=True))
-    return items if shape is list else shape(items)
-
-
-def reply_chunks(items: Iterator[Value | None]) -> Iterator[Sequence[Reply]]:
-    """Group items into chunks of a sliced reply, each of a bounded number and size."""
-    chunk: list[Reply] = []
-    size = 0
-    for item in items:
-        if isinstance(item, LongValue):
-            yield LongItems([*chunk, reply_item(item)])
-            chunk, size = [], 0
-            continue
-        chunk.append(item)
-        size += 0 if item is None else len(item)
-        if len(chunk) >= SLICE_ENTRIES or size >= SLICE_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-def batched(items: Iterable[Item], count: int = SLICE_ENTRIES) -> Iterator[list[Item]]:
-    """Iterate over lists of `count` items; the last one may be shorter."""
-    rest = iter(items)
-    while batch := list(islice(rest, count)):
-        yield batch
 
 
 @command("type")
@@ -269,7 +176,7 @@ def randomkey(context: ReadContext) -> Reply:
         if key is not None:
             return key
     # Many keys have expired, so the search may take long.
-    return sliced(context, lambda view: _random_key(context.visibility_of(view)), FirstOf)
+    return sliced_reply(context, lambda view: _random_key(context.visibility_of(view)), FirstOf)
 
 
 def _random_key(visibility: Visibility) -> Iterator[Sequence[Reply]]:
@@ -334,13 +241,13 @@ def matching(
 def keys(context: ReadContext, pattern: bytes) -> Reply:
     """Returns all key names that match a pattern."""
     matches = matcher(pattern)
-    return sliced(context, lambda view: _keys(context.visibility_of(view), matches))
+    return sliced_reply(context, lambda view: _keys(context.visibility_of(view), matches))
 
 
 def _keys(visibility: Visibility, matches: Matches) -> Iterator[list[bytes]]:
     cursor = 0
     while True:
-        cursor, found = visibility.scan(cursor, SLICE_ENTRIES)
+        cursor, found = visibility.scan(cursor, CHUNK_ITEMS_MAX)
         yield from matching(found, matches)
         if not cursor:
             return

@@ -14,8 +14,7 @@ from sys import maxsize
 from typing import NamedTuple
 
 from resp_server.command_table.declaration import NameAsTyped, OneOrMore, command, integer
-from resp_server.commands.chunked_reply import WorkingMemory, chunked_reply, sorted_chunks
-from resp_server.commands.generic import batched
+from resp_server.commands.sliced_reply import WorkingMemory, batched, reply_of_chunks, sorted_chunks
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.doubles import strict_double
 from resp_server.protocol.errors import PlainError, client_text, syntax_error
@@ -86,13 +85,13 @@ def geohash(context: ReadContext, key: bytes, *members: bytes) -> Reply:
 def _per_member(
     context: ReadContext, key: bytes, members: Sequence[bytes], render: Callable[[float | None], Reply]
 ) -> Reply:
-    """Return an array with one item per member; `render` makes it of the member's score, None for a missing one."""
+    """Return an array with one item per member; `render` makes it from the member's score, None for a missing one."""
     context.counted(context.at(key).sorted_size(key) or None)
 
     def chunks(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
         return (list(map(render, view.at(key).scores(key, batch))) for batch in batched(members, CHUNK_MEMBERS))
 
-    return chunked_reply(context, chunks, len(members) <= CHUNK_MEMBERS)
+    return reply_of_chunks(context, chunks, len(members) <= CHUNK_MEMBERS)
 
 
 @command("geodist")
@@ -127,9 +126,9 @@ class GeoMatch(NamedTuple):
 
 @dataclass
 class GeoSearch:
-    """The options of a search. The center is a point or a member; the shape is a radius or a box; count: 0 for all.
+    """The options of a search. The center is a point or a member; the shape is a circle or a box.
 
-    radius, box (width, height): in units of `unit` meters.
+    radius, box (width, height): in units of `unit` meters. count: 0 for all.
     """
 
     point: Point | None = None
@@ -158,11 +157,11 @@ class GeoSearch:
             raise PlainError("height or width cannot be negative")
         self.box, self.unit = (width, height), _unit(words[2])
 
-    def read_options(self, words: Sequence[bytes], read_own_option: Callable[[bytes, Sequence[bytes]], int]) -> None:
+    def read_options(self, words: Sequence[bytes], read_other: Callable[[bytes, Sequence[bytes]], int]) -> None:
         """Parse all options in Redis' order of checks.
 
-        read_own_option: parses an option that only some commands have, given the words after it; returns how many of
-        these it used.
+        read_other: parses an option that not all commands have, given the words after it; returns how many of these it
+        used.
         """
         at = 0
         while at < len(words):
@@ -184,7 +183,7 @@ class GeoSearch:
                     raise PlainError("COUNT must be > 0")
                 at += 1
             else:
-                at += read_own_option(option, rest)
+                at += read_other(option, rest)
 
     def check(self) -> None:
         """Check that options fit together; with COUNT and without ANY, results are ordered from the nearest on."""
@@ -321,13 +320,11 @@ def _search_reply(context: ReadContext, key: bytes, search: GeoSearch) -> Reply:
 
     def chunks(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
         snapshot = view.at(key)
-        found = _matches(
-            snapshot, key, search, ranks if view is current_view else SearchedRanks.of(snapshot, key, search)
-        )
-        for batch in _selected(found, search):
+        ranks_here = ranks if view is current_view else SearchedRanks.of(snapshot, key, search)
+        for batch in _selected(_matches(snapshot, key, search, ranks_here), search):
             yield list(map(search.row, batch))
 
-    return chunked_reply(context, chunks, sum(stop - start for start, stop in ranks.ranges) <= CHUNK_MEMBERS)
+    return reply_of_chunks(context, chunks, sum(stop - start for start, stop in ranks.ranges) <= CHUNK_MEMBERS)
 
 
 def _selected(found: Iterator[Sequence[GeoMatch]], search: GeoSearch) -> Iterator[Sequence[GeoMatch]]:
@@ -339,7 +336,7 @@ def _selected(found: Iterator[Sequence[GeoMatch]], search: GeoSearch) -> Iterato
     if 0 < search.count <= NEAREST_MAX and not search.is_any:
         yield from _nearest(found, search.count, is_reversed)
         return
-    for batch in sorted_chunks(_charged(found), 0, search.count or maxsize, is_reversed, by_full_tuple=False):
+    for batch in sorted_chunks(_within_memory(found), 0, search.count or maxsize, is_reversed, by_full_tuple=False):
         yield [GeoMatch(*each) for each in batch]
 
 
@@ -353,8 +350,8 @@ def _nearest(chunks: Iterable[Sequence[GeoMatch]], count: int, is_reversed: bool
     yield best
 
 
-def _charged(chunks: Iterable[Sequence[GeoMatch]]) -> Iterator[Sequence[GeoMatch]]:
-    """Pass chunks on, and count their members' bytes."""
+def _within_memory(chunks: Iterable[Sequence[GeoMatch]]) -> Iterator[Sequence[GeoMatch]]:
+    """Pass chunks on; PlainError if their members exceed the limit of `WorkingMemory`."""
     memory = WorkingMemory()
     for chunk in chunks:
         memory.add(each.member for each in chunk)

@@ -7,22 +7,20 @@ from itertools import chain, islice
 from operator import itemgetter
 
 from resp_server.command_table.declaration import OneOrMore, command, is_integer
-from resp_server.commands.chunked_reply import chunked_reply
-from resp_server.commands.generic import (
+from resp_server.commands.generic import Cursor, ScanOptions, matching
+from resp_server.commands.random_items import ItemSource, count_and_option, draws_from, random_item, random_items
+from resp_server.commands.sliced_reply import (
     BYTES_AT_ONCE_MAX,
-    SLICE_ENTRIES,
-    Cursor,
-    ScanOptions,
+    CHUNK_ITEMS_MAX,
     batched,
     items_reply,
-    matching,
     reply_chunks,
     reply_item,
+    reply_of_chunks,
     size_of,
-    sliced,
+    sliced_reply,
     value_reply,
 )
-from resp_server.commands.random_items import ItemSource, count_and_option, draws_from, random_item, random_items
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, WrongTypeError
 from resp_server.protocol.replies import LongItems, PackedPairs, Pairs, Reply
@@ -33,8 +31,8 @@ from state_backend.store.store import LongValue, Snapshot, Value, as_bytes
 
 Pair = tuple[bytes, Value]
 
-# Fields that are read at once. A value of more than 64 KiB is a LongValue, which is read later, in pieces.
-FIELDS_READ = 64
+# Fields that are looked up together. A value of more than 64 KiB is a LongValue, which is read later, in pieces.
+FIELDS_PER_READ = 64
 # `map_sizes` yields the stored size first, then corrections for expired fields; more than these are summed in steps.
 COUNTS_AT_ONCE_MAX = 3
 
@@ -53,7 +51,7 @@ def _text(view: KeyspaceView, key: bytes, field: bytes) -> Value | None:
 @command("hmget")
 def hmget(context: ReadContext, key: bytes, *fields: OneOrMore) -> Reply:
     """Returns the values of all fields in a hash."""
-    if len(fields) <= FIELDS_READ:
+    if len(fields) <= FIELDS_PER_READ:
         texts = context.at(key).lazy_fields(key, fields)
         if LongValue not in map(type, texts):
             return texts
@@ -62,7 +60,7 @@ def hmget(context: ReadContext, key: bytes, *fields: OneOrMore) -> Reply:
 
 def _texts(view: KeyspaceView, key: bytes, fields: Sequence[bytes]) -> Iterator[Value | None]:
     """Iterate over the fields' values, read in batches of bounded size."""
-    return chain.from_iterable(view.at(key).lazy_fields(key, names) for names in batched(fields, FIELDS_READ))
+    return chain.from_iterable(view.at(key).lazy_fields(key, names) for names in batched(fields, FIELDS_PER_READ))
 
 
 @command("hexists")
@@ -83,8 +81,8 @@ def hlen(context: ReadContext, key: bytes) -> Reply:
     numbers = list(islice(context.at(key).map_sizes(key), COUNTS_AT_ONCE_MAX))
     if len(numbers) < COUNTS_AT_ONCE_MAX:
         return sum(numbers)
-    # Many expired fields are not removed yet: they are counted in steps.
-    return sliced(context, lambda view: ([number] for number in view.at(key).map_sizes(key)), int)
+    # Many expired fields are not removed yet, so they are counted in steps.
+    return sliced_reply(context, lambda view: ([number] for number in view.at(key).map_sizes(key)), int)
 
 
 def _fields_of(words: Sequence[bytes]) -> Sequence[bytes]:
@@ -108,7 +106,7 @@ def _expiries(context: ReadContext, key: bytes, words: Sequence[bytes], render: 
             times = view.at(key).field_expiries(key, batch)
             yield [-2 if at_ms is None else render(at_ms) if at_ms else -1 for at_ms in times]
 
-    return chunked_reply(context, chunks, len(fields) <= SLICE_ENTRIES)
+    return reply_of_chunks(context, chunks, len(fields) <= CHUNK_ITEMS_MAX)
 
 
 def _seconds(milliseconds: int) -> int:
@@ -169,10 +167,10 @@ def _all_pairs(
 ) -> Reply:
     """Return all pairs of a map of any size; `project` picks the field, the value or both of a pair."""
     context.counted(next(context.at(key).map_sizes(key), None) or None)
-    cursor, pairs = context.at(key).scan_map(key, 0, SLICE_ENTRIES)
+    cursor, pairs = context.at(key).scan_map(key, 0, CHUNK_ITEMS_MAX)
     items = [each for pair in pairs for each in project(pair)]
     if cursor or sum(map(size_of, items)) > BYTES_AT_ONCE_MAX:
-        return sliced(
+        return sliced_reply(
             context, lambda view: _chunks(view, key, project), shape, lambda view: view.at(key).map_sizes(key)
         )
     texts = list(map(as_bytes, items))
@@ -181,13 +179,13 @@ def _all_pairs(
 
 def _chunks(view: KeyspaceView, key: bytes, project: Callable[[Pair], Sequence[Value]]) -> Iterator[Sequence[Reply]]:
     """Iterate over all pairs by a scan, whose steps are bounded even if many fields have expired."""
-    cursor, pairs = view.at(key).scan_map(key, 0, SLICE_ENTRIES)
+    cursor, pairs = view.at(key).scan_map(key, 0, CHUNK_ITEMS_MAX)
     while True:
         yield []
         yield from reply_chunks(each for pair in pairs for each in project(pair))
         if not cursor:
             return
-        cursor, pairs = view.at(key).scan_map(key, cursor, SLICE_ENTRIES)
+        cursor, pairs = view.at(key).scan_map(key, cursor, CHUNK_ITEMS_MAX)
 
 
 @command("hrandfield")
@@ -228,10 +226,13 @@ def hscan(context: ReadContext, key: bytes, cursor: Cursor, *words: bytes) -> Re
     found = next(_scan_result(context.view, key, cursor, options))
     if found and sum(map(size_of, found)) <= BYTES_AT_ONCE_MAX:
         return [found[0], list(map(as_bytes, found[1:]))]
-    return sliced(context, lambda view: _scan_chunks(_scan_result(view, key, cursor, options)), count=lambda view: 2)
+    return sliced_reply(
+        context, lambda view: _scan_chunks(_scan_result(view, key, cursor, options)), count=lambda view: 2
+    )
 
 
 def _scan_chunks(chunks: Iterator[Sequence[Value]]) -> Iterator[Sequence[Reply]]:
+    """Turn the chunks of `_scan_result` into those of a sliced reply."""
     for found in chunks:
         if found:
             cursor, *pairs = map(reply_item, found)

@@ -32,7 +32,7 @@ PERCENTILES = (50, 99, 99.9)
 # (measured: 0.4 us a key, 2.5 us with a TTL), ten milliseconds with many jobs.
 SAMPLE_KEYS, SAMPLE_TTLS, SAMPLE_TRIES = 256, 32, 4
 SAMPLED_JOBS_MAX = 10
-# Suffix of an acl_access_denied field to the reason in ACL LOG.
+# The reasons of ACL LOG, by the suffixes of the fields `acl_access_denied_...`.
 DENIED = {"auth": "auth", "cmd": "command", "key": "key", "channel": "channel"}
 
 
@@ -156,9 +156,9 @@ def _clients(context: CommandContext, total: ProcessStats) -> Section:
 def _memory(context: CommandContext, total: ProcessStats) -> Section:
     """Return the real memory of all processes of this server, by Redis' names.
 
-    used: resident bytes; pages of code and stores that several processes map are counted in each. overhead: private
-    memory, and pages that were mapped at the start. dataset: the rest, which is pages of the stores; the system frees
-    these when memory is short. Fields about parts that only Redis has are 0.
+    used: resident bytes; a page of code or of a store counts for each process that maps it. overhead: private memory,
+    and pages that were mapped at the start. dataset: the rest, which is pages of the stores; the system frees these
+    when memory is short. Fields about parts that only Redis has are 0.
     """
     used, peak, started = total.resident_bytes, total.resident_bytes_peak, total.started_bytes
     overhead = min(used, total.private_bytes)
@@ -332,8 +332,7 @@ def _stats(context: CommandContext, total: ProcessStats) -> Section:
         "reply_buffer_expands": 0,
         "eventloop_cycles": stats.rounds,
         "eventloop_duration_sum": stats.rounds_ns // 1000,
-        "eventloop_duration_cmd_sum": sum(command_stats.nanoseconds for command_stats in stats.commands.values())
-        // 1000,
+        "eventloop_duration_cmd_sum": sum(each.nanoseconds for each in stats.commands.values()) // 1000,
         "instantaneous_eventloop_cycles_per_sec": round(stats.rounds_per_second),
         "instantaneous_eventloop_duration_usec": round(stats.round_ns / 1000),
         **{f"acl_access_denied_{name}": stats.denied[reason] for name, reason in DENIED.items()},
@@ -344,7 +343,7 @@ def _replication(context: CommandContext, total: ProcessStats) -> Section:
     role: dict[str, object] = {"role": "master"}
     cluster = context.server.cluster
     replicas = [] if cluster is None else [*cluster.topology.replicas(cluster.myself)]
-    if context.server.is_slave:
+    if context.server.is_replica:
         is_stale = any(job.is_stale for job in context.server.keyspace.jobs.values())
         role = {
             "role": "slave",
@@ -407,7 +406,7 @@ def _errorstats(context: CommandContext, total: ProcessStats) -> Section:
 
 
 def _latencystats(context: CommandContext, total: ProcessStats) -> Section:
-    """Return percentiles of each command's latency: the middle of the histogram bucket in `CommandStats.took`."""
+    """Return percentiles of each command's latency, interpolated within a bucket of `CommandStats.took`."""
     return {
         f"latency_percentiles_usec_{name}": ",".join(
             f"p{percent:g}={command_stats.percentile_ns(percent) / 1000:.3f}" for percent in PERCENTILES
@@ -459,12 +458,10 @@ def sampled_ttls(snapshot: Snapshot, now_ms: int) -> list[int]:
 
 def _expiry_counts(visible: VisibleJob) -> tuple[int, int, int]:
     """Return the number of keys, expiring keys and expiring maps; the last two are 0 for a partly visible job."""
+    if not visible.is_fully_visible:
+        return visible.countable_keys, 0, 0
     applied = visible.applied
-    return (
-        (applied.key_count, applied.expiring, applied.expiring_maps)
-        if visible.is_fully_visible
-        else (visible.countable_keys, 0, 0)
-    )
+    return applied.key_count, applied.expiring, applied.expiring_maps
 
 
 def _applied(context: CommandContext) -> list[AppliedEpoch]:

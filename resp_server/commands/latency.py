@@ -18,13 +18,13 @@ from resp_server.metrics.stats import CommandStats, Stats
 from resp_server.protocol.errors import PlainError, client_text
 from resp_server.protocol.replies import Reply, Verbatim
 
-# As Redis draws a graph: samples per line, rows, and the marks of a row from low to high.
+# As Redis draws a graph: samples per line, rows, and the characters of a row from low to high.
 GRAPH_COLUMNS = 80
 GRAPH_ROWS = 4
 GRAPH_STEPS = "_o#"
 
-# The first bucket of LATENCY HISTOGRAM ends at 1024 ns, each further one at twice that. A bucket is named by the
-# largest time that Redis' histogram does not distinguish from its end: a 128th above it.
+# The first bucket of LATENCY HISTOGRAM ends at 1024 ns, each further one at twice the end of the one before. The name
+# of a bucket is the largest time that Redis' histogram does not distinguish from its end: a 128th above it.
 FIRST_BITS = 10
 
 MONITORING_OFF = (
@@ -53,7 +53,9 @@ def latency_events(server: ServerContext, nothing: None) -> Mapping[str, Any]:
 def reset_latency_events(server: ServerContext, names: list[str]) -> list[str]:
     """Remove events of this process, all if `names` is empty; return the names of those removed."""
     removed = [
-        name for name in names or list(server.slow_requests.latency.each) if name in server.slow_requests.latency.each
+        name
+        for name in names or list(server.slow_requests.latency.by_name)
+        if name in server.slow_requests.latency.by_name
     ]
     server.slow_requests.latency.reset(removed)
     return removed
@@ -64,7 +66,7 @@ def latency_latest(context: CommandContext) -> Reply:
     """Returns the latest latency samples for all events."""
 
     def merge(responses: Sequence[Any]) -> Reply:
-        events = LatencyEvents.merged(responses).each.items()
+        events = LatencyEvents.merged(responses).by_name.items()
         return [[name.encode(), *event.samples[-1], event.max_ms] for name, event in events]
 
     return context.server.gather(latency_events, None, merge)
@@ -75,7 +77,7 @@ def latency_history(context: CommandContext, event: bytes) -> Reply:
     """Returns timestamp-latency samples for an event."""
 
     def merge(responses: Sequence[Any]) -> Reply:
-        recorded = LatencyEvents.merged(responses).each.get(event.decode("latin-1"))
+        recorded = LatencyEvents.merged(responses).by_name.get(event.decode("latin-1"))
         return [] if recorded is None else [list(sample) for sample in recorded.samples]
 
     return context.server.gather(latency_events, None, merge)
@@ -98,7 +100,7 @@ def latency_graph(context: CommandContext, event: bytes) -> Reply:
     now_s = context.server.clock() // 1000
 
     def merge(responses: Sequence[Any]) -> Reply:
-        recorded = LatencyEvents.merged(responses).each.get(event.decode("latin-1"))
+        recorded = LatencyEvents.merged(responses).by_name.get(event.decode("latin-1"))
         if recorded is None:
             raise PlainError(f"No samples available for event '{client_text(event)}'")
         return Verbatim(graph(client_text(event), recorded, now_s).encode("utf-8", "surrogateescape"))
@@ -148,13 +150,13 @@ def latency_doctor(context: CommandContext) -> Reply:
 
 def report(events: LatencyEvents, is_monitored: bool) -> str:
     """Return the report of LATENCY DOCTOR: each event's statistics, then advice."""
-    if not events.each:
+    if not events.by_name:
         return NO_SPIKES if is_monitored else MONITORING_OFF
     lines = [
         "Dave, I have observed latency spikes in this Redis instance. You don't mind talking about it, do you Dave?",
         "",
     ]
-    for number, (name, event) in enumerate(events.each.items(), 1):
+    for number, (name, event) in enumerate(events.by_name.items(), 1):
         times = [milliseconds for _, milliseconds in event.samples]
         mean = sum(times) // len(times)
         deviation = sum(abs(each - mean) for each in times) // len(times)
@@ -163,7 +165,12 @@ def report(events: LatencyEvents, is_monitored: bool) -> str:
             f"{number}. {name}: {len(times)} latency spikes (average {mean}ms, mean deviation {deviation}ms, period "
             f"{seconds / len(times):.2f} sec). Worst all time event {event.max_ms}ms."
         )
-    lines += ["", "I have a few advices for you:", "", *(f"- {ADVICE[name]}" for name in events.each if name in ADVICE)]
+    lines += [
+        "",
+        "I have a few advices for you:",
+        "",
+        *(f"- {ADVICE[name]}" for name in events.by_name if name in ADVICE),
+    ]
     return "\n".join(lines) + "\n"
 
 

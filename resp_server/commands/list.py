@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from resp_server.command_table.declaration import command, integer
-from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, reply_chunks, sliced
+from resp_server.command_table.declaration import command, integer, integer_at_least
+from resp_server.commands.sliced_reply import BYTES_AT_ONCE_MAX, CHUNK_ITEMS_MAX, reply_chunks, sliced_reply
 from resp_server.execution.context import ReadContext
-from resp_server.protocol.errors import PlainError, ReplyError, syntax_error
+from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.replies import FirstOf, PackedItems, Reply
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import Snapshot
@@ -26,7 +26,7 @@ def lindex(context: ReadContext, key: bytes, index: bytes) -> bytes | None:
     snapshot = context.at(key)
     size = context.counted(snapshot.list_size(key) or None)
     if size is None:
-        return None  # whatever the index is, as in Redis
+        return None  # also for an invalid index, as in Redis
     number = integer(index)
     at = number + size if number < 0 else number
     return next(snapshot.list_elements(key, at, at + 1)) if 0 <= at < size else None
@@ -38,7 +38,7 @@ def lrange(context: ReadContext, key: bytes, start: int, stop: int) -> Reply:
     snapshot = context.at(key)
     size = context.counted(snapshot.list_size(key) or None) or 0
     first, end = range_of(start, stop, size)
-    if end - first <= SLICE_ENTRIES:
+    if end - first <= CHUNK_ITEMS_MAX:
         chunks: list[bytes] = []
         size = 0
         for chunk in snapshot.list_bulk_strings(key, first, end):
@@ -49,10 +49,11 @@ def lrange(context: ReadContext, key: bytes, start: int, stop: int) -> Reply:
         else:
             return PackedItems(end - first, b"".join(chunks))
 
-    def bounds(view: KeyspaceView) -> tuple[int, int]:  # the view's epoch may be a newer one than the size above
+    # The view may be at a newer epoch, at which the list has another size.
+    def bounds(view: KeyspaceView) -> tuple[int, int]:
         return range_of(start, stop, view.at(key).list_size(key))
 
-    return sliced(
+    return sliced_reply(
         context,
         lambda view: reply_chunks(view.at(key).list_elements(key, *bounds(view))),
         count=lambda view: bounds(view)[1] - bounds(view)[0],
@@ -85,9 +86,9 @@ class PositionOptions:
             if option == b"RANK":
                 options.rank = _rank(integer(words[at + 1]))
             elif option == b"COUNT":
-                options.count = _positive(option, words[at + 1])
+                options.count = _not_negative(option, words[at + 1])
             else:
-                options.length_max = _positive(option, words[at + 1])
+                options.length_max = _not_negative(option, words[at + 1])
         return options
 
     def found(self, snapshot: Snapshot, key: bytes, element: bytes) -> Iterator[list[int]]:
@@ -109,20 +110,13 @@ class PositionOptions:
     def _slices(self, size: int) -> Iterator[tuple[int, int]]:
         """Iterate over the index ranges to search, from the end that the rank's sign chooses."""
         scanned = min(self.length_max or size, size)
-        for done in range(0, scanned, SLICE_ENTRIES):
-            width = min(SLICE_ENTRIES, scanned - done)
+        for done in range(0, scanned, CHUNK_ITEMS_MAX):
+            width = min(CHUNK_ITEMS_MAX, scanned - done)
             yield (done, done + width) if self.rank > 0 else (size - done - width, size - done)
 
 
-def _positive(option: bytes, word: bytes) -> int:
-    """Parse a number; PlainError if it is negative, or no number at all."""
-    try:
-        number = integer(word)
-    except ReplyError:
-        number = -1
-    if number < 0:
-        raise PlainError(f"{option.decode()} can't be negative")
-    return number
+def _not_negative(option: bytes, word: bytes) -> int:
+    return integer_at_least(word, 0, f"{option.decode()} can't be negative")
 
 
 def _rank(number: int) -> int:
@@ -141,8 +135,8 @@ def lpos(context: ReadContext, key: bytes, element: bytes, *words: bytes) -> Rep
     """Returns the index of matching elements in a list."""
     options = PositionOptions.parse(words)
     size = context.counted(context.at(key).list_size(key) or None) or 0
-    if size <= SLICE_ENTRIES:
+    if size <= CHUNK_ITEMS_MAX:
         found = [at for batch in options.found(context.at(key), key, element) for at in batch]
         return found if options.count is not None else next(iter(found), None)
     shape = FirstOf if options.count is None else list
-    return sliced(context, lambda view: options.found(view.at(key), key, element), shape)
+    return sliced_reply(context, lambda view: options.found(view.at(key), key, element), shape)

@@ -24,7 +24,7 @@ FREE_SHARE = 1.0
 
 # Keys are in the stores' B+trees, not in hash tables.
 HASH_TABLES = {b"overhead.hashtable.main": 0, b"overhead.hashtable.expires": 0}
-# Redis' overheads of its allocator; here they are none, as memory is counted by the operating system.
+# The overheads of Redis' allocator. Here there are none, because the operating system counts the memory.
 OVERHEADS = (b"allocator-fragmentation", b"allocator-rss", b"rss-overhead")
 
 EMPTY = (
@@ -116,11 +116,10 @@ def report(total: ProcessStats, stored: int, free: int) -> str:
         )
     if not issues:
         return NO_ISSUE
-    head = "Sam, I detected a few issues in this sparkis instance memory implants:\n\n"
+    listed = "\n\n".join(f" * {each}" for each in issues)
     return (
-        head
-        + "\n\n".join(f" * {each}" for each in issues)
-        + "\n\nI'm here to keep you safe, Sam. I want to help you.\n"
+        f"Sam, I detected a few issues in this sparkis instance memory implants:\n\n{listed}\n\n"
+        "I'm here to keep you safe, Sam. I want to help you.\n"
     )
 
 

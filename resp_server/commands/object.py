@@ -1,7 +1,7 @@
 """OBJECT and MEMORY USAGE: properties of one key.
 
-OBJECT ENCODING replies with the encoding that Redis 7.4 with default settings would choose for the value, as clients
-and tools use it to recognize small values. The stores' real layout is in `state_backend.lmdb.layout`.
+OBJECT ENCODING replies with the encoding that Redis 7.4 with default settings would choose for the value, because
+clients and tools recognize small values by it. The stores' real layout is in `state_backend.lmdb.layout`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from resp_server.command_table.declaration import INTEGER_MAX, command, integer
-from resp_server.commands.generic import size_of, sliced
+from resp_server.commands.sliced_reply import size_of, sliced_reply
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.replies import Reply
@@ -27,8 +27,8 @@ COMPACT_ITEM_BYTES_MAX = 64
 COMPACT_LIST_BYTES_MAX = 8192
 NUMBERS_MAX = 512
 
-# Items that MEMORY USAGE measures by default: one step's (see `state_backend.lmdb.sizes`). More than these few steps
-# become a sliced reply.
+# Items that MEMORY USAGE measures by default: those of one step (see `state_backend.lmdb.sizes`). If there are more
+# than these few steps, the reply is a sliced one.
 SAMPLES_DEFAULT = 256
 STEPS_AT_ONCE_MAX = 10
 
@@ -125,7 +125,7 @@ def memory_usage(context: CommandContext, key: bytes, *words: bytes) -> Reply:
     numbers = list(islice(context.at(key).stored_sizes(key, items_max), STEPS_AT_ONCE_MAX))
     if len(numbers) < STEPS_AT_ONCE_MAX:
         return sum(numbers) if numbers else None
-    return sliced(context, lambda view: ([number] for number in view.at(key).stored_sizes(key, items_max)), int)
+    return sliced_reply(context, lambda view: ([number] for number in view.at(key).stored_sizes(key, items_max)), int)
 
 
 @command("object|help")

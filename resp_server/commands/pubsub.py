@@ -8,7 +8,7 @@ from typing import Any
 
 from resp_server.command_table.declaration import OneOrMore, command, peer_query
 from resp_server.command_table.facts import Facts
-from resp_server.commands.generic import batched, reply_chunks, sliced
+from resp_server.commands.sliced_reply import batched, reply_chunks, sliced_reply
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.glob import matcher
@@ -61,7 +61,7 @@ def sunsubscribe(context: CommandContext, *channels: bytes) -> Reply:
 
 def _subscribe(context: CommandContext, kind: SubscriptionKind, names: Sequence[bytes]) -> Reply:
     message_bus = context.server.message_bus
-    return message_bus.subscribed(context.session, message_bus.hub.subscribe(context.session, kind, names))
+    return message_bus.subscription_reply(context.session, message_bus.hub.subscribe(context.session, kind, names))
 
 
 def _unsubscribe(context: CommandContext, kind: SubscriptionKind, names: Sequence[bytes]) -> Reply:
@@ -69,7 +69,7 @@ def _unsubscribe(context: CommandContext, kind: SubscriptionKind, names: Sequenc
     subscribed = context.session.subscriptions
     if not names and subscribed is not None and len(subscribed.of(kind)) > NAMES_AT_ONCE:
         return Sliced(_unsubscribing(context, kind, list(subscribed.of(kind))), lambda: None, Frames, has_effect=True)
-    return message_bus.subscribed(context.session, message_bus.hub.unsubscribe(context.session, kind, names))
+    return message_bus.subscription_reply(context.session, message_bus.hub.unsubscribe(context.session, kind, names))
 
 
 def _unsubscribing(
@@ -189,7 +189,7 @@ def _active_channels(context: CommandContext, kind: SubscriptionKind, pattern: b
     hub = context.server.message_bus.hub
     if context.server.peers is None and len(hub.names(kind)) > NAMES_AT_ONCE:
         active = (name for name in list(hub.names(kind)) if matches(name))
-        return sliced(context, lambda view: reply_chunks(active))
+        return sliced_reply(context, lambda view: reply_chunks(active))
     return _gather_names(context, kind, lambda names: [name for name in names if matches(name)])
 
 
@@ -202,7 +202,7 @@ def _matcher(context: CommandContext, pattern: bytes) -> Callable[[bytes], objec
 def _gather_names(
     context: CommandContext, kind: SubscriptionKind, make_reply: Callable[[Collection[bytes]], Reply]
 ) -> Reply:
-    """Gather the subscribed names of all processes, of one kind, and make a reply of them."""
+    """Gather the subscribed names of one kind from all processes, and make a reply of them."""
 
     def merge(responses: Sequence[list[str] | None]) -> Reply:
         if None in responses:
@@ -225,7 +225,7 @@ def _subscriber_counts(context: CommandContext, kind: SubscriptionKind, names: S
 
 @peer_query("subscribed names")
 def subscribed_names(server: ServerContext, kind: str) -> list[str] | None:
-    """Return the names that this process's clients subscribed to, of one kind; None: too many bytes."""
+    """Return the names of one kind that this process's clients are subscribed to; None: too many bytes."""
     names = server.message_bus.hub.names(SubscriptionKind(kind.encode()))
     return [b64encode(name).decode() for name in names] if sum(map(len, names)) <= NAMES_BYTES_MAX else None
 

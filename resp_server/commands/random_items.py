@@ -8,20 +8,19 @@ from random import choice, choices, random, randrange, sample
 from typing import Any
 
 from resp_server.command_table.declaration import INTEGER_MAX, integer
-from resp_server.commands.chunked_reply import chunked_reply
-from resp_server.commands.generic import SLICE_ENTRIES, batched, sliced
+from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, batched, reply_of_chunks, sliced_reply
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.replies import FirstOf, Reply
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import FIELD_POSITIONS
 
-# A draw scans so many items from a random position and chooses one: always taking the first would favour items after
-# large gaps.
+# A draw scans this many items from a random position and chooses one of them. Always taking the first one would favour
+# items after large gaps.
 SCANNED_PER_DRAW = 12
 # Draws of one step (guess: half a millisecond).
 CHUNK_DRAWS = 32
-# If more than one item in so many is requested, one pass over all items is faster than drawing (guess).
+# If more than one in this many items is requested, one pass over all items is faster than drawing (guess).
 DRAWN_SHARE_MAX = 32
 # Items of one reply with repetition: Redis would continue until its memory is exhausted.
 REPEATED_MAX = 10_000_000
@@ -61,33 +60,34 @@ def draws_from(scan: Scan, key: bytes) -> Iterator[Any | None]:
 class ItemSource:
     """A collection to choose from; each function takes a view.
 
-    size: the number of items. items: all items in any order. one: steps towards one random item, None or an item.
+    size: the number of items. items: all items in any order. draw: steps that search for one random item; a step that
+    found none yields None.
     """
 
     def __init__(
         self,
         size: Callable[[KeyspaceView], int],
         items: Callable[[KeyspaceView], Iterator[Any]],
-        one: Callable[[KeyspaceView], Iterator[Any | None]],
+        draw: Callable[[KeyspaceView], Iterator[Any | None]],
     ) -> None:
         self.size = size
         self.items = items
-        self.one = one
+        self.draw = draw
 
 
 def random_item(context: ReadContext, source: ItemSource) -> Reply:
     """Return one random item; nil if there is none."""
     if not source.size(context.view):
         return None
-    for item in islice(source.one(context.view), 2):
+    for item in islice(source.draw(context.view), 2):
         if item is not None:
             return item
     # Many items have expired, so the search may take long.
-    return sliced(context, lambda view: ([] if item is None else [item] for item in source.one(view)), FirstOf)
+    return sliced_reply(context, lambda view: ([] if item is None else [item] for item in source.draw(view)), FirstOf)
 
 
 def random_items(context: ReadContext, source: ItemSource, count: int, shape: type = list) -> Reply:
-    """Return `count` distinct random items; if negative, as many with repetition."""
+    """Return `count` distinct random items; for a negative count, as many with repetition."""
     size = source.size(context.view)
     if count < -REPEATED_MAX and size:
         raise PlainError(f"value is out of range, at most {REPEATED_MAX} items are given with repetition")
@@ -95,31 +95,32 @@ def random_items(context: ReadContext, source: ItemSource, count: int, shape: ty
     if not target or not size:
         return shape()
 
-    def exact_count(view: KeyspaceView) -> int:  # the view's epoch may be a newer one
+    # The view may be at a newer epoch, at which the collection has another size.
+    def exact_count(view: KeyspaceView) -> int:
         return min(count, source.size(view)) if count >= 0 else -count if source.size(view) else 0
 
     choose = _distinct if count > 0 else _with_repetition
-    is_small = target <= (SLICE_ENTRIES if size <= SLICE_ENTRIES else CHUNK_DRAWS)
-    return chunked_reply(context, lambda view: choose(source, view, abs(count)), is_small, shape, exact_count)
+    is_small = target <= (CHUNK_ITEMS_MAX if size <= CHUNK_ITEMS_MAX else CHUNK_DRAWS)
+    return reply_of_chunks(context, lambda view: choose(source, view, abs(count)), is_small, shape, exact_count)
 
 
 def _with_repetition(source: ItemSource, view: KeyspaceView, count: int) -> Iterator[Sequence[Any]]:
     size = source.size(view)
-    items = list(source.items(view)) if size <= SLICE_ENTRIES else []
-    step = SLICE_ENTRIES if items else CHUNK_DRAWS
+    items = list(source.items(view)) if size <= CHUNK_ITEMS_MAX else []
+    step = CHUNK_ITEMS_MAX if items else CHUNK_DRAWS
     for done in range(0, count if size else 0, step):
         drawn = min(step, count - done)
         yield choices(items, k=drawn) if items else [item for _ in range(drawn) for item in _draw_one(source, view)]
 
 
 def _draw_one(source: ItemSource, view: KeyspaceView) -> Iterator[Any]:
-    return islice((item for item in source.one(view) if item is not None), 1)
+    return islice((item for item in source.draw(view) if item is not None), 1)
 
 
 def _distinct(source: ItemSource, view: KeyspaceView, count: int) -> Iterator[Sequence[Any]]:
     size = source.size(view)
     count = min(count, size)
-    if size <= SLICE_ENTRIES:
+    if size <= CHUNK_ITEMS_MAX:
         yield sample(list(source.items(view)), count)
     elif count * DRAWN_SHARE_MAX < size:
         yield from _draw_distinct(source, view, count)
@@ -128,7 +129,7 @@ def _distinct(source: ItemSource, view: KeyspaceView, count: int) -> Iterator[Se
 
 
 def _draw_distinct(source: ItemSource, view: KeyspaceView, count: int) -> Iterator[Sequence[Any]]:
-    """Draw until there are `count` distinct items, which are few of all."""
+    """Draw until there are `count` distinct items; `count` is a small share of all items."""
     seen: set[Any] = set()
     while len(seen) < count:
         found = {item for _ in range(CHUNK_DRAWS) for item in _draw_one(source, view)} - seen

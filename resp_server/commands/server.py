@@ -7,7 +7,7 @@ from typing import Any
 
 from resp_server.acl.visibility import Visibility
 from resp_server.command_table.declaration import OneOrMore, command, peer_query
-from resp_server.commands.generic import sliced
+from resp_server.commands.sliced_reply import sliced_reply
 from resp_server.config import REDIS_VERSION
 from resp_server.execution.context import GATHER_S_MAX, CommandContext, ServerContext
 from resp_server.execution.exec_runner import ExecContext
@@ -27,7 +27,7 @@ ART = """\
 def dbsize(context: CommandContext) -> Reply:
     """Returns the number of keys in the database."""
     count = context.visibility.key_count()
-    return sliced(context, lambda view: _key_counts(context.visibility_of(view)), int) if count is None else count
+    return sliced_reply(context, lambda view: _key_counts(context.visibility_of(view)), int) if count is None else count
 
 
 def _key_counts(visibility: Visibility) -> Iterator[Sequence[Reply]]:
@@ -47,7 +47,7 @@ def role(context: CommandContext) -> Reply:
     cluster = context.server.cluster
     if cluster is not None and cluster.is_replica:
         return [b"slave", cluster.master.host.encode(), cluster.master.port, b"connected", 0]
-    if context.server.is_slave:
+    if context.server.is_replica:
         # The master is a Spark query, which has no address.
         return [b"slave", b"spark", 0, b"connected", 0]
     replicas = () if cluster is None else cluster.topology.replicas(cluster.myself)

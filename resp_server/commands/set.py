@@ -6,12 +6,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from resp_server.command_table.declaration import OneOrMore, command, integer
-from resp_server.commands.chunked_reply import PARTITIONS, WorkingMemory, chunked_reply
-from resp_server.commands.generic import SLICE_ENTRIES, Cursor, ScanOptions, batched, items_reply, scan_reply
+from resp_server.command_table.declaration import OneOrMore, command, integer_at_least
+from resp_server.commands.generic import Cursor, ScanOptions, scan_reply
 from resp_server.commands.random_items import ItemSource, count_of, draws_from, random_item, random_items
+from resp_server.commands.sliced_reply import (
+    CHUNK_ITEMS_MAX,
+    PARTITIONS,
+    WorkingMemory,
+    batched,
+    items_reply,
+    reply_of_chunks,
+)
 from resp_server.execution.context import ReadContext
-from resp_server.protocol.errors import PlainError, ReplyError, WrongTypeError, syntax_error
+from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error
 from resp_server.protocol.replies import PackedItems, Reply, ReplySet
 from state_backend.codec import packed_list
 from state_backend.model.descriptor import Kind
@@ -57,7 +64,7 @@ def smismember(context: ReadContext, key: bytes, *members: OneOrMore) -> Reply:
         for batch in batched(members):
             yield list(map(int, view.at(key).are_members(key, batch)))
 
-    return chunked_reply(context, chunks, len(members) <= SLICE_ENTRIES)
+    return reply_of_chunks(context, chunks, len(members) <= CHUNK_ITEMS_MAX)
 
 
 @command("srandmember")
@@ -125,7 +132,7 @@ def sintercard(context: ReadContext, number: bytes, *words: OneOrMore) -> Reply:
 
 def numbered_keys(number: bytes, words: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
     """Parse `numkeys key ...` as SINTERCARD does; return the keys and the words after them."""
-    count = _at_least(number, 1, "numkeys should be greater than 0")
+    count = integer_at_least(number, 1, "numkeys should be greater than 0")
     if count > len(words):
         raise PlainError("Number of keys can't be greater than number of args")
     return words[:count], words[count:]
@@ -137,19 +144,8 @@ def limit_of(words: Sequence[bytes]) -> int:
     for at in range(0, len(words), 2):
         if words[at].upper() != b"LIMIT" or at + 1 == len(words):
             raise syntax_error()
-        limit = _at_least(words[at + 1], 0, "LIMIT can't be negative")
+        limit = integer_at_least(words[at + 1], 0, "LIMIT can't be negative")
     return limit
-
-
-def _at_least(word: bytes, minimum: int, error: str) -> int:
-    """Parse a number; PlainError if it is below the minimum, or no number at all."""
-    try:
-        number = integer(word)
-    except ReplyError:
-        number = minimum - 1
-    if number < minimum:
-        raise PlainError(error)
-    return number
 
 
 class InputSets(NamedTuple):
@@ -164,8 +160,8 @@ Combine = Callable[[KeyspaceView, InputSets], Iterator[Sequence[Reply]]]
 
 def _combined(context: ReadContext, keys: Sequence[bytes], combine: Combine, shape: type) -> Reply:
     """Return the reply of an operation on several sets. A key of another type is always an error."""
-    total = SLICE_ENTRIES + 1
-    if len(keys) <= SLICE_ENTRIES:
+    total = CHUNK_ITEMS_MAX + 1
+    if len(keys) <= CHUNK_ITEMS_MAX:
         total = sum(context.counted(context.at(key).set_size(key) or None) or 0 for key in keys)
 
     def chunks(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
@@ -175,10 +171,11 @@ def _combined(context: ReadContext, keys: Sequence[bytes], combine: Combine, sha
             yield []
         yield from combine(view, InputSets(keys, sizes))
 
-    return chunked_reply(context, chunks, total <= SLICE_ENTRIES, shape)
+    return reply_of_chunks(context, chunks, total <= CHUNK_ITEMS_MAX, shape)
 
 
 def _union(view: KeyspaceView, sets: InputSets) -> Iterator[Sequence[bytes]]:
+    """Iterate over the members of all sets, each member once. The last steps free the memory."""
     partitions: list[set[bytes]] = [set() for _ in range(PARTITIONS)]
     memory = WorkingMemory()
     for key in dict.fromkeys(sets.keys):
@@ -211,7 +208,7 @@ def _difference(view: KeyspaceView, sets: InputSets) -> Iterator[Sequence[bytes]
 
 
 def _filtered(view: KeyspaceView, key: bytes, others: Iterable[bytes], *, is_member: bool) -> Iterator[Sequence[bytes]]:
-    """Iterate over the members of a set that are in all others (is_member), or in none. A step reads one other set."""
+    """Iterate over a set's members that are in all other sets (is_member), or in none. A step reads one other set."""
     for batch in batched(view.at(key).members(key), CHUNK_LOOKUPS):
         remaining = batch
         for other in others:

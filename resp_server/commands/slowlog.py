@@ -1,9 +1,9 @@
 """SLOWLOG: the requests that took longer than `slowlog-log-slower-than` microseconds.
 
 A request is timed from the look-up of its command to its reply; the times of a sliced reply's steps are added up.
-Requests that the compiled core processes together are timed together: a slow buffer is one entry, with the first
-request's words and the number of further requests. With a threshold below a millisecond this would be too coarse, so
-then the compiled core processes no requests.
+Requests that the compiled core processes together are timed together: a slow buffer is one entry, with the words of the
+first request and the number of further requests. With a threshold below a millisecond that would be too coarse, so the
+compiled core then processes no requests.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from resp_server.command_table.declaration import command, integer, peer_query
+from resp_server.command_table.declaration import command, integer_at_least, peer_query
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.slow_log import SlowRequest
-from resp_server.protocol.errors import PlainError, ReplyError
 from resp_server.protocol.replies import OK, Reply
 
 COUNT = 10
@@ -23,7 +22,9 @@ COUNT = 10
 @command("slowlog|get")
 def slowlog_get(context: CommandContext, count: bytes | None = None) -> Reply:
     """Returns the slow log's entries."""
-    requested = COUNT if count is None else _count(count)
+    requested = COUNT
+    if count is not None:
+        requested = integer_at_least(count, -1, "count should be greater than or equal to -1")
     entries_max = context.server.config.slow_entries_max
     count_max = entries_max if requested < 0 else min(requested, entries_max)
 
@@ -33,16 +34,6 @@ def slowlog_get(context: CommandContext, count: bytes | None = None) -> Reply:
         return [_row(each) for each in found[:count_max]]
 
     return context.server.gather(slow_requests, count_max, merge)
-
-
-def _count(word: bytes) -> int:
-    try:
-        count = integer(word)
-    except ReplyError:
-        count = -2
-    if count < -1:
-        raise PlainError("count should be greater than or equal to -1")
-    return count
 
 
 def _row(entry: SlowRequest) -> Reply:

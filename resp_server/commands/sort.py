@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resp_server.command_table.declaration import command, integer
-from resp_server.commands.chunked_reply import WorkingMemory, chunked_reply, sorted_chunks
-from resp_server.commands.generic import SLICE_ENTRIES, batched
+from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, WorkingMemory, batched, reply_of_chunks, sorted_chunks
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.doubles import read_double
-from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error
+from resp_server.protocol.errors import PlainError, WrongTypeError, c_text, syntax_error
 from resp_server.protocol.replies import Reply
 from resp_server.session.session import Account
 from state_backend.model.descriptor import Kind
@@ -62,7 +61,7 @@ class SortOptions:
             elif option == b"BY" and remaining >= 1:
                 at += 1
                 options.by_pattern = words[at]
-                if b"*" in _c_text(words[at]):
+                if b"*" in c_text(words[at]):
                     check("BY", words[at])
                 else:
                     options.is_unsorted = True
@@ -84,14 +83,14 @@ class SortOptions:
 @command("sort_ro")
 def sort_ro(context: CommandContext, key: bytes, *words: bytes) -> Reply:
     """Returns the sorted elements of a list, a set, or a sorted set."""
-    options = SortOptions.parse(words, lambda option, pattern: _check(context, key, option, pattern))
+    options = SortOptions.parse(words, lambda option, pattern: _check_pattern(context, key, option, pattern))
     info = context.key_info(key)
     if info is None:
         return []
     if info.kind not in SORTED_KINDS:
         raise WrongTypeError
-    is_small = _size(context.at(key), key, info.kind) * (1 + len(options.get_patterns)) <= SLICE_ENTRIES
-    return chunked_reply(
+    is_small = _size(context.at(key), key, info.kind) * (1 + len(options.get_patterns)) <= CHUNK_ITEMS_MAX
+    return reply_of_chunks(
         context, lambda view: _chunks(view, key, options), is_small, list, lambda view: _count(view, key, options)
     )
 
@@ -105,7 +104,7 @@ def _count(view: KeyspaceView, key: bytes, options: SortOptions) -> int:
     return max(0, stop - start) * max(1, len(options.get_patterns))
 
 
-def _check(context: CommandContext, key: bytes, option: str, pattern: bytes) -> None:
+def _check_pattern(context: CommandContext, key: bytes, option: str, pattern: bytes) -> None:
     """Raise PlainError for a pattern whose keys may be on another node, or may be forbidden to the user."""
     if context.server.cluster is not None and pattern != b"#" and _slot_of(pattern) != slot_of(key):
         raise PlainError(
@@ -121,7 +120,7 @@ def check_user(user: Account, option: str) -> None:
 
 
 def check_request(user: Account, request: Sequence[bytes]) -> None:
-    """Check a request's patterns for its user. A proxy calls this, as its servers do not know the user."""
+    """Check a request's patterns for its user. A proxy calls this, because its servers do not know the user."""
     SortOptions.parse(request[2:], lambda option, pattern: check_user(user, option))
 
 
@@ -154,7 +153,7 @@ def _chunks(view: KeyspaceView, key: bytes, options: SortOptions) -> Iterator[Se
     if options.is_unsorted:
         items = _in_stored_order(snapshot, key, info.kind, options.is_descending, start, stop)
     else:
-        items = _sorted(view, _all(snapshot, key, info.kind), options, start, stop)
+        items = _sorted(view, _all_items(snapshot, key, info.kind), options, start, stop)
     for batch in items:
         if options.get_patterns:
             yield from batched(
@@ -165,7 +164,7 @@ def _chunks(view: KeyspaceView, key: bytes, options: SortOptions) -> Iterator[Se
         yield []
 
 
-def _all(snapshot: Snapshot, key: bytes, kind: Kind) -> Iterator[bytes]:
+def _all_items(snapshot: Snapshot, key: bytes, kind: Kind) -> Iterator[bytes]:
     if kind is Kind.LIST:
         return snapshot.list_elements(key, 0, snapshot.list_size(key))
     if kind is Kind.SET:
@@ -178,8 +177,8 @@ def _in_stored_order(
 ) -> Iterator[list[bytes]]:
     """Iterate over items `start` up to `stop` (exclusive) in the stored order."""
     size = _size(snapshot, key, kind)
-    for first in range(start, stop, SLICE_ENTRIES):
-        last = min(stop, first + SLICE_ENTRIES)
+    for first in range(start, stop, CHUNK_ITEMS_MAX):
+        last = min(stop, first + CHUNK_ITEMS_MAX)
         ends = (size - last, size - first) if is_descending else (first, last)
         if kind is Kind.LIST:
             yield list(snapshot.list_elements(key, *ends))[:: -1 if is_descending else 1]
@@ -187,7 +186,7 @@ def _in_stored_order(
             yield [member for member, _ in snapshot.sorted_members(key, *ends, is_descending)]
     if kind is Kind.SET:
         for at, batch in enumerate(batched(snapshot.members(key))):
-            yield batch[max(0, start - at * SLICE_ENTRIES) : max(0, stop - at * SLICE_ENTRIES)]
+            yield batch[max(0, start - at * CHUNK_ITEMS_MAX) : max(0, stop - at * CHUNK_ITEMS_MAX)]
 
 
 def _sorted(
@@ -202,7 +201,7 @@ def _sorted(
 def _with_sort_keys(
     view: KeyspaceView, items: Iterator[bytes], options: SortOptions, memory: WorkingMemory
 ) -> Iterator[list[tuple[Any, bytes]]]:
-    """Iterate over (sort key, item); PlainError, once all have been read, if a sort key is no number."""
+    """Iterate over (sort key, item). If a sort key is no number, PlainError once all items have been read."""
     are_numbers = True
     for batch in batched(items, CHUNK_LOOKUPS):
         memory.add(batch)
@@ -210,7 +209,7 @@ def _with_sort_keys(
         if options.by_pattern is not None:
             sort_keys = [_look_up(view, options.by_pattern, item) for item in batch]
         if options.is_alpha:
-            texts = [(False, b"") if each is None else (True, _c_text(as_bytes(each))) for each in sort_keys]
+            texts = [(False, b"") if each is None else (True, c_text(as_bytes(each))) for each in sort_keys]
             memory.add(text for _, text in texts)
             yield list(zip(texts, batch, strict=True))
         else:
@@ -219,11 +218,6 @@ def _with_sort_keys(
             yield [] if None in numbers else list(zip(numbers, batch, strict=True))
     if not are_numbers:
         raise PlainError("One or more scores can't be converted into double")
-
-
-def _c_text(text: bytes) -> bytes:
-    """Return a text up to its first zero byte, as C compares it."""
-    return text.partition(b"\0")[0]
 
 
 def _number(text: Value | None) -> float | None:

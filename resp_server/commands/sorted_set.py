@@ -9,17 +9,10 @@ from random import randrange
 from typing import Protocol
 
 from resp_server.command_table.declaration import OneOrMore, command, integer
-from resp_server.commands.chunked_reply import chunked_reply
-from resp_server.commands.generic import (
-    BYTES_AT_ONCE_MAX,
-    SLICE_ENTRIES,
-    Cursor,
-    ScanOptions,
-    batched,
-    scan_reply,
-    sliced,
-)
+from resp_server.commands.generic import Cursor, ScanOptions, scan_reply
+from resp_server.commands.list import range_of
 from resp_server.commands.random_items import ItemSource, count_and_option, random_item, random_items
+from resp_server.commands.sliced_reply import BYTES_AT_ONCE_MAX, CHUNK_ITEMS_MAX, batched, reply_of_chunks, sliced_reply
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.doubles import double_text, read_double
 from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error, wrong_arity
@@ -50,7 +43,7 @@ def zmscore(context: ReadContext, key: bytes, *members: OneOrMore) -> Reply:
     def chunks(view: KeyspaceView) -> Iterator[Sequence[float | None]]:
         return (view.at(key).scores(key, batch) for batch in batched(members))
 
-    return chunked_reply(context, chunks, len(members) <= SLICE_ENTRIES)
+    return reply_of_chunks(context, chunks, len(members) <= CHUNK_ITEMS_MAX)
 
 
 @command("zrank")
@@ -95,11 +88,8 @@ class RankRange:
     is_reversed: bool = False
 
     def ranks(self, snapshot: Snapshot, key: bytes, size: int) -> tuple[int, int]:
-        first = max(0, self.start + size) if self.start < 0 else self.start
-        end = min(size, (self.stop + size if self.stop < 0 else self.stop) + 1)
-        if first >= end:
-            return 0, 0
-        return (size - end, size - first) if self.is_reversed else (first, end)
+        first, end = range_of(self.start, self.stop, size)
+        return (size - end, size - first) if self.is_reversed and end else (first, end)
 
 
 @dataclass(frozen=True)
@@ -126,10 +116,10 @@ class ScoreRange:
 
 @dataclass(frozen=True)
 class TextRange:
-    """Members in a lexicographical range, where all have the same score.
+    """Members in a lexicographical range of a set in which all members have the same score.
 
-    low, high: None for `-`, `+`. is_reversed: the search begins at the highest member, which is another range if
-    scores differ.
+    low, high: None for `-`, `+`. is_reversed: the search begins at the highest member; if scores differ, it finds
+    another range.
     """
 
     low: bytes | None
@@ -159,7 +149,7 @@ class TextRange:
         return first, max(first, end)
 
     def _ranks_of(self, members: Sequence[bytes]) -> tuple[int, int]:
-        """Compare members one by one, as Redis does in a small set: so results are equal even if scores differ."""
+        """Compare members one by one, as Redis does in a small set, so that results are equal even if scores differ."""
         if not members or not self._is_above_low(members[-1]) or not self._is_below_high(members[0]):
             return 0, 0
         if self.is_reversed:
@@ -229,7 +219,7 @@ class RangeQuery:
             found = TextRange.parse(low, high, bool(is_reversed))
         else:
             found = RankRange(integer(low), integer(high), bool(is_reversed))
-            offset = 0  # a LIMIT of all changes nothing
+            offset = 0  # Redis ignores `LIMIT offset -1` here
         return cls(found, bool(is_reversed), has_scores, offset, count)
 
     def ranks(self, snapshot: Snapshot, key: bytes, size: int) -> tuple[int, int]:
@@ -250,12 +240,13 @@ def _range(context: ReadContext, key: bytes, query: RangeQuery) -> Reply:
     if size is None:
         return []
     first, end = query.ranks(snapshot, key, size)
-    if end - first <= SLICE_ENTRIES:
+    if end - first <= CHUNK_ITEMS_MAX:
         pairs = list(snapshot.sorted_members(key, first, end, query.is_reversed))
         if sum(len(member) for member, _ in pairs) <= BYTES_AT_ONCE_MAX:
             return Pairs(pairs) if query.has_scores else [member for member, _ in pairs]
 
-    def ranks(view: KeyspaceView) -> tuple[int, int]:  # the view's epoch may be a newer one
+    # The reply may be computed again from a newer view, in which the set has another size.
+    def ranks(view: KeyspaceView) -> tuple[int, int]:
         return query.ranks(view.at(key), key, view.at(key).sorted_size(key))
 
     def chunks(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
@@ -266,7 +257,7 @@ def _range(context: ReadContext, key: bytes, query: RangeQuery) -> Reply:
         first, end = ranks(view)
         return end - first
 
-    return sliced(context, chunks, Pairs if query.has_scores else list, count)
+    return sliced_reply(context, chunks, Pairs if query.has_scores else list, count)
 
 
 @command("zrange")
@@ -335,14 +326,14 @@ def zrandmember(context: ReadContext, key: bytes, *words: bytes) -> Reply:
         found = view.at(key).sorted_members(key, start, stop)
         return found if has_scores else (member for member, _ in found)
 
-    def one(view: KeyspaceView) -> Iterator[bytes | tuple[bytes, float]]:
+    def draw(view: KeyspaceView) -> Iterator[bytes | tuple[bytes, float]]:
         rank = randrange(size(view))
         return members(view, rank, rank + 1)
 
     def size(view: KeyspaceView) -> int:
         return view.at(key).sorted_size(key)
 
-    item_source = ItemSource(size, lambda view: members(view, 0, size(view)), one)
+    item_source = ItemSource(size, lambda view: members(view, 0, size(view)), draw)
     if count is None:
         return random_item(context, item_source)
     return random_items(context, item_source, count, Pairs if has_scores else list)

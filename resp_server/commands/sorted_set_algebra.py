@@ -8,9 +8,15 @@ from math import isnan
 from typing import NamedTuple
 
 from resp_server.command_table.declaration import OneOrMore, command, integer
-from resp_server.commands.chunked_reply import PARTITIONS, WorkingMemory, chunked_reply, sorted_chunks
-from resp_server.commands.generic import SLICE_ENTRIES, batched
 from resp_server.commands.set import CHUNK_LOOKUPS, limit_of
+from resp_server.commands.sliced_reply import (
+    CHUNK_ITEMS_MAX,
+    PARTITIONS,
+    WorkingMemory,
+    batched,
+    reply_of_chunks,
+    sorted_chunks,
+)
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.doubles import strict_double
 from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error
@@ -46,7 +52,7 @@ class WeightedSet(NamedTuple):
     weight: float
 
     def members(self, view: KeyspaceView) -> Iterator[list[tuple[bytes, float]]]:
-        """Iterate over slices of (member, score)."""
+        """Iterate over chunks of (member, score)."""
         if not self.size:
             return
         snapshot = view.at(self.key)
@@ -167,15 +173,15 @@ def _combined(context: ReadContext, name: str, number: bytes, words: Sequence[by
         for batch in sorted_chunks(combine(view, operands, query), 0, sum(operand.size for operand in operands)):
             yield [(member, score) if query.has_scores else member for score, member in batch]
 
-    return chunked_reply(context, chunks, is_small, Pairs if query.has_scores else list)
+    return reply_of_chunks(context, chunks, is_small, Pairs if query.has_scores else list)
 
 
 def _are_small(context: ReadContext, keys: Sequence[bytes]) -> bool:
     """Tell whether the sets are small in total. A wrong type is reported here, before options are parsed."""
-    if len(keys) > SLICE_ENTRIES:
+    if len(keys) > CHUNK_ITEMS_MAX:
         return False
     operands = [_operand(context.view, key, 1.0) for key in keys]
-    return sum(context.counted(operand.size or None) or 0 for operand in operands) <= SLICE_ENTRIES
+    return sum(context.counted(operand.size or None) or 0 for operand in operands) <= CHUNK_ITEMS_MAX
 
 
 @command("zintercard")
@@ -193,7 +199,7 @@ def zintercard(context: ReadContext, number: bytes, *words: OneOrMore) -> Reply:
             if 0 < limit <= found:
                 return
 
-    return chunked_reply(context, chunks, is_small, int)
+    return reply_of_chunks(context, chunks, is_small, int)
 
 
 def _union(view: KeyspaceView, operands: Sequence[WeightedSet], query: AlgebraQuery) -> Iterator[Sequence[Scored]]:

@@ -51,7 +51,7 @@ ALL_KEYS = ONE_KEY | {"find_keys": {"type": "range", "spec": {"lastkey": -1, "ke
 
 @command("state|jobs", own=_facts())
 def state_jobs(context: CommandContext) -> Reply:
-    """Lists the jobs that this server serves, and their condition."""
+    """Lists the jobs that this server serves, and their status."""
     visibility = context.visibility
     visibility.view.check_complete()
     return [_job_row(visible, context.now_ms) for visible in visibility.jobs()]
@@ -198,7 +198,7 @@ def _owning_job(context: CommandContext, key: bytes) -> str | None:
     ),
 )
 def state_mget(context: CommandContext, *keys: OneOrMore) -> Reply:
-    """Returns the values of keys like MGET, also of several slots, all at one epoch of each job."""
+    """Returns the values of keys as MGET does, at one epoch of each job; the keys may be in several slots."""
     return values_reply(context, keys)
 
 
@@ -206,10 +206,7 @@ def state_mget(context: CommandContext, *keys: OneOrMore) -> Reply:
 def state_lag(context: CommandContext) -> Reply:
     """Reports how far each job's readable state is behind its committed epoch, and its age."""
     return [
-        {
-            b"job": visible.job.name.encode(),
-            **_freshness(visible, context.now_ms),
-        }
+        {b"job": visible.job.name.encode(), **_freshness(visible, context.now_ms)}
         for visible in context.visibility.jobs()
     ]
 
@@ -225,7 +222,7 @@ def state_follow(context: CommandContext, option: bytes = b"") -> Reply:
 
 
 def check_reads_all_keys(context: CommandContext) -> None:
-    """Raise NoPermError for a user that may not read all keys, where a reply names all jobs; proxies may read all."""
+    """Raise NoPermError for a user that may not read all keys: the reply names all jobs. Proxies may read all keys."""
     if not context.user.reads_all_keys:
         raise NoPermError("This needs a user that may read all keys")
 
@@ -262,7 +259,7 @@ class ReaderContext(CommandContext):
     ),
 )
 def state_within(context: CommandContext, count: int, *words: OneOrMore) -> Reply:
-    """Runs a command about the whole keyspace for a proxy's user who may read only keys that match a pattern."""
+    """Runs a command about the whole keyspace for a proxy's user, who may read only keys that match a pattern."""
     check_reads_all_keys(context)
     if not 0 <= count < len(words):
         raise syntax_error()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from resp_server.command_table.declaration import Column, OneOrMore, command
-from resp_server.commands.generic import items_reply, size_of, value_reply
+from resp_server.command_table.declaration import BatchArgument, OneOrMore, command
+from resp_server.commands.sliced_reply import items_reply, size_of, value_reply
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.replies import Reply, Sliced
 from state_backend.model.errors import WrongKindError
@@ -13,11 +13,11 @@ from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import LongValue, Value
 
 # Keys of MGET that are looked up together (guess: 40 us).
-READ_TOGETHER_KEYS = 32
+KEYS_PER_READ = 32
 
 
 @command("get")
-def get(context: ReadContext, keys: Column) -> list[Reply]:
+def get(context: ReadContext, keys: BatchArgument) -> list[Reply]:
     """Returns the string value of a key."""
     texts = context.lazy_values(keys)
     if type(texts[0]) is LongValue:
@@ -35,7 +35,7 @@ def values_reply(context: ReadContext, keys: Sequence[bytes]) -> Reply:
     """Return the reply of MGET."""
     reply = items_reply(context, lambda view: _texts(view, keys), lambda view: len(keys))
     if isinstance(reply, Sliced):
-        reply.parts = _counted(context, reply.parts)
+        reply.chunks = _counted(context, reply.chunks)
         return reply
     for value in reply:
         context.counted(value)
@@ -43,27 +43,28 @@ def values_reply(context: ReadContext, keys: Sequence[bytes]) -> Reply:
 
 
 def _texts(view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Value | None]:
-    """Iterate over the keys' values; a key of another type is None, as in MGET."""
-    for at in range(0, len(keys), READ_TOGETHER_KEYS):
-        some = keys[at : at + READ_TOGETHER_KEYS]
+    """Iterate over the keys' values; a key of another type yields None, as in MGET."""
+    for at in range(0, len(keys), KEYS_PER_READ):
+        some = keys[at : at + KEYS_PER_READ]
         while some:
             try:
                 texts = view.lazy_values(some)
-            except WrongKindError:  # it is about the first
+            except WrongKindError:  # of the first key
                 texts = [None]
             yield from texts
             some = some[len(texts) :]
 
 
-def _counted(context: ReadContext, parts: Iterator[Sequence[Reply]]) -> Iterator[Sequence[Reply]]:
-    for part in parts:
-        for value in part:
+def _counted(context: ReadContext, chunks: Iterator[Sequence[Reply]]) -> Iterator[Sequence[Reply]]:
+    """Count the look-ups of a sliced reply's values."""
+    for chunk in chunks:
+        for value in chunk:
             context.counted(value)
-        yield part
+        yield chunk
 
 
 @command("strlen")
-def strlen(context: ReadContext, keys: Column) -> list[Reply]:
+def strlen(context: ReadContext, keys: BatchArgument) -> list[Reply]:
     """Returns the length of a string value."""
     return [size_of(text) for text in context.lazy_values(keys)]
 
@@ -71,8 +72,8 @@ def strlen(context: ReadContext, keys: Column) -> list[Reply]:
 @command("getrange")
 def getrange(context: ReadContext, key: bytes, start: int, end: int) -> Reply:
     """Returns a substring of the string stored at a key."""
-    text = _part(context.counted(context.at(key).lazy_value(key)), start, end)
-    return value_reply(context, text, lambda view: _part(view.at(key).lazy_value(key), start, end))
+    text = _substring(context.counted(context.at(key).lazy_value(key)), start, end)
+    return value_reply(context, text, lambda view: _substring(view.at(key).lazy_value(key), start, end))
 
 
 @command("substr")
@@ -82,7 +83,7 @@ def substr(context: ReadContext, key: bytes, start: int, end: int) -> Reply:
     return reply
 
 
-def _part(text: Value | None, start: int, end: int) -> Value:
+def _substring(text: Value | None, start: int, end: int) -> Value:
     """Return bytes `start` to `end`, both inclusive; negative positions count from the end."""
     length = size_of(text)
     if text is None or (start < 0 and end < 0 and start > end):

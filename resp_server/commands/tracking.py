@@ -103,14 +103,14 @@ def client_tracking(context: CommandContext, switch: bytes, *words: bytes) -> Re
 
     def apply() -> Reply:
         if switch.upper() == b"OFF":
-            if session.tracked is not None:
-                server.tracking.end(session.tracked)
-                session.track(None)
+            if session.tracking_state is not None:
+                server.tracking.end(session.tracking_state)
+                session.set_tracking(None)
         elif switch.upper() == b"ON":
-            state = session.tracked or TrackingState(session.id, lambda: session.user)
+            state = session.tracking_state or TrackingState(session.id, lambda: session.user)
             options.check(state)
             options.apply(server, state)
-            session.track(state)
+            session.set_tracking(state)
         else:
             raise syntax_error()
         return OK
@@ -145,7 +145,7 @@ def push_invalidations(server: ServerContext, argument: Mapping[str, Any]) -> bo
 @command("client|caching")
 def client_caching(context: CommandContext, mode: bytes) -> Reply:
     """Instructs the server whether to track the keys in the next request."""
-    state = context.session.tracked
+    state = context.session.tracking_state
     if state is None:
         raise PlainError(
             "CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled"
@@ -165,14 +165,14 @@ def client_caching(context: CommandContext, mode: bytes) -> Reply:
 @command("client|getredir")
 def client_getredir(context: CommandContext) -> int:
     """Returns the client ID to which the connection's tracking notifications are redirected."""
-    state = context.session.tracked
+    state = context.session.tracking_state
     return -1 if state is None else state.redirect
 
 
 @command("client|trackinginfo")
 def client_trackinginfo(context: CommandContext) -> Reply:
     """Returns information about server-assisted client-side caching for the connection."""
-    state = context.session.tracked
+    state = context.session.tracking_state
     if state is None:
         return {b"flags": ReplySet([b"off"]), b"redirect": -1, b"prefixes": []}
     flags = [

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from resp_server.command_table.declaration import OneOrMore, command, integer
 from resp_server.command_table.facts import Facts
-from resp_server.commands.generic import batched, sliced
+from resp_server.commands.sliced_reply import batched, sliced_reply
 from resp_server.commands.state import ONE_KEY, check_reads_all_keys
 from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import ExecPlan
@@ -53,13 +53,13 @@ def exec_(context: CommandContext) -> Reply:
             cluster.check_slots(list(transaction.slots), session.is_readonly, may_differ=session.read_point is not None)
         if transaction.is_aborted:
             raise ExecAbortError
-        return ExecPlan(transaction.requests, _view(context), dict(session.watched))
+        return ExecPlan(transaction.requests, _open_view(context), dict(session.watched))
     except BaseException:
         session.end_transaction()
         raise
 
 
-def _view(context: CommandContext) -> KeyspaceView:
+def _open_view(context: CommandContext) -> KeyspaceView:
     """Open the view that all commands of the transaction read."""
     read_point = context.session.read_point
     if read_point is None:
@@ -122,7 +122,7 @@ def watch(context: CommandContext, *keys: OneOrMore) -> Reply:
     if len(new) <= WATCH_BATCH_KEYS:
         _watch(context, context.view, new)
         return OK
-    reply = sliced(context, lambda view: _watch_in_batches(context, view, new), FirstOf)
+    reply = sliced_reply(context, lambda view: _watch_in_batches(context, view, new), FirstOf)
     reply.has_effect = True
     return reply
 
@@ -166,7 +166,7 @@ KEY_AND_MARK = [{"name": name, "type": "string", "display_text": name} for name 
     ),
 )
 def state_mark(context: CommandContext, key: bytes) -> bytes:
-    """Returns the mark that WATCH would record of a key, for STATE EXPECT."""
+    """Returns the mark that WATCH would record for a key. STATE EXPECT takes it."""
     return mark_of(context.server.process.run_id, context.view, key).text
 
 

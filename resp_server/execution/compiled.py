@@ -1,8 +1,8 @@
 """The connection of a server to the compiled core: users' rights to read, and the recording of slow requests.
 
-A buffer goes to the core first (`native.core.FastPath`). The core answers as many of the first requests
-as it can, and splits the others into words. These take the general path (see `dispatcher`), as do all requests if the
-core is not built.
+A buffer goes to the core first (`native.core.FastPath`). The core answers as many of the first requests as it can, and
+splits the others into words. Those take the general path (see `dispatcher`), as do all requests if the core is not
+built.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from resp_server.session.session import Session
 class FastPath(Protocol):
     """Answers the requests at the front of a buffer.
 
-    is_full: the last buffer has more requests for the core, which are answered later as their replies are long.
+    is_full: the last buffer has more requests for the core, which answers them later because their replies are long.
     is_incomplete: the rest of the last buffer is the beginning of a request.
     """
 

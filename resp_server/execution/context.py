@@ -44,8 +44,9 @@ Found = TypeVar("Found")
 # reached only if the master hangs.
 GATHER_S_MAX = 2.0
 
-# The fast path times a buffer of requests as a whole. With a lower threshold than this, a buffer may exceed it although
-# no request does. So requests are timed one by one (guess: a buffer of 16 KiB takes at most half a millisecond).
+# The fast path times a buffer of requests as a whole. With a lower threshold than this, a buffer may exceed the
+# threshold although no request does. So requests are timed one by one (guess: a buffer of 16 KiB takes at most half a
+# millisecond).
 ONE_BY_ONE_US = 1_000
 
 
@@ -147,7 +148,7 @@ class ServerContext:
         is_observed = self.is_observed
         for session in self.sessions.values():
             if session.is_observed != is_observed:
-                session.observe(is_observed)
+                session.set_observed(is_observed)
 
     def pause(self, until_ms: int) -> None:
         """Pause all clients until this time; an earlier, longer pause stays."""
@@ -185,9 +186,9 @@ class ServerContext:
             self._record_changes(snapshot.expired_since(expiry_batches))
 
     @property
-    def is_slave(self) -> bool:
+    def is_replica(self) -> bool:
         """Tell whether this is a replica: by the topology of a cluster, else by the settings."""
-        return self.config.is_slave if self.cluster is None else self.cluster.is_replica
+        return self.config.is_replica if self.cluster is None else self.cluster.is_replica
 
     def _on_changed_keys(self, keys: Sequence[bytes] | None) -> None:
         self.change_counter += 1
@@ -202,8 +203,8 @@ class ServerContext:
         """Move to the newest epochs. Called once per round of the event loop: its requests see one epoch and time."""
         self.view.renew(self.clock())
 
-    def look(self) -> None:
-        """Move to the newest epochs of all jobs, also of those without requests."""
+    def renew_all(self) -> None:
+        """Move to the newest epochs, and open the snapshots of all jobs, also of those without requests."""
         self.renew()
         for _ in self.view.snapshots():
             pass
@@ -215,7 +216,7 @@ class ServerContext:
 
     def pushes_around_reply(self, epoch_feed: EpochFeed) -> bytes:
         """Move to the newest epochs, and return the pushes before a reply that may be from these or older epochs."""
-        self.look()
+        self.renew_all()
         epoch_feed.change_counter = self.change_counter
         return epoch_feed.pushes_around_reply(self.view.term_epochs(), self._topology_version)
 
@@ -225,34 +226,34 @@ class ServerContext:
 
     def follow(self, session: Session, *, has_keys: bool) -> bytes:
         """Begin STATE FOLLOW for a session; return the current epochs as pushes. has_keys: report changed keys, too."""
-        self._leave(session)
+        self._end_epoch_feed(session)
         session.epoch_feed = EpochFeed()
-        self.look()
+        self.renew_all()
         if has_keys:
             self.tracking.listeners[session.epoch_feed] = None
         return self.pending_pushes(session.epoch_feed)
 
     def leave(self, session: Session) -> None:
         """End all pushes to a session: it disconnected, or sent RESET."""
-        for leave in (self.message_bus.leave, self.monitors.remove, self._leave, self._end_tracking):
+        for leave in (self.message_bus.leave, self.monitors.remove, self._end_epoch_feed, self._end_tracking):
             self.attempt(leave, session)
 
     def _end_tracking(self, session: Session) -> None:
-        if session.tracked is not None:
-            self.tracking.end(session.tracked)
-            session.track(None)
+        if session.tracking_state is not None:
+            self.tracking.end(session.tracking_state)
+            session.set_tracking(None)
 
-    def _leave(self, session: Session) -> None:
+    def _end_epoch_feed(self, session: Session) -> None:
         if session.epoch_feed is not None:
             self.tracking.listeners.pop(session.epoch_feed, None)
             session.epoch_feed = None
 
     def pending_invalidations(self, session: Session, *, is_within: bool = False) -> bytes:
         """Return a client's encoded pending invalidations. is_within: see `TrackingState.take`."""
-        tracked = session.tracked
-        if tracked is None or not tracked.has_pending or tracked.redirect:
+        tracking_state = session.tracking_state
+        if tracking_state is None or not tracking_state.has_pending or tracking_state.redirect:
             return b""
-        pushes = self.tracking.take(tracked, PUSH, is_within=is_within)
+        pushes = self.tracking.take(tracking_state, PUSH, is_within=is_within)
         return pushes if session.protocol > RESP2 else b""
 
     def pin(self) -> KeyspaceView:
@@ -260,7 +261,8 @@ class ServerContext:
         keyspace = Keyspace(dict(self.keyspace.jobs), dict(self.keyspace.unreadable))
         view = self.view_of(keyspace, self.view.now_ms)
         for _ in view.snapshots():
-            pass  # each job's snapshot is opened by its first use, which later would be at another epoch
+            # A job's snapshot is opened at its first use. A later first use would be at another epoch.
+            pass
         return view
 
     def pin_at(self, read_point: ReadPoint) -> KeyspaceView | None:
@@ -277,11 +279,11 @@ class ServerContext:
 
         A process that does not respond in time is left out. `join` may raise ReplyError.
         """
-        own = query.respond(self, argument)
+        own_response = query.respond(self, argument)
         if self.peers is None:
-            return join([own])
-        pending = Pending(GATHER_S_MAX, lambda: join([own]))
-        self.peers.query(query.name, argument, lambda others: pending.resolve(lambda: join([own, *others])))
+            return join([own_response])
+        pending = Pending(GATHER_S_MAX, lambda: join([own_response]))
+        self.peers.query(query.name, argument, lambda others: pending.resolve(lambda: join([own_response, *others])))
         return pending
 
     def change_users(self, change: Change, caller: Session, finish: Callable[[Outcome], Reply]) -> Reply:
@@ -331,7 +333,7 @@ class ServerContext:
     def cut_caching_clients(self) -> None:
         """Cut all clients that track keys: they may have missed invalidations."""
         for session in list(self.sessions.values()):
-            if session.tracked is not None or session.epoch_feed is not None:
+            if session.tracking_state is not None or session.epoch_feed is not None:
                 self.clients.cut(session.id, "its invalidations could not be made")
 
     def close(self) -> None:
@@ -433,14 +435,14 @@ class CommandContext:
         stats.hits += len(texts) - misses
         return texts
 
-    def deny(self, reason: Reason, of: bytes, user: bytes | None = None) -> None:
-        """Record a denial for ACL LOG: of a command, a key, a channel, or a login."""
+    def record_denial(self, reason: Reason, denied: bytes, user: bytes | None = None) -> None:
+        """Record a denial for ACL LOG. denied: the command, key or channel. user: the name of a failed login."""
         session, server = self.session, self.server
         server.stats.denied[reason.name.lower()] += 1
         server.users.denials.add(
             reason,
             is_queued=session.transaction is not None,
-            object_name=of,
+            object_name=denied,
             user=session.user.name if user is None else user,
             client=server.clients.describe(session),
             now_ms=self.now_ms,

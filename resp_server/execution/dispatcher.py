@@ -6,9 +6,9 @@
 An exception of a request becomes its reply: a `ReplyError` as it is, any other as `ERR internal error <id>`
 (`ServerContext.report`). It does not affect other requests.
 
-On plain connections (`Session.is_plain`), a run of requests about keys with the same command name is checked once. The
-requests may be of several clients (see `client.round`). Requests that the compiled core answers (see `compiled`) do not
-reach the dispatcher.
+If the clients can use the fast path (`Session.can_use_fast_path`), a run of requests about keys with the same command
+name is checked once. The requests may be of several clients (see `client.round`). Requests that the compiled core
+answers (see `compiled`) do not reach the dispatcher.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ SPELLINGS_MAX = 1024
 # limits are checked (guess).
 LARGE_REPLY_BYTES = 16_384
 
-# Requests that a batch command gets in one call, between two clock readings (guess: 40 us for GETs).
-TOGETHER_REQUESTS = 32
+# Requests that a command with a batch argument gets in one call, between two clock readings (guess: 40 us for GETs).
+REQUESTS_PER_CALL = 32
 
 # The first words of an HTTP request, sent by a browser on behalf of a web page; closed without a reply, as in Redis.
 HTTP_WORDS = (b"post", b"host:")
 
 # A reply that is not complete yet: it is encoded in steps, or pending.
-Later = Sliced | Pending | ExecRunner
+IncompleteReply = Sliced | Pending | ExecRunner
 
 # Flags of commands that a monitor may not send; to Redis it is a kind of replica.
 NOT_FOR_MONITORS = frozenset(("readonly", "write", "may_replicate"))
@@ -119,7 +119,7 @@ def keys_read(command: Command, request: Request) -> list[bytes]:
     return [key for key, _ in keys_of(facts, request) or ()] if facts.key_specs and "readonly" in facts.flags else []
 
 
-def release_reply(reply: bytes | Later | None) -> None:
+def release_reply(reply: bytes | IncompleteReply | None) -> None:
     """Release the view of a reply that will not be sent."""
     if isinstance(reply, Sliced):
         reply.release()
@@ -129,11 +129,11 @@ def release_reply(reply: bytes | Later | None) -> None:
 
 def end_caching(session: Session, request: Request) -> None:
     """End CLIENT CACHING after the next request, or after the transaction."""
-    tracked = session.tracked
-    if tracked is not None and tracked.is_caching_set:
+    tracking_state = session.tracking_state
+    if tracking_state is not None and tracking_state.is_caching_set:
         name = request[0].lower()
         if name == b"exec" or (name != b"client" and session.transaction is None):
-            tracked.is_caching_set = False
+            tracking_state.is_caching_set = False
 
 
 class Dispatcher:
@@ -160,7 +160,7 @@ class Dispatcher:
         out: list[bytes],
         ends_ns: int = NEVER_NS,
         requests_max: int = sys.maxsize,
-    ) -> Later | None:
+    ) -> IncompleteReply | None:
         """Answer requests in order, until all are answered, a reply is large or incomplete, or time or session end.
 
         Replies are added to `out`, and answered requests are removed from `requests`. Returns the incomplete reply.
@@ -170,7 +170,7 @@ class Dispatcher:
         end = len(requests) if len(requests) < requests_max else requests_max
         while at < end and not is_over:
             request = requests[at]
-            key_command = self.key_command(request[0]) if session.is_plain and not server.is_loading else None
+            key_command = self.key_command(request[0]) if session.can_use_fast_path and not server.is_loading else None
             if key_command is None:
                 later, is_over = self._answer_one(context, request, out, ends_ns)
                 at += 1
@@ -201,11 +201,12 @@ class Dispatcher:
         run: Sequence[Request],
         out: list[bytes],
         ends_ns: int = NEVER_NS,
-    ) -> tuple[int, Later | None, bool]:
+    ) -> tuple[int, IncompleteReply | None, bool]:
         """Answer requests of one command, several at once if the command can; each call is timed.
 
-        contexts: of each request's client; all are plain, and of one protocol version. Replies are added to `out`.
-        Returns how many were answered, an incomplete reply to the last one, and whether no more may be answered now.
+        contexts: one for each request. All their clients can use the fast path and have the same protocol version.
+        Replies are added to `out`. Returns how many requests were answered, an incomplete reply to the last one, and
+        whether no more may be answered now.
         """
         command, command_stats = key_command
         server, answered, rejected, is_over = self._server, 0, 0, False
@@ -217,23 +218,23 @@ class Dispatcher:
             return len(run), None, False
         started_ns = began_ns = perf_counter_ns()
         while answered < len(run) and not is_over:
-            context, some = contexts[answered], run[answered : answered + TOGETHER_REQUESTS]
+            context, batch = contexts[answered], run[answered : answered + REQUESTS_PER_CALL]
             if server.cluster is not None:
                 try:
-                    some = self._owned_here(server.cluster, command, contexts[answered:], some)
+                    batch = self._owned_here(server.cluster, command, contexts[answered:], batch)
                 except Exception as error:
                     out.append(self.error_reply(error))
                     answered, rejected = answered + 1, rejected + 1
                     continue
-            replies = self._run(context, command, command_stats, some)
+            replies = self._run(context, command, command_stats, batch)
             now_ns = perf_counter_ns()
             last = replies[-1]
             if type(last) is not bytes:
                 command_stats.calls += 1
-                self._time(context, command, command_stats, some[0], last, now_ns - began_ns)
+                self._record_time(context, command, command_stats, batch[0], last, now_ns - began_ns)
                 break
             if now_ns - began_ns >= server.slow_ns:
-                slow = batch_entry(some[: len(replies)])
+                slow = batch_entry(batch[: len(replies)])
                 server.slow_requests.record(context.session, command, slow, now_ns - began_ns)
             began_ns = now_ns
             out += replies
@@ -250,7 +251,7 @@ class Dispatcher:
     def _owned_here(
         cluster: NodeView, command: Command, contexts: Sequence[CommandContext], requests: Sequence[Request]
     ) -> Sequence[Request]:
-        """Return the first requests that this node answers, at least one; ReplyError for the first of all."""
+        """Return the first requests that this node answers; ReplyError if it does not answer the first one."""
         for at, (context, request) in enumerate(zip(contexts, requests, strict=False)):
             try:
                 cluster.check(command.facts, first_portion(request), context.session.is_readonly)
@@ -260,18 +261,18 @@ class Dispatcher:
                 raise
         return requests
 
-    def _time(
+    def _record_time(
         self,
         context: CommandContext,
         command: Command,
         command_stats: CommandStats,
         request: Request,
-        reply: bytes | Later,
+        reply: bytes | IncompleteReply,
         nanoseconds: int,
     ) -> None:
         """Record how long a request took; for a reply in steps, after the last step."""
         if isinstance(reply, Sliced):
-            reply.on_finished = lambda more_ns: self._time(
+            reply.on_finished = lambda more_ns: self._record_time(
                 context, command, command_stats, request, b"", nanoseconds + more_ns
             )
             return
@@ -288,8 +289,8 @@ class Dispatcher:
 
     def _answer_one(
         self, context: CommandContext, request: Request, out: list[bytes], ends_ns: int
-    ) -> tuple[Later | None, bool]:
-        """Answer one request by the general path; return an incomplete reply, and whether to answer no more now."""
+    ) -> tuple[IncompleteReply | None, bool]:
+        """Answer one request on the general path; return an incomplete reply, and whether to answer no more now."""
         session = context.session
         session.begin_command()
         reply = self.reply_to(context, request)
@@ -316,7 +317,7 @@ class Dispatcher:
             self._key_commands[name] = key_command
         return key_command
 
-    def reply_to(self, context: CommandContext, request: Request) -> bytes | Later:
+    def reply_to(self, context: CommandContext, request: Request) -> bytes | IncompleteReply:
         """Answer one request on the general path."""
         command = None
         started = perf_counter_ns()
@@ -337,53 +338,60 @@ class Dispatcher:
             return self._rejected(context, command, request, error)
         command_stats = self._stats.command_stats(command.name)
         command_stats.calls += 1
-        if context.session.tracked is not None and command.name == "exec":
-            self._server.look()  # EXEC's view is at least as new as the invalidations sent before it
-        reply: bytes | Later = self._run(context, command, command_stats, [request])[0]
+        if context.session.tracking_state is not None and command.name == "exec":
+            self._server.renew_all()  # EXEC's view is at least as new as the invalidations sent before it
+        reply: bytes | IncompleteReply = self._run(context, command, command_stats, [request])[0]
         try:
-            self._time(context, command, command_stats, request, reply, perf_counter_ns() - started)
-            if context.session.tracked is not None:
-                self._track(context.session, context.session.tracked, command, request, reply)
+            self._record_time(context, command, command_stats, request, reply, perf_counter_ns() - started)
+            if context.session.tracking_state is not None:
+                self._track(context.session, context.session.tracking_state, command, request, reply)
         except Exception as error:
             release_reply(reply)
-            if context.session.tracked is not None:
+            if context.session.tracking_state is not None:
                 context.session.close()  # its cache could be stale without an invalidation
             return self.error_reply(error)
         return reply
 
     def _track(
-        self, session: Session, tracked: TrackingState, command: Command, request: Request, reply: bytes | Later
+        self,
+        session: Session,
+        tracking_state: TrackingState,
+        command: Command,
+        request: Request,
+        reply: bytes | IncompleteReply,
     ) -> None:
         """Send a client's pending invalidations before its reply, then record the keys that the request or EXEC reads.
 
         Recording may evict keys. Their invalidations are sent after the reply, so the order matters.
         """
-        if tracked.redirect and tracked.has_pending:
-            self._server.clients.push_invalidations(tracked)
-        elif tracked.has_pending:
+        if tracking_state.redirect and tracking_state.has_pending:
+            self._server.clients.push_invalidations(tracking_state)
+        elif tracking_state.has_pending:
             self._server.clients.push(session.id, self._server.pending_invalidations(session))
         if not isinstance(reply, ExecRunner):
-            if tracked.records_reads and may_run_unsplit(request):  # a longer one records keys by portion
-                self._server.tracking.record_keys(tracked, keys_read(command, request))
+            if tracking_state.records_reads and may_run_unsplit(request):  # a longer one records keys by portion
+                self._server.tracking.record_keys(tracking_state, keys_read(command, request))
             return
-        recording = self._record_exec_keys(tracked, reply.requests, is_older=session.read_point is not None)
+        recording = self._record_exec_keys(tracking_state, reply.requests, is_older=session.read_point is not None)
         if len(reply.requests) > RECORDED_REQUESTS:
             reply.before = recording
         else:
             deque(recording, maxlen=0)
 
     def _record_exec_keys(
-        self, tracked: TrackingState, requests: Sequence[Request], *, is_older: bool
+        self, tracking_state: TrackingState, requests: Sequence[Request], *, is_older: bool
     ) -> Iterator[None]:
         """Record the keys that requests read, in steps. is_older: than the invalidations that were sent."""
         tracking = self._server.tracking
         for at in range(0, len(requests), RECORDED_REQUESTS):
-            some = requests[at : at + RECORDED_REQUESTS]
-            keys = [key for each in some for key in keys_read(self._table.find(each), each)]
+            batch = requests[at : at + RECORDED_REQUESTS]
+            keys = [key for each in batch for key in keys_read(self._table.find(each), each)]
+            # With OPTIN or OPTOUT, CLIENT CACHING may be queued, so all keys are recorded.
+            has_mode = tracking_state.is_optin or tracking_state.is_optout
             if is_older:
-                tracking.enqueue_resend(tracked, keys)
-            elif tracked.records_reads or tracked.is_optin or tracked.is_optout:  # CLIENT CACHING may be queued
-                tracking.record_keys(tracked, keys)
+                tracking.enqueue_resend(tracking_state, keys)
+            elif tracking_state.records_reads or has_mode:
+                tracking.record_keys(tracking_state, keys)
             yield
 
     def _check(self, context: CommandContext, command: Command, request: Request) -> None:
@@ -421,7 +429,7 @@ class Dispatcher:
         """Raise NoPermError if the user may not run a request."""
         denied: Denial | None = context.session.user.denial(command, request)
         if denied is not None:
-            context.deny(denied.reason, request[denied.position] if denied.position else command.name.encode())
+            context.record_denial(denied.reason, request[denied.position] if denied.position else command.name.encode())
             raise NoPermError(denial_text(denied.reason, context.session.user.name, command.name))
 
     def _queue(self, transaction: Transaction, command: Command, request: Request) -> None:
@@ -444,10 +452,12 @@ class Dispatcher:
             denied: Denial | None = context.session.user.denial(command, request)
             if denied is not None:  # the user's rights were changed meanwhile
                 command_stats.failed += 1
-                context.deny(denied.reason, request[denied.position] if denied.position else command.name.encode())
+                context.record_denial(
+                    denied.reason, request[denied.position] if denied.position else command.name.encode()
+                )
                 return self.error_reply(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
             reply = cast(bytes | Sliced | Pending, self._run(context, command, command_stats, [request])[0])
-            self._time(context, command, command_stats, request, reply, perf_counter_ns() - started)
+            self._record_time(context, command, command_stats, request, reply, perf_counter_ns() - started)
             return reply
         except Exception as error:
             release_reply(reply)
@@ -460,10 +470,10 @@ class Dispatcher:
             self._stats.command_stats(command.name).rejected += 1
             if command.name == "exec":
                 context.session.end_transaction()
-                return self.error_reply(ExecAbortError(self._expected(error)))
+                return self.error_reply(ExecAbortError(self._reply_error_for(error)))
         elif request[0].lower() in HTTP_WORDS:
             log.warning(
-                "closed %s: it speaks HTTP, which a web page may have made a browser do", context.session.address
+                "closed %s: it speaks HTTP; a web page may have caused a browser to do so", context.session.address
             )
             context.session.close()
             return b""
@@ -500,13 +510,13 @@ class Dispatcher:
 
     def _in_portions(self, context: CommandContext, command: Command, split: RequestSplit, request: Request) -> Sliced:
         """Answer a long request in portions."""
-        tracked = context.session.tracked
+        tracking_state = context.session.tracking_state
 
-        def note(portion: Request) -> None:
-            if tracked is not None and tracked.records_reads:
-                self._server.tracking.record_keys(tracked, keys_read(command, portion))
+        def record_keys(portion: Request) -> None:
+            if tracking_state is not None and tracking_state.records_reads:
+                self._server.tracking.record_keys(tracking_state, keys_read(command, portion))
 
-        return in_portions(context, command, split, request, self._check, note)
+        return in_portions(context, command, split, request, self._check, record_keys)
 
     def later_reply(self, context: CommandContext, pending: Pending) -> bytes | ReplyStream:
         """Return a resolved reply, encoded at once or in steps."""
@@ -522,11 +532,11 @@ class Dispatcher:
 
     def error_reply(self, error: Exception) -> bytes:
         """Return an encoded error reply, and count it. An unexpected exception is logged with an id."""
-        reply_error = self._expected(error)
+        reply_error = self._reply_error_for(error)
         self._stats.count_error(reply_error.code)
         return b"-%b\r\n" % reply_error.line
 
-    def _expected(self, error: Exception) -> ReplyError:
+    def _reply_error_for(self, error: Exception) -> ReplyError:
         """Return the error reply for an exception."""
         if (damage := as_damage(error)) is not None:
             error = damage

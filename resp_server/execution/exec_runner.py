@@ -83,7 +83,8 @@ class ExecRunner:
         self.pins_epoch = True
         self.buffered_bytes = 0
         self.has_started = False
-        self.before: Iterator[None] = iter(())  # runs before the first command
+        # Steps that run before the first command.
+        self.before: Iterator[None] = iter(())
         self.is_done = False
 
     @property
@@ -109,8 +110,8 @@ class ExecRunner:
         self._plan.view.close()
         self._context.session.end_transaction()
         self.when_done()
-        if self._context.session.tracked is not None:
-            self._context.session.tracked.is_caching_set = False
+        if self._context.session.tracking_state is not None:
+            self._context.session.tracking_state.is_caching_set = False
 
     def _make(self) -> Generator[bytes]:
         session = self._context.session

@@ -1,6 +1,6 @@
-"""Long requests: split into portions, each a request of the same command, whose replies are joined.
+"""Long requests: each is split into portions, which are requests of the same command, and the replies are joined.
 
-So all code that iterates over the words (rights, slots, tracking, the command itself) handles a bounded number at a
+All code that iterates over the words (ACL check, slots, tracking, the command itself) handles a bounded number at a
 time, and other clients are answered in between. All portions are checked before the first one runs, and all read one
 view. A command whose replies cannot be joined accepts fewer words.
 """
@@ -24,8 +24,8 @@ from resp_server.session.transaction import WATCHED_KEYS_MAX, check_watch_limits
 from state_backend.model.slots import slot_of
 
 # The longest request that is not split (guess: enough for a typed one, or for a few hundred keys).
-WHOLE_WORDS_MAX = 4096
-WHOLE_BYTES_MAX = 2 << 20
+UNSPLIT_WORDS_MAX = 4096
+UNSPLIT_BYTES_MAX = 2 << 20
 
 # Raises the error of a portion that may not run.
 Check = Callable[[CommandContext, Command, Request], None]
@@ -48,11 +48,10 @@ class RequestSplit(NamedTuple):
     def portions(self, command: Command, request: Request, words: int = PORTION_WORDS) -> Iterator[Request]:
         """Split a request into portions of so many words."""
         start = command.words + self.prefix_words
-        head = request[:start]
+        prefix = request[:start]
         for at in range(start, len(request), words):
-            for some in of_bounded_size(request[at : at + words]):
-                prefix_words = [*head[:-1], b"%d" % len(some)] if self.is_counted else head
-                yield [*prefix_words, *some]
+            for portion in of_bounded_size(request[at : at + words]):
+                yield [*prefix[:-1], b"%d" % len(portion), *portion] if self.is_counted else [*prefix, *portion]
 
 
 def of_bounded_size(words: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
@@ -60,16 +59,16 @@ def of_bounded_size(words: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     if sum(map(len, words)) <= PORTION_WORDS_BYTES:
         yield words
         return
-    some: list[bytes] = []
+    part: list[bytes] = []
     size = 0
     for word in words:
-        some.append(word)
+        part.append(word)
         size += len(word)
         if size > PORTION_WORDS_BYTES:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def first_portion(request: Request) -> Request:
@@ -83,7 +82,7 @@ def may_run_unsplit(request: Request) -> bool:
     """Tell whether a request may run, or be queued, without being split."""
     if type(request) is not LongRequest:
         return True
-    return len(request) <= WHOLE_WORDS_MAX and request.size_bytes <= WHOLE_BYTES_MAX
+    return len(request) <= UNSPLIT_WORDS_MAX and request.size_bytes <= UNSPLIT_BYTES_MAX
 
 
 def _subscription_check(kind: SubscriptionKind) -> Callable[[CommandContext, Sequence[bytes]], None]:
@@ -130,10 +129,10 @@ def split_of(command: Command, request: Request) -> RequestSplit | None:
     return None
 
 
-def too_long(command: Command, words_max: int = WHOLE_WORDS_MAX) -> PlainError:
+def too_long(command: Command, words_max: int = UNSPLIT_WORDS_MAX) -> PlainError:
     """Return the error for a request that is too long and cannot be split."""
     name = command.name.replace("|", " ")
-    return PlainError(f"'{name}' takes {words_max} words of {WHOLE_BYTES_MAX >> 20} MiB at once; split the request")
+    return PlainError(f"'{name}' takes {words_max} words of {UNSPLIT_BYTES_MAX >> 20} MiB at once; split the request")
 
 
 def _is_counted(command: Command, split: RequestSplit, request: Request) -> bool:
@@ -152,11 +151,11 @@ def in_portions(
     """Run a long request in portions, on a view of its own."""
     split.check_limits(context, request[command.words + split.prefix_words :])
     view = context.pin()
-    parts = _portion_replies(
+    chunks = _portion_replies(
         ExecContext(context.session, context.server, view), command, split, request, check, on_portion
     )
     count = len(request) - command.words - split.prefix_words if split.shape is list else None
-    return Sliced(parts, partial(context.unpin, view), split.shape, count, has_effect=split.shape in (Frames, FirstOf))
+    return Sliced(chunks, partial(context.unpin, view), split.shape, count, has_effect=split.shape in (Frames, FirstOf))
 
 
 def _portion_replies(
@@ -170,8 +169,8 @@ def _portion_replies(
         reply = command.execute(context, [portion])[0]
         on_portion(portion)
         if isinstance(reply, Sliced):
-            for part in reply.parts:
-                yield [] if split.shape is FirstOf else part
+            for chunk in reply.chunks:
+                yield [] if split.shape is FirstOf else chunk
             reply.release()
         else:
             yield [] if split.shape is FirstOf else reply if split.shape is list else [reply]

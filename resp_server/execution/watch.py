@@ -2,9 +2,9 @@
 
 A mark has the epoch at which the key was read, and a digest. The digest covers the key's kind, expiry and size, and its
 value unless that is large. EXEC computes the digest again. If it differs, the key has changed: by an epoch, or because
-it expired. If it is the same, EXEC asks the store which keys the epochs in between changed. The store does not know
-this if there were too many keys, if it was rebuilt, or if slots moved. Then a digest that covers the value proves that
-the key is unchanged; with a digest of the size only, the key counts as changed.
+it expired. If it is equal, EXEC asks the store which keys the epochs since then changed. The store does not know this
+if the epochs changed too many keys, if it was rebuilt, or if slots moved. Then the key is unchanged if the digest
+covers its value, and otherwise counts as changed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def mark_of(run_id: str, view: KeyspaceView, key: bytes) -> Mark:
 
 
 def lineage_at(run_id: str, view: KeyspaceView, key: bytes) -> str:
-    """Return a name for the store of a key's job. In stores of one name, an epoch number means the same epoch."""
+    """Return the name of the lineage of a key's store. In stores of one lineage, an epoch number means one epoch."""
     store = view.store_of(key)
     return "" if store is None else f"{run_id}/{store.lineage}"
 

@@ -34,20 +34,20 @@ class LatencyEvents:
     """The events of a process since the start, or since they were reset."""
 
     def __init__(self) -> None:
-        self.each: dict[str, Event] = {}
+        self.by_name: dict[str, Event] = {}
 
     def add(self, name: str, now_ms: int, milliseconds: int) -> None:
         """Record an event of this duration."""
-        if name in self.each or len(self.each) < EVENTS_MAX:
-            self.each.setdefault(name, Event()).add(now_ms // 1000, milliseconds)
+        if name in self.by_name or len(self.by_name) < EVENTS_MAX:
+            self.by_name.setdefault(name, Event()).add(now_ms // 1000, milliseconds)
 
     def reset(self, names: Iterable[str]) -> int:
         """Remove events; return the number of removed kinds."""
-        return sum(self.each.pop(name, None) is not None for name in names)
+        return sum(self.by_name.pop(name, None) is not None for name in names)
 
     def to_json(self) -> dict[str, tuple[int, list[Sample]]]:
         """Return the events as JSON, for another process of the server."""
-        return {name: (event.max_ms, list(event.samples)) for name, event in self.each.items()}
+        return {name: (event.max_ms, list(event.samples)) for name, event in self.by_name.items()}
 
     @classmethod
     def merged(cls, of_processes: Iterable[Mapping[str, tuple[int, Sequence[Sample]]]]) -> LatencyEvents:
@@ -55,7 +55,7 @@ class LatencyEvents:
         total = cls()
         for events in of_processes:
             for name, (max_ms, samples) in events.items():
-                event = total.each.setdefault(name, Event())
+                event = total.by_name.setdefault(name, Event())
                 event.max_ms = max(event.max_ms, max_ms)
                 longest = dict(event.samples)
                 for second, milliseconds in samples:

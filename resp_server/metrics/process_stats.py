@@ -73,12 +73,12 @@ class ProcessStats:
     def total(cls, each_process: Iterable[Self]) -> Self:
         """Return the sum of several processes' stats."""
         total = cls()
-        for part in each_process:
-            most = max(total.largest_output_bytes, part.largest_output_bytes)
+        for each in each_process:
+            largest_bytes = max(total.largest_output_bytes, each.largest_output_bytes)
             for name in vars(total).keys() - {"stats"}:
-                setattr(total, name, getattr(total, name) + getattr(part, name))
-            total.largest_output_bytes = most
-            total.stats.add(part.stats)
+                setattr(total, name, getattr(total, name) + getattr(each, name))
+            total.largest_output_bytes = largest_bytes
+            total.stats.add(each.stats)
         return total
 
     def to_json(self) -> dict[str, Any]:

@@ -53,15 +53,17 @@ class SlowLog:
         """Use the ids `first`, `first + step`, ...: each process of a server has a sequence of its own."""
         self._next_id, self._step = first, step
 
-    def add(self, at_ms: int, microseconds: int, words: Sequence[bytes], address: str, name: bytes, most: int) -> None:
-        """Add a request; the log has at most `most` requests."""
+    def add(
+        self, at_ms: int, microseconds: int, words: Sequence[bytes], address: str, name: bytes, entries_max: int
+    ) -> None:
+        """Add a request; the log has at most `entries_max` requests."""
         self._entries.appendleft(SlowRequest(self._next_id, at_ms, microseconds, truncated(words), address, name))
         self._next_id += self._step
-        self.cut(most)
+        self.cut(entries_max)
 
-    def cut(self, most: int) -> None:
-        """Remove all but the newest `most` requests."""
-        while len(self._entries) > most:
+    def cut(self, entries_max: int) -> None:
+        """Remove all but the newest `entries_max` requests."""
+        while len(self._entries) > entries_max:
             self._entries.pop()
 
     def clear(self) -> None:

@@ -101,7 +101,8 @@ class Stats:
     output_bytes_per_second: float = 0.0
     closed_for_input: int = 0
     closed_for_output: int = 0
-    internal_errors: int = 0  # unexpected exceptions; each is in the log under an id
+    # Unexpected exceptions; each is in the log under an id.
+    internal_errors: int = 0
     denied: Counter[str] = field(default_factory=Counter)
     # System calls that read or wrote client bytes, and rounds of the event loop that read or wrote sockets.
     reads: int = 0

@@ -29,7 +29,7 @@ cdef struct Request:
     int command
     uint32_t first_word  # the first one after the name
     uint32_t words
-    uint32_t first_lookup  # of its keys
+    uint32_t first_lookup  # the first look-up of its keys
     uint32_t keys
     uint32_t first_member  # the first look-up of its members, of a large set or map
     uint32_t members
@@ -50,19 +50,20 @@ cdef struct Record:  # a record with its header parsed
 
 cdef class Rules:
     cdef int selectors
-    cdef uint32_t commands[SELECTORS_MAX]
+    cdef uint32_t commands[SELECTORS_MAX]  # of each selector, one bit per command
     cdef list patterns  # of each selector; None: all keys
     cdef bint allow(self, int command, const Word* keys, size_t count)
     cdef bint allow_keys(self, list patterns, const Word* keys, size_t count)
 
 cdef class Core:
     cdef object view
-    cdef uint64_t version, renewal
+    cdef uint64_t routes_version, renewal
     cdef int64_t now_ms
     cdef int64_t monotonic_ms
     cdef list jobs
-    cdef dict by_prefix
-    cdef int only, last
+    cdef dict job_by_prefix
+    cdef int only_job  # -1: there are several, or none
+    cdef int last_job  # the job of the last key
     cdef const uint8_t* owned_slots  # one byte per slot; NULL: all slots
     cdef object owned_slots_object
     cdef bint is_node
@@ -85,7 +86,9 @@ cdef class Core:
     cdef uint64_t hits, misses
     cdef readonly int last_command
 
-    cdef size_t answer_all(self, object view, const uint8_t* start, size_t size, int protocol, Rules rules, bint is_node, list keys_read) except? 0
+    cdef size_t answer_all(
+        self, object view, const uint8_t* start, size_t size, int protocol, Rules rules, bint is_node, list keys_read
+    ) except? 0
     cdef int use_view(self, view) except -1
     cdef int job_at(self, const Word* key) except -3
     cdef bint refresh_job(self, int index) except -1
@@ -102,7 +105,9 @@ cdef class Core:
     cdef bint add_lookahead(self, object view, const uint8_t* start, size_t size, Rules rules, bint is_node) except -1
     cdef int drop_lookaheads(self) noexcept
     cdef bint has_lookahead(self, const uint8_t* start) noexcept
-    cdef const uint8_t* reply_all(self, uint32_t first, uint32_t end, const uint8_t* stopped, list keys_read) except NULL
+    cdef const uint8_t* reply_all(
+        self, uint32_t first, uint32_t end_request, const uint8_t* stopped, list keys_read
+    ) except NULL
     cdef int count_lookup(self, bint is_hit) noexcept
     cdef int reply_to(self, Request* request) except -2
     cdef int64_t ttl_of(self, int64_t milliseconds, bint is_seconds) noexcept
@@ -115,7 +120,9 @@ cdef class Core:
     cdef int64_t size_of(self, const Record* record) noexcept
     cdef int reply_of_range(self, Request* request, int found, Record* record) except -2
     cdef bint leaf_at(self, int job, uint64_t set_id, int64_t rank, Lookup* node, int64_t* start) except -1
-    cdef int put_members(self, const uint8_t* run, size_t size, int64_t first, int64_t last, bint is_reversed, bint has_scores) except -2
+    cdef int put_members(
+        self, const uint8_t* run, size_t size, int64_t first, int64_t last, bint is_reversed, bint has_scores
+    ) except -2
 
 cdef class FastPath:
     cdef object server, stats, make_rules, record_slow

@@ -76,7 +76,16 @@ cdef enum:
 # More members than any sorted set has. Counts in a tree are masked with it, so that a sum cannot overflow.
 cdef int64_t RANKS_MAX = (1 << 53) - 1
 
-# Whether a key, field or member exists.
+# A key's job, if it is not the index of one.
+cdef enum:
+    NO_JOB = -1
+    UNDECIDED = -2
+
+# A tree that is not damaged is not deeper. A damaged one may have a cycle.
+cdef enum:
+    TREE_DEPTH_MAX = 16
+
+# Whether a key, field or member exists and has not expired.
 cdef enum:
     ABSENT = 0
     LIVE = 1
@@ -87,10 +96,10 @@ cdef enum:
 
 cdef inline int put_bulk(Output* out, const void* data, size_t size) except -1:
     reserve(out, size + 32)
-    put_line(out, 36, size)
+    put_line(out, c"$", size)
     memcpy(out.data + out.used, data, size)
     out.used += size
-    out.data[out.used], out.data[out.used + 1] = 13, 10
+    out.data[out.used], out.data[out.used + 1] = c"\r", c"\n"
     out.used += 2
     return 0
 
@@ -100,7 +109,7 @@ cdef inline int put_nil(Output* out, bint is_resp3) except -1:
 
 
 cdef int put_double(Output* out, double number, bint is_resp3) except -1:
-    """Write a number as `double_text` does; integers, and numbers that Python formats alike, without a Python object."""
+    """Write a number as `double_text` does. Integers, and numbers that Python formats alike, need no Python object."""
     cdef char line[NUMBER_LINE_BYTES]
     cdef int64_t whole
     cdef char* shortest
@@ -109,10 +118,10 @@ cdef int put_double(Output* out, double number, bint is_resp3) except -1:
         whole = <int64_t>number
         if <double>whole == number and (whole or not signbit(number)):
             if is_resp3:
-                return put_line(out, 44, whole)
-            return put_bulk(out, line + 1, write_line(line, 36, whole) - 3)
+                return put_line(out, c",", whole)
+            return put_bulk(out, line + 1, write_line(line, c"$", whole) - 3)
     if 1e-3 <= fabs(number) < 1e4:
-        shortest = PyOS_double_to_string(number, 114, 0, 0, NULL)
+        shortest = PyOS_double_to_string(number, c"r", 0, 0, NULL)
         try:
             return put_double_text(out, shortest, strlen(shortest), is_resp3)
         finally:
@@ -136,14 +145,14 @@ cdef int integer(const Word* word, int64_t* number) noexcept nogil:
     """Parse an integer in its canonical form; False for anything else, which the general path parses."""
     cdef size_t at = 0
     cdef int64_t found = 0
-    cdef bint is_negative = word.size > 0 and word.at[0] == 45
+    cdef bint is_negative = word.size > 0 and word.at[0] == c"-"
     at = 1 if is_negative else 0
-    if word.size == at or word.size - at > 18 or (word.at[at] == 48 and word.size > 1):
+    if word.size == at or word.size - at > 18 or (word.at[at] == c"0" and word.size > 1):
         return False
     while at < word.size:
-        if not 48 <= word.at[at] <= 57:
+        if not c"0" <= word.at[at] <= c"9":
             return False
-        found = found * 10 + (word.at[at] - 48)
+        found = found * 10 + (word.at[at] - c"0")
         at += 1
     number[0] = -found if is_negative else found
     return True
@@ -173,20 +182,20 @@ cdef inline int command_at(const Word* words, size_t count) noexcept nogil:
 cdef bint matches_class(const uint8_t** pattern, const uint8_t* end, uint8_t byte) noexcept nogil:
     """Tell whether a byte is in the class that begins after a `[`; move the pattern to the class's last byte."""
     cdef const uint8_t* at = pattern[0]
-    cdef bint is_not = at < end and at[0] == 94, found = False
+    cdef bint is_not = at < end and at[0] == c"^", found = False
     cdef int8_t first, last  # Redis compares the bytes of a range as signed characters
     if is_not:
         at += 1
     while True:
-        if end - at >= 2 and at[0] == 92:
+        if end - at >= 2 and at[0] == c"\\":
             at += 1
             found |= at[0] == byte
         elif at >= end:
             at -= 1
             break
-        elif at[0] == 93:
+        elif at[0] == c"]":
             break
-        elif end - at >= 3 and at[1] == 45:
+        elif end - at >= 3 and at[1] == c"-":
             first, last = <int8_t>at[0], <int8_t>at[2]
             at += 2
             found |= min(first, last) <= <int8_t>byte <= max(first, last)
@@ -206,10 +215,10 @@ cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text,
     cdef const uint8_t* at
     cdef bint fits
     if not size:  # as in Redis, an empty text matches only an empty pattern and `*`
-        return not pattern_size or (pattern_size == 1 and pattern[0] == 42)
+        return not pattern_size or (pattern_size == 1 and pattern[0] == c"*")
     while True:
-        if pattern < end and pattern[0] == 42:
-            while pattern < end and pattern[0] == 42:
+        if pattern < end and pattern[0] == c"*":
+            while pattern < end and pattern[0] == c"*":
                 pattern += 1
             if pattern == end:
                 return True
@@ -220,13 +229,13 @@ cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text,
         fits = False
         if pattern < end:
             at = pattern
-            if at[0] == 63:
+            if at[0] == c"?":
                 fits = True
-            elif at[0] == 91:
+            elif at[0] == c"[":
                 at += 1
                 fits = matches_class(&at, end, text[0])
             else:
-                if at[0] == 92 and end - at >= 2:
+                if at[0] == c"\\" and end - at >= 2:
                     at += 1
                 fits = at[0] == text[0]
             if fits:
@@ -272,7 +281,9 @@ cdef class Rules:
                 steps += <uint64_t>PyBytes_GET_SIZE(pattern) * keys[i].size
                 if steps > GLOB_STEPS_MAX:
                     return False  # too slow: the general path uses a regular expression
-                if glob(<const uint8_t*>PyBytes_AS_STRING(pattern), PyBytes_GET_SIZE(pattern), keys[i].at, keys[i].size):
+                if glob(
+                    <const uint8_t*>PyBytes_AS_STRING(pattern), PyBytes_GET_SIZE(pattern), keys[i].at, keys[i].size
+                ):
                     found = True
                     break
             if not found:
@@ -292,20 +303,20 @@ def past_items(bytes data, Py_ssize_t at, Py_ssize_t missing):
     cdef size_t size = 0
     cdef Py_ssize_t took
     while missing > 1 and end - place >= 3:
-        if place[0] == 95 and place[1] == 13 and place[2] == 10:
+        if place[0] == c"_" and place[1] == c"\r" and place[2] == c"\n":
             place += 3
-        elif place[0] == 36 and end - place >= 5 and memcmp(place, b"$-1\r\n", 5) == 0:
+        elif place[0] == c"$" and end - place >= 5 and memcmp(place, b"$-1\r\n", 5) == 0:
             place += 5
-        elif place[0] == 36:
+        elif place[0] == c"$":
             took = number_line(place + 1, end, &size)
             if took <= 0 or <size_t>(end - place) < 1 + took + size + 2:
                 break
             digits = place + 1 + took + size
-            if digits[0] != 13 or digits[1] != 10:
+            if digits[0] != c"\r" or digits[1] != c"\n":
                 break
             place = digits + 2
-        elif place[0] == 58:
-            digits = place + 2 if place[1] == 45 else place + 1
+        elif place[0] == c":":
+            digits = place + 2 if place[1] == c"-" else place + 1
             took = number_line(digits, end, &size)
             if took <= 0:
                 break
@@ -357,6 +368,8 @@ cdef inline int read_record(const Lookup* lookup, const Word* name, int64_t now_
 
 # Packed maps: count u16 | offsets u32... | body. Packed lists and sets: count u32 | ends u32... | body.
 # Packed sorted sets: count u32 | scores f64... | lengths u32... | members.
+# Tree nodes: a packed sorted set, called a run | of an inner node: child numbers u64..., then counts u64... | level u8.
+# (See `state_backend.lmdb.ranks`. A count is the members in a child and in those before it.)
 
 cdef struct ByteRange:  # of a record
     const uint8_t* at
@@ -366,7 +379,7 @@ cdef struct ByteRange:  # of a record
 cdef int map_value(const Record* record, const Word* field, ByteRange* value) noexcept nogil:
     """Find a field's value in a packed map, encoded for a reply: LIVE, ABSENT, or GENERAL if the map is damaged."""
     cdef char line[NUMBER_LINE_BYTES]
-    cdef size_t line_size = write_line(line, 36, field.size)
+    cdef size_t line_size = write_line(line, c"$", field.size)
     cdef size_t count, start, i, at, end, wanted = line_size + field.size + 2
     if record.size < 2:
         return GENERAL
@@ -408,7 +421,8 @@ cdef int64_t list_count(const Record* record) noexcept nogil:
 cdef int set_has(const Record* record, const Word* member) noexcept nogil:
     """Tell whether a packed set has a member: LIVE, ABSENT, or GENERAL if it is damaged."""
     cdef char line[NUMBER_LINE_BYTES]
-    cdef size_t line_size = write_line(line, 36, member.size), wanted = line_size + member.size + 2, body, at = 0, end, i
+    cdef size_t line_size = write_line(line, c"$", member.size), wanted = line_size + member.size + 2
+    cdef size_t body, at = 0, end, i
     cdef int64_t count = list_count(record)
     if count < 0:
         return GENERAL
@@ -448,7 +462,9 @@ cdef int64_t index_in_run(const uint8_t* run, size_t size, const Word* member) n
     return -1
 
 
-cdef int64_t rank_in_run(const uint8_t* run, size_t size, double score, const Word* member, bint is_after) noexcept nogil:
+cdef int64_t rank_in_run(
+    const uint8_t* run, size_t size, double score, const Word* member, bint is_after
+) noexcept nogil:
     """Return how many members of a run are before (score, member); -1 if the run is damaged.
 
     is_after: an equal member counts, too.
@@ -498,7 +514,7 @@ cdef class JobPages:
     cdef bint is_readable
     cdef uint64_t renewal  # the view's renewal for which the pages were refreshed
     cdef int64_t now_ms  # at least the epoch's clock
-    cdef object missing  # slots that the store lacks; None: none
+    cdef object missing_slots  # slots that the store lacks; None: none
 
     def __init__(self, name):
         self.name = name
@@ -510,8 +526,8 @@ cdef class Core:
     """Answers requests from a view of jobs. Used by one event loop's thread."""
 
     def __cinit__(self):
-        self.view, self.version, self.jobs, self.by_prefix, self.only, self.last = None, 0, [], {}, -1, 0
-        self.last_command = -1
+        self.view, self.routes_version, self.jobs, self.job_by_prefix = None, 0, [], {}
+        self.only_job, self.last_job, self.last_command = NO_JOB, 0, -1
 
     cdef size_t answer_all(
         self, object view, const uint8_t* start, size_t size, int protocol, Rules rules, bint is_node, list keys_read
@@ -520,7 +536,7 @@ cdef class Core:
         cdef const uint8_t* end = start + size
         cdef const uint8_t* stopped
         cdef Lookahead* lookahead
-        cdef uint32_t first, last
+        cdef uint32_t first, end_request
         self.limit = self.out.used + OUTPUT_BYTES_MAX
         cdef int command
         for command in range(COMMANDS):
@@ -531,7 +547,7 @@ cdef class Core:
             if self.has_lookahead(at):
                 lookahead = &self.lookaheads[self.next_lookahead]
                 self.next_lookahead += 1
-                first, last, stopped, self.is_incomplete = (
+                first, end_request, stopped, self.is_incomplete = (
                     lookahead.first_request, lookahead.end_request, lookahead.stopped, lookahead.is_incomplete
                 )
             else:
@@ -540,8 +556,8 @@ cdef class Core:
                 if stopped == at:
                     break
                 self.find_keys_and_members()
-                first, last = 0, <uint32_t>self.request_count
-            at = self.reply_all(first, last, stopped, keys_read)
+                first, end_request = 0, <uint32_t>self.request_count
+            at = self.reply_all(first, end_request, stopped, keys_read)
             if at != stopped:
                 self.is_incomplete = False
             if at != stopped or self.is_incomplete:
@@ -555,38 +571,40 @@ cdef class Core:
         if renewal != self.renewal:
             self.drop_lookaheads()  # they read an older epoch
         self.now_ms, self.renewal = view.now_ms, renewal
-        if view is not self.view or self.version != <uint64_t>view.routes_version:
+        if view is not self.view or self.routes_version != <uint64_t>view.routes_version:
             self.drop_lookaheads()
-            self.view, self.version = view, view.routes_version
+            self.view, self.routes_version = view, view.routes_version
             names = view.job_names()
             self.jobs = [JobPages(name) for name in names]
-            self.by_prefix = {(<JobPages>each).prefix: i for i, each in enumerate(self.jobs)}
-            self.only = 0 if view.has_single_job else -1
-            self.last = 0
+            self.job_by_prefix = {(<JobPages>each).prefix: i for i, each in enumerate(self.jobs)}
+            self.only_job = 0 if view.has_single_job else NO_JOB
+            self.last_job = 0
             self.owned_slots_object = view.served_slots
-            self.owned_slots = NULL if self.owned_slots_object is None else <const uint8_t*>PyBytes_AS_STRING(self.owned_slots_object)
+            self.owned_slots = NULL
+            if self.owned_slots_object is not None:
+                self.owned_slots = <const uint8_t*>PyBytes_AS_STRING(self.owned_slots_object)
         return 0
 
     cdef int job_at(self, const Word* key) except -3:
-        """Return the index of a key's job; -1: no job, GENERAL - 1: the general path has to decide."""
+        """Return the index of a key's job, NO_JOB, or UNDECIDED: the general path has to find the job."""
         cdef const uint8_t* colon
         cdef JobPages job
-        if self.only >= 0:
-            return self.only
-        colon = <const uint8_t*>memchr(key.at, 58, key.size) if key.size else NULL
-        if colon != NULL and self.last < len(self.jobs):
-            job = <JobPages>self.jobs[self.last]
+        if self.only_job >= 0:
+            return self.only_job
+        colon = <const uint8_t*>memchr(key.at, c":", key.size) if key.size else NULL
+        if colon != NULL and self.last_job < len(self.jobs):
+            job = <JobPages>self.jobs[self.last_job]
             if PyBytes_GET_SIZE(job.prefix) == colon - key.at:
                 if memcmp(PyBytes_AS_STRING(job.prefix), key.at, colon - key.at) == 0:
-                    return self.last
+                    return self.last_job
         try:
             name = self.view.job_of(PyBytes_FromStringAndSize(<const char*>key.at, key.size))
         except StoreError:
-            return GENERAL - 1
+            return UNDECIDED
         if name is None:
-            return -1
-        self.last = self.by_prefix[(<str>name).encode()]
-        return self.last
+            return NO_JOB
+        self.last_job = self.job_by_prefix[(<str>name).encode()]
+        return self.last_job
 
     cdef bint refresh_job(self, int index) except -1:
         """Move a job to its newest epoch, once per buffer; False if its pages cannot be read."""
@@ -599,7 +617,7 @@ cdef class Core:
             return False
         job.pages = snapshot.pages
         job.is_readable = job.pages is not None
-        job.missing = self.view.slots_missing(job.name)
+        job.missing_slots = self.view.slots_missing(job.name)
         if job.is_readable:
             job.now_ms = snapshot.now_ms
         job.renewal = self.renewal
@@ -629,11 +647,11 @@ cdef class Core:
     cdef bint has_lookahead(self, const uint8_t* start) noexcept:
         """Tell whether the next lookahead begins at `start`."""
         while self.next_lookahead < self.lookahead_count and self.lookaheads[self.next_lookahead].start < start:
-            self.next_lookahead += 1  # its connection was closed meanwhile
+            self.next_lookahead += 1  # its connection was closed before it was answered
         return self.next_lookahead < self.lookahead_count and self.lookaheads[self.next_lookahead].start == start
 
     cdef const uint8_t* cut_requests(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL:
-        """Parse requests and add their look-ups; return where it stopped.
+        """Parse requests and add their look-ups; return where parsing stopped.
 
         It stops before a request that the core does not answer, that is incomplete, or for which there is no room.
         """
@@ -645,7 +663,9 @@ cdef class Core:
         cdef const Spec* spec
         while self.request_count < REQUESTS_MAX:
             words = self.words + self.word_count
-            if WORDS_MAX - self.word_count < REQUEST_WORDS_MAX or LOOKUPS_MAX - self.lookup_count < 2 * REQUEST_WORDS_MAX:
+            if WORDS_MAX - self.word_count < REQUEST_WORDS_MAX:
+                break
+            if LOOKUPS_MAX - self.lookup_count < 2 * REQUEST_WORDS_MAX:
                 break
             took = cut(at, end, words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
@@ -680,7 +700,7 @@ cdef class Core:
     cdef list cut_words(self, const uint8_t** start, const uint8_t* end, bint is_all):
         """Parse requests for the general path, up to the first one that the core may answer; move `start` past them.
 
-        is_all: these, too. Used after a request with a known command that the core did not answer.
+        is_all: parse those, too. It is set after the core left a request with a known command unanswered.
         """
         cdef list requests = [], words
         cdef const uint8_t* at = start[0]
@@ -720,7 +740,7 @@ cdef class Core:
             if self.owned_slots != NULL and not self.owned_slots[slot]:
                 return False
             job = self.job_at(key)
-            if job < -1:
+            if job == UNDECIDED:
                 return False
             lookup = &self.lookups[self.lookup_count + i]
             lookup.high = (<uint64_t>slot << 32 | crc32_of(key.at, key.size)) << 16
@@ -731,7 +751,8 @@ cdef class Core:
                 if not self.refresh_job(job):
                     return False
                 self.clock_of[self.lookup_count + i] = (<JobPages>self.jobs[job]).now_ms
-                if (<JobPages>self.jobs[job]).missing is not None and slot in (<JobPages>self.jobs[job]).missing:
+                missing_slots = (<JobPages>self.jobs[job]).missing_slots
+                if missing_slots is not None and slot in missing_slots:
                     return False
         self.lookup_count += request.keys
         return True
@@ -795,7 +816,8 @@ cdef class Core:
                 member = &self.words[request.first_word + 1 + j]
                 lookup = &self.lookups[self.lookup_count]
                 lookup.high = u64(record.payload)
-                lookup.low = <uint64_t>crc32_of(member.at, member.size) << 32 | <uint64_t>crc16_of(member.at, member.size) << 16
+                lookup.low = <uint64_t>crc32_of(member.at, member.size) << 32
+                lookup.low |= <uint64_t>crc16_of(member.at, member.size) << 16
                 lookup.bytes_, lookup.outcome = 14, MISSING
                 self.job_of[self.lookup_count] = self.job_of[request.first_lookup]
                 self.clock_of[self.lookup_count] = self.clock_of[request.first_lookup]
@@ -807,14 +829,15 @@ cdef class Core:
         cdef size_t i
         cdef Request* request
         cdef Record key, member
+        cdef Word* word
         for i in range(self.request_count):
             request = &self.requests[i]
             if request.members and (request.command == ZRANK or request.command == ZREVRANK):
+                word = &self.words[request.first_word + 1]
                 self.read(request.first_lookup, &self.words[request.first_word], &key)
-                if self.read(request.first_member, &self.words[request.first_word + 1], &member) == LIVE and member.size == 8:
+                if self.read(request.first_member, word, &member) == LIVE and member.size == 8:
                     request.rank = self.rank_in_tree(
-                        self.job_of[request.first_lookup], u64(key.payload), f64(member.payload),
-                        &self.words[request.first_word + 1],
+                        self.job_of[request.first_lookup], u64(key.payload), f64(member.payload), word
                     )
         return 0
 
@@ -831,7 +854,7 @@ cdef class Core:
         cdef int64_t rank = 0, child, count
         cdef const uint8_t* ends
         cdef int depth
-        for depth in range(16):
+        for depth in range(TREE_DEPTH_MAX):
             if not self.find_node(job, set_id, number, &node):
                 return -1
             if node.record[node.size - 1] == 0:
@@ -850,13 +873,15 @@ cdef class Core:
             number = u64(ends - 8 * count + 8 * child)
         return -1
 
-    cdef const uint8_t* reply_all(self, uint32_t first, uint32_t last, const uint8_t* stopped, list keys_read) except NULL:
-        """Write the replies in order; return where the next request begins, which may be the general path's."""
+    cdef const uint8_t* reply_all(
+        self, uint32_t first, uint32_t end_request, const uint8_t* stopped, list keys_read
+    ) except NULL:
+        """Write the replies to requests `first` up to `end_request`; return where the buffer's next request begins."""
         cdef size_t i, before
         cdef Request* request
         cdef uint64_t hits, misses
         cdef const uint8_t* end = stopped
-        for i in range(first, last):
+        for i in range(first, end_request):
             request = &self.requests[i]
             before, hits, misses = self.out.used, self.hits, self.misses
             if self.reply_to(request) == GENERAL or self.out.used - before > REPLY_BYTES_MAX:
@@ -872,7 +897,7 @@ cdef class Core:
                             <const char*>self.words[request.first_word + j].at, self.words[request.first_word + j].size
                         )
                     )
-            if self.out.used > self.limit and i + 1 < last:
+            if self.out.used > self.limit and i + 1 < end_request:
                 end = self.requests[i + 1].at
                 self.is_full = True
                 break
@@ -902,7 +927,7 @@ cdef class Core:
                 if found == GENERAL:
                     return GENERAL
                 count += self.count_lookup(found == LIVE)
-            put_line(out, 58, count)
+            put_line(out, c":", count)
             return ANSWERED
         word = &self.words[request.first_word]
         if command == PING:
@@ -936,15 +961,15 @@ cdef class Core:
         if command == STRLEN:
             if found == LIVE and record.form != VALUE:
                 return GENERAL
-            put_line(out, 58, record.size if found == LIVE else 0)
+            put_line(out, c":", record.size if found == LIVE else 0)
         elif command == TYPE:
             return self.put_type(found, record.form)
         elif found != LIVE:
-            put_line(out, 58, -2)
+            put_line(out, c":", -2)
         elif record.expire_at_ms == 0:
-            put_line(out, 58, -1)
+            put_line(out, c":", -1)
         else:
-            put_line(out, 58, self.ttl_of(record.expire_at_ms - self.now_ms, command == TTL))
+            put_line(out, c":", self.ttl_of(record.expire_at_ms - self.now_ms, command == TTL))
         return ANSWERED
 
     cdef int64_t ttl_of(self, int64_t milliseconds, bint is_seconds) noexcept:
@@ -973,7 +998,7 @@ cdef class Core:
         cdef int found
         if request.keys > ENTRIES_MAX:
             return GENERAL
-        put_line(self.out, 42, request.keys)
+        put_line(self.out, c"*", request.keys)
         for i in range(request.keys):
             found = self.read(request.first_lookup + i, &self.words[request.first_word + i], &record)
             if found == GENERAL or (found == LIVE and record.form == LONG_VALUE):
@@ -1000,19 +1025,19 @@ cdef class Core:
         if request.command == HGETALL:
             self.count_lookup(found == LIVE)
             if found != LIVE:
-                return put_line(out, 37 if self.is_resp3 else 42, 0) + ANSWERED
+                return put_line(out, c"%" if self.is_resp3 else c"*", 0) + ANSWERED
             if record.size < 2:
                 return GENERAL
             count = u16(record.payload)
             if record.size < 2 + 4 * count or record.size > REPLY_BYTES_MAX:
                 return GENERAL
-            put_line(out, 37 if self.is_resp3 else 42, count if self.is_resp3 else 2 * count)
+            put_line(out, c"%" if self.is_resp3 else c"*", count if self.is_resp3 else 2 * count)
             put(out, record.payload + 2 + 4 * count, record.size - 2 - 4 * count)
             return ANSWERED
         if request.command == HMGET:
             if request.words - 1 > ENTRIES_MAX:
                 return GENERAL
-            put_line(out, 42, request.words - 1)
+            put_line(out, c"*", request.words - 1)
         for i in range(request.words - 1):
             has = ABSENT
             if found == LIVE and record.form == SMALL_MAP:
@@ -1065,7 +1090,7 @@ cdef class Core:
             return put(out, b"*0\r\n", 4) + ANSWERED
         if last - first > ENTRIES_MAX or list_range(record, first, last, &part) == GENERAL:
             return GENERAL
-        put_line(out, 42, last - first)
+        put_line(out, c"*", last - first)
         put(out, part.at, part.size)
         return ANSWERED
 
@@ -1079,7 +1104,7 @@ cdef class Core:
             return GENERAL
         self.count_lookup(found == LIVE)
         if request.command == SMISMEMBER:
-            put_line(self.out, 42, request.words - 1)
+            put_line(self.out, c"*", request.words - 1)
         for i in range(request.words - 1):
             has = ABSENT
             if found == LIVE and record.form == SMALL_SET:
@@ -1088,7 +1113,7 @@ cdef class Core:
                 has = self.read(request.first_member + i, &self.words[request.first_word + 1 + i], &member)
             if has == GENERAL:
                 return GENERAL
-            put_line(self.out, 58, has == LIVE)
+            put_line(self.out, c":", has == LIVE)
         return ANSWERED
 
     cdef int reply_of_members(self, Request* request, int found, Record* record) except -2:
@@ -1107,7 +1132,7 @@ cdef class Core:
             return GENERAL
         if request.command == ZMSCORE:
             self.count_lookup(found == LIVE)
-            put_line(out, 42, request.words - 1)
+            put_line(out, c"*", request.words - 1)
         for i in range(request.words - 1):
             word = &self.words[request.first_word + 1 + i]
             has, at = ABSENT, -1
@@ -1132,12 +1157,12 @@ cdef class Core:
             elif at < 0:
                 return GENERAL
             elif request.command == ZRANK:
-                put_line(out, 58, at)
+                put_line(out, c":", at)
             else:
                 count = self.size_of(record)
                 if at >= count:
                     return GENERAL
-                put_line(out, 58, count - 1 - at)
+                put_line(out, c":", count - 1 - at)
         return ANSWERED
 
     cdef int64_t size_of(self, const Record* record) noexcept:
@@ -1156,7 +1181,9 @@ cdef class Core:
         cdef Lookup leaf
         if has_scores and not is_word(&self.words[request.first_word + 3], b"withscores", 10):
             return GENERAL
-        if not integer(&self.words[request.first_word + 1], &first) or not integer(&self.words[request.first_word + 2], &last):
+        if not integer(&self.words[request.first_word + 1], &first):
+            return GENERAL
+        if not integer(&self.words[request.first_word + 2], &last):
             return GENERAL
         if found == LIVE and record.form != SMALL_SORTED_SET and (record.form != LARGE_SORTED_SET or record.size < 24):
             return GENERAL
@@ -1172,7 +1199,7 @@ cdef class Core:
             return put(out, b"*0\r\n", 4) + ANSWERED
         if last - first > ENTRIES_MAX:
             return GENERAL
-        put_line(out, 42, (last - first) * (2 if has_scores and not self.is_resp3 else 1))
+        put_line(out, c"*", (last - first) * (2 if has_scores and not self.is_resp3 else 1))
         if is_reversed:
             first, last = count - last, count - first
         if record.form == SMALL_SORTED_SET:
@@ -1203,7 +1230,7 @@ cdef class Core:
         cdef int64_t count, low, high, middle, before = 0
         cdef const uint8_t* ends
         cdef int depth
-        for depth in range(16):
+        for depth in range(TREE_DEPTH_MAX):
             if not self.find_node(job, set_id, number, node):
                 return False
             if node.record[node.size - 1] == 0:
@@ -1253,10 +1280,10 @@ cdef class Core:
 
 
 cdef class InputInterceptor:
-    """Processes a socket's input before its protocol, without making Python objects."""
+    """Processes a socket's input before its protocol does, without making Python objects."""
 
     cdef size_t intercept(self, const uint8_t* data, size_t size) except? 0:
-        """Process input from the front; return the number of bytes."""
+        """Process input from the front; return the number of processed bytes."""
         return 0
 
 
@@ -1266,8 +1293,8 @@ cdef class FastPath:
     make_rules: makes the `Rules` of a user. record_slow: records slow requests.
     """
 
-    def __cinit__(self, server, rules_of, note):
-        self.server, self.stats, self.make_rules, self.record_slow = server, server.stats, rules_of, note
+    def __cinit__(self, server, make_rules, record_slow):
+        self.server, self.stats, self.make_rules, self.record_slow = server, server.stats, make_rules, record_slow
         self.core = Core()
         self.output.data, self.output.size = <char*>malloc(16384), 16384
         if self.output.data == NULL:
@@ -1281,7 +1308,7 @@ cdef class FastPath:
 
     @property
     def is_full(self):
-        """Tell whether the last buffer has more requests for the core, which were deferred as the replies are long."""
+        """Tell whether the last buffer has more requests for the core, deferred because the replies are long."""
         return self.core.is_full
 
     @property
@@ -1305,10 +1332,13 @@ cdef class FastPath:
         return replies, requests, data[took:] if took else data
 
     cdef list remaining_requests(self, object session, const uint8_t* data, size_t size, size_t* took):
-        """Parse the requests after those that `answer_front` answered, for the general path; add their bytes to `took`."""
+        """Parse the requests behind those that `answer_front` answered, for the general path.
+
+        took: the bytes that `answer_front` answered; the bytes of the parsed requests are added.
+        """
         cdef const uint8_t* at = data + took[0]
         if took[0] == size or self.core.is_full or self.core.is_incomplete or not session.is_authenticated:
-            return []  # before authentication the parser limits a request's length
+            return []  # before authentication, the parser limits the length of a request
         requests = self.core.cut_words(&at, data + size, not self.was_tried)
         took[0] = at - data
         return requests
@@ -1316,12 +1346,14 @@ cdef class FastPath:
     cdef bint look_ahead(self, object session, const uint8_t* data, size_t size) except -1:
         """Prepare a buffer's look-ups, to be made together with those of other clients.
 
-        False if no later buffer should be added: there is no room, or this one needs `answer_front` alone or the
-        general path. `run_lookups` makes the look-ups, then `answer_front` answers the buffers in the same order. If
+        False if no later buffer should be added: there is no room, or `answer_front` or the general path has to answer
+        this one alone. `run_lookups` makes the look-ups, then `answer_front` answers the buffers in the same order. If
         anything else runs in between, `drop_lookaheads` has to be called.
         """
         server = self.server
-        if not session.is_usual or server.is_loading or session.tracked is not None or session.epoch_feed is not None:
+        if not session.can_use_checked_fast_path or server.is_loading:
+            return False
+        if session.tracking_state is not None or session.epoch_feed is not None:
             return False
         try:
             return self.core.add_lookahead(
@@ -1354,7 +1386,7 @@ cdef class FastPath:
         return user.compiled
 
     cdef size_t answer_front(self, object session, const uint8_t* data, size_t size, Output* out) except? 0:
-        """Answer requests at the front of a buffer, append the replies to `out`; return the requests' bytes."""
+        """Answer requests at the front of a buffer, and append the replies to `out`; return the requests' size."""
         cdef Rules rules = None
         cdef list keys = None
         cdef size_t before = out.used, took
@@ -1364,15 +1396,15 @@ cdef class FastPath:
         cdef bytes pushes
         server = self.server
         core.is_incomplete = core.is_full = self.was_tried = False
-        tracked = epoch_feed = None
+        tracking_state = epoch_feed = None
         if not core.has_lookahead(data):
-            if not session.is_usual or server.is_loading:
+            if not session.can_use_checked_fast_path or server.is_loading:
                 return 0
-            tracked, epoch_feed, rules = session.tracked, session.epoch_feed, self.rules_of(session.user)
-            if tracked is not None:
-                if tracked.redirect or tracked.is_optin or tracked.is_optout:
+            tracking_state, epoch_feed, rules = session.tracking_state, session.epoch_feed, self.rules_of(session.user)
+            if tracking_state is not None:
+                if tracking_state.redirect or tracking_state.is_optin or tracking_state.is_optout:
                     return 0
-                if tracked.records_reads:
+                if tracking_state.records_reads:
                     keys = []
         self.was_tried = True
         started_ns = monotonic_ns()
@@ -1380,9 +1412,11 @@ cdef class FastPath:
         try:
             took = core.answer_all(server.view, data, size, session.protocol, rules, server.cluster is not None, keys)
         except Exception as error:
-            server.report(error)  # logs and counts it; the general path answers the requests
+            # `report` logs and counts the exception, and the general path answers the requests. More input or output
+            # room would not help the core.
+            server.report(error)
             core.hits, core.misses = hits, misses
-            core.is_incomplete = core.is_full = False  # waiting for more input would not help
+            core.is_incomplete = core.is_full = False
             core.drop_lookaheads()
             took = 0
         if not took:
@@ -1394,10 +1428,10 @@ cdef class FastPath:
         session.last_command = self.names[core.last_command]
         if elapsed_ns >= <int64_t>server.slow_ns:
             self.record_slow(session, PyBytes_FromStringAndSize(<const char*>data, took), elapsed_ns)
-        if tracked is not None or epoch_feed is not None:
-            pushes = b"" if tracked is None else server.pending_invalidations(session)
+        if tracking_state is not None or epoch_feed is not None:
+            pushes = b"" if tracking_state is None else server.pending_invalidations(session)
             if keys is not None:
-                server.tracking.record_keys(tracked, keys)
+                server.tracking.record_keys(tracking_state, keys)
             if epoch_feed is not None and server.change_counter != epoch_feed.change_counter:
                 pushes = server.pending_pushes(epoch_feed) + pushes
             if pushes:

@@ -14,7 +14,7 @@ cdef extern from "sys/epoll.h" nogil:
 
 cdef class Poller:
     cdef object loop, server, stats
-    cdef bint has_siblings  # other processes answer the same clients
+    cdef bint has_peer_processes  # other processes answer the same clients
     cdef FastPath fast_path
     cdef int descriptor
     cdef char* input

@@ -58,8 +58,8 @@ cdef enum:
 cdef class Poller:
     """The sockets of one event loop. fast_path: answers requests before the connections do; None: it is not built."""
 
-    def __cinit__(self, loop, server, FastPath fast_path=None, bint has_siblings=False):
-        self.has_siblings = has_siblings
+    def __cinit__(self, loop, server, FastPath fast_path=None, bint has_peer_processes=False):
+        self.has_peer_processes = has_peer_processes
         self.callbacks = []
         self.loop, self.server, self.stats, self.fast_path = loop, server, server.stats, fast_path
         self.transports, self.unsent_transports, self.closed = set(), [], []
@@ -163,7 +163,7 @@ cdef class Poller:
         self.reads_done = self.writes_done = self.rounds = self.rounds_ns = 0
 
     cdef int resume(self, int64_t ends_ns) except -1:
-        """Give transports of earlier rounds a turn; those for which time is short are first in the next round."""
+        """Give transports of earlier rounds a turn; if time is short, the others are first in the next round."""
         cdef list resumed = self.resumed
         cdef Transport transport
         cdef Py_ssize_t taken = 0
@@ -201,10 +201,10 @@ cdef class Poller:
         if not unanswered:
             return 0
         self.unanswered, self.input_used = [], 0
-        if self.has_siblings:  # a request may follow a sibling's reply from an epoch that came since the round began
+        if self.has_peer_processes:  # a request may follow their reply, from an epoch that came since the round began
             self.server.renew()
         while at < len(unanswered):
-            # A buffer that ends the lookahead is answered after those before it; then a new lookahead begins.
+            # The first buffer that cannot be added is answered after those that were; then a new lookahead begins.
             end = at + 1
             if self.fast_path is not None and len(unanswered) - at > 1:
                 while self.look_ahead(<Transport>unanswered[end - 1]) and end < len(unanswered):
@@ -234,7 +234,10 @@ cdef class Poller:
         return 0
 
     def call_before_flush(self, callback):
-        """Call back in this round, else in the next one, after all input was processed and before output is sent."""
+        """Call back after all input of this round was processed, before output is sent.
+
+        Outside of a round, it calls back in the next one.
+        """
         self.callbacks.append(callback)
         if not self.is_in_round:
             self.schedule_run()
@@ -258,7 +261,7 @@ cdef class Poller:
     def flush(self):
         """Send all output.
 
-        The callbacks' output goes first: a proxy's requests, on which servers work while clients are sent replies.
+        The output of callbacks goes first. It is a proxy's requests, which servers answer while clients get replies.
         """
         cdef Transport transport
         cdef list waiting = self.unsent_transports
@@ -352,7 +355,7 @@ cdef class Transport:
     def resume_reading(self):
         self.reads_input = True
         self.update_events()
-        if self.has_records:  # epoll knows nothing of these
+        if self.has_records:  # epoll does not report these
             self.has_input = True
             self.requeue()
             self.poller.schedule_run()
@@ -420,7 +423,7 @@ cdef class Transport:
                 memcpy(self.poller.input + self.poller.input_used, self.partial, self.partial_bytes)
                 self.answer(self.poller.input + self.poller.input_used, self.partial_bytes)
             if events & (EPOLLOUT | EPOLLERR | EPOLLHUP) and self.is_blocked and not self.is_closed:
-                self.send_all()  # it also notices that the peer has closed
+                self.send_all()  # it also detects that the peer has closed
             if events & (EPOLLIN | EPOLLERR | EPOLLHUP | EPOLLRDHUP):
                 self.has_input = True
             if events & EPOLLRDHUP:
@@ -443,7 +446,7 @@ cdef class Transport:
         if self.is_unfinished or self.input_bytes:
             return 0  # earlier input is answered first
         if not self.reads_input or self.is_ending:
-            return 0  # sending notices a closed peer; epoll reports input again once it is registered again
+            return 0  # sending detects a closed peer; once registered again, epoll reports the input again
         poller.reads_done += 1
         self.input = poller.input + poller.input_used
         got = self.receive(self.input + self.partial_bytes, room)
@@ -457,18 +460,21 @@ cdef class Transport:
         return poller.answer_batch() if poller.input_used >= BATCH_BYTES else 0
 
     cdef ssize_t receive(self, char* into, size_t room) except -2:
-        """Read: how many bytes came, 0 at the end, -1 where none did or the connection broke. `has_input`: there may be more."""
+        """Read input, and update `has_input`; return the number of bytes.
+
+        0: the end of the input. -1: there is none, or the connection broke.
+        """
         cdef ssize_t got = recv(self.descriptor, into, room, MSG_DONTWAIT)
         while got < 0 and errno == EINTR:
             got = recv(self.descriptor, into, room, MSG_DONTWAIT)
-        # A short read has emptied the socket, and epoll reports later input; but it reports the end only once.
+        # A short read has emptied the socket, and epoll reports later input. But epoll reports the end only once.
         self.has_input = got > 0 and (<size_t>got == room or self.is_at_end)
         if got < 0 and errno != EAGAIN:
             self.end_now(OSError(errno, os.strerror(errno)))
         return got
 
     cdef ssize_t transmit(self, const char* data, size_t size) except -2:
-        """Write: how many bytes were taken. Ends a connection that broke."""
+        """Write; return the number of bytes that the socket took. A broken connection is ended."""
         cdef ssize_t sent = send(self.descriptor, data, size, MSG_NOSIGNAL | MSG_DONTWAIT)
         if sent >= 0:
             return sent
@@ -511,7 +517,9 @@ cdef class Transport:
                 self.claim_replies(before)
             if took == size:
                 return self.drop_partial()
-            if size - took <= PARTIAL_BYTES_MAX and (poller.fast_path.core.is_incomplete or poller.fast_path.core.is_full):
+            if size - took <= PARTIAL_BYTES_MAX and (
+                poller.fast_path.core.is_incomplete or poller.fast_path.core.is_full
+            ):
                 self.store_partial(data + took, size - took)
                 if poller.fast_path.core.is_full:
                     self.is_unfinished = True
@@ -579,7 +587,7 @@ cdef class Transport:
         if wanted:
             self.start = self.end = 0
             self.buffer_output(self.poller.out.data + start, wanted)
-        # Sent bytes are at the front of the buffer; unsent ones are moved there once they are no more than the sent ones.
+        # Sent bytes are at the front of the buffer. The unsent ones are moved there once they are not more than these.
         if self.unsent_from and self.unsent_from >= self.unsent_bytes:
             memcpy(self.unsent, self.unsent + self.unsent_from, self.unsent_bytes)
             self.unsent_from = 0

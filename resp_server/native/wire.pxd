@@ -5,7 +5,7 @@ from libc.stdlib cimport realloc
 from libc.string cimport memcpy
 
 cdef enum:
-    NUMBER_LINE_BYTES = 24  # a mark, a sign, 19 digits and a line end are 23
+    NUMBER_LINE_BYTES = 24  # a type byte, a sign, 19 digits and a line end are 23
     COMMAND_BYTES_MAX = 16
 
 cdef struct Word:
@@ -17,7 +17,7 @@ cdef struct Output:
     size_t used
     size_t size
 
-cdef struct Spec:  # a command, and the least and the most words of its requests, as the module counts them
+cdef struct Spec:  # a command, and the minimum and maximum of words in its requests, as the module counts them
     uint64_t name[2]  # in lower case, padded with zeros
     uint64_t case_bits[2]  # of its letters: the bit that tells upper from lower case
     uint32_t size
@@ -45,49 +45,49 @@ cdef inline int put(Output* out, const void* data, size_t size) except -1:
     return 0
 
 
-cdef inline int write_line(char* line, char mark, int64_t number) noexcept nogil:
-    """Write a mark, a number and a line end, at most NUMBER_LINE_BYTES; return how many bytes they are."""
+cdef inline int write_line(char* line, char type_byte, int64_t number) noexcept nogil:
+    """Write a type byte, a number and a line end: at most NUMBER_LINE_BYTES. Return the number of bytes."""
     cdef char text[NUMBER_LINE_BYTES]
     cdef int at = NUMBER_LINE_BYTES - 2
     cdef uint64_t rest = 0 - <uint64_t>number if number < 0 else <uint64_t>number
-    text[at], text[at + 1] = 13, 10
+    text[at], text[at + 1] = c"\r", c"\n"
     while True:
         at -= 1
-        text[at] = <char>(48 + rest % 10)
+        text[at] = <char>(c"0" + rest % 10)
         rest //= 10
         if not rest:
             break
     if number < 0:
         at -= 1
-        text[at] = 45
+        text[at] = c"-"
     at -= 1
-    text[at] = mark
+    text[at] = type_byte
     memcpy(line, text + at, NUMBER_LINE_BYTES - at)
     return NUMBER_LINE_BYTES - at
 
 
-cdef inline int put_line(Output* out, char mark, int64_t number) except -1:
-    """Put a mark, a number and a line end."""
+cdef inline int put_line(Output* out, char type_byte, int64_t number) except -1:
+    """Append a type byte, a number and a line end."""
     reserve(out, NUMBER_LINE_BYTES)
-    out.used += write_line(out.data + out.used, mark, number)
+    out.used += write_line(out.data + out.used, type_byte, number)
     return 0
 
 
 cdef inline Py_ssize_t number_line(const uint8_t* at, const uint8_t* end, size_t* number) noexcept nogil:
-    """Read a number written the one canonical way, and its line end; return their bytes.
+    """Parse a number in its canonical form, and its line end; return the number of bytes.
 
-    0: they are not all there. -1: they are something else.
+    0: the line is incomplete. -1: it has no such number.
     """
     cdef const uint8_t* start = at
     cdef size_t found = 0
-    while at < end and 48 <= at[0] <= 57:
-        found = found * 10 + (at[0] - 48)
+    while at < end and c"0" <= at[0] <= c"9":
+        found = found * 10 + (at[0] - c"0")
         at += 1
         if at - start > 9:
             return -1
     if end - at < 2:
-        return 0 if at == end or at[0] == 13 else -1
-    if at == start or at[0] != 13 or at[1] != 10 or (start[0] == 48 and at - start > 1):
+        return 0 if at == end or at[0] == c"\r" else -1
+    if at == start or at[0] != c"\r" or at[1] != c"\n" or (start[0] == c"0" and at - start > 1):
         return -1
     number[0] = found
     return at + 2 - start
@@ -96,13 +96,16 @@ cdef inline Py_ssize_t number_line(const uint8_t* at, const uint8_t* end, size_t
 cdef inline Py_ssize_t cut(
     const uint8_t* start, const uint8_t* end, Word* words, size_t words_max, size_t word_bytes_max, size_t* count
 ) noexcept nogil:
-    """Cut one request into words; return its bytes. 0: it is not all there. -1: the general path has to look at it."""
+    """Cut one request into words; return the number of bytes.
+
+    0: the request is incomplete. -1: the general path has to parse it.
+    """
     cdef const uint8_t* at = start
     cdef size_t total = 0, size = 0, i
     cdef Py_ssize_t took
     if at == end:
         return 0
-    if at[0] != 42:
+    if at[0] != c"*":
         return -1
     took = number_line(at + 1, end, &total)
     if took <= 0:
@@ -113,7 +116,7 @@ cdef inline Py_ssize_t cut(
     for i in range(total):
         if at == end:
             return 0
-        if at[0] != 36:
+        if at[0] != c"$":
             return -1
         took = number_line(at + 1, end, &size)
         if took <= 0:
@@ -123,7 +126,7 @@ cdef inline Py_ssize_t cut(
             return -1
         if <size_t>(end - at) < size + 2:
             return 0
-        if at[size] != 13 or at[size + 1] != 10:
+        if at[size] != c"\r" or at[size + 1] != c"\n":
             return -1
         words[i].at, words[i].size = at, size
         at += size + 2
@@ -139,24 +142,24 @@ cdef inline int set_spec(Spec* spec, bytes name, uint32_t least, uint32_t most) 
     spec.size, spec.least, spec.most = len(name), least, most
     memcpy(spec.name, <const char*>padded, COMMAND_BYTES_MAX)
     for i in range(COMMAND_BYTES_MAX):
-        case_bits[i] = 0x20 if 97 <= padded[i] <= 122 else 0
+        case_bits[i] = 0x20 if c"a" <= padded[i] <= c"z" else 0
     return 0
 
 
 cdef inline int command_of(const Spec* specs, int count, const Word* name) noexcept nogil:
-    """Return the number of the command that a name, in whatever case, is of; -1 for none of these."""
-    cdef uint64_t client_text[2]
+    """Return the index of the command with a name, in any case; -1: none of the commands has it."""
+    cdef uint64_t typed[2]
     cdef int i
     if name.size > COMMAND_BYTES_MAX:
         return -1
-    client_text[0] = client_text[1] = 0
-    memcpy(client_text, name.at, name.size)
+    typed[0] = typed[1] = 0
+    memcpy(typed, name.at, name.size)
     for i in range(count):
-        # Setting the case bit where the name has a letter makes that letter of nothing but its two cases.
+        # With its case bit set, a byte equals a letter of the name only if it is that letter, in either case.
         if (
             specs[i].size == name.size
-            and (client_text[0] | specs[i].case_bits[0]) == specs[i].name[0]
-            and (client_text[1] | specs[i].case_bits[1]) == specs[i].name[1]
+            and (typed[0] | specs[i].case_bits[0]) == specs[i].name[0]
+            and (typed[1] | specs[i].case_bits[1]) == specs[i].name[1]
         ):
             return i
     return -1

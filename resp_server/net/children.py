@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from time import monotonic
 
 # Secrets are passed to child processes in these variables, never on a command line: the token of the project's own
 # processes, the clients' password.
@@ -17,6 +18,29 @@ SERVER_PASSWORD_VARIABLE = "SPARKIS_SERVER_PASSWORD"
 CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 
 SOURCE = str(Path(__file__).resolve().parents[2])
+
+# A child process that ends is restarted after a pause that doubles up to a maximum (guesses).
+RESTART_PAUSE_S = 0.1
+RESTART_PAUSE_S_MAX = 5.0
+
+
+class RestartPause:
+    """The pause before the next restart of a child process; after a long run it is the shortest again."""
+
+    def __init__(self) -> None:
+        self._next_s = RESTART_PAUSE_S
+        self._started_s = monotonic()
+
+    def begin_run(self) -> None:
+        """Record that the process starts now."""
+        self._started_s = monotonic()
+
+    def next_s(self) -> float:
+        """Return the pause before the next start; the one after it is twice as long."""
+        if monotonic() - self._started_s > RESTART_PAUSE_S_MAX:
+            self._next_s = RESTART_PAUSE_S
+        pause_s, self._next_s = self._next_s, min(2 * self._next_s, RESTART_PAUSE_S_MAX)
+        return pause_s
 
 
 def environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A small synchronous Redis client, for `sparkis status` and control requests; not for fast paths."""
+"""A small synchronous Redis client for `sparkis status` and control requests, where speed does not matter."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ from state_backend.model.errors import SparkisError
 DEFAULT_PORT = 6379
 TIMEOUT_S = 5.0
 READ_BYTES = 65_536
+
+
+def pack_request(*words: str | bytes) -> bytes:
+    """Return an encoded request."""
+    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # its stub has a tuple of one word
+    return packed
 
 
 class ClientError(SparkisError):
@@ -85,8 +91,7 @@ class Client:
         """Send one command and return its reply; ClientError if the reply is an error or too late."""
         self._socket.settimeout(self._timeout_s if timeout_s is None else timeout_s)
         try:
-            # hiredis' stub declares a tuple of one word.
-            self._socket.sendall(hiredis.pack_command(words))  # type: ignore[arg-type]
+            self._socket.sendall(pack_request(*words))
             while (reply := self._reader.gets()) is False:
                 received = self._socket.recv(READ_BYTES)
                 if not received:

@@ -7,20 +7,20 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
-
 
 LOOPBACK = ("127.0.0.1", "::1")
 
 # File descriptors that a process needs besides those of its clients: stores, logs, pipes, listeners (guess).
 OTHER_FILES = 256
 
-# Clients accepted in one round of the event loop, and the pause after a failed accept (guesses).
-ACCEPTED_MAX = 64
-ACCEPT_PAUSE_S = 1.0
+# Connections accepted in one round of the event loop, so that a flood does not delay the open connections (guess).
+ACCEPTS_PER_ROUND = 64
+# The pause after a system error, for example when no file descriptor is left (guess).
+ACCEPT_PAUSE_S = 0.5
 
 
 class ListenOptions(Protocol):
@@ -98,6 +98,23 @@ def listen_at_ports(config: ListenOptions) -> tuple[list[socket.socket], list[so
         raise
 
 
+def accept_clients(listener: socket.socket, pause: Callable[[], object]) -> Iterator[socket.socket]:
+    """Accept waiting clients of a listening socket, as many as one round of the event loop may accept.
+
+    pause: called after a system error; stops listening for `ACCEPT_PAUSE_S`.
+    """
+    for _ in range(ACCEPTS_PER_ROUND):
+        try:
+            client, _ = listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError as error:
+            log.error("cannot accept a connection: %s; retrying in %s s", error.strerror, ACCEPT_PAUSE_S)
+            pause()
+            return
+        yield client
+
+
 def is_wildcard(host: str) -> bool:
     """Tell whether a host means all addresses of a machine; such a host is no address to connect to."""
     return host in ("", "*", "0.0.0.0", "::")
@@ -141,17 +158,12 @@ class PolledListener:
             self._listener.close()
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTED_MAX):
-            try:
-                client, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                log.error("cannot accept a connection: %s; retrying in %s s", error, ACCEPT_PAUSE_S)
-                self._loop.remove_reader(self._listener.fileno())
-                self._loop.call_later(ACCEPT_PAUSE_S, self._resume)
-                return
+        for client in accept_clients(self._listener, self._pause):
             add_client(self._poller, client, self._connect())
+
+    def _pause(self) -> None:
+        self._loop.remove_reader(self._listener.fileno())
+        self._loop.call_later(ACCEPT_PAUSE_S, self._resume)
 
     def _resume(self) -> None:
         if self._listener.fileno() >= 0:

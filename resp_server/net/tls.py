@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from resp_server.net.listeners import ACCEPT_PAUSE_S, accept_clients
 from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.tls")
@@ -40,11 +41,6 @@ KEY_MISMATCHES = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED", "KEY_TYPE_MI
 # the handshakes in progress (guess).
 HANDSHAKE_S_MAX = 10.0
 HANDSHAKE_BYTES = 16384  # read at a time
-# Connections accepted in one round of the event loop, so that a flood does not delay the open connections.
-ACCEPTS_AT_ONCE = 64
-# The pause after an error of the system, for example when it has no file descriptor left.
-ACCEPT_PAUSE_S = 0.5
-
 
 # The TLS object of a connection, its input (encrypted bytes received), and its output (encrypted bytes to send).
 EncryptedStream = tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]
@@ -159,7 +155,7 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
     if files.ca is not None:
         _trust(context, files.ca)
     elif files.cert is not None:
-        # Not its chain: then all other certificates that the chain's CAs have signed would be accepted, too.
+        # Trust the certificate without its chain: the chain's CAs have signed other certificates, too.
         own = _read(CERT_OPTION, files.cert, CERTIFICATE_BEGINS).partition(CERTIFICATE_BEGINS)[2]
         own = CERTIFICATE_BEGINS + own.partition(CERTIFICATE_ENDS)[0] + CERTIFICATE_ENDS + "\n"
         context.load_verify_locations(cadata=own)
@@ -323,9 +319,7 @@ async def accept_tls(
     return True
 
 
-async def _handshake(
-    client: socket.socket, context: ssl.SSLContext
-) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
+async def _handshake(client: socket.socket, context: ssl.SSLContext) -> EncryptedStream:
     """Do the server's side of a handshake. OSError if it fails, for example for the client's certificate."""
     loop = asyncio.get_running_loop()
     client.setblocking(False)
@@ -386,17 +380,12 @@ class TlsListener:
         if not self._is_closed:
             self._loop.add_reader(self._listener, self._accept)
 
+    def _pause(self) -> None:
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(ACCEPT_PAUSE_S, self._listen)
+
     def _accept(self) -> None:
-        for _ in range(ACCEPTS_AT_ONCE):
-            try:
-                client, _ = self._listener.accept()
-            except (BlockingIOError, ConnectionError):
-                return
-            except OSError as error:
-                logger.error("cannot accept a connection: %s; retrying in %s s", error.strerror, ACCEPT_PAUSE_S)
-                self._loop.remove_reader(self._listener)
-                self._loop.call_later(ACCEPT_PAUSE_S, self._listen)
-                return
+        for client in accept_clients(self._listener, self._pause):
             if not self._has_room(len(self._handshakes)):
                 client.close()
                 continue

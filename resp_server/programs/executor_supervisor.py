@@ -34,7 +34,8 @@ FAILED = "failed"
 ENDED = "ended"
 STORE = "store"
 
-DRAIN_S_MAX = 5.0
+# The time that a server has for handing over its slots; longer than `registry.report.DRAIN_S_MAX`.
+STOP_S_MAX = 5.0
 # A server that dies is restarted at once, then after pauses that double up to a maximum (guess).
 PAUSE_S = 1.0
 PAUSE_S_MAX = 60.0
@@ -82,7 +83,7 @@ class StderrLog:
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
-        # Opened again: O_NONBLOCK on the inherited descriptor would change the pipe for all its writers.
+        # The pipe is opened again, because O_NONBLOCK on the inherited descriptor would change it for all its writers.
         with suppress(OSError):
             self._descriptor = os.open("/proc/self/fd/2", os.O_WRONLY | os.O_NONBLOCK | os.O_APPEND | os.O_CLOEXEC)
         self._minute = 0.0
@@ -257,11 +258,11 @@ class ExecutorSupervisor:
         return process.wait()
 
     def _stop_server(self) -> None:
-        """Stop the server; it has `DRAIN_S_MAX` to hand over its slots."""
+        """Stop the server; it has `STOP_S_MAX` to hand over its slots."""
         process = self._process
         assert process is not None
         process.terminate()
-        deadline_s = time.monotonic() + DRAIN_S_MAX
+        deadline_s = time.monotonic() + STOP_S_MAX
         while not self._has_ended() and (remaining_s := deadline_s - time.monotonic()) > 0:
             self._wait_for_events(min(remaining_s, POLL_S))
         if not self._has_ended():

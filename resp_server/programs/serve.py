@@ -28,14 +28,14 @@ from resp_server.cluster.topology_source import TopologyFile, TopologySource
 from resp_server.commands.config import CLIENTS_MAX, INT32_MAX
 from resp_server.config import ServerConfig
 from resp_server.native import CORE
-from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
+from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, TOKEN_VARIABLE
 from resp_server.net.listeners import LOOPBACK, raise_file_limit
 from resp_server.net.tls import CA_OPTION, add_tls_options, certificates_of, files_of, server_context
 from resp_server.programs.command_line import Program, add_level_option, tcp_port, whole_number
 from resp_server.programs.supervisor import SUPERVISED, supervise
 from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
 from resp_server.serving.appliers import Appliers
-from resp_server.serving.control_api import TOKEN_VARIABLE, ControlListener
+from resp_server.serving.control_api import ControlListener
 from resp_server.serving.job_catalog import JobCatalog, LocalJobCatalog
 from resp_server.serving.server import Server
 from resp_server.workers.master import Workers
@@ -49,7 +49,7 @@ logger = logging.getLogger("sparkis.server")
 DEFAULT_PORT = 7379
 # More than any machine has free cores (guess); each worker takes about 50 MB.
 WORKERS_MAX = 64
-# The server listens when its jobs are loaded, or after this time; then it replies LOADING meanwhile (guess).
+# The server listens when its jobs are loaded, or after this time; then it replies LOADING until they are (guess).
 LOADING_GRACE_S = 5.0
 
 DESCRIPTION = "Serve the jobs of a change log to Redis clients. Needs no Spark and no JVM."
@@ -248,7 +248,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def check_logs(roots: Sequence[str]) -> None:
-    """Raise ValueError if a local log root does not exist: a server of a misspelled root would wait for ever."""
+    """Raise ValueError if a local log root does not exist: with a misspelled root the server would wait for ever."""
     for root in roots:
         if "://" not in root and not Path(root).is_dir():
             raise ValueError(f"--log {root} is not a folder; name the change log of a job, or start the job first")
@@ -318,7 +318,8 @@ async def _serve(
         await appliers.start()
         loading = asyncio.create_task(appliers.catch_up())
         await asyncio.wait([loading], timeout=LOADING_GRACE_S)
-        server.set_loading(not loading.done())  # before, the reply could be a wrong nil
+        # Before the jobs are loaded, a reply could be a wrong nil.
+        server.set_loading(not loading.done())
         loading.add_done_callback(lambda _: server.set_loading(False))
         await server.start()
         control_port = await control.start() if control else None
@@ -373,7 +374,7 @@ async def until_shutdown(*, watches_input: bool, users: UserSource | None = None
     watches_input: the parent's end closes stdin. lifeline: another descriptor that closes at the parent's end. SIGHUP,
     which a closing terminal also sends, reloads the ACL file.
     """
-    # Excludes all present objects from garbage collection (measured: it would take a seventh of a proxy's time).
+    # Exclude all present objects from garbage collection, which would take a seventh of a proxy's time (measured).
     gc.freeze()
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[bool] = loop.create_future()

@@ -116,9 +116,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _ports(text: str) -> range:
     first, dash, last = text.partition("-")
     numbers = (first, last if dash else first)
-    if not all(number.isdecimal() and int(number) <= PORT_MAX for number in numbers) or int(numbers[0]) > int(
-        numbers[1]
-    ):
+    are_ports = all(number.isdecimal() and int(number) <= PORT_MAX for number in numbers)
+    if not are_ports or int(numbers[0]) > int(numbers[1]):
         raise argparse.ArgumentTypeError(f"{text!r} is no range of ports: write first-last, such as {DEFAULT_PORTS}")
     return range(int(numbers[0]), int(numbers[1]) + 1)
 
@@ -172,7 +171,8 @@ class Identity:
     def write(self, folder: Path) -> None:
         """Write the file."""
         path = folder / MEMBER_FILE
-        with suppress(OSError):  # a full disk: after its next start the server loads more
+        # If the disk is full, the server loads more after its next start.
+        with suppress(OSError):
             path.with_suffix(".new").write_text(
                 json.dumps({"id": self.id, "port": self.port, "desired_slots": str(self.desired_slots)})
             )

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 SUPERVISED = "SPARKIS_SUPERVISED"
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A child that dies is restarted at once, then after pauses that double up to the longest (guess).
 PAUSE_S = 1.0
 PAUSE_S_MAX = 60.0
@@ -38,8 +38,8 @@ class Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
         self._ports: Mapping[str, int] = {}
         self._is_stopping = False
-        for number in PASSED_ON:
-            signal.signal(number, self._pass_on)
+        for number in FORWARDED:
+            signal.signal(number, self._forward)
 
     def run(self) -> int:
         """Run the child, and restart it after a crash; return its exit code when it exits or is stopped."""
@@ -81,7 +81,7 @@ class Supervisor:
         while not self._is_stopping and (remaining_s := deadline_s - time.monotonic()) > 0:
             time.sleep(min(remaining_s, PAUSE_S / 10))
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+    def _forward(self, number: int, frame: FrameType | None) -> None:
         self._is_stopping |= number != signal.SIGHUP
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)

@@ -188,10 +188,10 @@ def _one_line(text: str) -> bytes:
 
 def client_text(word: bytes) -> str:
     """Return a client's word as text for a message."""
-    return _c_text(word).decode("utf-8", "surrogateescape")
+    return c_text(word).decode("utf-8", "surrogateescape")
 
 
-def _c_text(word: bytes) -> bytes:
+def c_text(word: bytes) -> bytes:
     """Return a text up to its first zero byte, as C does."""
     return word.partition(b"\0")[0]
 
@@ -217,7 +217,7 @@ def unknown_command(request: Sequence[bytes]) -> PlainError:
     for word in request[1:]:
         if len(echoed) >= ECHO_BYTES_MAX:
             break
-        echoed += b"'%b' " % _c_text(word[: ECHO_BYTES_MAX - len(echoed)])
+        echoed += b"'%b' " % c_text(word[: ECHO_BYTES_MAX - len(echoed)])
     name = client_text(request[0][:ECHO_BYTES_MAX])
     args = echoed.decode("utf-8", "surrogateescape")
     return PlainError(f"unknown command '{name}', with args beginning with: {args}")
@@ -259,10 +259,10 @@ def internal_error(error: BaseException) -> PlainError:
 def reply_error_of(error: StoreError, *, is_node: bool = False) -> ReplyError:
     """Convert a store's error to a client's error; is_node: the client talks to a node of a cluster.
 
-    For a slot that is being loaded, a node replies CLUSTERDOWN, after which cluster clients read the slots again and
-    retry: redis-py ten times in 2.5 s, ioredis sixteen times in 1.6 s; node-redis does so only after MOVED. They raise
-    LOADING to their users. After TRYAGAIN they do not read the slots again, and redis-py gives up after 0.4 s. Clients
-    without cluster mode retry after LOADING.
+    While a slot is being loaded, a node replies CLUSTERDOWN. Cluster clients then read the slots again and retry:
+    redis-py ten times in 2.5 s, ioredis sixteen times in 1.6 s. (node-redis does so only after MOVED.) Cluster clients
+    pass LOADING on to their users. After TRYAGAIN they do not read the slots again, and redis-py gives up after 0.4 s.
+    Clients without cluster mode retry after LOADING.
     """
     if isinstance(error, WrongKindError):
         return WrongTypeError()

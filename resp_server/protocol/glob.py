@@ -26,8 +26,9 @@ SHORT_BYTES_MAX = 32
 
 Matches = Callable[[bytes], object]
 
+# A token of a pattern is the set of the bytes allowed at a position, or STAR.
 ANY = frozenset(range(256))
-STAR = None  # the token of a star; other tokens are sets of bytes
+STAR = None
 
 Piece = tuple[frozenset[int], ...]
 
@@ -219,7 +220,7 @@ def _class(pattern: bytes, at: int, ignore_case: bool) -> tuple[frozenset[int], 
 def _range(start: int, end: int, ignore_case: bool) -> frozenset[int]:
     """Return the bytes of `a-z`, in either order. C compares them as signed characters.
 
-    With ignore_case, the ends are sorted first and made lower case then, so the range may be empty.
+    With ignore_case, the ends are sorted before they are made lower case, so the range may be empty.
     """
     low, high = sorted((_signed(start), _signed(end)))
     if not ignore_case:

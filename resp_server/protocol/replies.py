@@ -9,8 +9,8 @@ The values that a command may return, and their encoding:
     ReplySet      set; RESP2: array            Push     push; RESP2: array
     Verbatim      verbatim text; RESP2: bulk   PackedPairs   a map that is already encoded
     Pairs         array of arrays of two; RESP2: flat array
-    NULL_ARRAY    nil; RESP2: an array of -1   PackedItems   an array or a set that is already encoded
-    DoubleText    a double, given as its text; RESP2: bulk string
+    NULL_ARRAY    nil; RESP2: null array       PackedItems   an array or a set that is already encoded
+    DoubleText    a double, given as its text  (RESP2: bulk string)
     Frames        complete replies and pushes, already encoded
     ReplyError    error                        Sliced     encoded in steps; may contain LongBulk
 """
@@ -87,7 +87,7 @@ class Pairs(list[tuple[Reply, Reply]]):
 
 
 class _NullArray:
-    """The null array of RESP2."""
+    """The null array of RESP2, `*-1`."""
 
 
 NULL_ARRAY = _NullArray()
@@ -101,7 +101,7 @@ class LongBulk(NamedTuple):
 
 
 class LongItems(list[Reply]):
-    """An array, or a part of a sliced reply, that contains LongBulk items, at any depth."""
+    """An array, or a chunk of a sliced reply, that contains LongBulk items, at any depth."""
 
 
 class LongPair(LongItems):
@@ -109,28 +109,29 @@ class LongPair(LongItems):
 
 
 class FirstOf:
-    """The shape of a sliced reply that is the first item of all parts, or nil if there is none."""
+    """The shape of a sliced reply that is the first item of all chunks, or nil if there is none."""
 
 
 @dataclass
 class Sliced:
     """A reply that is computed in steps, so that it neither blocks the event loop nor has to be in memory at once.
 
-    parts    each part is one step of well below a millisecond; a part that is LongItems becomes several steps
+    chunks   each chunk is one step of well below a millisecond; a chunk that is LongItems becomes several steps
     release  called once at the end, also at an early end
-    shape    list, dict, ReplySet: the parts contain the items (dict: key, value, key, ...). Pairs: the parts are Pairs,
-             or LongItems of LongPairs. int: the parts contain numbers; the reply is their sum. FirstOf: the reply is
-             the first item. Frames: the parts contain complete replies, sent after the last part
+    shape    list, dict, ReplySet: the chunks contain the items (dict: key, value, key, ...). Pairs: the chunks are
+             Pairs, or LongItems of LongPairs. int: the chunks contain numbers; the reply is their sum. FirstOf: the
+             reply is the first item. Frames: the chunks contain complete replies, sent after the last chunk
     count    the number of items or pairs, or an iterator of numbers whose sum it is: the reply is sent while it
              is computed. None: it is sent when it is complete
-    has_effect  computing the reply has an effect, so it is computed even if its reply is suppressed
+    on_finished  called after the last step with the total time of the steps in nanoseconds
+    has_effect   computing the reply has an effect, so it is computed even if it is suppressed
+    is_silent    CLIENT REPLY suppresses the reply
     """
 
-    parts: Iterator[Sequence[Reply]]
+    chunks: Iterator[Sequence[Reply]]
     release: Callable[[], None]
     shape: type = list
     count: int | Iterator[int] | None = None
-    # Called after the last step with the total time of the steps.
     on_finished: Callable[[int], None] = lambda nanoseconds: None
     has_effect: bool = False
     is_silent: bool = False
@@ -219,7 +220,7 @@ def _write(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
 
 def _write_items(items: Sequence[Reply], is_resp3: bool, out: list[bytes]) -> None:
     for item in items:
-        if type(item) is bytes:  # nearly always; saves a call per item
+        if type(item) is bytes:  # nearly always, and this saves a call per item
             out.append(b"$%d\r\n%b\r\n" % (len(item), item))
         else:
             _write(item, is_resp3, out)
@@ -251,8 +252,8 @@ def _write_rare(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
         case bool():
             out.append((b"#t\r\n" if reply else b"#f\r\n") if is_resp3 else b":%d\r\n" % reply)
         case Verbatim(text):
-            head = b"=%d\r\ntxt:" % (len(text) + 4) if is_resp3 else b"$%d\r\n" % len(text)
-            out += (head, text, b"\r\n")
+            header = b"=%d\r\ntxt:" % (len(text) + 4) if is_resp3 else b"$%d\r\n" % len(text)
+            out += (header, text, b"\r\n")
         case ReplySet():
             out.append(encode_header(ReplySet, len(reply), protocol))
             _write_items(reply, is_resp3, out)
@@ -265,7 +266,7 @@ def _write_rare(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
             raise TypeError(f"a command returned {type(reply).__name__}, which is not a reply value")
 
 
-# After so many bytes of available items, a step ends (guess).
+# A step ends after this many encoded bytes (guess).
 STEP_BYTES_MAX = 64 << 10
 
 
@@ -292,7 +293,7 @@ class SlicedEncoder:
         self._protocol = protocol
         self._count = sliced.count
         self._buffered: deque[bytes] = deque()
-        self._items_left: deque[Reply] = deque()  # items of the last part
+        self._items_left: deque[Reply] = deque()  # items of the last chunk
         self._bulk: Iterator[bytes] | None = None
         self._items = 0
         self._total = 0
@@ -304,9 +305,9 @@ class SlicedEncoder:
         self.is_done = False
 
     def step(self) -> bytes:
-        """Compute the next part, and return the bytes that can be sent now, which may be none.
+        """Compute the next chunk, and return the bytes that can be sent now, which may be none.
 
-        Exceptions of a part are raised here; before `has_started` the reply can still be an error.
+        Exceptions of a chunk are raised here; before `has_started` the reply can still be an error.
         """
         started_ns = perf_counter_ns()
         try:
@@ -322,21 +323,21 @@ class SlicedEncoder:
             return self._send_buffered()
         if self._count is not None and not isinstance(self._count, int):
             return self._add_up(self._count)
-        part = next(self._sliced.parts, None)
-        if part is None:
+        chunk = next(self._sliced.chunks, None)
+        if chunk is None:
             return self._finish()
         if self._sliced.shape is int:
-            self._total += sum(part)
+            self._total += sum(chunk)
             return b""
         if self._sliced.shape is FirstOf:
-            return self._send_only(part[0]) if part else b""
-        self._items += len(part)
-        if not part:
+            return self._send_only(chunk[0]) if chunk else b""
+        self._items += len(chunk)
+        if not chunk:
             return b""
-        if type(part) is LongItems:
-            self._items_left.extend(part)
+        if type(chunk) is LongItems:
+            self._items_left.extend(chunk)
             return self._start() + self._send_items()
-        items = encode_items(part, self._protocol)
+        items = encode_items(chunk, self._protocol)
         if self._count is None:
             self._buffered.append(items)
             self.buffered_bytes += len(items)
@@ -362,7 +363,7 @@ class SlicedEncoder:
         return self._send_items()
 
     def _send_items(self) -> bytes:
-        """Encode the rest of the last part: a piece of a long item, or the items up to the next long one."""
+        """Encode the rest of the last chunk: a piece of a long item, or the items up to the next long one."""
         out: list[bytes] = []
         if self._bulk is not None:
             piece = next(self._bulk, None)

@@ -3,11 +3,12 @@
     *<count>\\r\\n  then count times  $<length>\\r\\n<length bytes>\\r\\n
     word word "quoted \\x41" 'quoted'\\n
 
-Numbers are checked before memory is allocated for them. A state machine parses one argument at a time and keeps its
-state, so no byte is read twice, however the bytes arrive. The compiled core (`resp_server.native`) parses simple
-requests itself. Without it, `split_requests` splits the similar requests at the front of a buffer all at once, and
-`split_together` those of several clients. That takes 0.3 us per GET instead of 4 (measured), and the server in pure
-Python needs it to meet its budget.
+The words of a request are the name of its command and the arguments. Numbers are checked before memory is allocated for
+them. A state machine parses one word at a time and keeps its state, so no byte is read twice, however the bytes arrive.
+
+The compiled core (`resp_server.native`) parses simple requests itself. Without it, `split_requests` splits all similar
+requests at the front of a buffer at once, and `split_together` does so for several clients. That takes 0.3 us per GET
+instead of 4 (measured). The server in pure Python needs this to meet its latency budget.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class LongRequest(list[bytes]):
         self.size_bytes = size_bytes
 
 
-# The limits of Redis 7; `WORDS_MAX` is that of Redis up to 6, because all words are freed in one turn.
+# The limits of Redis 7. Only `WORDS_MAX` is that of Redis 6, because all words are freed at once.
 INLINE_BYTES_MAX = 64 * 1024
 COUNT_MAX = 2**31 - 1
 WORDS_MAX = 1024 * 1024
@@ -44,24 +45,24 @@ UNAUTHENTICATED_BULK_BYTES_MAX = 16_384
 BULK_BYTES_MAX = 512 * 1024 * 1024
 QUERY_BUFFER_BYTES_MAX = 1024 * 1024 * 1024
 
-# The steps and bytes of one call of `feed` with `in_portions`: a few milliseconds (measured: 1 us per argument). An
-# inline command of the maximal length fits.
+# The limits of one call of `feed` with `in_portions`: a few milliseconds (measured: 1 us per word). An inline command
+# of the maximal length fits.
 PORTION_STEPS = 2048
 PORTION_BYTES = INLINE_BYTES_MAX + 2
 
-# The memory of an argument besides its bytes (CPython 3.11: object header and list pointer). It counts
-# towards the query buffer's limit, so that the limit also holds for a million one-byte arguments.
-ARGUMENT_OVERHEAD_BYTES = 41
+# The memory of a word besides its bytes (CPython 3.11: object header and list pointer). It counts towards the query
+# buffer's limit, so that the limit also holds for a million one-byte words.
+WORD_OVERHEAD_BYTES = 41
 
-# The name of a request ends behind this offset: `*1`, `$1`, and their line ends.
-NAME_AT_LEAST = 8
+# The name of a command begins at this offset or later: behind `*1`, `$1` and their line ends.
+NAME_OFFSET_MIN = 8
 
 # Larger requests gain nothing from splitting (guess).
-SPLIT_ARGUMENTS_MAX = 128
-SPLIT_TEXT_BYTES_MAX = 1024
+SPLIT_WORDS_MAX = 128
+SPLIT_WORD_BYTES_MAX = 1024
 
-_COUNT_OF_LINE = {b"*%d" % count: count for count in range(1, SPLIT_ARGUMENTS_MAX + 1)}
-_LENGTH_LINES = [b"$%d" % length for length in range(SPLIT_TEXT_BYTES_MAX)]
+_COUNT_OF_LINE = {b"*%d" % count: count for count in range(1, SPLIT_WORDS_MAX + 1)}
+_LENGTH_LINES = [b"$%d" % length for length in range(SPLIT_WORD_BYTES_MAX)]
 _length_line = _LENGTH_LINES.__getitem__
 _NUMBER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 
@@ -94,14 +95,15 @@ class RequestParser:
         self._chunks: list[bytes] = []
         self._chunk_bytes = 0
         self._needed_bytes = 0
-        self._arguments: list[bytes] = []
-        self._argument_bytes = 0
-        self._missing = 0
+        self._words: list[bytes] = []
+        self._words_bytes = 0
+        # The words of the current request that have not arrived yet.
+        self._words_left = 0
 
     @property
     def buffered_bytes(self) -> int:
         """The buffered size of unparsed bytes and of an incomplete request."""
-        return self._chunk_bytes + self._argument_bytes
+        return self._chunk_bytes + self._words_bytes
 
     def feed(self, data: bytes) -> list[Request]:
         """Add received bytes; return the requests that are complete. Sets `error` instead of raising."""
@@ -120,7 +122,7 @@ class RequestParser:
         rest = b""
         if len(data) > PORTION_BYTES and self._in_portions:
             data, rest = self._portion_of(data)
-        if not self._missing and not self.is_restricted and data[:1] == b"*":
+        if not self._words_left and not self.is_restricted and data[:1] == b"*":
             requests, data = split_requests(data)
             if not data and not rest:
                 self._chunk_bytes = 0
@@ -140,7 +142,7 @@ class RequestParser:
         return requests
 
     def _portion_of(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return the first portion, and the rest. An argument whose length is known is never cut."""
+        """Return the first portion, and the rest. A word whose length is known is never cut."""
         size = max(PORTION_BYTES, self._needed_bytes)
         return data[:size], data[size:]
 
@@ -156,8 +158,8 @@ class RequestParser:
         if self.error is not None:
             self.has_more = False
             self._chunks.clear()
-            self._arguments = []
-            self._chunk_bytes = self._argument_bytes = 0
+            self._words = []
+            self._chunk_bytes = self._words_bytes = 0
 
     def _parse(self, data: bytes, requests: list[Request]) -> None:
         """Parse bytes step by step; buffer the unfinished rest."""
@@ -180,9 +182,9 @@ class RequestParser:
             self._chunks = [data[at:]]
 
     def _step(self, data: bytes, at: int, requests: list[Request]) -> int:
-        """Parse one argument, count line or inline command; return the offset after it, or `at` if it is incomplete."""
-        if self._missing:
-            return self._argument(data, at, requests)
+        """Parse one word, count line or inline command; return the offset after it, or `at` if it is incomplete."""
+        if self._words_left:
+            return self._word(data, at, requests)
         if data[at] == 0x2A:  # *
             return self._count(data, at)
         return self._inline(data, at, requests)
@@ -196,18 +198,19 @@ class RequestParser:
             raise ProtocolError("invalid multibulk length")
         if self.is_restricted and count > UNAUTHENTICATED_COUNT_MAX:
             raise ProtocolError("unauthenticated multibulk length")
-        self._missing = max(0, count)
+        self._words_left = max(0, count)
         if count > PORTION_WORDS:
-            self._arguments = LongRequest((), 0)  # chosen here, because copying a million words later would take 7 ms
+            # Created here, because copying a million words later would take 7 ms.
+            self._words = LongRequest((), 0)
         return end + 2
 
-    def _argument(self, data: bytes, at: int, requests: list[Request]) -> int:
+    def _word(self, data: bytes, at: int, requests: list[Request]) -> int:
         line_end = _line_end(data, at, "too big bulk count string")
         if line_end < 0:
             return at
         if data[at] != 0x24:  # $
             raise ProtocolError(f"expected '$', got '{client_text(data[at : at + 1])}'")
-        if self._missing > WORDS_MAX:
+        if self._words_left > WORDS_MAX:
             raise ProtocolError("invalid multibulk length")
         start = line_end + 2
         end = start + self._bulk_length(data[at + 1 : line_end])
@@ -216,14 +219,14 @@ class RequestParser:
             return at
         if data[end : end + 2] != b"\r\n":
             raise ProtocolError("expected a line end after a bulk string")
-        self._arguments.append(data[start:end])
-        self._argument_bytes += end - start + ARGUMENT_OVERHEAD_BYTES
-        self._missing -= 1
-        if not self._missing:
-            requests.append(_request_of(self._arguments, self._argument_bytes))
-            self._arguments = []
-            self._argument_bytes = 0
-        elif self._argument_bytes > self.limits.query_buffer_bytes_max:
+        self._words.append(data[start:end])
+        self._words_bytes += end - start + WORD_OVERHEAD_BYTES
+        self._words_left -= 1
+        if not self._words_left:
+            requests.append(_request_of(self._words, self._words_bytes))
+            self._words = []
+            self._words_bytes = 0
+        elif self._words_bytes > self.limits.query_buffer_bytes_max:
             raise QueryBufferError("query buffer limit exceeded")
         return end + 2
 
@@ -256,65 +259,65 @@ def _request_of(words: list[bytes], size_bytes: int) -> Request:
 
 
 def split_requests(data: bytes) -> tuple[list[Request], bytes]:
-    """Parse the requests at a buffer's front that have the same number of arguments; return them and the rest.
+    """Parse the requests at a buffer's front that have the same number of words; return them and the rest.
 
-    Returns no requests if one of them is invalid, or has an argument that is long or contains line ends;
-    `RequestParser` then parses them.
+    Returns no requests if one of them is invalid, or has a word that is long or contains a line end. `RequestParser`
+    then parses them.
     """
     parts = data.split(b"\r\n")
     last = len(parts) - 1
     count = _COUNT_OF_LINE.get(parts[0], 0)
     stride = 1 + 2 * count
     if stride == last and count:  # a single request: skip the work for several
-        texts = parts[2::2]
-        return ([texts], parts[last]) if parts[1:last:2] == _length_lines(texts) else ([], data)
+        words = parts[2::2]
+        return ([words], parts[last]) if parts[1:last:2] == _length_lines(words) else ([], data)
     count_lines = parts[: last - last % stride : stride]
     equal_count = len(count_lines) if count_lines.count(parts[0]) == len(count_lines) else _count_equal(count_lines)
     if not count or not equal_count:
         return [], data
     end = equal_count * stride
-    words = parts[:end]
-    del words[::stride]
-    texts = words[1::2]
-    if words[::2] != _length_lines(texts):
+    lines_and_words = parts[:end]
+    del lines_and_words[::stride]
+    words = lines_and_words[1::2]
+    if lines_and_words[::2] != _length_lines(words):
         return [], data
     rest = parts[last] if end == last else b"\r\n".join(parts[end:])
-    return list(zip(*[iter(texts)] * count, strict=True)), rest
+    return list(zip(*[iter(words)] * count, strict=True)), rest
 
 
 def split_together(inputs: Sequence[bytes]) -> tuple[list[int], list[Request]]:
-    """Parse several clients' inputs, whose first requests are of one command and number of words.
+    """Parse the inputs of several clients. Their first requests have the same command and number of words.
 
-    Returns how many requests each has, and the requests of all. The number is 0 where `RequestParser` has to parse an
-    input: it ends within a request, or has requests of other commands.
+    Returns the number of requests in each input, and the requests of all. The number is 0 if `RequestParser` has to
+    parse an input: it ends within a request, or has requests of other commands.
     """
-    name_end = inputs[0].find(b"\r\n", NAME_AT_LEAST) + 2
-    head = inputs[0][:name_end]
-    stride = 1 + 2 * _COUNT_OF_LINE.get(head[: head.find(b"\r")], 0)
+    name_end = inputs[0].find(b"\r\n", NAME_OFFSET_MIN) + 2
+    prefix = inputs[0][:name_end]
+    stride = 1 + 2 * _COUNT_OF_LINE.get(prefix[: prefix.find(b"\r")], 0)
     lines = [data.count(b"\r\n") if data.endswith(b"\r\n") else 0 for data in inputs]
     if stride > 1 and lines.count(stride) == len(lines):  # nearly always: one request each
         counts = [1] * len(lines)
     else:
-        counts = [_whole_requests(data, head, each, stride) for data, each in zip(inputs, lines, strict=True)]
-    whole = inputs if 0 not in counts else [data for data, count in zip(inputs, counts, strict=True) if count]
-    if whole:
-        requests, rest = split_requests(b"".join(whole))
+        counts = [_request_count(data, prefix, each, stride) for data, each in zip(inputs, lines, strict=True)]
+    complete = inputs if 0 not in counts else [data for data, count in zip(inputs, counts, strict=True) if count]
+    if complete:
+        requests, rest = split_requests(b"".join(complete))
         name = requests[0][0] if requests else b""
         if not rest and len(requests) == sum(counts) and [each[0] for each in requests].count(name) == len(requests):
             return counts, requests
     return [0] * len(inputs), []
 
 
-def _whole_requests(data: bytes, head: bytes, lines: int, stride: int) -> int:
-    """Return how many requests an input has, if they are whole and all begin with `head`; else 0."""
+def _request_count(data: bytes, prefix: bytes, lines: int, stride: int) -> int:
+    """Return the number of requests in an input if all are complete and begin with a prefix; else 0."""
     count, more = divmod(lines, stride)
-    return count if stride > 1 and not more and (count == 1 or data.count(head) == count) else 0
+    return count if stride > 1 and not more and (count == 1 or data.count(prefix) == count) else 0
 
 
-def _length_lines(texts: Sequence[bytes]) -> list[bytes]:
-    """Return the length line `$<length>` of each text; an empty list if one of the texts is long."""
+def _length_lines(words: Sequence[bytes]) -> list[bytes]:
+    """Return the length line `$<length>` of each word; an empty list if one of the words is long."""
     try:
-        return list(map(_length_line, map(len, texts)))
+        return list(map(_length_line, map(len, words)))
     except IndexError:
         return []
 

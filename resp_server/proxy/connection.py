@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 from resp_server.client.connection import Connection, ConnectionHost
-from resp_server.net.guarded import isolated
+from resp_server.net.isolated import isolated
 from resp_server.proxy.compiled import ClientForwarder
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.session.epoch_feed import ReplyEpochs
@@ -58,7 +58,7 @@ class ProxyConnection(Connection):
         """Continue after a reply: send pushes, and handle the input that arrived meanwhile."""
         self.send_pushed()
         data = self.take_input()
-        if self.takes_requests and self.session.is_plain:
+        if self.takes_requests and self.session.can_use_fast_path:
             if not data or (not self._forwarder.forward(data) and self._forwarder.store_partial(data)):
                 self.is_idle = True
             if self.is_idle or self.is_handed_over:

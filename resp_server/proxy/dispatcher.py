@@ -18,7 +18,14 @@ from resp_server.command_table.table import Command
 from resp_server.commands.generic import cursor
 from resp_server.commands.sort import check_request
 from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.execution.dispatcher import SPELLINGS_MAX, Dispatcher, Later, end_caching, keys_read, release_reply
+from resp_server.execution.dispatcher import (
+    SPELLINGS_MAX,
+    Dispatcher,
+    IncompleteReply,
+    end_caching,
+    keys_read,
+    release_reply,
+)
 from resp_server.execution.long_requests import RequestSplit, first_portion, may_run_unsplit, too_long
 from resp_server.execution.slow_requests import NEVER_NS
 from resp_server.metrics.stats import CommandStats
@@ -119,7 +126,7 @@ class ProxyDispatcher(Dispatcher):
         out: list[bytes],
         ends_ns: int = NEVER_NS,
         requests_max: int = sys.maxsize,
-    ) -> Later | None:
+    ) -> IncompleteReply | None:
         session, applications, routes = context.session, self._applications, self._routes
         first = applications.each[0]
         batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply)
@@ -131,7 +138,9 @@ class ProxyDispatcher(Dispatcher):
                 name = request[0]
                 route = routes[name] if name in routes else self._learn_route(name)
                 is_long = type(request) is LongRequest
-                is_single = route is not None and route.single_key_at and session.is_plain and _fits(route, request)
+                is_single = (
+                    route is not None and route.single_key_at and session.can_use_fast_path and _fits(route, request)
+                )
                 cluster = applications.only
                 if route is not None and is_single and not is_long and cluster is not None:
                     route.command_stats.calls += 1
@@ -235,10 +244,16 @@ class ProxyDispatcher(Dispatcher):
         key = request[single_key_at(command)]
         number, slot = self.target_of(key)
         cluster, index = self._applications.each[number], batch.expect()
-        tracked = session.tracked if session.tracked is not None and session.tracked.records_reads else None
+        tracking_state = (
+            session.tracking_state
+            if session.tracking_state is not None and session.tracking_state.records_reads
+            else None
+        )
 
         def send(packed: bytes) -> None:
-            sink: ReplySink = batch if tracked is None else TrackingRecorder(batch, index, tracking, tracked, [key])
+            sink: ReplySink = (
+                batch if tracking_state is None else TrackingRecorder(batch, index, tracking, tracking_state, [key])
+            )
             deadline_s = cluster.deadline_s(is_long=True)
             cluster.send(ServerRequest(packed, slot, session.protocol, deadline_s, sink, index, is_long=True))
 
@@ -313,9 +328,9 @@ class ProxyDispatcher(Dispatcher):
         index = batch.expect(session.is_silent)
         sink: ReplySink = batch
         keys: list[bytes] = []
-        if session.tracked is not None and not session.tracked.is_bcast:
+        if session.tracking_state is not None and not session.tracking_state.is_bcast:
             # EXEC may read an older epoch than that of the invalidations sent so far.
-            sink = TrackingRecorder(batch, index, self._tracking, session.tracked, keys, is_cacheable=False)
+            sink = TrackingRecorder(batch, index, self._tracking, session.tracking_state, keys, is_cacheable=False)
         run = ProxyExec(self, self._applications, context, requests, watched, sink, index)
         start = partial(run.start, self._before_exec(session, requests, keys))
         if before:
@@ -330,7 +345,7 @@ class ProxyDispatcher(Dispatcher):
             if denied is not None:  # the rights changed meanwhile; servers do not know this user
                 raise ExecAbortError(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
             yield
-        is_tracked = session.tracked is not None and not session.tracked.is_bcast
+        is_tracked = session.tracking_state is not None and not session.tracking_state.is_bcast
         for each in requests if is_tracked or session.is_observed else ():
             command = self.command(each)
             if policy_of(command) is RequestPolicy.BY_KEYS:
@@ -438,8 +453,12 @@ class ProxyDispatcher(Dispatcher):
                 raise ClusterDownError
             batch.send(cluster, pack((*within(session.user), *request)), 0, is_silent, master)
             return True
-        tracked = session.tracked if session.tracked is not None and session.tracked.records_reads else None
-        if command.name == "mget" and tracked is None and self._forward_mget(command, request, session, batch):
+        tracking_state = (
+            session.tracking_state
+            if session.tracking_state is not None and session.tracking_state.records_reads
+            else None
+        )
+        if command.name == "mget" and tracking_state is None and self._forward_mget(command, request, session, batch):
             return True
         found = split_by_slot(command.facts, request, self.target_of)
         if found is None:
@@ -450,7 +469,7 @@ class ProxyDispatcher(Dispatcher):
         if command.name == "sort_ro":
             check_request(session.user, request)
         index = batch.expect(is_silent)
-        send = partial(self._send_parts, command, parts, merge, session, batch, index, tracked)
+        send = partial(self._send_parts, command, parts, merge, session, batch, index, tracking_state)
         batch.set_retry(index, send)
         send()
         return True
@@ -463,7 +482,7 @@ class ProxyDispatcher(Dispatcher):
         session: Session,
         batch: ReplyBatch,
         index: int,
-        tracked: TrackingState | None = None,
+        tracking_state: TrackingState | None = None,
     ) -> None:
         aggregator = ReplyAggregator(len(parts), merge, batch, index, self._server.clients.defer)
 
@@ -472,9 +491,9 @@ class ProxyDispatcher(Dispatcher):
                 number, slot = cast("tuple[int, int]", part.target)
                 cluster = self._applications.each[number]
                 sink: ReplySink = aggregator
-                if tracked is not None:
+                if tracking_state is not None:
                     sink = TrackingRecorder(
-                        aggregator, part_index, self._tracking, tracked, keys_read(command, part.request)
+                        aggregator, part_index, self._tracking, tracking_state, keys_read(command, part.request)
                     )
                 cluster.send(
                     ServerRequest(pack(part.request), slot, session.protocol, cluster.deadline_s(), sink, part_index)
@@ -555,7 +574,7 @@ class ProxyDispatcher(Dispatcher):
         address = cluster.active_server(str(cluster.slots.owners[slot_of(key)]))
         return as_bytes(replies[0]).replace(encode(b"this server", 2), encode(address.encode(), 2))
 
-    def _answer_locally(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Later | None:
+    def _answer_locally(self, context: CommandContext, request: Request, batch: ReplyBatch) -> IncompleteReply | None:
         """Answer a request without servers. A reply in steps is returned if no earlier reply is missing."""
         reply = self.reply_to(context, request)
         if isinstance(reply, Sliced):

@@ -762,7 +762,7 @@ cdef class ClientForwarder(InputInterceptor):
     cdef bint try_forward(self, const uint8_t* data, size_t size) except -1:
         """Forward the plain reads at the front of received data, if the connection has no other work; return whether any are."""
         self.hop.has_partial = False
-        return self.connection.is_idle and self.session.is_plain and self.forward_buffer(data, size)
+        return self.connection.is_idle and self.session.can_use_fast_path and self.forward_buffer(data, size)
 
     def forward(self, bytes data):
         """Forward the plain reads at the front of buffered input; return whether there are any."""

@@ -660,8 +660,8 @@ class ProxyMessageBus(MessageBus):
         self._deliveries.add(self.hub.counting(found, kind, channel), lambda: None, ask)
         return pending
 
-    def subscribed(self, session: Session, frames: bytes) -> Reply:
-        answered = partial(super().subscribed, session, frames)
+    def subscription_reply(self, session: Session, frames: bytes) -> Reply:
+        answered = partial(super().subscription_reply, session, frames)
         pending = Pending(self.applications.each[0].timeout_s, answered)
         self.relay.when_synced(lambda: pending.resolve(answered))
         return pending

@@ -16,7 +16,7 @@ class Clients(Protocol):
     def push(self, session_id: int, frames: bytes) -> None:
         """Send frames between two replies; a client that is not connected gets nothing."""
 
-    def push_invalidations(self, tracked: TrackingState) -> None:
+    def push_invalidations(self, tracking_state: TrackingState) -> None:
         """Send a client's pending invalidations to the client that it redirects to."""
 
     def cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
@@ -51,7 +51,7 @@ class NoClients:
     def push(self, session_id: int, frames: bytes) -> None:
         pass
 
-    def push_invalidations(self, tracked: TrackingState) -> None:
+    def push_invalidations(self, tracking_state: TrackingState) -> None:
         pass
 
     def cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:

@@ -10,11 +10,10 @@ import asyncio
 import logging
 from typing import Protocol
 
-import hiredis
-
 from resp_server.acl.rules import DEFAULT_USER
 from resp_server.cluster.node_view import NodeView
 from resp_server.config import ServerConfig
+from resp_server.net.client import pack_request
 from resp_server.net.tls import Certificates, certificates_of, reason_of
 from resp_server.session.subscriptions import SubscriptionKind
 
@@ -23,7 +22,7 @@ logger = logging.getLogger("sparkis.server")
 # The unsent bytes to one node; further messages are dropped.
 WAITING_BYTES_MAX = 8 << 20
 CONNECT_S_MAX = 1.0
-# After a failed connection, messages to that node are dropped for so long.
+# After a failed connection, messages to that node are dropped for this long.
 PAUSE_S = 0.5
 
 KINDS = {SubscriptionKind.CHANNEL: "CHANNEL", SubscriptionKind.SHARD: "SHARD"}
@@ -77,9 +76,10 @@ class Peer(asyncio.Protocol):
             )
         else:
             self._transport = transport
-            words = [("CLIENT", "SETNAME", "sparkis-node")]
-            greeting = [("AUTH", DEFAULT_USER.decode(), self._password)] if self._password is not None else []
-            transport.write(b"".join(map(_packed, [*greeting, *words])) + b"".join(self._buffered))
+            greeting = pack_request("CLIENT", "SETNAME", "sparkis-node")
+            if self._password is not None:
+                greeting = pack_request("AUTH", DEFAULT_USER, self._password) + greeting
+            transport.write(greeting + b"".join(self._buffered))
         finally:
             self._connecting = None
             self._buffered, self._buffered_bytes = [], 0
@@ -124,7 +124,7 @@ class ClusterBus:
         addresses = {node.address for node in nodes if node.id != cluster.myself.id}
         for address in self._peers.keys() - {node.address for node in cluster.topology.nodes}:
             self._peers.pop(address).close()
-        packed = _packed(("STATE", "PUBLISH", KINDS[kind], channel, text)) if addresses else b""
+        packed = pack_request("STATE", "PUBLISH", KINDS[kind], channel, text) if addresses else b""
         for address in addresses:
             if address not in self._peers:
                 if self._certificates is None:
@@ -138,8 +138,3 @@ class ClusterBus:
         """Close all connections."""
         for peer in self._peers.values():
             peer.close()
-
-
-def _packed(words: tuple[str | bytes | None, ...]) -> bytes:
-    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # its stub has a tuple of one word
-    return packed

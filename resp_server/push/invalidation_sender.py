@@ -137,8 +137,8 @@ def frames_for(target: Session, invalidations: Sequence[Invalidation]) -> bytes:
     """Return the frames for a redirect target; none for a client of RESP2 without subscriptions."""
     if target.protocol == RESP2 and target.subscriptions is None:
         return b""
-    head = MESSAGE if target.protocol == RESP2 else PUSH
-    return b"".join([each.frames(head) for each in invalidations])
+    prefix = MESSAGE if target.protocol == RESP2 else PUSH
+    return b"".join([each.frames(prefix) for each in invalidations])
 
 
 def relayed(sessions: Mapping[int, Session], clients: Clients, argument: Mapping[str, Any]) -> bool:

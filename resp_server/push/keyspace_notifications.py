@@ -30,6 +30,7 @@ from resp_server.config import ServerConfig
 from resp_server.push.clients import Clients
 from resp_server.push.message_bus import MessageBus
 from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch
+from resp_server.session.epoch_feed import JobEpoch
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind
 from state_backend.model.errors import StoreError
@@ -45,8 +46,8 @@ EPOCH = OWN_CHANNELS + b"epoch:"
 
 # Nothing signals that expired keys were removed, about once a second, so the view is polled (guess).
 POLL_S = 0.1
-# The time for building messages before other clients get a turn.
-SLICE_NS = 2_000_000
+# The time for building messages in one turn of the event loop.
+TURN_NS_MAX = 2_000_000
 # The longest wait for subscribers whose output exceeds `output_pause_bytes`.
 SLOW_CLIENT_WAIT_S = 1.0
 SLOW_CLIENT_POLL_S = 0.01
@@ -107,10 +108,9 @@ def letters_of(classes: int) -> str:
 def config_letters(letters: str) -> str:
     """Return letters as CONFIG GET renders them: with `A`, `n` is left out."""
     classes = classes_of(letters)
-    classes_text = (
-        "A" if classes & ALL == ALL else "".join(each for each in ALL_CLASSES + "n" if classes & CLASSES[each])
-    )
-    return classes_text + "".join(each for each in "KEm" if classes & CLASSES[each])
+    has_all = classes & ALL == ALL
+    first = "A" if has_all else "".join(each for each in ALL_CLASSES + "n" if classes & CLASSES[each])
+    return first + "".join(each for each in "KEm" if classes & CLASSES[each])
 
 
 def enables_messages(classes: int) -> bool:
@@ -127,7 +127,7 @@ def may_match_notifications(kind: SubscriptionKind, name: bytes) -> bool:
 
 
 class _Position(NamedTuple):
-    """The next event to publish of a job: `serial`, in the series of events that the store began under `id`."""
+    """The next event of a job to publish. serial: its number in the series of events that the store calls `id`."""
 
     id: bytes
     serial: int
@@ -143,7 +143,7 @@ class NotificationHost(Protocol):
     message_bus: MessageBus
     sessions: dict[int, Session]
 
-    def look(self) -> None:
+    def renew_all(self) -> None:
         """Move the view to the newest epochs of all jobs."""
 
     def report(self, error: Exception) -> object:
@@ -161,13 +161,14 @@ class Notifications:
         self._classes = classes_of(host.config.notify_events)
         self._classes_of_clients: dict[Session, int] = {}
         self._positions: dict[str, _Position | None] = {}
-        self._epochs: dict[str, tuple[int, int]] = {}
+        self._epochs: dict[str, JobEpoch] = {}
         self._task: asyncio.Task[None] | None = None
         self._wakeup = asyncio.Event()
         # The channels and patterns with subscribers that notifications may match.
         self._listeners: dict[tuple[SubscriptionKind, bytes], None] = {}
         self._too_slow: set[Session] = set()
-        self._enabled_classes = self._classes  # by anybody
+        # Enabled by the settings, or for any client.
+        self._enabled_classes = self._classes
         self._is_needed = self.is_needed
         # Called when appliers have to start or stop storing the events of keys.
         self.on_demand_change: Callable[[bool], None] = lambda is_needed: None
@@ -229,7 +230,7 @@ class Notifications:
 
     def _skip_past_events(self) -> None:
         """Skip all events before the first subscription."""
-        self._host.look()
+        self._host.renew_all()
         for name, snapshot in self._snapshots():
             stored = snapshot.stored_portions()
             self._positions[name] = None if stored is None else _Position(stored.id, stored.next)
@@ -255,7 +256,7 @@ class Notifications:
 
     async def _publish(self) -> None:
         """Publish all new epochs and events."""
-        self._host.look()
+        self._host.renew_all()
         self._publish_epochs()
         for name in [name for name, _ in self._snapshots()]:
             await self._publish_events(name)
@@ -268,14 +269,14 @@ class Notifications:
     def _publish_epochs(self) -> None:
         for name, snapshot in self._snapshots():
             applied = snapshot.applied
-            reached = (applied.term, applied.epoch)
-            if self._epochs.get(name) != reached and applied.epoch >= 0:
-                self._epochs[name] = reached
-                self.announce_epoch(name, reached)
+            newest = (applied.term, applied.epoch)
+            if self._epochs.get(name) != newest and applied.epoch >= 0:
+                self._epochs[name] = newest
+                self.announce_epoch(name, newest)
 
-    def announce_epoch(self, job: str, reached: tuple[int, int]) -> None:
-        """Publish that an epoch of a job, given by term and number, is readable."""
-        message = {"job": job, "term": reached[0], "epoch": reached[1]}
+    def announce_epoch(self, job: str, job_epoch: JobEpoch) -> None:
+        """Publish that an epoch of a job is readable."""
+        message = {"job": job, "term": job_epoch[0], "epoch": job_epoch[1]}
         self._host.message_bus.post(
             SubscriptionKind.CHANNEL,
             EPOCH + job.encode(),
@@ -319,12 +320,12 @@ class Notifications:
 
     async def _publish_portion(self, portion: Portion) -> None:
         batch = MessageBatch()
-        ends_ns = perf_counter_ns() + SLICE_NS
+        ends_ns = perf_counter_ns() + TURN_NS_MAX
         for key, numbers in portion.events:
             for _ in self._messages(batch, key, numbers):
                 if perf_counter_ns() >= ends_ns:
                     await self._send(batch)
-                    ends_ns = perf_counter_ns() + SLICE_NS
+                    ends_ns = perf_counter_ns() + TURN_NS_MAX
         await self._send(batch)
 
     def _messages(self, batch: MessageBatch, key: bytes, numbers: bytes) -> Iterator[None]:

@@ -66,16 +66,20 @@ class MessageBus:
         self._check_size(len(channel) + len(text))
         delivered = _Delivered()
 
-        def on_delivered(count: int, own: bytes) -> None:
+        # own_frames: the publisher's copy.
+        def on_delivered(count: int, own_frames: bytes) -> None:
             if is_forwarded:
                 self._host.cluster_bus.forward(kind, channel, text)
-            reply = self._with_others(kind, channel, text, lambda others: self._answer(publisher, count + others, own))
-            delivered.put(reply)
+            delivered.put(
+                self._relay_message(
+                    kind, channel, text, lambda others: self._answer(publisher, count + others, own_frames)
+                )
+            )
 
         self._deliver(kind, channel, text, on_delivered, except_for=publisher)
         return delivered.reply
 
-    def subscribed(self, session: Session, frames: bytes) -> Reply:
+    def subscription_reply(self, session: Session, frames: bytes) -> Reply:
         """Return the reply to SUBSCRIBE and the like. As messages are, it is sent even if CLIENT REPLY is OFF."""
         if session.is_silent:
             self._host.clients.push(session.id, frames)
@@ -89,8 +93,8 @@ class MessageBus:
         accepts: Accepts | None = None,
         done: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """Send a message to this process's subscribers that `wants` accepts; `done` gets their number."""
-        self._deliver(kind, channel, text, lambda count, own: done(count), accepts)
+        """Send a message to those of this process's subscribers that `accepts` accepts; `done` gets their number."""
+        self._deliver(kind, channel, text, lambda count, _: done(count), accepts)
 
     def _deliver(
         self,
@@ -102,18 +106,18 @@ class MessageBus:
         except_for: Session | None = None,
     ) -> None:
         """Send a message; `done` gets the number of receivers, and the frames for `except_for`, which are not sent."""
-        batch, own = MessageBatch(), []
+        batch, own_frames = MessageBatch(), []
 
         def flush() -> None:
             if except_for is not None:
-                own.append(batch.take(except_for))
+                own_frames.append(batch.take(except_for))
             batch.send(self._host.clients.push)
 
         if kind is SubscriptionKind.SHARD:
             steps = self.hub.posting_in_shard(batch, channel, text)
         else:
             steps = self.hub.posting(batch, channel, text, accepts)
-        self._deliveries.add(steps, flush, lambda: done(batch.count, b"".join(own)))
+        self._deliveries.add(steps, flush, lambda: done(batch.count, b"".join(own_frames)))
 
     def leave(self, session: Session) -> None:
         """End all subscriptions of a client without replies: in steps, as there may be many."""
@@ -126,12 +130,12 @@ class MessageBus:
             for session in hub.sessions(SubscriptionKind.SHARD, channel):
                 self._host.clients.push(session.id, hub.unsubscribe(session, SubscriptionKind.SHARD, [channel]))
 
-    def _answer(self, publisher: Session, count: int, own: bytes) -> Reply:
-        if not own:
+    def _answer(self, publisher: Session, count: int, own_frames: bytes) -> Reply:
+        if not own_frames:
             return count
         if publisher.transaction is None and not publisher.is_silent:
-            return Frames(encode(count, publisher.protocol) + own)
-        self._host.clients.push(publisher.id, own)
+            return Frames(encode(count, publisher.protocol) + own_frames)
+        self._host.clients.push(publisher.id, own_frames)
         return count
 
     # -- the other processes ------------------------------------------------------------------------------------------
@@ -144,9 +148,10 @@ class MessageBus:
         if self._waiting_bytes + size > WAITING_BYTES_MAX:
             raise PlainError("too many messages wait to be relayed to the other workers")
 
-    def _with_others(
+    def _relay_message(
         self, kind: SubscriptionKind, channel: bytes, text: bytes, answer: Callable[[int], Reply]
     ) -> Reply:
+        """Relay a message to the other processes; `answer` makes the reply from the number of receivers there."""
         if self._host.peers is None:
             return answer(0)
         pending = Pending(RELAY_S_MAX, lambda: answer(0))

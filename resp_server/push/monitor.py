@@ -110,7 +110,7 @@ class Monitors:
             self._host.update_observation()
 
     def announce(self, then: Callable[[], None] = lambda: None) -> None:
-        """Notify the other processes that this one has monitors. This is repeated for new processes."""
+        """Notify the other processes that this one has monitors; called again for each new process."""
         if self._own and self._host.peers is not None:
             self._host.peers.query(ANNOUNCE_MONITORS, None, lambda answers: then())
 
@@ -202,8 +202,8 @@ def may_see(session: Session, line: MonitorLine) -> bool:
 def line_of(now_ms: int, db: int, address: str, words: Sequence[bytes]) -> bytes:
     """Return a request as a line of MONITOR."""
     seconds, milliseconds = divmod(now_ms, 1000)
-    head = f"+{seconds}.{milliseconds:03}000 [{db} {address}]".encode("utf-8", "surrogateescape")
-    return b" ".join([head, *map(quoted, words)]) + b"\r\n"
+    prefix = f"+{seconds}.{milliseconds:03}000 [{db} {address}]".encode("utf-8", "surrogateescape")
+    return b" ".join([prefix, *map(quoted, words)]) + b"\r\n"
 
 
 def quoted(word: bytes) -> bytes:

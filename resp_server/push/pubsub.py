@@ -110,7 +110,7 @@ class PubSub:
                 self.on_change(kind, name)
             subscriptions.add(kind, name)
             out.append(subscription_reply(kind.value + SUBSCRIBE, name, subscriptions.count(kind), session.protocol))
-        session.subscribe(subscriptions)
+        session.set_subscriptions(subscriptions)
         return b"".join(out)
 
     def unsubscribe(self, session: Session, kind: SubscriptionKind, names: Iterable[bytes] = ()) -> bytes:
@@ -122,7 +122,7 @@ class PubSub:
             if subscriptions.remove(kind, name):
                 self._leave(session, kind, name)
             out.append(subscription_reply(verb, name, subscriptions.count(kind), session.protocol))
-        session.subscribe(subscriptions)
+        session.set_subscriptions(subscriptions)
         return b"".join(out) or subscription_reply(verb, None, subscriptions.count(kind), session.protocol)
 
     def leave(self, session: Session) -> Iterator[None]:
@@ -132,7 +132,7 @@ class PubSub:
         """
         self.on_leave(session)
         ended = session.subscriptions or Subscriptions()
-        session.subscribe(Subscriptions())
+        session.set_subscriptions(Subscriptions())
         return self._leaving(session, ended)
 
     def _leaving(self, session: Session, ended: Subscriptions) -> Iterator[None]:

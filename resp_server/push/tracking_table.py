@@ -45,7 +45,7 @@ class ChangeListener(Protocol):
         """Record changed keys; None: any key may have changed."""
 
 
-# The clients that cache a key; if there is only one, its own `as_holder`.
+# The clients that cache a key; if there is only one, its `as_tuple`.
 CachingClients = tuple[TrackingState, ...]
 ALL_CLIENTS: CachingClients = ()
 
@@ -62,7 +62,8 @@ class TrackingTable:
         self.clients: dict[TrackingState, None] = {}
         self.pending_clients: dict[TrackingState, None] = {}
         self.listeners: dict[ChangeListener, None] = {}
-        self.items = 0  # the number of (key, client) pairs
+        # The number of (key, client) pairs.
+        self.items = 0
         self.full_invalidations = 0
         # `on_begin` is called for each new client; `on_use` when the table gets its first client or loses its last one.
         self.on_begin: Callable[[], None] = lambda: None
@@ -220,12 +221,12 @@ class TrackingTable:
             client.resend.append(Invalidation(keys))
             self.pending_clients[client] = None
 
-    def take(self, client: TrackingState, head: bytes, *, is_within: bool = False) -> bytes:
-        """Return the frames to send to a client now (see `TrackingState.take`); `head` is PUSH or MESSAGE."""
+    def take(self, client: TrackingState, prefix: bytes, *, is_within: bool = False) -> bytes:
+        """Return the frames to send to a client now (see `TrackingState.take`); `prefix` is PUSH or MESSAGE."""
         taken = client.take(is_within=is_within)
         if not client.has_pending:
             self.pending_clients.pop(client, None)
-        return b"".join([each.frames(head) for each in taken])
+        return b"".join([each.frames(prefix) for each in taken])
 
     def _enqueue_for_keys(self, keys: Iterable[bytes]) -> None:
         keys_by_clients: dict[CachingClients, list[bytes]] = {}

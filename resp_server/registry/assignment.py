@@ -5,8 +5,8 @@ Slots X move from A to B in an order in which every server that a client may ask
     B is to load X -> B owns X, at A's epochs -> the topology gives X to B -> B serves that topology
     -> other servers get it -> A serves it -> A drops X
 
-If the owner of a slot has failed, the slot stays in its name until another server has loaded it: the owner may still
-answer clients while only the registry cannot reach it.
+A failed server still owns its slots until another server has loaded them, because it may still answer clients: perhaps
+only the registry cannot reach it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from resp_server.cluster.topology import Health, Node, Topology
 from resp_server.registry.sharding import Member, Shard, plan
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
 
-# The term and epoch of each job that a taker must reach before it may answer in place of a giver.
+# The term and epoch of each job that the new owner of slots must reach before it may answer in place of the old owner.
 Handover = dict[str, tuple[int, int]]
 
 
@@ -38,10 +38,12 @@ class Assignment:
         self.shards = () if topology is None else _shards_of(topology)
         self._replicas = replicas
         self._released = topology
-        self._early: frozenset[str] = frozenset()  # ids of members that get the topology before its release
+        # The ids of members that get the topology before its release.
+        self._early: frozenset[str] = frozenset()
         self._desired_slots: dict[str, KeyGroups] = {}
         self._handovers: dict[tuple[str, str], Handover] = {}
-        self._is_own = False  # whether this registry made the topology
+        # Whether this registry made the topology.
+        self._is_own = False
 
     def update(self, members: Mapping[str, Member]) -> bool:
         """Plan for these members, all that may serve; return whether there is a new topology.
@@ -101,7 +103,8 @@ class Assignment:
             is_replica = shard is not None and shard.master != name and not slots.get(name)
             master = shard.master if shard is not None and is_replica else None
             node = _make_node(name, before, members, slots, master)
-            nodes.setdefault(node.address, node)  # of two absent nodes at one address the earlier stays
+            # Of two absent nodes with one address, the first one stays.
+            nodes.setdefault(node.address, node)
         ids = {node.id for node in nodes.values()}
         return tuple(node for node in nodes.values() if node.replica_of is None or node.replica_of in ids)
 
@@ -121,33 +124,33 @@ class Assignment:
         return True
 
     def _next_slots(self, current: Mapping[str, KeyGroups], members: Mapping[str, Member]) -> dict[str, KeyGroups]:
-        """Return the slots of each node in the next topology: moved to their target where it can answer, else unmoved.
+        """Return the slots of each node in the next topology. Slots move once their new owner can answer.
 
-        A node that gains slots gives none away in the same topology, as it must serve the gained ones first.
+        A node that gains slots loses none in the same topology, because it must serve the gained ones first.
         """
         target = {shard.master: shard.slots for shard in self.shards}
         moves = [
-            (source, name, moved)
-            for name, slots in _best_owners(target, current, members).items()
-            for source, moved in _owners_of(slots - current.get(name, NONE), current)
+            (old, new, moved)
+            for new, slots in _best_owners(target, current, members).items()
+            for old, moved in _owners_of(slots - current.get(new, NONE), current)
         ]
-        handovers = {(source, name): self._handovers.get((source, name), {}) for source, name, _ in moves}
+        handovers = {(old, new): self._handovers.get((old, new), {}) for old, new, _ in moves}
         self._handovers = handovers
         slots = dict(current)
-        givers: set[str] = set()
-        gainers: set[str] = set()
-        # First the slots that no server answers: they need not wait for a giver.
-        for source, name, moved in sorted(moves, key=lambda move: _is_alive(move[0], members)):
-            if not _may_take_over(members.get(source), members.get(name), handovers[source, name]):
+        losing: set[str] = set()
+        gaining: set[str] = set()
+        # First the slots that no server answers: their new owner need not wait for the old one.
+        for old, new, moved in sorted(moves, key=lambda move: _is_alive(move[0], members)):
+            if not _may_take_over(members.get(old), members.get(new), handovers[old, new]):
                 continue
-            if _is_alive(source, members):
-                if source in gainers or name in givers:
+            if _is_alive(old, members):
+                if old in gaining or new in losing:
                     continue
-                givers.add(source)
-            gainers.add(name)
-            slots[name] = slots.get(name, NONE) | moved
-            if source:
-                slots[source] -= moved
+                losing.add(old)
+            gaining.add(new)
+            slots[new] = slots.get(new, NONE) | moved
+            if old:
+                slots[old] -= moved
         return slots
 
     def _release(self, members: Mapping[str, Member]) -> None:
@@ -165,12 +168,13 @@ class Assignment:
             and member.is_alive
             and node.id not in serving
         )
-        self._early = early | serving  # members that serve it already get none that is older
+        # A member that serves the topology already must not get an older one.
+        self._early = early | serving
         if not early:
             self._released = topology
 
     def _desired_of(self, member: Member) -> KeyGroups:
-        """Return the slots that a member should own: its shard's, and those for which it serves or may still serve."""
+        """Return the slots that a member should own: its shard's, and those that clients may still read from it."""
         needed = NONE
         for shard in self.shards:
             if member.id in shard.members:
@@ -207,30 +211,34 @@ def _make_node(
     return Node(name, endpoint.host, endpoint.port, slots.get(name, NONE), master, health)
 
 
-def _may_take_over(giver: Member | None, taker: Member | None, handover: Handover) -> bool:
-    """Tell whether a taker may answer for a giver: it has all jobs, and no reader sees an epoch go back.
+def _may_take_over(old: Member | None, new: Member | None, handover: Handover) -> bool:
+    """Tell whether the new owner of slots may answer for the old one: it has all jobs, and epochs do not go back.
 
-    The epochs to reach are those at the first call of a handover, so that a taker that always lags a little does not
-    wait for ever. A giver that does not report has none to reach: no client reads from it.
+    The epochs to reach are those at the first call for a handover, so that a new owner that always lags a little does
+    not wait for ever. If the old owner does not report, there are none to reach: no client reads from it.
     """
-    if giver is None or taker is None:
+    if old is None or new is None:
         return True
-    for job, visible in giver.jobs.items():
+    for job, visible in old.jobs.items():
         handover.setdefault(job, (visible.term, visible.epoch))
-        found = taker.jobs.get(job)
-        if found is None or (giver.is_alive and (found.term, found.epoch) < handover[job]):
+        found = new.jobs.get(job)
+        if found is None or (old.is_alive and (found.term, found.epoch) < handover[job]):
             return False
     return True
 
 
-def _is_alive(source: str, members: Mapping[str, Member]) -> bool:
-    return source in members and members[source].is_alive
+def _is_alive(name: str, members: Mapping[str, Member]) -> bool:
+    return name in members and members[name].is_alive
 
 
 def _best_owners(
     target: Mapping[str, KeyGroups], current: Mapping[str, KeyGroups], members: Mapping[str, Member]
 ) -> dict[str, KeyGroups]:
-    """Return the best owner of each slot now. Each slot that has an owner or a target is listed once."""
+    """Return the best owner of each slot now. Each slot that has an owner or a target is listed once.
+
+    The first of these is the best one: the target, if it can answer; the present owner, if it can; another target or
+    owner that can; the present owner; the target.
+    """
 
     def answerable(name: str) -> KeyGroups:
         return members[name].can_answer if name in members else NONE

@@ -20,6 +20,7 @@ import hiredis
 from resp_server.cluster.topology import Health, Topology, TopologyError
 from resp_server.cluster.topology_source import TopologySink
 from resp_server.net.addresses import host_and_port
+from resp_server.net.client import pack_request
 from resp_server.net.tls import Certificates, reason_of
 from resp_server.registry.record import Record, read_record
 from resp_server.registry.report import Report
@@ -39,7 +40,7 @@ SILENT_S = 2.0
 SILENT_CHECKS = 8
 CONNECT_S_MAX = 1.0
 SEARCH_EVERY_S = 1.0
-# Storage of a log may hang: reading the records is waited for no longer.
+# The longest wait for the records: the storage of a log may hang.
 STORAGE_S_MAX = 2.0
 READ_BYTES = 64 << 10
 
@@ -150,7 +151,7 @@ class RegistryClient:
             await asyncio.sleep(max(0.0, started_s + SEARCH_EVERY_S - loop.time()))
 
     async def drain(self, seconds_max: float) -> None:
-        """Hand this server's slots over to other servers; return when they own them, at once if there are none."""
+        """Hand this server's slots over to other servers; return when they own them, or at once if there are none."""
         self._is_draining = True
         self._wake.set()
         with suppress(TimeoutError):
@@ -214,7 +215,7 @@ class RegistryClient:
         here = writer.get_extra_info("sockname")[0]
         reporting: asyncio.Task[None] | None = None
         try:
-            writer.write(_pack("AUTH", self._token))
+            writer.write(pack_request("AUTH", self._token))
             reporting = asyncio.create_task(self._report_loop(writer, self._advertised.host or here))
             await self._read_pushes(reader, address)
         finally:
@@ -231,7 +232,7 @@ class RegistryClient:
         with suppress(OSError):
             while True:
                 self._wake.clear()
-                writer.write(_pack("REPORT", self._report(host).to_json()))
+                writer.write(pack_request("REPORT", self._report(host).to_json()))
                 await writer.drain()
                 await asyncio.sleep(REPORT_GAP_S)
                 with suppress(TimeoutError):
@@ -283,9 +284,9 @@ class RegistryClient:
                 self._on_end()
 
     def _notice(self, job: str) -> None:
-        """Have a job's log checked, in the background as storage may hang; once at a time for each job."""
-        under_way = self._notices.get(job)
-        if under_way is None or under_way.done():
+        """Have a job's log checked: in the background, because storage may hang, and once at a time for each job."""
+        running = self._notices.get(job)
+        if running is None or running.done():
             self._notices[job] = asyncio.create_task(self._appliers.notice(job))
 
     def _assign(self, topology: Topology, desired_slots: KeyGroups) -> None:
@@ -306,11 +307,6 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
             async with asyncio.timeout(SILENT_S / SILENT_CHECKS):
                 return await reader.read(READ_BYTES)
     raise TimeoutError
-
-
-def _pack(*words: str) -> bytes:
-    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # its stub has a tuple of one word
-    return packed
 
 
 def _read_records(logs: Sequence[Filesystem]) -> list[Record]:

@@ -68,11 +68,8 @@ class Report:
             Topology.of_json({"version": 0, "nodes": [{"id": member_id, "host": host, "port": port}]})
             jobs = {str(name): _visible(seen) for name, seen in fields["jobs"].items()}
             owned_slots = KeyGroups.parse(fields["owned_slots"])
-            topology_version, zone, driver = (
-                int(fields["topology_version"]),
-                str(fields.get("zone", "")),
-                str(fields.get("driver", "")),
-            )
+            topology_version = int(fields["topology_version"])
+            zone, driver = str(fields.get("zone", "")), str(fields.get("driver", ""))
             is_draining, has_room = bool(fields["is_draining"]), bool(fields.get("has_room", True))
             return cls(member_id, host, port, is_draining, has_room, topology_version, owned_slots, jobs, zone, driver)
         except (TopologyError, KeyGroupsError) as error:

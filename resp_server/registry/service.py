@@ -53,10 +53,11 @@ WAIT_MS_MAX = 600_000
 # A server reports four times a second; one that is silent for this long has failed.
 SILENT_S = 1.0
 # Servers that join within this time are admitted together.
-GATHER_S = 0.5
+ADMIT_AFTER_S = 0.5
 # Servers look for a new registry once a second; a new registry waits this long for the servers of its topology.
 SETTLE_S = 2.0
-# The same where there is no topology but servers report one, or where only servers outside the topology have joined.
+# The wait for servers if the record has no topology but servers report one, or if all servers that have joined are
+# outside the record's topology.
 REBUILD_S = 1.5
 TICK_S = 0.05
 # Directives are sent after the topology is stored, or after this time.
@@ -71,7 +72,8 @@ class Peer:
         self._registry = registry
         self._writer = writer
         self.is_watching = False
-        self.sent: tuple[int, str] = (-1, "")  # the last version sent, and the desired slots with it
+        # The last topology version sent, and the desired slots sent with it.
+        self.sent: tuple[int, str] = (-1, "")
 
     def send(self, message: bytes) -> None:
         """Send bytes; a peer that does not read is disconnected."""
@@ -157,7 +159,7 @@ class Registry:
         self._peers: set[Peer] = set()
         self._waiters: set[tuple[str, int, asyncio.Future[None]]] = set()
         self._join_count = 0
-        # This clock stops while the process is stopped, so servers do not seem silent and waits do not end afterwards.
+        # This clock stops while the process is stopped, so that servers do not seem silent when it resumes.
         self._clock = AwakeClock(2 * TICK_S)
         self._wake = asyncio.Event()
         self._saved = asyncio.Event()
@@ -216,7 +218,7 @@ class Registry:
                 member.report.topology_version >= 0 for member in joining
             )
             first_seen_s = min(member.first_seen_s for member in joining)
-            if now_s - first_seen_s >= (REBUILD_S if is_rebuilt else GATHER_S):
+            if now_s - first_seen_s >= (REBUILD_S if is_rebuilt else ADMIT_AFTER_S):
                 for member in joining:
                     member.is_admitted = True
         for name, member in list(self._members.items()):
@@ -336,9 +338,8 @@ class Registry:
                 case [b"MEMBERS"]:
                     return self._list_members()
                 case [b"END", str(driver)] if driver:
-                    await self._end_servers(
-                        [member for member in self._members.values() if member.report.driver == driver]
-                    )
+                    members = self._members.values()
+                    await self._end_servers([member for member in members if member.report.driver == driver])
                     return OK
         except ReportError as error:
             return PlainError(str(error))

@@ -18,7 +18,7 @@ from state_backend.model.slots import SLOTS
 
 # A server that dies may be restarted with its slots intact, so no other server loads them before this time is over.
 RESTART_GRACE_S = 1.0
-# The same where other members of the shard answer meanwhile: no hurry (guess: a server starts in two or three).
+# The same if other members of the shard answer meanwhile: there is no hurry (guess: a server starts within 3 s).
 RETURN_GRACE_S = 10.0
 
 
@@ -107,8 +107,8 @@ def plan(shards: Sequence[Shard], members: Mapping[str, Member], replicas: int) 
 def _eligible(shards: Sequence[Shard], members: Mapping[str, Member]) -> list[str]:
     """Return the ids of members that may serve, in join order: present or likely to return, and not draining.
 
-    A member without room is left out, unless another member of its shard has room and so has the newer epochs. Where
-    most members have no room, the others would soon be full as well: then room does not count.
+    A member without room is left out, unless another member of its shard has room and so has the newer epochs. If most
+    members have no room, the others would soon be full as well, so room does not count.
     """
     others: dict[str, list[Member]] = {each.id: [] for each in members.values()}
     for shard in shards:
@@ -167,7 +167,7 @@ def _balance(shards: list[Shard]) -> None:
 
 
 def _nearness(one: Member, other: Member) -> int:
-    """Return how likely two members fail together, 0 to 3: the same zone counts more than the same host."""
+    """Return how likely it is that two members fail together, 0 to 3: a common zone counts more than a common host."""
     is_same_host = one.host == other.host
     is_same_zone = (one.zone or one.host) == (other.zone or other.host)
     return 2 * is_same_zone + is_same_host
@@ -206,9 +206,10 @@ def _replace(shards: list[Shard], old: Shard, new: Shard) -> None:
 
 
 def spread_slots(current: Sequence[KeyGroups], owned: Sequence[KeyGroups]) -> list[KeyGroups]:
-    """Return all slots spread evenly over the shards. As few as possible move, first to masters that own them already.
+    """Return all slots spread evenly over the shards. As few slots as possible move.
 
-    current: the slots of each shard; owned: those that its master can answer.
+    They move first to masters that can answer them already. current: the slots of each shard; owned: those that its
+    master can answer.
     """
     base, larger = divmod(SLOTS, len(current))
     by_size = sorted(range(len(current)), key=lambda at: -len(current[at]))
@@ -217,16 +218,16 @@ def spread_slots(current: Sequence[KeyGroups], owned: Sequence[KeyGroups]) -> li
     pool = ALL
     for each in slots:
         pool -= each
-    gainers = [at for at in range(len(slots)) if len(slots[at]) < quota[at]]
-    owned_by_gainers = KeyGroups.of(chain.from_iterable(owned[at].ranges for at in gainers))
+    gaining = [at for at in range(len(slots)) if len(slots[at]) < quota[at]]
+    owned_by_gaining = KeyGroups.of(chain.from_iterable(owned[at].ranges for at in gaining))
     for at, each in enumerate(slots):
         if (surplus := len(each) - quota[at]) > 0:
-            lost = _pick(each & owned_by_gainers, surplus, pool, smallest_first=False)
+            lost = _pick(each & owned_by_gaining, surplus, pool, smallest_first=False)
             lost |= _pick(each - lost, surplus - len(lost), pool, smallest_first=True)
             slots[at] -= lost
             pool |= lost
     for preferred in (owned, [ALL] * len(slots)):
-        for at in gainers:
+        for at in gaining:
             gained = _pick(pool & preferred[at], quota[at] - len(slots[at]), slots[at], smallest_first=False)
             slots[at] |= gained
             pool -= gained
@@ -234,7 +235,11 @@ def spread_slots(current: Sequence[KeyGroups], owned: Sequence[KeyGroups]) -> li
 
 
 def _pick(groups: KeyGroups, count: int, beside: KeyGroups, *, smallest_first: bool) -> KeyGroups:
-    """Return `count` of these slots, or all: in few ranges, next to the slots `beside` where possible."""
+    """Return `count` of these slots, or all: in few ranges, next to the slots `beside` where possible.
+
+    Of the last range only a part may be needed: the end that touches `beside`. If neither does, it is the front, or the
+    back with `smallest_first`.
+    """
 
     def touches(bounds: tuple[int, int]) -> bool:
         return bounds[0] - 1 in beside or bounds[1] + 1 in beside
@@ -247,7 +252,7 @@ def _pick(groups: KeyGroups, count: int, beside: KeyGroups, *, smallest_first: b
     for first, last in sorted(groups.ranges, key=rank):
         size = min(count, last - first + 1)
         if size:
-            is_head = first - 1 in beside if smallest_first else last + 1 not in beside or first - 1 in beside
-            picked.append((first, first + size - 1) if is_head else (last - size + 1, last))
+            is_front = first - 1 in beside if smallest_first else last + 1 not in beside or first - 1 in beside
+            picked.append((first, first + size - 1) if is_front else (last - size + 1, last))
             count -= size
     return KeyGroups.of(picked)

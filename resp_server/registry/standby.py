@@ -36,7 +36,7 @@ async def wait_for_absence(filesystem: Filesystem, connect: Connect) -> None:
 
 
 def _answers(filesystem: Filesystem, connect: Connect) -> bool:
-    """Tell whether the log's registry replies. True if the log cannot be read, as then a takeover is impossible."""
+    """Tell whether the log's registry replies. True if the log cannot be read, which makes a takeover impossible."""
     try:
         record = read_record(filesystem)
     except SparkisError as error:

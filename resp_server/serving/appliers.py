@@ -12,7 +12,6 @@ import logging
 import math
 import shutil
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -28,14 +27,12 @@ logger = logging.getLogger("sparkis.server")
 
 # The shortest pause between two listings of a log's jobs. Without a new job it doubles up to the filesystem's limit.
 LISTING_S = 1.0
-# An applier that ends is restarted after a pause that doubles up to the longest.
-RESTART_PAUSE_S = 0.1
-RESTART_PAUSE_S_MAX = 5.0
 STOP_TIMEOUT_S = 5.0
-# A store that was full must be writable for this long before `has_room` is true: the free room may be only that of
-# slots that were dropped when it was full (guess).
+# A store that was full must be writable for this long before `has_room` is true: perhaps only the slots that were
+# dropped when it was full have made room (guess).
 ROOM_AFTER_S = 30.0
-# The limit of an applier's line, which has the job's descriptors. asyncio's 64 KiB are not enough for many states.
+# The limit of a line from an applier, which has the job's descriptors. asyncio's default of 64 KiB is too small for
+# many states.
 EVENT_BYTES_MAX = 16 << 20
 
 
@@ -68,11 +65,13 @@ class ApplierProcess:
     ) -> None:
         self.log = log
         self.name = job
-        self.renamed_from: str | None = None  # set when the job is served
+        # Set when the job is served; empty if the job was not renamed.
+        self.renamed_from: str | None = None
         self.owned: KeyGroups | None = None
         self.visible: Visible | None = None
         self._desired = slots
-        self._slots_lines = 0  # the number of `slots` lines sent to this process
+        # The number of `slots` lines sent to this process.
+        self._slots_lines = 0
         self._records_events = records_events
         self._loading = ""
         self._is_incomplete = False
@@ -142,19 +141,17 @@ class ApplierProcess:
         await self._end_process()
 
     async def _keep_running(self) -> None:
-        pause_s = RESTART_PAUSE_S
+        pause = children.RestartPause()
         while True:
-            started_s = time.monotonic()
+            pause.begin_run()
             try:
                 await self._run()
             except OSError as error:
                 logger.error("job %s: cannot start its applier: %s", self.name, error)
             self._catalog.update(self.name, {"is_stale": True})
-            if time.monotonic() - started_s > RESTART_PAUSE_S_MAX:
-                pause_s = RESTART_PAUSE_S
+            pause_s = pause.next_s()
             logger.warning("job %s: its applier ended; starting another in %s s", self.name, pause_s)
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RESTART_PAUSE_S_MAX)
 
     async def _run(self) -> None:
         """Run one applier process until it ends."""
@@ -238,8 +235,7 @@ class ApplierProcess:
         if self.owned is None or event["slots_lines"] == self._slots_lines:
             self.owned = slots & self._desired
         else:
-            # The applier has not read the last `slots` line yet: it may list a slot that was dropped and is desired
-            # again.
+            # The applier has not read the last `slots` line yet. It may list a slot that it will drop and load again.
             self.owned &= slots
         if self._loading != event["loading"]:
             self._loading = event["loading"]
@@ -332,7 +328,7 @@ class Appliers:
         self._appliers: dict[str, ApplierProcess] = {}
         self._refused: set[tuple[str, str]] = set()
         self._unreachable: set[str] = set()
-        self._reached: set[str] = set()
+        self._listed: set[str] = set()
         self._schedules = {root: _ListingSchedule() for root in logs}
         self._task: asyncio.Task[None] | None = None
 
@@ -385,7 +381,7 @@ class Appliers:
 
     async def catch_up(self) -> None:
         """Wait until every log was listed once, and each of their jobs is served or has an error."""
-        while len(self._reached) < len(self._logs):
+        while len(self._listed) < len(self._logs):
             await asyncio.sleep(LISTING_S / 10)
         await asyncio.gather(*(applier.opened.wait() for applier in self._appliers.values()))
         self._has_caught_up = True
@@ -428,7 +424,7 @@ class Appliers:
             try:
                 jobs = await asyncio.to_thread(log.jobs)
                 self._unreachable.discard(root)
-                self._reached.add(root)
+                self._listed.add(root)
             except SparkisError as error:
                 if root not in self._unreachable:
                     self._unreachable.add(root)

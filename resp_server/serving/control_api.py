@@ -16,7 +16,6 @@ import socket
 
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.cluster.topology_source import TopologySource
-from resp_server.net.children import TOKEN_VARIABLE as TOKEN_VARIABLE
 from resp_server.net.tls import Certificates
 from resp_server.protocol.errors import PlainError, ReplyError
 from resp_server.protocol.replies import OK, Reply, encode

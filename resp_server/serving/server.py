@@ -44,8 +44,8 @@ class Server:
     """Answers clients from a keyspace.
 
     Runs on the event loop that `start` is called on; the keyspace is changed on that loop's thread only.
-    has_siblings: other processes answer at the same port. A request may then follow one of their replies, so the view
-    is renewed for each input buffer and not once per round.
+    has_peer_processes: other processes answer at the same port. A client's request may then follow a reply of theirs,
+    so the view is renewed for each input buffer and not once per round.
     """
 
     def __init__(
@@ -56,19 +56,20 @@ class Server:
         dispatcher: Callable[[ServerContext], Dispatcher] = Dispatcher,
         connection: Callable[[Server], Connection] = Connection,
         *,
-        has_siblings: bool = False,
+        has_peer_processes: bool = False,
     ) -> None:
         self.context = ServerContext(config, keyspace, command_table(), clock, clients=self)
         self.dispatcher = dispatcher(self.context)
         self._connect = connection
-        self.turn_scheduler = TurnScheduler(self.context.renew, has_siblings=has_siblings)
-        self._has_siblings = has_siblings
+        self.turn_scheduler = TurnScheduler(self.context.renew, has_peer_processes=has_peer_processes)
+        self._has_peer_processes = has_peer_processes
         self.write_queue = WriteQueue()
         self.round: Round | None = None
         if self.dispatcher.answers_rounds:
             self.round = Round(self.context, self.dispatcher, self.turn_scheduler, self.write_queue)
         self._connections: dict[int, Connection] = {}
-        self._unauthenticated: dict[int, Connection] = {}  # when they connected; the oldest first
+        # The oldest first; some may have authenticated since.
+        self._unauthenticated: dict[int, Connection] = {}
         self._next_id = 1
         self._listeners: list[asyncio.Server | TlsListener | PolledListener] = []
         self._sweep: asyncio.TimerHandle | None = None
@@ -127,7 +128,7 @@ class Server:
         """Use the compiled core's epoll for clients' sockets, if it is built; call on the event loop."""
         if native.sockets is not None:
             self._poller = native.sockets.Poller(
-                asyncio.get_running_loop(), self.context, self.dispatcher.compiled, self._has_siblings
+                asyncio.get_running_loop(), self.context, self.dispatcher.compiled, self._has_peer_processes
             )
             self.dispatcher.poll(self._poller)
 
@@ -149,10 +150,10 @@ class Server:
             await asyncio.get_running_loop().connect_accepted_socket(connect, client)
         return True
 
-    def _has_room(self, arriving: int) -> bool:
-        """Tell whether one more client may begin a handshake."""
+    def _has_room(self, handshakes: int) -> bool:
+        """Tell whether one more client may begin a handshake, beside those in progress."""
         stats = self.context.stats
-        has_room = len(self._connections) + arriving < self.context.config.clients_max
+        has_room = len(self._connections) + handshakes < self.context.config.clients_max
         if not has_room and not self._make_room():
             stats.connections_received += 1
             stats.connections_rejected += 1
@@ -232,7 +233,7 @@ class Server:
             session_id, self._next_id = self._next_id, self._next_id + 1
         address, local = (_address(transport.get_extra_info(name)) for name in ("peername", "sockname"))
         session = Session(session_id, address, local, self.context.users.default, self.context.clock())
-        session.observe(self.context.is_observed)
+        session.set_observed(self.context.is_observed)
         if self.context.cluster is not None:
             session.set_at_replica(self.context.cluster.is_replica)
         return session
@@ -258,7 +259,7 @@ class Server:
         self._schedule_notify()
 
     def _begin_notifying(self) -> None:
-        self.context.look()  # so that later changes are reported, also of unread keys
+        self.context.renew_all()  # so that later changes are reported, also of unread keys
         self._schedule_notify()
 
     def _schedule_notify(self) -> None:
@@ -269,22 +270,22 @@ class Server:
         self._notify_timer = None
         if self._following or self.context.tracking.clients or self.context.tracking.is_freeing:
             self._schedule_notify()
-            self.context.look()
+            self.context.renew_all()
             self._following = {each for each in self._following if each.is_following}
             for each in list(self._following):
                 each.send_epochs()
             self._invalidations.send()
             self.context.tracking.free()
 
-    # -- the clients, for what runs in `execution` and `push` (see `push.clients.Clients`) ----------------------------
+    # -- called by commands and pushes (see `push.clients.Clients`) ---------------------------------------------------
 
     def push(self, session_id: int, frames: bytes) -> None:
         connection = self._connections.get(session_id)
         if connection is not None:
             connection.push(frames)
 
-    def push_invalidations(self, tracked: TrackingState) -> None:
-        self._invalidations.send_to(tracked)
+    def push_invalidations(self, tracking_state: TrackingState) -> None:
+        self._invalidations.send_to(tracking_state)
 
     def cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
         connection = self._connections[session_id]
@@ -310,26 +311,27 @@ class Server:
     def start_sweeping(self) -> None:
         """Start the sweep that runs once a second."""
         loop = asyncio.get_running_loop()
-        if self._sweep is not None:  # its delay is how long the loop was blocked
+        # A late sweep shows for how long the loop was blocked.
+        if self._sweep is not None:
             self.context.slow_requests.record_event("event-loop", int((loop.time() - self._sweep.when()) * 1000))
         self._sweep = loop.call_later(SWEEP_SECONDS, self.start_sweeping)
         self.context.stats.sample(loop.time())
         self.sweep(self.context.clock())
 
-    def sweep(self, now: int) -> None:
-        """Close idle clients, and end replies that take too long. `now` is in milliseconds."""
-        self.context.pinned_epochs.update(now)
+    def sweep(self, now_ms: int) -> None:
+        """Close idle clients, and end replies that take too long."""
+        self.context.pinned_epochs.update(now_ms)
         self.context.pause_remaining_ms()
         self.context.monitors.announce()
         config = self.context.config
         idle_ms_max, limits = config.idle_timeout_seconds * 1000, config.request_limits
         for connection in list(self._connections.values()):
-            connection.check_age(now)
-            connection.check_limits(now, limits)
-            connection.check_authenticated(now)
+            connection.check_age(now_ms)
+            connection.check_limits(now_ms, limits)
+            connection.check_authenticated(now_ms)
             if connection.session.is_subscriber:
                 continue  # a subscriber may be silent
-            if idle_ms_max and now - connection.session.active_ms > idle_ms_max:
+            if idle_ms_max and now_ms - connection.session.active_ms > idle_ms_max:
                 connection.close()
 
 
@@ -349,7 +351,7 @@ def _address(name: object) -> str:
 
 
 def _keep_alive(transport: asyncio.Transport, seconds: int) -> None:
-    """Turn TCP keepalive on: the first probe after so many seconds, then three probes a third apart."""
+    """Turn TCP keepalive on: the first probe after `seconds`, then up to three probes at a third of that interval."""
     sock = transport.get_extra_info("socket")
     if not seconds or sock is None:
         return

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from resp_server.serving.control_api import TOKEN_VARIABLE
+from resp_server.net.children import TOKEN_VARIABLE
 
 
 def add_token_option(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
 """A RESP port for the project's own processes. Connections authenticate with a token, also during a connection flood.
 
-Connections that have not authenticated yet have a limit of their own (`ARRIVING_MAX`), apart from the limit for
+Connections that have not authenticated yet have a limit of their own (`UNAUTHENTICATED_MAX`), apart from the limit for
 authenticated ones. Each has `AUTH_S_MAX` seconds, the TLS handshake included, and one short request. At the limit the
 oldest of them is dropped for a new one, but not before a grace period in which it can send its token. During that
 period new connections wait in the socket's backlog, in their order. So a flood of silent connections passes through.
@@ -16,7 +16,8 @@ import socket
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from resp_server.net.tls import ACCEPT_PAUSE_S, ACCEPTS_AT_ONCE, Certificates, reason_of
+from resp_server.net.listeners import ACCEPT_PAUSE_S, ACCEPTS_PER_ROUND
+from resp_server.net.tls import Certificates, reason_of
 from resp_server.protocol.errors import PlainError, internal_error
 from resp_server.protocol.replies import OK, encode
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
@@ -217,7 +218,7 @@ class TokenPort:
 
     def _accept(self) -> None:
         assert self._listener is not None
-        for _ in range(ACCEPTS_AT_ONCE):
+        for _ in range(ACCEPTS_PER_ROUND):
             oldest = next(iter(self._unauthenticated), None)
             if oldest is not None and len(self._unauthenticated) >= UNAUTHENTICATED_MAX:
                 grace_left_s = oldest.since_s + self._grace_s - asyncio.get_running_loop().time()

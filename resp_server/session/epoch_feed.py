@@ -4,8 +4,9 @@
     >2 topology <version>
     >2 changed <an array of keys, as one text, or nil>     only with STATE FOLLOW KEYS: their values changed
 
-Push frames are used in both versions of the protocol; their first byte differs from that of replies. No reply before a
-push is from a later epoch, and no reply to a request after it is from an earlier one.
+Push frames are used in both versions of the protocol; their first byte differs from that of replies. A reply before an
+epoch's push is from this epoch or an earlier one. A reply to a request after the push is from this epoch or a later
+one.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class EpochFeed:
 
     def __init__(self) -> None:
         self.change_counter = NEVER_SENT
-        self._reached: dict[str, JobEpoch] = {}
-        self._version = NO_TOPOLOGY
+        self._sent_epochs: dict[str, JobEpoch] = {}
+        self._sent_version = NO_TOPOLOGY
         self._changed: list[bytes] | None = []
         self._changed_bytes = 0
 
@@ -91,14 +92,14 @@ class EpochFeed:
         if self._changed is None or self._changed:
             pushes.append(Push((b"changed", None if self._changed is None else encode(self._changed, 2))))
             self._changed, self._changed_bytes = [], 0
-        for job, reached in jobs.items():
-            if reached is not None and self._reached.get(job) != reached:
-                self._reached[job] = reached
-                pushes.append(Push((b"epoch", job.encode(), *reached)))
-        for job in self._reached.keys() - jobs.keys():
-            del self._reached[job]
+        for job, newest in jobs.items():
+            if newest is not None and self._sent_epochs.get(job) != newest:
+                self._sent_epochs[job] = newest
+                pushes.append(Push((b"epoch", job.encode(), *newest)))
+        for job in self._sent_epochs.keys() - jobs.keys():
+            del self._sent_epochs[job]
             pushes.append(Push((b"epoch", job.encode(), *REMOVED)))
-        if version != self._version:
-            self._version = version
+        if version != self._sent_version:
+            self._sent_version = version
             pushes.append(Push((b"topology", version)))
         return b"".join([encode(each, 3) for each in pushes])

@@ -24,10 +24,10 @@ class ReplyMode(Enum):
 
 
 class Account(Protocol):
-    """A session's user (see `resp_server.acl.rules.User`).
+    """A session's user (see `resp_server.acl.rules.User`). All of its fields but the name may change at any time.
 
-    is_open: no password is needed. is_unrestricted: no request has to be checked. rate_limiter: None: no limit.
-    compiled: the rules in the form of the compiled core. All of these may change at any time.
+    is_open: no password is needed. is_unrestricted: no request has to be checked. rate_limiter: None without a limit.
+    compiled: the rules in the form of the compiled core.
     """
 
     name: bytes
@@ -57,11 +57,13 @@ class Session:
 
     user: has the client's rights. default_user: the user of a new connection.
 
-    is_plain: the fast path may answer. The client is authenticated as an unrestricted user, in database 0, and not
-    closing; its replies are on; it has no transaction, subscription or tracking; and this server does not redirect it
-    (a replica in a cluster redirects clients until they send READONLY). is_usual: the same, but the user may be
-    restricted, and the client may track. is_observed: the fast path is off for all connections, because requests are
-    monitored, timed or paused individually.
+    can_use_fast_path: the client is authenticated as an unrestricted user without a rate limit; it is in database 0 and
+    not closing; its replies are on; it has no transaction, subscription or tracking; and this server does not redirect
+    it. (A replica in a cluster redirects clients until they send READONLY.)
+    can_use_checked_fast_path: the same, but the user may be restricted, and the client may track keys.
+    is_observed: the fast path is off for all connections, because requests are monitored, timed or paused one by one.
+    is_paused: CLIENT PAUSE stopped the client.
+    seen: the epochs of the replies so far; only a proxy fills it, because its servers may be an epoch apart.
     """
 
     def __init__(self, session_id: int, address: str, local_address: str, default_user: Account, now_ms: int) -> None:
@@ -78,13 +80,12 @@ class Session:
         self.is_no_touch = False
         self.is_closing = False
         self.subscriptions: Subscriptions | None = None
-        self.tracked: TrackingState | None = None
+        self.tracking_state: TrackingState | None = None
         self.is_at_replica = False
         self.is_observed = False
         self.is_monitor = False
-        self.is_paused = False  # by CLIENT PAUSE
+        self.is_paused = False
         self.reply_mode = ReplyMode.ON
-        # For a proxy: its servers may be an epoch apart.
         self.seen = SeenEpochs()
         self.restart()
 
@@ -101,93 +102,102 @@ class Session:
         self.reply_mode = ReplyMode.SKIP if self.reply_mode is ReplyMode.SKIP else ReplyMode.ON
         self.end_transaction()
 
-    def _settle(self) -> None:
+    def _update_flags(self) -> None:
+        """Update the fields that are derived from others."""
         self.is_authenticated = self._is_logged_in or self.default_user.is_open
-        replies = self.reply_mode is ReplyMode.ON
-        is_answered_here = (self.is_readonly or not self.is_at_replica) and not self.is_observed
-        is_here_and_now = is_answered_here and self.transaction is None and self.subscriptions is None
-        is_unlimited = self.user.rate_limiter is None and not self.is_closing
-        self.is_usual = self.is_authenticated and self.db == 0 and replies and is_unlimited and is_here_and_now
-        self.is_plain = self.is_usual and self.tracked is None and self.user.is_unrestricted
+        self.can_use_checked_fast_path = (
+            self.is_authenticated
+            and self.db == 0
+            and self.reply_mode is ReplyMode.ON
+            and self.user.rate_limiter is None
+            and not self.is_closing
+            and (self.is_readonly or not self.is_at_replica)
+            and not self.is_observed
+            and self.transaction is None
+            and self.subscriptions is None
+        )
+        has_no_checks = self.tracking_state is None and self.user.is_unrestricted
+        self.can_use_fast_path = self.can_use_checked_fast_path and has_no_checks
 
     def begin_transaction(self) -> None:
         """Queue commands from now on."""
         self.transaction: Transaction | None = Transaction()
-        self._settle()
+        self._update_flags()
 
     def end_transaction(self) -> None:
         """Drop queued commands and watched keys."""
         self.transaction = None
-        self.watched: dict[tuple[int, bytes], Mark] = {}  # by database and key
+        # The marks of watched keys, by database and key.
+        self.watched: dict[tuple[int, bytes], Mark] = {}
         self.read_point: ReadPoint | None = None
-        self._settle()
+        self._update_flags()
 
     def authenticate(self, user: Account) -> None:
         """Log the client in as a user."""
         self.user = user
         self._is_logged_in = True
-        self._settle()
+        self._update_flags()
 
     def log_out(self) -> None:
         """Log the client out: its user was removed."""
         self.user = self.default_user
         self._is_logged_in = False
-        self._settle()
+        self._update_flags()
 
     def refresh_user(self) -> None:
         """Apply changed rights of the user."""
-        self._settle()
+        self._update_flags()
 
     def select(self, db: int) -> None:
         """Select a database."""
         self.db = db
-        self._settle()
+        self._update_flags()
 
-    def reply(self, mode: ReplyMode) -> None:
+    def set_reply_mode(self, mode: ReplyMode) -> None:
         """Send or suppress replies."""
         self.reply_mode = mode
-        self._settle()
+        self._update_flags()
 
     def close(self) -> None:
         """Process no more requests; the connection ends once all replies are sent."""
         self.is_closing = True
-        self._settle()
+        self._update_flags()
 
     def is_subscribed(self, kind: SubscriptionKind, name: bytes) -> bool:
         """Tell whether the client is subscribed to a channel, or to exactly this pattern."""
         return self.subscriptions is not None and name in self.subscriptions.of(kind)
 
-    def subscribe(self, subscriptions: Subscriptions) -> None:
+    def set_subscriptions(self, subscriptions: Subscriptions) -> None:
         """Set the client's subscriptions."""
         self.subscriptions = subscriptions if len(subscriptions) else None
-        self._settle()
+        self._update_flags()
 
-    def track(self, tracked: TrackingState | None) -> None:
+    def set_tracking(self, tracking_state: TrackingState | None) -> None:
         """Set the client's tracking; None: off."""
-        self.tracked = tracked
-        self._settle()
+        self.tracking_state = tracking_state
+        self._update_flags()
 
-    def read_only(self, is_readonly: bool) -> None:
+    def set_readonly(self, is_readonly: bool) -> None:
         """Accept a replica's replies (READONLY), or redirections to its master (READWRITE)."""
         self.is_readonly = is_readonly
-        self._settle()
+        self._update_flags()
 
     def set_at_replica(self, is_replica: bool) -> None:
         """Set whether the server is a replica in a cluster."""
         self.is_at_replica = is_replica
-        self._settle()
+        self._update_flags()
 
-    def observe(self, is_observed: bool) -> None:
+    def set_observed(self, is_observed: bool) -> None:
         """Set whether each request is monitored, timed or paused individually."""
         self.is_observed = is_observed
-        self._settle()
+        self._update_flags()
 
     def begin_command(self) -> None:
         """Advance CLIENT REPLY SKIP: it suppresses the next reply only."""
         if self.reply_mode is ReplyMode.SKIP_NEXT:
-            self.reply(ReplyMode.SKIP)
+            self.set_reply_mode(ReplyMode.SKIP)
         elif self.reply_mode is ReplyMode.SKIP:
-            self.reply(ReplyMode.ON)
+            self.set_reply_mode(ReplyMode.ON)
 
     @property
     def is_subscriber(self) -> bool:

@@ -86,18 +86,18 @@ def check_name(name: bytes) -> None:
 
 def subscription_reply(verb: bytes, name: bytes | None, count: int, protocol: int) -> bytes:
     """Return the reply to SUBSCRIBE or UNSUBSCRIBE of any kind, for one channel."""
-    mark = b">" if protocol >= 3 else b"*"
+    frame_type = b">" if protocol >= 3 else b"*"
     if name is None:
         encoded = b"_\r\n" if protocol >= 3 else b"$-1\r\n"
     else:
         encoded = b"$%d\r\n%b\r\n" % (len(name), name)
-    return b"%b3\r\n$%d\r\n%b\r\n%b:%d\r\n" % (mark, len(verb), verb, encoded, count)
+    return b"%b3\r\n$%d\r\n%b\r\n%b:%d\r\n" % (frame_type, len(verb), verb, encoded, count)
 
 
 def message(kind: SubscriptionKind, pattern: bytes, channel: bytes, text: bytes, protocol: int) -> bytes:
     """Return the frame of a message for one kind of subscription; `pattern` is used for patterns only."""
-    mark = b">" if protocol >= 3 else b"*"
+    frame_type = b">" if protocol >= 3 else b"*"
     body = b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(channel), channel, len(text), text)
     if kind is SubscriptionKind.PATTERN:
-        return b"%b4\r\n$8\r\npmessage\r\n$%d\r\n%b\r\n%b" % (mark, len(pattern), pattern, body)
-    return b"%b3\r\n$%d\r\n%bmessage\r\n%b" % (mark, 7 + len(kind.value), kind.value, body)
+        return b"%b4\r\n$8\r\npmessage\r\n$%d\r\n%b\r\n%b" % (frame_type, len(pattern), pattern, body)
+    return b"%b3\r\n$%d\r\n%bmessage\r\n%b" % (frame_type, 7 + len(kind.value), kind.value, body)

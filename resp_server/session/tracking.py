@@ -32,16 +32,16 @@ class Invalidation:
         self.bytes = 0 if keys is None else sum(map(len, keys)) + len(keys) * len(MESSAGE)
         self._frames: dict[bytes, bytes] = {}
 
-    def frames(self, head: bytes) -> bytes:
-        """Return the frames; `head` is PUSH or MESSAGE."""
-        found = self._frames.get(head)
+    def frames(self, prefix: bytes) -> bytes:
+        """Return the frames; `prefix` is PUSH or MESSAGE."""
+        found = self._frames.get(prefix)
         if found is None:
-            found = self._frames[head] = head + head.join(self._payloads(head))
+            found = self._frames[prefix] = prefix + prefix.join(self._payloads(prefix))
         return found
 
-    def _payloads(self, head: bytes) -> list[bytes]:
+    def _payloads(self, prefix: bytes) -> list[bytes]:
         if self.keys is None:
-            return [b"_\r\n" if head is PUSH else b"$-1\r\n"]
+            return [b"_\r\n" if prefix is PUSH else b"$-1\r\n"]
         bulks = [b"$%d\r\n%b\r\n" % (len(key), key) for key in self.keys]
         if self.is_one_frame:
             return [b"*%d\r\n%b" % (len(bulks), b"".join(bulks))]
@@ -66,7 +66,8 @@ class TrackingState:
     user: returns the client's user; None may read all keys. redirect: the session id of the redirect target; 0: none.
     is_caching_set: the last command was CLIENT CACHING. is_broken: the redirect target has disconnected. is_relayed:
     invalidations are being relayed to a redirect target at another process. pending: not sent yet. resend: sent once,
-    and sent again after the current reply.
+    and sent again after the current reply. as_tuple: a tuple of this object alone, which all keys of the tracking table
+    share that only this client caches.
     """
 
     def __init__(self, session_id: int = 0, user: Callable[[], KeyReadRights | None] = lambda: None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from resp_server.protocol.errors import PlainError
-from resp_server.protocol.request_parser import Request
+from resp_server.protocol.request_parser import WORD_OVERHEAD_BYTES, Request
 
 # The limits of queued commands between MULTI and EXEC (guesses; in Redis the query buffer limits them, to a gigabyte).
 QUEUED_REQUESTS_MAX = 65_536
@@ -14,14 +14,12 @@ QUEUED_BYTES_MAX = 64 << 20
 # The limits of one client's watched keys (guesses).
 WATCHED_KEYS_MAX = 16_384
 WATCHED_BYTES_MAX = 16 << 20
-# The overhead of a word: its object header, and its pointer in a list.
-WORD_OVERHEAD_BYTES = 41
 
 
 class Transaction:
     """The commands that a client queued since MULTI.
 
-    is_void: a command was refused, so EXEC will be refused, too. needs_state: a command cannot run during
+    is_aborted: a command was refused, so EXEC will be refused, too. needs_state: a command cannot run while jobs are
     loading, so EXEC replies LOADING then. slots: the slots of the queued commands' keys, in order.
     """
 
@@ -52,12 +50,12 @@ class Mark(NamedTuple):
 
     @property
     def text(self) -> bytes:
-        """The mark as STATE MARK returns it."""
+        """The reply of STATE MARK."""
         return f"{self.epoch} {int(self.covers_value)} {self.digest} {self.lineage}".encode()
 
     @classmethod
     def parse(cls, text: bytes) -> Mark:
-        """Parse `text`; PlainError if it is no mark."""
+        """Parse a reply of STATE MARK; PlainError if it is none."""
         words = text.decode("utf-8", "replace").split(" ", 3)
         if len(words) != 4 or not words[0].lstrip("-").isdecimal() or words[1] not in ("0", "1"):
             raise PlainError("a mark is the unchanged reply of STATE MARK")

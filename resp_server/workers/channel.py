@@ -135,9 +135,7 @@ class Channel:
     def _take_line(self, text: bytes) -> None:
         line = json.loads(text)
         try:
-            self._take(
-                line,
-                self._received_sockets.popleft() if line.pop(HAS_SOCKET, False) and self._received_sockets else None,
-            )
+            has_socket = line.pop(HAS_SOCKET, False)
+            self._take(line, self._received_sockets.popleft() if has_socket and self._received_sockets else None)
         except Exception:
             logger.exception("a line between the server's processes could not be handled: %s", line.get("event"))

@@ -1,9 +1,9 @@
 """The master of several serving processes: it accepts connections, passes each to a worker, and manages the workers.
 
-There is one listening socket. The worker with the fewest clients gets the next client; among several, the one that
-got its last client longest ago. So even a few connections are spread evenly, port 0 works, and only Unix sockets are
-needed. Of 50 connections, two processes got 25 and 25 this way, 22 and 28 with SO_REUSEPORT, and 0 and 50 with a shared
-listener (measured). The master assigns client ids and limits the number of clients.
+There is one listening socket. The worker with the fewest clients gets the next client. Of several such workers it is
+the one that got its last client longest ago. So even a few connections are spread evenly, port 0 works, and only Unix
+sockets are needed. Of 50 connections, two processes got 25 and 25 this way, 22 and 28 with SO_REUSEPORT, and 0 and 50
+with a shared listener (measured). The master assigns client ids and limits the number of clients.
 
 All workers read the same stores, so all see an epoch as soon as it is committed. All workers switch to another store at
 the same moment: each opens it, then all pause, and they resume when the last one has paused. So a client that
@@ -32,7 +32,6 @@ import logging
 import secrets
 import socket
 import sys
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -47,8 +46,8 @@ from resp_server.execution.context import GATHER_S_MAX
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.metrics.stats import Stats
 from resp_server.net import children
-from resp_server.net.children import CRASHES
-from resp_server.net.listeners import listen_at_ports
+from resp_server.net.children import CRASHES, RestartPause
+from resp_server.net.listeners import ACCEPT_PAUSE_S, accept_clients, listen_at_ports
 from resp_server.protocol.errors import PlainError
 from resp_server.push.keyspace_notifications import classes_of, enables_messages
 from resp_server.serving.job_catalog import Event, JobCatalog
@@ -61,18 +60,12 @@ logger = logging.getLogger("sparkis.server")
 
 # Starting Python and importing modules takes half a second on an idle machine.
 START_S_MAX = 60.0
-# A worker that ends is restarted after a pause that doubles up to a maximum.
-RESTART_PAUSE_S = 0.1
-RESTART_PAUSE_S_MAX = 5.0
+
 # Opening a store and pausing take milliseconds; a worker that takes longer than this is killed.
 OPEN_S_MAX = 10.0
 # Shorter than a command's wait for the master.
 RESPONSE_S_MAX = GATHER_S_MAX / 2
 STOP_S_MAX = 5.0
-# Connections accepted in one turn of the event loop, so that many of them do not delay the appliers' lines.
-ACCEPTS_AT_ONCE = 64
-# The pause after a system error, such as no free file descriptor.
-ACCEPT_PAUSE_S = 0.5
 
 
 class WorkerError(SparkisError):
@@ -161,16 +154,18 @@ class Workers(JobCatalog):
         self._tasks: list[asyncio.Task[None]] = []
         self._background_tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[socket.socket] = []
-        self._tls_listeners: list[socket.socket] = []  # a subset of the listeners
+        self._tls_listeners: list[socket.socket] = []  # some of `_listeners`
         self._is_accepting = False
         self._all_up = asyncio.Event()
         # Held while workers open a store, and while a new worker opens the stores of all jobs.
         self._open_lock = asyncio.Lock()
-        self._unavailable_jobs: dict[str, str | None] = {}  # job: the reason why no worker serves it
+        # The reason why no worker serves a job; None: it is not open yet.
+        self._unavailable_jobs: dict[str, str | None] = {}
         self._open_jobs: dict[str, Event] = {}
         self._job_updates: dict[str, dict[str, Any]] = {}
         self._topology: Line | None = None
-        self._configured: dict[str, Any] = {}  # by CONFIG SET
+        # The fields of ServerConfig that CONFIG SET changed.
+        self._configured: dict[str, Any] = {}
         self.wants_events = enables_messages(classes_of(config.notify_events))
         self._on_event_demand: Callable[[bool], None] = lambda is_needed: None
         self._next_id = 1
@@ -300,18 +295,16 @@ class Workers(JobCatalog):
             worker.send(line)
 
     async def _keep_running(self, number: int) -> None:
-        pause_s = RESTART_PAUSE_S
+        pause = RestartPause()
         while True:
-            started_s = time.monotonic()
+            pause.begin_run()
             try:
                 await self._run(number)
             except (SparkisError, OSError) as error:
                 logger.error("%s", error)
-            if time.monotonic() - started_s > RESTART_PAUSE_S_MAX:
-                pause_s = RESTART_PAUSE_S
+            pause_s = pause.next_s()
             logger.warning("worker %d ended, its clients were disconnected; starting another in %s s", number, pause_s)
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RESTART_PAUSE_S_MAX)
 
     async def _run(self, number: int) -> None:
         """Run one worker to its end."""
@@ -328,7 +321,7 @@ class Workers(JobCatalog):
                 self._suspect_stores()
 
     def _suspect_stores(self) -> None:
-        """Have all stores verified, after a signal such as SIGBUS, which a damaged file causes, ended a worker."""
+        """Have all stores verified: a signal ended a worker, and a damaged file causes such signals (SIGBUS)."""
         for event in self._open_jobs.values():
             with suppress(OSError):
                 (Path(event["path"]) / SUSPECT).touch()
@@ -403,18 +396,13 @@ class Workers(JobCatalog):
                 loop.remove_reader(listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        for _ in range(ACCEPTS_AT_ONCE):
-            try:
-                client, _ = listener.accept()
-            except (BlockingIOError, ConnectionError):
-                return
-            except OSError as error:
-                logger.error("cannot accept a connection: %s; retrying in %s s", error.strerror, ACCEPT_PAUSE_S)
-                self._set_accepting(False)
-                later = asyncio.get_running_loop()
-                later.call_later(ACCEPT_PAUSE_S, lambda: self._set_accepting(bool(self._serving)))
-                return
+        for client in accept_clients(listener, self._pause_accepting):
             self._hand_over(client, listener in self._tls_listeners)
+
+    def _pause_accepting(self) -> None:
+        self._set_accepting(False)
+        loop = asyncio.get_running_loop()
+        loop.call_later(ACCEPT_PAUSE_S, lambda: self._set_accepting(bool(self._serving)))
 
     def _hand_over(self, client: socket.socket, is_tls: bool) -> None:
         if sum(len(worker.clients) for worker in self._serving) >= self._config.clients_max:
@@ -470,9 +458,7 @@ class Workers(JobCatalog):
 
     def relay_query(self, requester: _Worker, line: Line) -> None:
         """Send a worker's query to all others, and return their responses; late ones are left out."""
-        task = asyncio.create_task(self._relay_query(requester, line))
-        self._background_tasks.add(task)
-        task.add_done_callback(self._background_tasks.discard)
+        self._run_in_background(self._relay_query(requester, line))
 
     async def _relay_query(self, requester: _Worker, line: Line) -> None:
         query = {"event": "query", "name": line["name"], "argument": line["argument"]}

@@ -146,7 +146,7 @@ class Worker:
         config = ServerConfig(**{**fields, "hosts": tuple(fields["hosts"]), "tls": tls, "limits": limits})
         self._certificates = None if tls is None else Certificates(tls)
         raise_file_limit(config.clients_max)
-        server = self._server = Server(self._keyspace, config, has_siblings=True)
+        server = self._server = Server(self._keyspace, config, has_peer_processes=True)
         server.context.process.run_id = line["run_id"]
         server.context.process.started_ms = line["started_ms"]
         server.context.process.process_id = os.getppid()

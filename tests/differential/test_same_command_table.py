@@ -64,9 +64,9 @@ def differing_shapes(theirs: Reply, ours: Reply, at: tuple[object, ...]) -> Iter
 
     Arrays are compared as far as both go; of maps, the names that both have.
     """
-    if theirs.mark != ours.mark:
-        yield (*at, theirs.mark, ours.mark)
-    elif theirs.mark == "%":
+    if theirs.type != ours.type:
+        yield (*at, theirs.type, ours.type)
+    elif theirs.type == "%":
         yours, mine = ({name.value: value for name, value in reply.value} for reply in (theirs, ours))
         if is_ordered(at) and [name for name in mine if name in yours] != [name for name in yours if name in mine]:
             yield (*at, *yours)

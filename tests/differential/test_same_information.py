@@ -128,4 +128,4 @@ def test_a_replica_is_a_replica_to_its_clients(replica_pair: Pair) -> None:
         "master_sync_total_bytes",
     }
     (their_role,), (our_role,) = replica_pair.replies_to([[b"ROLE"]])
-    assert [part.mark for part in our_role.value] == [part.mark for part in their_role.value]
+    assert [part.type for part in our_role.value] == [part.type for part in their_role.value]

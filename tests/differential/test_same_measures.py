@@ -79,7 +79,7 @@ def test_an_entry_of_the_slow_log_has_redis_shape(pair: Pair, protocol: int) -> 
             kept.append(connection.call("SLOWLOG", "GET", "20"))
             assert connection.call("SLOWLOG", "LEN").value >= 5
     theirs, ours = kept
-    assert {tuple(part.mark for part in entry.value) for entry in ours.value} == {(":", ":", ":", "*", "$", "$")}
+    assert {tuple(part.type for part in entry.value) for entry in ours.value} == {(":", ":", ":", "*", "$", "$")}
     assert [_words(each) for each in ours.value] == [_words(each) for each in theirs.value]
     assert _words(ours.value[0]) == [b"AUTH", b"(redacted)", b"(redacted)"]
     ids = [entry.value[0].value for entry in ours.value]
@@ -94,7 +94,7 @@ def _words(entry: Reply) -> list[bytes]:
 def test_a_histogram_has_redis_shape_and_steps(pair: Pair, greeting: list[Words]) -> None:
     pipeline: list[Words] = [*greeting, *[[b"GET", b"plain"]] * 50, [b"LATENCY", b"HISTOGRAM", b"get", b"nope"]]
     theirs, ours = (replies[-1] for replies in pair.replies_to(pipeline))
-    assert ours.mark == theirs.mark
+    assert ours.type == theirs.type
     their_row, our_row = (_pairs(_pairs(reply)[b"get"]) for reply in (theirs, ours))
     assert list(our_row) == list(their_row) == [b"calls", b"histogram_usec"]
     steps = [int(step) for step in _pairs(our_row[b"histogram_usec"])]
@@ -104,7 +104,7 @@ def test_a_histogram_has_redis_shape_and_steps(pair: Pair, greeting: list[Words]
 
 
 def _pairs(reply: Reply) -> dict[bytes, Reply]:
-    if reply.mark == "%":
+    if reply.type == "%":
         return {key.value: value for key, value in reply.value}
     flat = reply.value
     return {key.value: value for key, value in zip(flat[::2], flat[1::2], strict=True)}
@@ -128,10 +128,10 @@ NEW_IN_7_4 = {
 def test_statistics_of_memory_have_redis_names_and_kinds(pair: Pair, greeting: list[Words]) -> None:
     theirs, ours = (replies[-1] for replies in pair.replies_to([*greeting, [b"MEMORY", b"STATS"]]))
     their_rows, our_rows = _pairs(theirs), _pairs(ours)
-    assert ours.mark == theirs.mark
+    assert ours.type == theirs.type
     assert our_rows.keys() - their_rows.keys() <= NEW_IN_7_4
     assert their_rows.keys() - our_rows.keys() == set()
-    kinds = {name: (reply.mark, their_rows[name].mark) for name, reply in our_rows.items() if name in their_rows}
+    kinds = {name: (reply.type, their_rows[name].type) for name, reply in our_rows.items() if name in their_rows}
     assert all(mine == yours for mine, yours in kinds.values()), kinds
     assert [name for name in our_rows if name in their_rows] == [name for name in their_rows if name in our_rows]
 
@@ -140,7 +140,7 @@ def test_texts_for_people_are_texts_in_both_versions(pair: Pair) -> None:
     for words in ([b"MEMORY", b"DOCTOR"], [b"LATENCY", b"DOCTOR"], [b"LOLWUT"], [b"MEMORY", b"MALLOC-STATS"]):
         for greeting in ([], [[b"HELLO", b"3"]]):
             theirs, ours = (replies[-1] for replies in pair.replies_to([*greeting, words]))
-            assert ours.mark == theirs.mark, words
+            assert ours.type == theirs.type, words
     assert b"\nRedis ver. 7.4.0\n" in pair.replies_to([[b"LOLWUT", b"5"]])[1][0].value
 
 
@@ -169,5 +169,5 @@ def test_monitors_see_the_same(pair: Pair) -> None:
 
 def test_the_last_save_is_a_time(pair: Pair) -> None:
     (theirs,), (ours,) = pair.replies_to([[b"LASTSAVE"]])
-    assert ours.mark == theirs.mark == ":"
+    assert ours.type == theirs.type == ":"
     assert ours.value > 0

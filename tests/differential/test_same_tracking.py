@@ -235,9 +235,9 @@ def test_a_client_hears_that_the_one_it_redirects_to_is_gone(both: Both) -> None
     both.change("job:s:a")
     theirs, ours = both.client("x")
     frames = [connection.call("PING") for connection in (theirs, ours)]
-    while any(frame.mark == "+" for frame in frames[1:]):
+    while any(frame.type == "+" for frame in frames[1:]):
         frames[1] = ours.read()
-    assert [frame.mark for frame in frames] == [">", ">"]
+    assert [frame.type for frame in frames] == [">", ">"]
     assert all(b"tracking-redir-broken" in frame.raw for frame in frames)
     info = [connection.call("CLIENT", "TRACKINGINFO").raw for connection in (theirs, ours)]
     assert all(b"broken_redirect" in each or b"PONG" in each for each in info)

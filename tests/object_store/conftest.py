@@ -25,7 +25,7 @@ def s3_port() -> Iterator[int]:
 @pytest.fixture
 def proxy(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
     """A proxy before the server, which this process and its children use."""
-    with faulty_proxy.before(s3_port) as proxy:
+    with faulty_proxy.running(s3_port) as proxy:
         for name, value in s3_server.environment(proxy.port).items():
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("AWS_PROFILE", raising=False)

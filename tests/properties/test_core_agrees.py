@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 
 from compat.conformance.wire import replies_in, requests
-from compat.fuzz.subject import Wire
+from compat.fuzz.subject import RecordingTransport
 from compat.fuzz.targets import HERE, NOW_MS, STATES
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
@@ -220,7 +220,7 @@ async def _answered(
     if not is_compiled:
         server.dispatcher.compiled = None
     server.users.set(b"default", rules)
-    wire, connection = Wire(), Connection(server)
+    wire, connection = RecordingTransport(), Connection(server)
     connection.connection_made(wire)  # type: ignore[arg-type]
     for turn, chunk in enumerate(chunks, 1):
         if turn <= len(shown):
@@ -243,12 +243,12 @@ async def _answered(
         if command_stats.calls or command_stats.rejected
     }
     session = connection.session
-    server.context.look()
+    server.context.renew_all()
     held = sorted(server.context.tracking._clients_by_key)
     server.context.close()
     sent = replies_in(b"".join(wire.sent))
-    told = [each for each in sent if each.mark == ">"]
-    replies = [each for each in sent if each.mark != ">"]
+    told = [each for each in sent if each.type == ">"]
+    replies = [each for each in sent if each.type != ">"]
     assert all(each.value[0].value == b"invalidate" for each in told)
     output_bytes = stats.output_bytes - sum(len(each.raw) for each in told)
     counted = (stats.hits, stats.misses, stats.errors, stats.input_bytes, output_bytes, commands)

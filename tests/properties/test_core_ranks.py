@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 
 from compat.conformance.wire import requests
-from compat.fuzz.subject import Wire
+from compat.fuzz.subject import RecordingTransport
 from resp_server.client.connection import Connection
 from resp_server.config import ServerConfig
 from resp_server.native import CORE
@@ -57,14 +57,14 @@ def publish(store: LmdbStore, changes: list[Change]) -> None:
     store.apply(EpochChanges(store.applied.epoch + 1, 1, NOW_MS, list(runs_of(changes, ["z"]))), [STATE])
 
 
-def served(store: LmdbStore, talk: Callable[[Server, Connection, Wire], None]) -> None:
+def served(store: LmdbStore, talk: Callable[[Server, Connection, RecordingTransport], None]) -> None:
     """Have a client talk to a server that shows a store; it has looked at nothing of it before."""
 
     async def run() -> None:
         keyspace = Keyspace()
         keyspace.put(Job("j", "g", [STATE], store))
         server = Server(keyspace, ServerConfig(), clock=lambda: NOW_MS)
-        wire, connection = Wire(), Connection(server)
+        wire, connection = RecordingTransport(), Connection(server)
         connection.connection_made(wire)  # type: ignore[arg-type]
         talk(server, connection, wire)
         server.context.close()
@@ -133,7 +133,7 @@ def test_ranks_scores_and_ranges_are_those_of_the_members(
     with small_trees(), TemporaryDirectory() as folder:
         store = LmdbStore(folder, "g", map_bytes_max=1 << 26)
 
-        def talk(server: Server, connection: Connection, wire: Wire) -> None:
+        def talk(server: Server, connection: Connection, wire: RecordingTransport) -> None:
             compiled: Any = server.dispatcher.compiled
             connection.session.protocol = protocol
             for epoch in epochs:
@@ -179,7 +179,7 @@ def test_a_flipped_bit_in_a_sorted_set_is_an_error_and_never_another_answer(tmp_
         flipped = bytearray(value)
         flipped[byte] ^= 1 << dice.randrange(8)
 
-        def talk(server: Server, connection: Connection, wire: Wire) -> None:
+        def talk(server: Server, connection: Connection, wire: RecordingTransport) -> None:
             replies = []
             for each in words:
                 connection.data_received(requests([each]))

@@ -32,7 +32,7 @@ class Client:
     """A client that caches, and its connection."""
 
     def __init__(self) -> None:
-        self.tracked = TrackingState()
+        self.tracking_state = TrackingState()
         self.cache: dict[bytes, int] = {}
         self.under_way: Reply | None = None
 
@@ -71,7 +71,7 @@ class Tables(RuleBasedStateMachine):
         self.values = dict.fromkeys(KEYS, 0)
         self.clients = [Client() for _ in range(CLIENTS)]
         for client in self.clients[1:]:
-            self.tracking.begin(client.tracked)
+            self.tracking.begin(client.tracking_state)
 
     def teardown(self) -> None:
         for each in getattr(self, "patches", ()):
@@ -81,26 +81,26 @@ class Tables(RuleBasedStateMachine):
     def track(self, number: int, prefixes: tuple[bytes, ...] | None) -> None:
         """A client says how it tracks, with an empty cache, as clients do."""
         client = self.clients[number]
-        if client.tracked.is_on:
-            self.tracking.end(client.tracked)
+        if client.tracking_state.is_on:
+            self.tracking.end(client.tracking_state)
         client.__init__()  # type: ignore[misc]
-        client.tracked.is_bcast = prefixes is not None
-        self.tracking.begin(client.tracked, prefixes or ())
+        client.tracking_state.is_bcast = prefixes is not None
+        self.tracking.begin(client.tracking_state, prefixes or ())
 
     @rule(number=st.integers(0, CLIENTS - 1))
     def leave(self, number: int) -> None:
         client = self.clients[number]
-        if client.tracked.is_on:
-            self.tracking.end(client.tracked)
+        if client.tracking_state.is_on:
+            self.tracking.end(client.tracking_state)
         client.__init__()  # type: ignore[misc]
 
     def reading(self, number: int, keys: list[bytes]) -> tuple[Client, list[bytes]] | None:
         """Return a client and what it would keep of what it reads."""
         client = self.clients[number]
-        if not client.tracked.is_on or client.under_way is not None:
+        if not client.tracking_state.is_on or client.under_way is not None:
             return None
-        if client.tracked.is_bcast:
-            return client, [key for key in keys if key.startswith(tuple(client.tracked.prefixes))]
+        if client.tracking_state.is_bcast:
+            return client, [key for key in keys if key.startswith(tuple(client.tracking_state.prefixes))]
         return client, keys
 
     @rule(number=st.integers(0, CLIENTS - 1), keys=SOME_KEYS)
@@ -109,8 +109,8 @@ class Tables(RuleBasedStateMachine):
         found = self.reading(number, keys)
         if found is not None:
             client, kept = found
-            if client.tracked.records_reads:
-                self.tracking.record_keys(client.tracked, keys)
+            if client.tracking_state.records_reads:
+                self.tracking.record_keys(client.tracking_state, keys)
             client.cache |= {key: self.values[key] for key in kept}
 
     @rule(number=st.integers(0, CLIENTS - 1), keys=SOME_KEYS)
@@ -119,9 +119,9 @@ class Tables(RuleBasedStateMachine):
         found = self.reading(number, keys)
         if found is not None:
             client, kept = found
-            client.take(self.tracking.take(client.tracked, PUSH))
-            if client.tracked.records_reads:
-                self.tracking.record_keys(client.tracked, keys)
+            client.take(self.tracking.take(client.tracking_state, PUSH))
+            if client.tracking_state.records_reads:
+                self.tracking.record_keys(client.tracking_state, keys)
             client.under_way = Reply({key: self.values[key] for key in kept})
 
     @rule(number=st.integers(0, CLIENTS - 1), is_told_before=st.booleans())
@@ -130,7 +130,7 @@ class Tables(RuleBasedStateMachine):
         client = self.clients[number]
         if client.under_way is not None:
             if is_told_before:
-                client.take(self.tracking.take(client.tracked, PUSH, is_within=True))
+                client.take(self.tracking.take(client.tracking_state, PUSH, is_within=True))
             client.cache |= client.under_way.values
             client.under_way = None
 
@@ -154,17 +154,19 @@ class Tables(RuleBasedStateMachine):
     def nobody_holds_what_holds_no_more(self) -> None:
         """Every client between two replies takes what it is told; then its cache is right."""
         for client in self.clients:
-            if client.tracked.is_on and client.under_way is None:
-                client.take(self.tracking.take(client.tracked, PUSH))
+            if client.tracking_state.is_on and client.under_way is None:
+                client.take(self.tracking.take(client.tracking_state, PUSH))
                 assert client.cache.items() <= self.values.items()
-                assert client.tracked not in self.tracking.pending_clients
+                assert client.tracking_state not in self.tracking.pending_clients
 
     @precondition(lambda self: hasattr(self, "clients"))
     @invariant()
     def the_table_is_within_its_bounds(self) -> None:
         assert not 0 < self.tracking.keys_max < self.tracking.keys
         assert self.tracking.items >= self.tracking.keys
-        assert self.tracking.prefixes == len({each for client in self.clients for each in client.tracked.prefixes})
+        assert self.tracking.prefixes == len(
+            {each for client in self.clients for each in client.tracking_state.prefixes}
+        )
         if not self.tracking.keys:
             assert self.tracking.items == self.tracking._bytes == 0
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compat.conformance.wire import request
-from resp_server.execution.long_requests import WHOLE_WORDS_MAX
+from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX
 from resp_server.protocol.request_parser import PORTION_WORDS
 
 pytestmark = pytest.mark.pure
@@ -38,10 +38,12 @@ def test_words_of_many_bytes_are_answered_in_portions(serve: Callable[..., Any])
 
 def test_what_is_not_answered_in_portions_is_refused(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
-    refused = peer.ask("COMMAND", "GETKEYS", "MGET", *["k"] * WHOLE_WORDS_MAX)
+    refused = peer.ask("COMMAND", "GETKEYS", "MGET", *["k"] * UNSPLIT_WORDS_MAX)
     assert refused == b"ERR 'command getkeys' " + TOO_LONG
-    assert peer.ask("COMMAND", "GETKEYS", "MGET", *["k"] * (WHOLE_WORDS_MAX - 3)) == [b"k"] * (WHOLE_WORDS_MAX - 3)
-    assert peer.ask("MSET", *["k"] * (2 * WHOLE_WORDS_MAX)) == b"READONLY You can't write against a read only replica."
+    assert peer.ask("COMMAND", "GETKEYS", "MGET", *["k"] * (UNSPLIT_WORDS_MAX - 3)) == [b"k"] * (UNSPLIT_WORDS_MAX - 3)
+    assert (
+        peer.ask("MSET", *["k"] * (2 * UNSPLIT_WORDS_MAX)) == b"READONLY You can't write against a read only replica."
+    )
 
 
 def test_a_transaction_queues_none_that_is_refused_when_it_is_answered(serve: Callable[..., Any]) -> None:

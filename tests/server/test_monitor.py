@@ -57,7 +57,7 @@ def test_a_monitor_may_not_read_keys_and_ends_with_reset(serve: Callable[..., An
     assert seeing.read_until(b"+RESET\r\n")
     other.answers(GET, ONE)
     seeing.answers(GET, ONE)
-    assert running.call(lambda: all(each.is_plain for each in running.server.context.sessions.values()))
+    assert running.call(lambda: all(each.can_use_fast_path for each in running.server.context.sessions.values()))
 
 
 def test_a_monitor_that_goes_leaves_all_others_to_the_core(serve: Callable[..., Any]) -> None:
@@ -66,11 +66,11 @@ def test_a_monitor_that_goes_leaves_all_others_to_the_core(serve: Callable[..., 
     other.answers(b"PING\r\n", PONG)
     seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
     sessions = running.server.context.sessions
-    assert running.call(lambda: [each.is_plain for each in sessions.values()]) == [False, False]
+    assert running.call(lambda: [each.can_use_fast_path for each in sessions.values()]) == [False, False]
     seeing.answers(b"QUIT\r\n", b"+OK\r\n")
     assert seeing.is_closed
     other.answers(GET, ONE)
-    assert running.call(lambda: [each.is_plain for each in sessions.values()]) == [True]
+    assert running.call(lambda: [each.can_use_fast_path for each in sessions.values()]) == [True]
 
 
 def test_a_monitor_that_reads_nothing_is_cut_and_nobody_else_waits(serve: Callable[..., Any]) -> None:
@@ -122,7 +122,7 @@ def test_requests_are_passed_on_to_monitors_at_other_processes_until_there_are_n
     peer.answers(GET, ONE)
     peer.answers(GET, ONE)
     assert len(others.asked) == 2
-    assert running.call(lambda: server.sessions[1].is_plain)
+    assert running.call(lambda: server.sessions[1].can_use_fast_path)
 
 
 def test_monitors_that_would_miss_requests_are_cut(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,12 +163,12 @@ def test_a_pause_holds_back_all_clients_until_it_is_over(serve: Callable[..., An
     sessions = running.server.context.sessions
     while running.call(lambda: [each.is_paused for each in sessions.values()]) != [True] * 3:
         pass
-    assert running.call(lambda: [each.is_plain for each in sessions.values()]) == [False] * 3
+    assert running.call(lambda: [each.can_use_fast_path for each in sessions.values()]) == [False] * 3
     running.call(running.server.context.unpause)
     assert first.read(len(PONG)) == PONG
     assert second.read(2 * len(ONE)) == ONE + ONE
     assert third.read(len(PONG)) == PONG
-    assert running.call(lambda: [each.is_plain for each in sessions.values()]) == [True] * 3
+    assert running.call(lambda: [each.can_use_fast_path for each in sessions.values()]) == [True] * 3
 
 
 def test_a_pause_ends_by_itself(serve: Callable[..., Any]) -> None:

@@ -119,7 +119,7 @@ def test_a_job_that_goes_while_it_is_told_of_leaves_the_others_told_of(
 
     async def told(portion: Any) -> None:
         server.keyspace.remove("job")
-        server.look()  # as any request does
+        server.renew_all()  # as any request does
         await tell_portion(portion)
 
     server.notifications._publish_portion = told

@@ -139,7 +139,7 @@ def test_a_client_of_another_worker_is_told_instead(cluster: Cluster) -> None:
         target_id = str(target.call("CLIENT", "ID").value)
         assert source.call("CLIENT", "TRACKING", "ON", "REDIRECT", target_id).value == b"OK"
         assert source.call("CLIENT", "GETREDIR").value == int(target_id)
-        key = next(key for key in KEYS if source.call("GET", key).mark == "$")
+        key = next(key for key in KEYS if source.call("GET", key).type == "$")
         cluster.publish([key])
         assert target.read().raw == b">2\r\n$10\r\ninvalidate\r\n*1\r\n$%d\r\n%b\r\n" % (len(key), key)
         wrong = source.call("CLIENT", "TRACKING", "ON", "REDIRECT", "999999").value

@@ -48,13 +48,13 @@ class Job:
 def subscriber(port: int, *words: str) -> Connection:
     connection = Connection(port)
     connection.call("HELLO", 3)
-    assert connection.call(*words).mark == ">"
+    assert connection.call(*words).type == ">"
     return connection
 
 
 def message(connection: Connection) -> list[Any]:
     reply: Reply = connection.read()
-    assert reply.mark == ">", reply
+    assert reply.type == ">", reply
     return [each.value for each in reply.value]
 
 
@@ -179,13 +179,13 @@ def test_a_subscriber_of_resp2_asks_a_proxy_nothing_else(cluster: Cluster, words
     with Connection(port) as listener, Connection(port) as in_resp3:
         listener.call("SUBSCRIBE", "c")
         refused = listener.call(*words)
-        assert refused.mark == "-"
+        assert refused.type == "-"
         assert refused.value.startswith(b"ERR Can't execute '%b': only (P|S)SUBSCRIBE" % name.encode())
         assert listener.call("RESET").value == b"RESET"
-        assert listener.call(*words).mark != "-"
+        assert listener.call(*words).type != "-"
         in_resp3.call("HELLO", 3)
-        assert in_resp3.call("SUBSCRIBE", "c").mark == ">"
-        assert in_resp3.call(*words).mark != "-"
+        assert in_resp3.call("SUBSCRIBE", "c").type == ">"
+        assert in_resp3.call(*words).type != "-"
 
 
 def test_a_proxy_counts_its_own_clients_and_not_itself(cluster: Cluster) -> None:

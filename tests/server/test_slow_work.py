@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resp_server.commands import generic
+from resp_server.commands import sliced_reply
 
 KEYS = 20_000
 LARGE_BYTES = 1 << 20
@@ -50,7 +50,7 @@ def test_others_are_served_between_the_steps_of_keys(
     assert quick.read(7) == b"$1\r\nx\r\n"
     assert slow.read(8) == b"*%d\r\n" % (KEYS + 3)
     assert order[0] == "KEYS"
-    assert 1 < order.index("ECHO") < order.index("step") + KEYS // generic.SLICE_ENTRIES
+    assert 1 < order.index("ECHO") < order.index("step") + KEYS // sliced_reply.CHUNK_ITEMS_MAX
 
 
 def test_input_waits_while_a_reply_is_made_in_steps(serve: Callable[..., Any], tiny_turns: None) -> None:

@@ -229,7 +229,7 @@ def test_a_tenant_hears_of_its_own_changes_alone(endpoint: Running, log: Path) -
     with endpoint.connect() as admin, Connection(endpoint.port) as notified, Connection(endpoint.port) as tracking:
         admin.call("CONFIG", "SET", "notify-keyspace-events", "KEA")
         for connection in (notified, tracking):
-            assert connection.call("HELLO", "3", "AUTH", "tenant", "").mark == "%"
+            assert connection.call("HELLO", "3", "AUTH", "tenant", "").type == "%"
         notified.send(request("PSUBSCRIBE", "*"))
         assert notified.call("PING").plain in (b"PONG", [b"psubscribe", b"*", 1])
         assert tracking.call("CLIENT", "TRACKING", "ON", "BCAST").value == b"OK"

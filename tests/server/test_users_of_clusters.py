@@ -52,7 +52,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def logged_in(at: Running, user: str, password: str) -> Connection:
     connection = Connection(at.port)
-    assert connection.call("HELLO", 3, "AUTH", user, password).mark == "%"
+    assert connection.call("HELLO", 3, "AUTH", user, password).type == "%"
     return connection
 
 
@@ -71,7 +71,7 @@ def test_a_proxy_reads_from_nodes_and_is_not_held_to_the_rules_and_rates_of_defa
 def test_a_message_reaches_the_clients_of_the_other_node(cluster: Cluster) -> None:
     here, there = cluster.nodes
     with logged_in(there, "tenant", "t") as listener, logged_in(here, "admin", "a") as publisher:
-        assert listener.call("SUBSCRIBE", "job:news").mark == ">"
+        assert listener.call("SUBSCRIBE", "job:news").type == ">"
         publisher.call("PUBLISH", "job:news", "told")
         assert listener.read().plain == [b"message", b"job:news", b"told"]
 

@@ -16,7 +16,7 @@ from time import thread_time_ns
 from compat.conformance.wire import request
 from resp_server.command_table.table import Command
 from resp_server.commands import command_table
-from resp_server.execution.long_requests import WHOLE_WORDS_MAX
+from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX
 from resp_server.protocol.glob import PATTERN_BYTES_MAX
 from resp_server.protocol.request_parser import WORDS_MAX
 from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX
@@ -176,8 +176,8 @@ def largest(command: Command) -> Iterator[bytes]:
     """Make requests of a command with the maximum of words, and of bytes."""
     name = command.name.encode().split(b"|")
     required = max(1, abs(command.facts.arity) - len(name))
-    yield request(*name, *[b"1"] * (WHOLE_WORDS_MAX - len(name)))
-    yield request(*name, *keys_of(command), *(b"job:temp:%d" % at for at in range(WHOLE_WORDS_MAX - len(name) - 1)))
+    yield request(*name, *[b"1"] * (UNSPLIT_WORDS_MAX - len(name)))
+    yield request(*name, *keys_of(command), *(b"job:temp:%d" % at for at in range(UNSPLIT_WORDS_MAX - len(name) - 1)))
     yield request(*name, *keys_of(command), *[b"0"] * (required - 1), b"-1")
     yield request(*name, *[b"a" * WORD_BYTES] * required)
     yield request(*name, *keys_of(command), *[b"*" + b"a?" * (PATTERN_BYTES_MAX // 2 - 1)] * 64)

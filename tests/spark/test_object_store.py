@@ -27,7 +27,7 @@ Make = Callable[[str], Batches]
 @pytest.fixture(scope="module")
 def proxy() -> Iterator[FaultyProxy]:
     """The way to an S3 server, for this driver and what it starts."""
-    with s3_server.running(BUCKET) as port, faulty_proxy.before(port) as proxy, pytest.MonkeyPatch.context() as patch:
+    with s3_server.running(BUCKET) as port, faulty_proxy.running(port) as proxy, pytest.MonkeyPatch.context() as patch:
         for name, value in s3_server.environment(proxy.port).items():
             patch.setenv(name, value)
         yield proxy

@@ -103,7 +103,7 @@ def tls(at: At) -> Any:
 
 
 def acl(at: At) -> Any:
-    """The tenant may read `user:*`, of which Django's keys are none."""
+    """The tenant may read `user:*`. Django's keys do not match it."""
     cache = cache_at(at, f"redis://{at.user}:{at.password}@{at.host}:{at.port}/0")
     raw = cache.client.get_client()
     return [raw.get("user:1:name"), failure(lambda: cache.get("x")).partition(":")[0]]
@@ -138,11 +138,11 @@ FEATURES = {
 }
 
 
-def of_a_server(feature: Callable[[At], Any]) -> Callable[[At], Any]:
-    """Run a feature outside a cluster, as django-redis does not follow redirections."""
+def outside_clusters(feature: Callable[[At], Any]) -> Callable[[At], Any]:
+    """Run a feature outside a cluster only, because django-redis does not follow redirections."""
     return lambda at: "not supported" if at.is_cluster else feature(at)
 
 
 if __name__ == "__main__":
     version = f"{django_redis.__version__}, Django {django.__version__}"
-    main(version, {name: of_a_server(feature) for name, feature in FEATURES.items()})
+    main(version, {name: outside_clusters(feature) for name, feature in FEATURES.items()})

@@ -1,5 +1,5 @@
 // ioredis of any major version: a plain client, or the cluster's.
-import { request, collect, failure, Inbox, library, main, MANY, patiently, sorted } from "./scenario.mjs";
+import { request, collect, failure, Inbox, library, main, MANY, eventually, sorted } from "./scenario.mjs";
 
 const Redis = library.default ?? library;
 
@@ -7,7 +7,7 @@ const quiet = (client) => {
   client.on("error", () => {});
   return client;
 };
-const alone = (at, options = {}) => quiet(new Redis({ host: at.host, port: at.port, ...options }));
+const plainClient = (at, options = {}) => quiet(new Redis({ host: at.host, port: at.port, ...options }));
 const connect = (at, { port = at.port, ...options } = {}) =>
   at.is_cluster
     ? quiet(
@@ -17,12 +17,12 @@ const connect = (at, { port = at.port, ...options } = {}) =>
           dnsLookup: (address, callback) => callback(null, address),
         }),
       )
-    : alone(at, { port, ...options });
+    : plainClient(at, { port, ...options });
 
 // Redis writes scores with all their digits up to 7.0, and with as many as are needed since 7.2.
 const score = (text) => (Number.isNaN(Number(text)) ? text : String(Number(text)));
 
-// Run with a client, and let go of it.
+// Run with a client, then close it.
 const using = async (client, use) => {
   try {
     return await use(client);
@@ -35,7 +35,7 @@ const feature = (use) => (at) => using(connect(at), (client) => use(client, at))
 
 await main({
   connect: (at) =>
-    using(alone(at, { connectionName: "a-name", db: at.is_cluster ? 0 : 1 }), async (named) => [
+    using(plainClient(at, { connectionName: "a-name", db: at.is_cluster ? 0 : 1 }), async (named) => [
       await named.ping(),
       await named.client("GETNAME"),
       at.is_cluster ? null : await named.dbsize(),
@@ -79,7 +79,7 @@ await main({
   })),
 
   pipelines: async (at) => ({
-    // In a cluster a pipeline is one node's: of one slot here.
+    // In a cluster a pipeline goes to one node, so its keys have one slot here.
     pipeline: await using(connect(at), (client) => {
       const keys = at.is_cluster ? ["{tag}a", "{tag}b"] : [...MANY, "{tag}a", "{tag}b"];
       return keys.reduce((pipeline, key) => pipeline.get(key), client.pipeline()).get("{tag}hash").hgetall("{tag}hash").exec();
@@ -90,7 +90,7 @@ await main({
   }),
 
   transactions: (at) =>
-    using(alone(at), async (client) => {
+    using(plainClient(at), async (client) => {
       const found = [await client.multi().get(at.live).exists(at.live).exec()];
       for (const changes of [false, true]) {
         await client.watch(at.live);
@@ -143,28 +143,28 @@ await main({
   ]),
 
   "pub/sub": (at) =>
-    using(alone(at), (hearer) =>
-      using(alone(at), async (speaker) => {
+    using(plainClient(at), (subscriber) =>
+      using(plainClient(at), async (publisher) => {
         const inbox = new Inbox();
-        hearer.on("messageBuffer", (channel, text) => inbox.put("message", channel, text));
-        hearer.on("pmessageBuffer", (pattern, channel, text) => inbox.put("pmessage", pattern, channel, text));
-        const found = [await hearer.subscribe("news", "more"), await hearer.psubscribe("n?ws")];
-        found.push(await speaker.publish("news", Buffer.from("00ff", "hex")));
+        subscriber.on("messageBuffer", (channel, text) => inbox.put("message", channel, text));
+        subscriber.on("pmessageBuffer", (pattern, channel, text) => inbox.put("pmessage", pattern, channel, text));
+        const found = [await subscriber.subscribe("news", "more"), await subscriber.psubscribe("n?ws")];
+        found.push(await publisher.publish("news", Buffer.from("00ff", "hex")));
         found.push(sorted(await inbox.take(2)));
-        found.push(await speaker.pubsub("CHANNELS", "n*"), await speaker.pubsub("NUMSUB", "news", "nobody"));
-        found.push(await speaker.pubsub("NUMPAT"), await hearer.unsubscribe("news"));
-        found.push(await speaker.publish("more", "second"), await inbox.take(1));
+        found.push(await publisher.pubsub("CHANNELS", "n*"), await publisher.pubsub("NUMSUB", "news", "nobody"));
+        found.push(await publisher.pubsub("NUMPAT"), await subscriber.unsubscribe("news"));
+        found.push(await publisher.publish("more", "second"), await inbox.take(1));
         return found;
       }),
     ),
 
   notifications: (at) =>
-    using(alone(at), (hearer) =>
-      using(alone(at), async (other) => {
+    using(plainClient(at), (subscriber) =>
+      using(plainClient(at), async (other) => {
         const inbox = new Inbox();
-        hearer.on("pmessage", (pattern, channel, text) => inbox.put(pattern, channel, text));
+        subscriber.on("pmessage", (pattern, channel, text) => inbox.put(pattern, channel, text));
         const found = [await other.config("SET", "notify-keyspace-events", "KEA")];
-        await hearer.psubscribe(`__keyspace@0__:${at.live}`, "__keyevent@0__:del");
+        await subscriber.psubscribe(`__keyspace@0__:${at.live}`, "__keyevent@0__:del");
         await request("put", { key: at.live, value: "notified" });
         found.push(await inbox.take(1));
         await request("delete", { key: at.live });
@@ -174,13 +174,13 @@ await main({
     ),
 
   tracking: (at) =>
-    using(alone(at, { protocol: 2 }), (hearer) =>
-      using(alone(at), async (reader) => {
+    using(plainClient(at, { protocol: 2 }), (subscriber) =>
+      using(plainClient(at), async (reader) => {
         const inbox = new Inbox();
-        hearer.on("message", (channel, keys) => inbox.put(channel, keys));
+        subscriber.on("message", (channel, keys) => inbox.put(channel, keys));
         await request("put", { key: at.live, value: "before" });
-        const id = await hearer.client("ID");
-        await hearer.subscribe("__redis__:invalidate");
+        const id = await subscriber.client("ID");
+        await subscriber.subscribe("__redis__:invalidate");
         const found = [await reader.client("TRACKING", "ON", "REDIRECT", id), await reader.get(at.live)];
         await request("put", { key: at.live, value: "after" });
         found.push(await inbox.take(1), await reader.get(at.live), await reader.client("TRACKING", "OFF"));
@@ -195,8 +195,8 @@ await main({
       (await failure(() => tenant.get("plain"))).split(" ")[1],
       (await failure(() => tenant.hgetall("hash:one"))).split(" ")[1],
     ]),
-    await using(alone(at, { username: at.user, password: "wrong", maxRetriesPerRequest: 0 }), async (stranger) =>
-      (await failure(() => stranger.get("user:1:name"))) !== "Ada",
+    await using(plainClient(at, { username: at.user, password: "wrong", maxRetriesPerRequest: 0 }), async (rejected) =>
+      (await failure(() => rejected.get("user:1:name"))) !== "Ada",
     ),
   ],
 
@@ -213,7 +213,7 @@ await main({
   "reconnect after a restart": feature(async (client) => {
     const before = await client.get("plain");
     await request("restart");
-    return [before, await patiently(() => client.get("plain"))];
+    return [before, await eventually(() => client.get("plain"))];
   }),
 
   "cluster redirect": (at) =>
@@ -221,7 +221,7 @@ await main({
       ? using(connect(at), async (client) => [
           await Promise.all(MANY.map((key) => client.get(key))),
           await failure(() => client.mget("plain", "number")),
-          await using(alone({ ...at, port: at.other_port }), (stranger) => failure(() => stranger.get(at.live))),
+          await using(plainClient({ ...at, port: at.other_port }), (plain) => failure(() => plain.get(at.live))),
           client.nodes("master").length,
         ])
       : "not supported",

@@ -1,7 +1,7 @@
 // node-redis of any major version: a plain client, or the cluster's; RESP3 where a version's default is RESP2 as well.
 import { readFileSync } from "node:fs";
 
-import { request, collect, failure, Inbox, library, main, MANY, patiently, sorted } from "./scenario.mjs";
+import { request, collect, failure, Inbox, library, main, MANY, eventually, sorted } from "./scenario.mjs";
 
 const { createClient, createCluster, RESP_TYPES } = library;
 
@@ -9,10 +9,10 @@ const quiet = (client) => {
   client.on("error", () => {});
   return client;
 };
-const alone = ({ host, port }, { socket = {}, ...options } = {}) =>
+const plainClient = ({ host, port }, { socket = {}, ...options } = {}) =>
   quiet(createClient({ socket: { host, port, reconnectStrategy: 50, ...socket }, ...options })).connect();
 
-const clustered = async ({ host, port }, { socket = {}, ...options } = {}) => {
+const clusterClient = async ({ host, port }, { socket = {}, ...options } = {}) => {
   const client = createCluster({
     rootNodes: [{ socket: { host, port, ...socket } }],
     defaults: { socket: { reconnectStrategy: 50, ...socket }, ...options },
@@ -20,9 +20,9 @@ const clustered = async ({ host, port }, { socket = {}, ...options } = {}) => {
   await quiet(client).connect();
   return client;
 };
-const connect = (at, options) => (at.is_cluster ? clustered(at, options) : alone(at, options));
+const connect = (at, options) => (at.is_cluster ? clusterClient(at, options) : plainClient(at, options));
 
-// Run with a client, and let go of it.
+// Run with a client, then close it.
 const using = async (connecting, use) => {
   const client = await connecting;
   try {
@@ -32,7 +32,7 @@ const using = async (connecting, use) => {
   }
 };
 
-// In both versions of the protocol, which give the caller the same.
+// In both versions of the protocol; the outcomes are equal.
 const feature = (use) => async (at) => ({
   RESP2: await using(connect(at, { RESP: 2 }), (client) => use(client, at)),
   RESP3: await using(connect(at, { RESP: 3 }), (client) => use(client, at)),
@@ -43,7 +43,7 @@ const send = (client, at, key, words) =>
 
 await main({
   connect: (at) =>
-    using(alone(at, { name: "a-name", database: at.is_cluster ? 0 : 1 }), async (named) => [
+    using(plainClient(at, { name: "a-name", database: at.is_cluster ? 0 : 1 }), async (named) => [
       await named.ping(),
       await named.clientGetName(),
       at.is_cluster ? null : await named.dbSize(),
@@ -95,7 +95,7 @@ await main({
   }),
 
   transactions: (at) =>
-    using(alone(at), async (client) => {
+    using(plainClient(at), async (client) => {
       const found = [await client.multi().get(at.live).exists(at.live).exec()];
       for (const changes of [false, true]) {
         await client.watch(at.live);
@@ -109,8 +109,8 @@ await main({
   scan: async (at) => {
     // A cluster's client scans node by node.
     const scanned = async (options) => {
-      if (!at.is_cluster) return using(alone(at), async (client) => sorted(await collect(client.scanIterator(options))));
-      return using(clustered(at), async (client) => {
+      if (!at.is_cluster) return using(plainClient(at), async (client) => sorted(await collect(client.scanIterator(options))));
+      return using(clusterClient(at), async (client) => {
         const nodes = await Promise.all(client.masters.map((master) => client.nodeClient(master)));
         const found = await Promise.all(nodes.map((node) => collect(node.scanIterator(options))));
         return sorted(found.flat());
@@ -122,7 +122,7 @@ await main({
       type: await scanned({ TYPE: "hash" }),
       hscan: at.is_cluster
         ? null
-        : await using(alone(at), async (client) => (await collect(client.hScanIterator("hash:large"))).length),
+        : await using(plainClient(at), async (client) => (await collect(client.hScanIterator("hash:large"))).length),
     };
   },
 
@@ -150,31 +150,31 @@ await main({
   ]),
 
   "pub/sub": async (at) => {
-    const heard = async (RESP) =>
-      using(alone(at, { RESP }), (hearer) =>
-        using(alone(at, { RESP }), async (speaker) => {
+    const received = async (RESP) =>
+      using(plainClient(at, { RESP }), (subscriber) =>
+        using(plainClient(at, { RESP }), async (publisher) => {
           const inbox = new Inbox();
           const put = (text, channel) => inbox.put(channel, text);
-          await hearer.subscribe(["news", "more"], put);
-          await hearer.pSubscribe("n?ws", (text, channel) => inbox.put("pattern", channel, text));
-          const found = [await speaker.publish("news", "first"), sorted(await inbox.take(2))];
-          found.push(await speaker.pubSubChannels("n*"), await speaker.pubSubNumSub(["news", "nobody"]));
-          found.push(await speaker.pubSubNumPat());
-          await hearer.unsubscribe("news", put);
-          found.push(await speaker.publish("more", "second"), await inbox.take(1));
+          await subscriber.subscribe(["news", "more"], put);
+          await subscriber.pSubscribe("n?ws", (text, channel) => inbox.put("pattern", channel, text));
+          const found = [await publisher.publish("news", "first"), sorted(await inbox.take(2))];
+          found.push(await publisher.pubSubChannels("n*"), await publisher.pubSubNumSub(["news", "nobody"]));
+          found.push(await publisher.pubSubNumPat());
+          await subscriber.unsubscribe("news", put);
+          found.push(await publisher.publish("more", "second"), await inbox.take(1));
           return found;
         }),
       );
-    return { RESP2: await heard(2), RESP3: await heard(3) };
+    return { RESP2: await received(2), RESP3: await received(3) };
   },
 
   notifications: (at) =>
-    using(alone(at), (hearer) =>
-      using(alone(at), async (other) => {
+    using(plainClient(at), (subscriber) =>
+      using(plainClient(at), async (other) => {
         const inbox = new Inbox();
         const found = [await other.configSet("notify-keyspace-events", "KEA")];
         const put = (text, channel) => inbox.put(channel, text);
-        await hearer.pSubscribe([`__keyspace@0__:${at.live}`, "__keyevent@0__:del"], put);
+        await subscriber.pSubscribe([`__keyspace@0__:${at.live}`, "__keyevent@0__:del"], put);
         await request("put", { key: at.live, value: "notified" });
         found.push(await inbox.take(1));
         await request("delete", { key: at.live });
@@ -183,7 +183,7 @@ await main({
       }),
     ),
 
-  // Its own client-side cache: a value is requested once, until it changes.
+  // The client has a cache: it requests a value once, until the value changes.
   "client-side cache": (at) =>
     using(
       connect(at, { RESP: 3, ...(at.is_cluster ? {} : { clientSideCache: { ttl: 0, maxEntries: 0 } }) }),
@@ -192,7 +192,7 @@ await main({
         const found = [await client.get(at.live), await client.get(at.live)];
         await request("put", { key: at.live, value: "2" });
         found.push(
-          await patiently(async () => {
+          await eventually(async () => {
             const value = await client.get(at.live);
             if (value !== "2") throw new Error(`it is still ${value}`);
             return value;
@@ -211,7 +211,7 @@ await main({
       (await failure(() => tenant.get("plain"))).split(" ")[1],
       (await failure(() => tenant.hGetAll("hash:one"))).split(" ")[1],
     ]),
-    (await failure(() => alone(at, { username: at.user, password: "wrong", socket: { reconnectStrategy: false } }))).split(
+    (await failure(() => plainClient(at, { username: at.user, password: "wrong", socket: { reconnectStrategy: false } }))).split(
       " ",
     )[1],
   ],
@@ -226,15 +226,15 @@ await main({
     using(connect(at), async (client) => {
       const before = await client.get("plain");
       await request("restart");
-      return [before, await patiently(() => client.get("plain"))];
+      return [before, await eventually(() => client.get("plain"))];
     }),
 
   "cluster redirect": (at) =>
     at.is_cluster
-      ? using(clustered(at), async (client) => [
+      ? using(clusterClient(at), async (client) => [
           await Promise.all(MANY.map((key) => client.get(key))),
           await failure(() => client.mGet(["plain", "number"])),
-          await using(alone({ ...at, port: at.other_port }), (stranger) => failure(() => stranger.get(at.live))),
+          await using(plainClient({ ...at, port: at.other_port }), (plain) => failure(() => plain.get(at.live))),
           client.masters.length,
         ])
       : "not supported",

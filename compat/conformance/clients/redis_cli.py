@@ -47,9 +47,8 @@ class Terminal:
 
     def __init__(self, at: At) -> None:
         self._main, child = pty.openpty()
-        termios.tcsetwinsize(
-            child, (40, 120)
-        )  # for a terminal without a size, redis-cli requests the position of the cursor
+        # Without a size, redis-cli asks the terminal for the position of the cursor.
+        termios.tcsetwinsize(child, (40, 120))
         self._process = subprocess.Popen(
             options(at), stdin=child, stdout=child, stderr=child, env={**ENVIRONMENT, "TERM": "xterm"}
         )
@@ -66,7 +65,7 @@ class Terminal:
         os.close(self._main)
 
     def until(self, is_there: Any) -> str:
-        """Read the output until it is enough, and return it."""
+        """Read the output until `is_there` accepts it, and return it."""
         output, ends = "", monotonic() + RUN_S_MAX
         while not is_there(output):
             ready, _, _ = select.select([self._main], [], [], max(0.0, ends - monotonic()))
@@ -153,7 +152,7 @@ def bigkeys(at: At) -> Any:
 
 
 def memkeys(at: At) -> Any:
-    """What a key takes in memory is each server's own, and so is which key of several like ones takes the most."""
+    """Memory sizes, and the largest of similar keys, differ between servers, so they are left out."""
     found = summary_of(cli(at, "--memkeys"))
     lines = [re.sub(r"found '.*' has \d+|with \d+|avg size [\d.]+", "SIZE", line) for line in found]
     return sorted(lines)
@@ -166,7 +165,7 @@ def stat(at: At) -> Any:
         assert process.stdout is not None
         lines = [process.stdout.readline().split() for _ in range(4)]
         process.terminate()
-    # A node that is given a topology by a file holds, and counts here, all keys.
+    # Our nodes get the topology from a file, store all keys, and count them here.
     counts = [] if at.is_cluster else [line[0] for line in lines[2:]]
     return [lines[0], lines[1], counts, [len(line) for line in lines[2:]]]
 
@@ -177,7 +176,7 @@ def latency(at: At) -> Any:
 
 
 def pipe(at: At) -> Any:
-    """Writes are refused one by one. In a cluster there are reads alone: the real node would take a write."""
+    """Writes are refused one by one. In a cluster only reads are sent: the real node would accept a write."""
     sent = [[b"GET", b"{tag}a"], [b"GET", b"{tag}hash"], [b"ECHO", b"x"]]
     if not at.is_cluster:
         sent += [[b"SET", b"a", b"b"], [b"HSET", b"c", b"d", b"e"]]
@@ -190,7 +189,7 @@ def subscribe(at: At) -> Any:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         assert process.stdout is not None
         found = [process.stdout.readline()]
-        while "n?ws" not in found[-1]:  # a line before says how to leave
+        while "n?ws" not in found[-1]:  # an earlier line explains how to leave
             found.append(process.stdout.readline())
         found.append(cli(at, "publish", "news", "hello"))
         found.append(process.stdout.readline())
@@ -204,7 +203,7 @@ def tls(at: At) -> Any:
 
 
 def acl(at: At) -> Any:
-    """Texts of refusals are those of another version of Redis: their code is compared."""
+    """The texts of refusals are those of another version of Redis, so their codes are compared."""
     given = ("--no-auth-warning", "--user", at.user, "--pass", at.password)
     return [cli(at, *given, "get", "user:1:name"), cli(at, *given, "get", "plain").split(" ")[0]]
 

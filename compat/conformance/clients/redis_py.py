@@ -165,7 +165,7 @@ async def pipelines(kit: Kit, client: Any) -> Any:
 
 
 async def transactions(kit: Kit, client: Any) -> Any:
-    """In a cluster a transaction is one node's, and redis-py's cluster clients of older versions have none."""
+    """In a cluster a transaction belongs to one node; cluster clients of older redis-py versions have none."""
     plain_client = kit.plain()
     try:
         one = plain_client.pipeline()
@@ -246,53 +246,53 @@ async def message_of(listener: Any) -> Any:
 
 
 async def pubsub(kit: Kit, client: Any) -> Any:
-    speaker, hearer = kit.plain(), kit.plain()
+    publisher, subscriber = kit.plain(), kit.plain()
     try:
-        listener = hearer.pubsub()
+        listener = subscriber.pubsub()
         await settle(listener.subscribe("news", "more"))
         await settle(listener.psubscribe("n?ws"))
         found = [await message_of(listener) for _ in range(3)]
-        found.append(await settle(speaker.publish("news", b"\x00first")))
+        found.append(await settle(publisher.publish("news", b"\x00first")))
         found += sorted([await message_of(listener) for _ in range(2)], key=str)
-        found.append(in_order(await settle(speaker.pubsub_channels("n*"))))
-        found.append(await settle(speaker.pubsub_numsub("news", "nobody")))
-        found.append(await settle(speaker.pubsub_numpat()))
+        found.append(in_order(await settle(publisher.pubsub_channels("n*"))))
+        found.append(await settle(publisher.pubsub_numsub("news", "nobody")))
+        found.append(await settle(publisher.pubsub_numpat()))
         await settle(listener.unsubscribe("news"))
         found.append(await message_of(listener))
-        found.append(await settle(speaker.publish("more", "second")))
+        found.append(await settle(publisher.publish("more", "second")))
         found.append(await message_of(listener))
         await settle(listener.aclose() if kit.is_async else listener.close())
         return found
     finally:
-        await close(speaker)
-        await close(hearer)
+        await close(publisher)
+        await close(subscriber)
 
 
 async def notifications(kit: Kit, client: Any) -> Any:
-    hearer = kit.plain()
+    subscriber = kit.plain()
     try:
-        await settle(hearer.config_set("notify-keyspace-events", "KEA"))
-        listener = hearer.pubsub()
+        await settle(subscriber.config_set("notify-keyspace-events", "KEA"))
+        listener = subscriber.pubsub()
         await settle(listener.psubscribe(f"__keyspace@0__:{kit.at.live}", "__keyevent@0__:del"))
         found = [await message_of(listener) for _ in range(2)]
         request("put", key=kit.at.live, value=f"notified {kit.is_async} {kit.protocol}")
         found.append(await message_of(listener))
         request("delete", key=kit.at.live)
         found += [await message_of(listener) for _ in range(2)]
-        found.append((await settle(hearer.config_get("notify-keyspace-events")))["notify-keyspace-events"])
-        await settle(hearer.config_set("notify-keyspace-events", ""))
+        found.append((await settle(subscriber.config_get("notify-keyspace-events")))["notify-keyspace-events"])
+        await settle(subscriber.config_set("notify-keyspace-events", ""))
         await settle(listener.aclose() if kit.is_async else listener.close())
         return found
     finally:
-        await close(hearer)
+        await close(subscriber)
 
 
 async def tracking(kit: Kit, client: Any) -> Any:
-    """By redirection: a subscriber gets invalidations of another client. redis-py does not expose RESP3's."""
-    reader, hearer = kit.plain(single_connection_client=True), kit.plain(protocol=2)
+    """With REDIRECT: a subscriber gets the invalidations of another client. redis-py does not expose RESP3's."""
+    reader, subscriber = kit.plain(single_connection_client=True), kit.plain(protocol=2)
     try:
         request("put", key=kit.at.live, value=f"before {kit.is_async} {kit.protocol}")
-        listener = hearer.pubsub()
+        listener = subscriber.pubsub()
         await settle(listener.subscribe("__redis__:invalidate"))
         found = [await message_of(listener)]
         clients = await settle(reader.client_list(_type="pubsub"))
@@ -309,7 +309,7 @@ async def tracking(kit: Kit, client: Any) -> Any:
         return found
     finally:
         await close(reader)
-        await close(hearer)
+        await close(subscriber)
 
 
 async def cache(kit: Kit, client: Any) -> Any:
@@ -341,7 +341,7 @@ async def cache(kit: Kit, client: Any) -> Any:
 
 
 async def acl(kit: Kit, client: Any) -> Any:
-    """Texts of refusals are those of another version of Redis: their class is compared."""
+    """The texts of refusals are those of another version of Redis, so the classes of the errors are compared."""
     tenant = kit.client(username=kit.at.user, password=kit.at.password)
     try:
         found: list[Any] = [await settle(tenant.get("user:1:name"))]
@@ -350,26 +350,26 @@ async def acl(kit: Kit, client: Any) -> Any:
         found += [type(await failure(lambda: tenant.hgetall("hash:one"))).__name__]
     finally:
         await close(tenant)
-    stranger = kit.plain(username=kit.at.user, password="wrong", retry=kit.no_retry)
+    rejected = kit.plain(username=kit.at.user, password="wrong", retry=kit.no_retry)
     try:
-        found.append(type(await failure(lambda: stranger.get("user:1:name"))).__name__)
+        found.append(type(await failure(lambda: rejected.get("user:1:name"))).__name__)
     finally:
-        await close(stranger)
+        await close(rejected)
     return found
 
 
 async def tls(kit: Kit, client: Any) -> Any:
-    trusting = kit.client(port=kit.at.tls_port, ssl=True, ssl_ca_certs=kit.at.ca)
+    with_ca = kit.client(port=kit.at.tls_port, ssl=True, ssl_ca_certs=kit.at.ca)
     try:
-        found: list[Any] = [await settle(trusting.get("plain")), await settle(trusting.hgetall("hash:one"))]
-        found.append(len(await settle(trusting.get("big"))))
+        found: list[Any] = [await settle(with_ca.get("plain")), await settle(with_ca.hgetall("hash:one"))]
+        found.append(len(await settle(with_ca.get("big"))))
     finally:
-        await close(trusting)
-    doubting = kit.plain(port=kit.at.tls_port, ssl=True, retry=kit.no_retry)
+        await close(with_ca)
+    without_ca = kit.plain(port=kit.at.tls_port, ssl=True, retry=kit.no_retry)
     try:
-        found.append(type(await failure(lambda: doubting.get("plain"))).__name__)
+        found.append(type(await failure(lambda: without_ca.get("plain"))).__name__)
     finally:
-        await close(doubting)
+        await close(without_ca)
     return found
 
 
@@ -377,7 +377,7 @@ async def reconnect(kit: Kit, client: Any) -> Any:
     found = [await settle(client.get("plain"))]
     request("restart")
     ends = monotonic() + MESSAGE_S_MAX
-    while True:  # what a caller's own retry would be
+    while True:  # retry, as an application would
         try:
             return [*found, await settle(client.get("plain"))]
         except (redis.ConnectionError, ClusterDownError):
@@ -390,17 +390,17 @@ async def redirects(kit: Kit, client: Any) -> Any:
     """The cluster client finds every owner; a plain one gets MOVED."""
     if not kit.at.is_cluster:
         return "not supported"
-    stranger = kit.plain(port=kit.at.other_port)
+    plain = kit.plain(port=kit.at.other_port)
     try:
         return [
             [await settle(client.get(key)) for key in MANY],
             await settle(client.cluster_keyslot("foo")),
             await failure(lambda: client.mget("plain", "number")),
-            await failure(lambda: stranger.get(kit.at.live)),
+            await failure(lambda: plain.get(kit.at.live)),
             len(client.get_primaries()),
         ]
     finally:
-        await close(stranger)
+        await close(plain)
 
 
 FEATURES: dict[str, Feature] = {
@@ -424,7 +424,7 @@ FEATURES: dict[str, Feature] = {
 }
 
 
-# Blocking and asyncio, in both versions of the protocol; where a server has to be started each time, one of each.
+# Blocking and asyncio, in both versions of the protocol; only two variants if the server has to be restarted each time.
 VARIANTS = tuple(product((False, True), (2, 3)))
 FEW_VARIANTS = {"reconnect after a restart": ((False, 2), (True, 3))}
 

@@ -33,7 +33,7 @@ export const collect = async (stream) => {
 };
 
 // Retries a call, for as long as a server takes to restart.
-export const patiently = async (call) => {
+export const eventually = async (call) => {
   const ends = Date.now() + MESSAGE_MS_MAX;
   for (;;) {
     try {

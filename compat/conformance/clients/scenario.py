@@ -1,7 +1,7 @@
-"""Shared by the Python scripts: read a feature's name, run it, print its outcome.
+"""The common part of the Python scripts: read a feature's name, run the feature, print its outcome.
 
-Lines of JSON on the standard streams. In: `{"feature": name, "at": {...}}`. Out: any number of requests `{"do": ...}`,
-each of which gets an empty object back once it is done, and then `{"outcome": ...}` or `{"error": text}`.
+The standard streams have lines of JSON. Input: `{"feature": name, "at": {...}}`. Output: any number of requests
+`{"do": ...}`, each of which gets an empty object back once it is done; then `{"outcome": ...}` or `{"error": text}`.
 """
 
 from __future__ import annotations

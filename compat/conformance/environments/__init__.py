@@ -1,4 +1,4 @@
-"""Package environments for one client's script each; they precede the running Python's packages.
+"""Package environments, each for one client's script; their packages precede those of the running Python.
 
 A file `<name>.txt` beside this one has the versions. They are installed once, into a folder that git ignores, and again
 when the file changes.

@@ -30,7 +30,7 @@ PLAIN: list[tuple[bytes, Any]] = [
 @pytest.mark.parametrize(("data", "plain"), PLAIN)
 def test_a_reply_is_read(data: bytes, plain: Any) -> None:
     (reply,) = replies_in(data)
-    assert (reply.plain, reply.raw, reply.mark) == (plain, data, chr(data[0]))
+    assert (reply.plain, reply.raw, reply.type) == (plain, data, chr(data[0]))
 
 
 def test_replies_are_read_one_after_another() -> None:

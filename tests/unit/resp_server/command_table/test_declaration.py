@@ -6,7 +6,14 @@ from typing import Annotated, Any
 
 import pytest
 
-from resp_server.command_table.declaration import Column, DeclarationError, OneOrMore, Parameters, command, integer
+from resp_server.command_table.declaration import (
+    BatchArgument,
+    DeclarationError,
+    OneOrMore,
+    Parameters,
+    command,
+    integer,
+)
 from resp_server.protocol.errors import PlainError
 
 
@@ -61,10 +68,10 @@ def test_a_type_that_no_text_becomes_is_refused() -> None:
         command("x")(body)
 
 
-def test_a_column_beside_another_argument_is_refused() -> None:
-    def body(call: Any, keys: Column, at: int) -> None: ...
+def test_a_batch_argument_beside_another_argument_is_refused() -> None:
+    def body(call: Any, keys: BatchArgument, at: int) -> None: ...
 
-    with pytest.raises(DeclarationError, match="column"):
+    with pytest.raises(DeclarationError, match="batch argument"):
         command("x")(body)
 
 

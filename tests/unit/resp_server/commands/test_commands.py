@@ -439,7 +439,7 @@ def test_prefixes_that_are_too_many_are_refused_before_each_is_compared_with_eac
     words = [word for prefix in prefixes for word in (b"PREFIX", prefix)]
     refused = b"-ERR the prefixes of one client may take 65536 bytes; use fewer, or shorter ones\r\n"
     assert client.send([b"CLIENT", b"TRACKING", b"ON", b"BCAST", *words]) == refused
-    assert client.session.tracked is None
+    assert client.session.tracking_state is None
 
 
 def test_prefixes_count_with_those_that_a_client_has_already(client: Any) -> None:
@@ -458,7 +458,7 @@ def test_the_table_is_told_in_steps_of_a_row(client: Any, words: list[bytes]) ->
     sliced = client.dispatcher.answer(client.call, [[b"COMMAND", *words]], [])
     rows = len(words) - 1 if len(words) > 1 else len(client.server.table)
     per_row = 2 if words == [b"DOCS"] else 1
-    assert [len(part) for part in sliced.parts] == [per_row] * rows
+    assert [len(chunk) for chunk in sliced.chunks] == [per_row] * rows
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from compat.conformance.wire import Reply, reply_at
-from resp_server.commands import chunked_reply, geo
+from resp_server.commands import geo, sliced_reply
 from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from state_backend.codec.geohash import Circle, distance, point_of, score_of
@@ -17,7 +17,7 @@ from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemorySnapshot, MemoryStore
 from state_backend.store.store import EpochChanges
-from tests.unit.resp_server.commands.test_chunked_reply import SteppingClient
+from tests.unit.resp_server.commands.test_sliced_reply import SteppingClient
 from tests.unit.resp_server.conftest import NOW_MS, TABLE
 
 STATES = [StateDescriptor("at", member="member", score="score", key_format="at:<key>")]
@@ -109,7 +109,7 @@ def test_any_ends_as_soon_as_there_are_enough(keyspace: Keyspace) -> None:
 
 
 def test_what_a_search_may_hold_is_bounded(client: SteppingClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked_reply, "WORKING_BYTES_MAX", 10_000)
+    monkeypatch.setattr(sliced_reply, "WORKING_BYTES_MAX", 10_000)
     line = "GEOSEARCH at:many FROMLONLAT 20 10 BYRADIUS 30000 km"
     assert b"intermediate results exceed 10000 bytes" in ask(client, f"{line} ASC").raw
     assert len(ask(client, f"{line} COUNT 10").plain) == 10

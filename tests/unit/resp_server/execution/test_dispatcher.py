@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from resp_server.commands.string import READ_TOGETHER_KEYS
-from resp_server.execution.long_requests import WHOLE_BYTES_MAX
+from resp_server.commands.string import KEYS_PER_READ
+from resp_server.execution.long_requests import UNSPLIT_BYTES_MAX
 from resp_server.protocol.replies import Sliced
 from resp_server.protocol.request_parser import LongRequest
 from resp_server.session.session import ReplyMode
@@ -167,15 +167,15 @@ def test_requests_that_are_answered_together_are_answered_and_counted_as_each_by
 
 
 def test_a_long_request_is_not_answered_together_with_others(client: Any) -> None:
-    short, long = [b"GET", b"job:temp:1"], LongRequest([b"GET", b"job:temp:2"], WHOLE_BYTES_MAX + 1)
+    short, long = [b"GET", b"job:temp:1"], LongRequest([b"GET", b"job:temp:2"], UNSPLIT_BYTES_MAX + 1)
     each = [client.send(short), client.send(long), client.send(short)]
     assert each[1].startswith(b"-ERR 'get' takes ")
     assert client.send(short, long, short) == b"".join(each)
 
 
 def test_keys_of_mget_are_looked_up_together_whatever_their_kinds(client: Any) -> None:
-    keys = [b"job:temp:%d" % (number % 25) for number in range(READ_TOGETHER_KEYS * 2 + 5)]
-    for at in (0, 7, READ_TOGETHER_KEYS - 1, READ_TOGETHER_KEYS, len(keys) - 1):
+    keys = [b"job:temp:%d" % (number % 25) for number in range(KEYS_PER_READ * 2 + 5)]
+    for at in (0, 7, KEYS_PER_READ - 1, KEYS_PER_READ, len(keys) - 1):
         keys[at] = b"job:stats:a"
     values = [b"$-1\r\n" if key == b"job:stats:a" else client.send([b"GET", key]) for key in keys]
     assert client.send([b"MGET", *keys]) == b"*%d\r\n" % len(keys) + b"".join(values)

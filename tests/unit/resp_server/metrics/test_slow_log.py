@@ -17,7 +17,7 @@ GET = [b"GET", b"job:temp:1"]
 
 def test_without_a_threshold_all_requests_are_in_the_slow_log_the_newest_first(connect: Callable[..., Any]) -> None:
     client = connect(slow_over_us=0)
-    client.session.observe(client.server.is_observed)
+    client.session.set_observed(client.server.is_observed)
     client.send_buffer(GET, [b"MGET", b"job:temp:1", b"job:temp:2"], [b"HGETALL", b"job:visits:/"])
     words = [entry.words for entry in client.server.slow_requests.log.newest(10)]
     assert words == [[b"HGETALL", b"job:visits:/"], [b"MGET", b"job:temp:1", b"job:temp:2"], GET]
@@ -32,16 +32,16 @@ def test_no_request_is_in_the_slow_log_that_was_fast_enough(connect: Callable[..
 
 def test_below_a_millisecond_each_request_is_timed_by_itself(connect: Callable[..., Any]) -> None:
     client = connect(slow_over_us=-1)
-    assert client.session.is_plain
+    assert client.session.can_use_fast_path
     assert client.ask("CONFIG SET slowlog-log-slower-than 999") == b"+OK\r\n"
-    assert not client.session.is_plain
+    assert not client.session.can_use_fast_path
     assert client.ask("CONFIG SET slowlog-log-slower-than 1000") == b"+OK\r\n"
-    assert client.session.is_plain
+    assert client.session.can_use_fast_path
 
 
 def test_a_slow_request_says_when_who_and_how_long(connect: Callable[..., Any]) -> None:
     client = connect(slow_over_us=0)
-    client.session.observe(True)
+    client.session.set_observed(True)
     client.ask("CLIENT SETNAME me")
     client.send(GET)
     entry = client.server.slow_requests.log.newest(1)[0]
@@ -52,7 +52,7 @@ def test_a_slow_request_says_when_who_and_how_long(connect: Callable[..., Any]) 
 
 def test_a_reply_in_steps_is_timed_to_its_end(connect: Callable[..., Any]) -> None:
     client = connect(slow_over_us=0)
-    client.session.observe(True)
+    client.session.set_observed(True)
     steps: list[int] = []
     encoder_ns = client.server.stats.command_stats("keys")
     client.send([b"KEYS", b"*"])
@@ -122,7 +122,7 @@ def test_events_of_several_processes_are_joined_second_by_second() -> None:
     second.add("command", 1_500, 9)
     second.add("event-loop", 2_000, 4)
     joined = LatencyEvents.merged([first.to_json(), second.to_json()])
-    assert {name: (list(each.samples), each.max_ms) for name, each in joined.each.items()} == {
+    assert {name: (list(each.samples), each.max_ms) for name, each in joined.by_name.items()} == {
         "command": ([(1, 9), (3, 6)], 9),
         "event-loop": ([(2, 4)], 4),
     }

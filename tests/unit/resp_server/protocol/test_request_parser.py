@@ -204,7 +204,7 @@ def test_a_request_of_many_words_is_taken_in_portions(count: int, word: bytes) -
     for chunk in (data[:100_000], data[100_000:]):
         requests += parser.feed(chunk)
         while parser.has_more:
-            words.append(len(parser._arguments))
+            words.append(len(parser._words))
             requests += parser.feed(b"")
     assert [*map(list, requests)] == [[b"PING"], [b"PING"], [word] * count, [b"PING"]]
     assert all(later - sooner <= PORTION_STEPS for sooner, later in pairwise(words))

@@ -1,4 +1,4 @@
-"""A connection's standing as a value."""
+"""The state of a connection as a value."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ def session(needs_auth: bool = False) -> Session:
     return Session(1, "127.0.0.1:1", "127.0.0.1:2", user, 0)
 
 
-def test_a_new_session_is_plain_unless_a_password_is_needed() -> None:
-    assert session().is_plain
-    assert not session(needs_auth=True).is_plain
+def test_a_new_session_can_use_the_fast_path_unless_a_password_is_needed() -> None:
+    assert session().can_use_fast_path
+    assert not session(needs_auth=True).can_use_fast_path
 
 
-def test_every_special_standing_leaves_the_short_way() -> None:
+def test_every_special_state_leaves_the_fast_path() -> None:
     selected, silent, closing, entered = session(), session(), session(), session(needs_auth=True)
     selected.select(3)
-    silent.reply(ReplyMode.OFF)
+    silent.set_reply_mode(ReplyMode.OFF)
     closing.close()
     entered.authenticate(entered.default_user)
-    assert not (selected.is_plain or silent.is_plain or closing.is_plain)
-    assert entered.is_plain
+    assert not (selected.can_use_fast_path or silent.can_use_fast_path or closing.can_use_fast_path)
+    assert entered.can_use_fast_path
 
 
 def test_reset_forgets_everything_but_who_the_client_is() -> None:
@@ -44,7 +44,7 @@ def test_skip_silences_itself_and_one_command() -> None:
     for _ in range(4):
         skipping.begin_command()
         if not silences:
-            skipping.reply(ReplyMode.SKIP_NEXT)
+            skipping.set_reply_mode(ReplyMode.SKIP_NEXT)
         silences.append(skipping.is_silent)
     assert silences == [True, True, False, False]
-    assert skipping.is_plain
+    assert skipping.can_use_fast_path

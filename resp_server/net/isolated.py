@@ -8,7 +8,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 
 class Breakable(Protocol):
-    """A connection whose methods are guarded."""
+    """A connection that can be closed because of an exception."""
 
     def break_off(self, error: Exception) -> None:
         """Close the connection because of an exception outside of a request. Never raises."""

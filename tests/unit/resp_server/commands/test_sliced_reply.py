@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from compat.conformance.wire import Reply, reply_at
-from resp_server.commands import chunked_reply, dump, generic, random_items, sort
+from resp_server.commands import dump, random_items, sliced_reply, sort
 from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from resp_server.protocol.errors import ReplyError
@@ -82,11 +82,10 @@ def in_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Have everything be made in steps, and those be short."""
 
     def begin() -> None:
-        for module in (chunked_reply, generic):
-            monkeypatch.setattr(module, "BYTES_AT_ONCE_MAX", -1)
+        monkeypatch.setattr(sliced_reply, "BYTES_AT_ONCE_MAX", -1)
         monkeypatch.setattr(dump, "AT_ONCE_BYTES_MAX", 0)
         monkeypatch.setattr(random_items, "CHUNK_DRAWS", 2)
-        monkeypatch.setattr(chunked_reply, "SORTED_RUN_ITEMS", 100)
+        monkeypatch.setattr(sliced_reply, "SORTED_RUN_ITEMS", 100)
 
     yield begin
 
@@ -140,7 +139,7 @@ def test_a_reply_in_steps_is_the_one_that_is_made_at_once(
     in_steps()
     for before, after in zip(at_once, (ask(line, protocol) for protocol in (2, 3)), strict=True):
         if line.startswith(WITHOUT_ORDER):
-            assert (after.mark, sorted(after.plain)) == (before.mark, sorted(before.plain))
+            assert (after.type, sorted(after.plain)) == (before.type, sorted(before.plain))
             assert len(set(after.plain)) == len(after.plain)
         else:
             assert after.raw == before.raw
@@ -185,7 +184,7 @@ def test_more_items_with_repetition_than_are_given_are_an_error(ask: Callable[..
 
 
 def test_what_a_command_may_hold_is_bounded(ask: Callable[..., Reply], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked_reply, "WORKING_BYTES_MAX", 10_000)
+    monkeypatch.setattr(sliced_reply, "WORKING_BYTES_MAX", 10_000)
     for line in ("SUNION set:even set:third", "ZUNION 2 ranks:even set:third", "SORT_RO list:large ALPHA"):
         assert b"intermediate results exceed 10000 bytes" in ask(line).raw
 
