@@ -144,7 +144,7 @@ def test_with_the_executor_the_server_ends_and_may_hand_over_before(scene: Scene
 
 def test_a_server_that_does_not_end_in_time_is_killed(scene: Scene):
     scene.say("stubborn")
-    scene.start(before="supervisor.DRAIN_S_MAX = 2.0")
+    scene.start(before="supervisor.STOP_S_MAX = 2.0")
     eventually(lambda: bool(scene.servers))
     supervisor = scene.supervisor
     scene.executor.kill()
@@ -228,7 +228,7 @@ def test_a_supervisor_that_is_told_to_end_ends_its_server_first(scene: Scene):
 
 
 def test_a_supervisor_waits_for_longer_than_a_server_hands_over():
-    assert supervisor.DRAIN_S_MAX > report.DRAIN_S_MAX
+    assert supervisor.STOP_S_MAX > report.DRAIN_S_MAX
 
 
 def test_why_a_server_cannot_be_started_is_noted_for_the_next_task(scene: Scene):
