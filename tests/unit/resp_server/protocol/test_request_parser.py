@@ -8,9 +8,9 @@ import pytest
 
 from resp_server.protocol.errors import QueryBufferError
 from resp_server.protocol.request_parser import (
-    ARGUMENT_OVERHEAD_BYTES,
     INLINE_BYTES_MAX,
     PORTION_STEPS,
+    WORD_OVERHEAD_BYTES,
     LongRequest,
     Request,
     RequestLimits,
@@ -231,8 +231,8 @@ def test_an_error_ends_a_parser_that_works_in_portions() -> None:
 @pytest.mark.parametrize(
     ("data", "size_bytes"),
     [
-        (b"*2\r\n$4\r\nECHO\r\n$300000\r\n" + b"a" * 300_000 + b"\r\n", 300_004 + 2 * ARGUMENT_OVERHEAD_BYTES),
-        (b"*1025\r\n" + b"$1\r\na\r\n" * 1025, 1025 * (1 + ARGUMENT_OVERHEAD_BYTES)),
+        (b"*2\r\n$4\r\nECHO\r\n$300000\r\n" + b"a" * 300_000 + b"\r\n", 300_004 + 2 * WORD_OVERHEAD_BYTES),
+        (b"*1025\r\n" + b"$1\r\na\r\n" * 1025, 1025 * (1 + WORD_OVERHEAD_BYTES)),
         (b"a " * 1025 + b"\n", 2050),
     ],
     ids=["long word", "many words", "inline"],
