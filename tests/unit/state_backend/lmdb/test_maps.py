@@ -87,6 +87,10 @@ def test_a_map_of_any_size_is_put_changed_and_deleted(maps: Maps, count: int) ->
     fields = many(count)
     assert maps.apply(*(field(name, value) for name, value in fields.items())) == count
     assert maps.read() == fields
+    with maps.store.snapshot(NOW_MS) as snapshot:  # a small map is sent as it is stored
+        packed = snapshot.packed_map(b"k")
+        assert (dict(packed_map.pairs(packed)) if packed else None) == (fields if count <= 128 else None)
+        assert snapshot.packed_map(b"none") is None
     assert maps.apply(field(b"f1", b"new"), without(b"f0"), without(b"none"), field(b"more")) == 3
     fields = {**fields, b"f1": b"new", b"more": b"v"}
     del fields[b"f0"]
