@@ -283,10 +283,10 @@ def all_in_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 
-# 1,600 schedules by default, of some 2,500 operations each; `make test-slow` runs 20,000 others.
+# 550 schedules by default, of some 2,500 operations each; `make test-slow` runs 20,000 others.
 @pytest.mark.parametrize(
     "first",
-    [*range(0, 1_500, 100), *(pytest.param(first, marks=pytest.mark.slow) for first in range(100_000, 120_000, 1_000))],
+    [*range(0, 500, 100), *(pytest.param(first, marks=pytest.mark.slow) for first in range(100_000, 120_000, 1_000))],
 )
 def test_nothing_is_lost_in_any_schedule(first: int) -> None:
     scenes = [run(seed) for seed in range(first, first + (100 if first < 100_000 else 1_000))]
@@ -297,5 +297,5 @@ def test_nothing_is_lost_in_any_schedule(first: int) -> None:
 
 
 def test_an_applier_follows_through_any_schedule(tmp_path: Path) -> None:
-    for seed in range(200_000, 200_100):
+    for seed in range(200_000, 200_050):
         run(seed, tmp_path / str(seed))
