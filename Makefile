@@ -1,11 +1,12 @@
 # All commands of contributors and of CI. ARGS passes options to the program of a target: make test ARGS="-k expiry"
 
 # PYTHON, in the environment or as an option of make, is the Python that makes this environment (scripts/venv.sh).
-VENV   := .venv
+VENV    := .venv
 VENV_PYTHON := $(VENV)/bin/python
-READY  := $(VENV)/.ready
-NATIVE := $(VENV)/.native
-DOCS   := $(VENV)/docs
+READY   := $(VENV)/.ready
+NATIVE  := $(VENV)/.native
+DOCS    := $(VENV)/docs
+CLASSES := $(VENV)/spark.jsa
 CODE   := $(wildcard state_backend resp_server spark_hooks sparkis compat benchmarks)
 ARGS   ?=
 
@@ -30,7 +31,7 @@ help: ## list the targets
 
 setup: $(READY) $(NATIVE) jdk ## make .venv with all that Python and Spark need (other targets run this themselves)
 
-setup-test: setup ## setup, and redis-server and the JavaScript clients for the tests
+setup-test: setup $(CLASSES) ## setup, and redis-server and the JavaScript clients for the tests
 	@sh scripts/redis.sh
 	@sh scripts/node.sh $(VENV)
 
@@ -123,6 +124,10 @@ $(DOCS)/.ready: requirements-docs.lock | $(VENV_PYTHON)
 	@$(VENV_PYTHON) -m venv $(DOCS)
 	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --no-input -r requirements-docs.lock
 	@touch $@
+
+$(CLASSES): $(READY) scripts/spark_archive.py | jdk
+	@echo "setup: archiving Spark's classes for the tests"
+	@$(RUN) python scripts/spark_archive.py $@ >/dev/null
 
 $(NATIVE): setup.py $(wildcard */*/*.pyx */*/*.pxd) | $(READY)
 	@sh scripts/native.sh $(VENV)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,6 +86,10 @@ LONGEST_FOLDERS = (
 # Options of the JVM of every Spark driver that a test, or its program, starts: Spark's launcher reads them. A JVM
 # that lives for a minute gains nothing from the optimising compiler, and spends half its time in it.
 SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Spark's classes, as `make setup-test` archives them; a JVM that cannot use the archive says nothing.
+CLASSES = Path(sys.prefix) / "spark.jsa"
+if CLASSES.exists() and CLASSES.stat().st_size:
+    SHORT_LIVED_JVM += f" -XX:SharedArchiveFile={CLASSES} -Xlog:disable"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED_JVM)
 
 # No example has to be found, or run, within a time.
