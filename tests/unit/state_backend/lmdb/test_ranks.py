@@ -117,11 +117,16 @@ def test_nodes_have_at_most_so_many_entries_and_bytes(tree: Tree) -> None:
 def test_nodes_that_become_small_are_joined(tree: Tree) -> None:
     everything = pairs(20_000)
     tree.change(everything, [])
-    for count in range(20):  # from all leaves alike
-        tree.change([], [pair for at, pair in enumerate(everything) if at % 20 == count and at % 400])
+    tree.change([], [pair for at, pair in enumerate(everything) if at % 20])  # five or so stay in each leaf
     tree.check()
-    assert len(tree.members) == 50
-    assert len(tree.nodes()) <= 8
+    assert len(tree.members) == 1000
+    assert len(tree.nodes()) <= 1000 / (NODE_ENTRIES_MAX // 4) + 2
+    for count in range(20):
+        tree.change([], [pair for at, pair in enumerate(everything[::20]) if at % 20 == count and at % 200])
+    tree.check()
+    assert len(tree.members) == 5
+    assert tree.nodes() == []
+    tree.change(everything[1::400], [])
     tree.change([], tree.members[1:])
     assert len(tree.members) == 1 and tree.nodes() == []  # the root is a leaf again
 
