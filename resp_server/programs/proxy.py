@@ -6,12 +6,15 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import uvloop
 
+from resp_server.execution.context import ServerContext
 from resp_server.net.addresses import host_and_port
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import Certificates, TlsError, certificates_of, files_of
@@ -30,9 +33,15 @@ from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.pubsub_relay import connect_pubsub
 from resp_server.proxy.request_policy import APPLICATIONS_MAX
 from resp_server.proxy.state_cluster import TIMEOUT_S, StateCluster
+from resp_server.proxy.swap_dispatcher import SwapDispatcher
 from resp_server.proxy.topology_sources import FileSource, LogSource, ProxyTopologySource, RegistrySource
 from resp_server.serving.server import Server
 from resp_server.serving.token import add_token_option, token_of
+from resp_server.upstream.ownership import Ownership, OwnershipError
+from resp_server.upstream.pool import CONNECTIONS as UPSTREAM_CONNECTIONS
+from resp_server.upstream.pool import TIMEOUT_S as UPSTREAM_TIMEOUT_S
+from resp_server.upstream.pool import UpstreamPool
+from resp_server.upstream.url import UpstreamUrl
 from state_backend.log.filesystems import open_filesystem
 from state_backend.store.keyspace import Keyspace
 
@@ -40,6 +49,10 @@ logger = logging.getLogger("sparkis.proxy")
 
 MS_PER_S = 1000
 TIMEOUT_MS_MAX = 60_000
+# More than one Redis can serve faster than fewer (guess).
+UPSTREAM_CONNECTIONS_MAX = 64
+# A URL with a password is better given here than on the command line, which every user of the machine can read.
+UPSTREAM_VARIABLE = "SPARKIS_UPSTREAM"
 
 DESCRIPTION = """\
 Serve plain Redis clients from several state servers: each request goes to the owner of its key's slot.
@@ -51,6 +64,7 @@ examples:
   sparkis proxy --log /data/sparkis-log
   SPARKIS_CONTROL_TOKEN=... sparkis proxy --registry driver-a:7377 --registry driver-b:7377
   sparkis proxy --cluster cluster.json
+  sparkis proxy --log /data/sparkis-log --upstream redis://cache:6379 --ownership /var/lib/sparkis/owners.json
   SPARKIS_PASSWORD=secret sparkis proxy --log /data/sparkis-log --bind 0.0.0.0 --port 6379
 """
 
@@ -85,6 +99,33 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=int(TIMEOUT_S * MS_PER_S),
         metavar="MS",
         help="the time limit for a server's reply, in milliseconds (default %(default)s)",
+    )
+    parser.add_argument(
+        "--upstream",
+        default=os.environ.get(UPSTREAM_VARIABLE),
+        metavar="URL",
+        help="a Redis that has all keys that no state owns: redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE] or "
+        f"unix://[[USER]:PASSWORD@]/PATH[?db=DATABASE] (default: {UPSTREAM_VARIABLE} of the environment)",
+    )
+    parser.add_argument(
+        "--ownership",
+        type=Path,
+        metavar="FILE",
+        help="with --upstream: the file that remembers which keys belong to states, of stopped jobs, too",
+    )
+    parser.add_argument(
+        "--upstream-timeout",
+        type=whole_number(1, TIMEOUT_MS_MAX, "a number of milliseconds"),
+        default=int(UPSTREAM_TIMEOUT_S * MS_PER_S),
+        metavar="MS",
+        help="the silence of the upstream, in milliseconds, after which it counts as failed (default %(default)s)",
+    )
+    parser.add_argument(
+        "--upstream-connections",
+        type=whole_number(1, UPSTREAM_CONNECTIONS_MAX, "a number of connections"),
+        default=UPSTREAM_CONNECTIONS,
+        metavar="N",
+        help="the shared connections to the upstream for each version of the protocol (default %(default)s)",
     )
     add_listening_options(parser)
     add_tls_port_option(parser)
@@ -133,26 +174,56 @@ def _server_certificates(options: argparse.Namespace) -> Certificates | None:
     return certificates_of(files)
 
 
+def _swap(options: argparse.Namespace) -> tuple[UpstreamPool, Ownership] | None:
+    """Return the upstream and the owners of keys; None without an upstream. ValueError for invalid options."""
+    if not options.upstream:
+        if options.ownership is not None:
+            raise ValueError("--ownership is for a proxy with --upstream")
+        return None
+    if options.ownership is None:
+        raise ValueError(
+            "--upstream needs --ownership FILE: without it a restarted proxy would answer a stopped job's keys with "
+            "the upstream's old copies"
+        )
+    try:
+        url = UpstreamUrl.parse(options.upstream)
+    except ValueError as error:
+        raise ValueError(f"--upstream: {error}") from None
+    try:
+        ownership = Ownership(options.ownership)
+    except OwnershipError as error:
+        raise ValueError(f"--ownership: {error}") from None
+    return UpstreamPool(url, options.upstream_timeout / MS_PER_S, options.upstream_connections), ownership
+
+
 async def _serve(options: argparse.Namespace) -> None:
     config = config_of(options, takes_ca_alone=True)
     certificates = _server_certificates(options)
     raise_file_limit(config.clients_max)
     password = config.server_password or config.password
-    sources = _sources(options)
+    sources, swap = _sources(options), _swap(options)
     for source in sources:
         source.cluster = StateCluster(source.name, password, options.server_timeout / MS_PER_S)
         source.cluster.certificates = certificates
-    applications = Applications([source.cluster for source in sources])
+    applications = Applications([source.cluster for source in sources], needs_key_formats=swap is not None)
+
+    def dispatcher(server: ServerContext) -> ProxyDispatcher:
+        return ProxyDispatcher(server, applications) if swap is None else SwapDispatcher(server, applications, *swap)
+
     server = Server(
         Keyspace(),
         replace(config, server_password=None),  # no process logs in to a proxy with it
-        dispatcher=lambda server: ProxyDispatcher(server, applications),
+        dispatcher=dispatcher,
         connection=ProxyConnection,
     )
     load_users(server.users)
     server.context.state_servers = applications.info_fields
+    if isinstance(server.dispatcher, SwapDispatcher):
+        server.context.state_servers = server.dispatcher.info_fields
     relay = connect_pubsub(applications, server.context)
     applications.start()
+    if swap is not None:
+        swap[0].start()
     source_tasks: list[asyncio.Task[None]] = []
     try:
         for source in sources:

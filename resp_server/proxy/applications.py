@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import hiredis
 
+from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import LoadingError, PlainError
-from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.requests import MALFORMED_REPLY_ERRORS, BackgroundSink, ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
 
@@ -21,11 +21,14 @@ JOBS = pack((b"STATE", b"JOBS"))
 class Applications:
     """All applications, in configured order; a SCAN cursor contains an application's position.
 
-    only: the application if there is just one; then no key formats are needed.
+    only: the application if there is just one. on_key_formats: called with the key formats of jobs' states.
     """
 
-    def __init__(self, each: Sequence[StateCluster]) -> None:
+    def __init__(self, each: Sequence[StateCluster], *, needs_key_formats: bool = False) -> None:
         self.each = each
+        # One application needs them only to tell its keys from an upstream's.
+        self._needs_key_formats = needs_key_formats or len(each) > 1
+        self.on_key_formats: Callable[[Mapping[str, Mapping[str, str]]], None] = lambda formats: None
         self.only = each[0] if len(each) == 1 else None
         self._clashes: set[tuple[str, str, str]] = set()
         self._retrying: set[tuple[str, str]] = set()  # retries after an error are scheduled
@@ -33,7 +36,7 @@ class Applications:
     def start(self) -> None:
         """Start the connections to all applications."""
         for cluster in self.each:
-            if self.only is None:
+            if self._needs_key_formats:
                 cluster.on_new_job = self.request_key_formats
             cluster.start()
 
@@ -46,6 +49,11 @@ class Applications:
         """Close all connections."""
         for cluster in self.each:
             cluster.stop()
+
+    @property
+    def has_key_formats(self) -> bool:
+        """Tell whether the key formats of all jobs are known."""
+        return all(cluster.keys.is_complete for cluster in self.each)
 
     def info_fields(self) -> Mapping[str, object]:
         """Return the fields for INFO: one per server, with several applications prefixed with their numbers."""
@@ -127,14 +135,16 @@ class JobKeysReplySink(BackgroundSink):
             logger.warning("%s refused to list its jobs: %s", self.address, reply[1:200].decode("utf-8", "replace"))
             return
         try:
-            self.cluster.keys.set_formats(formats_in(reply))
+            formats = formats_in(reply)
+            self.cluster.keys.set_formats({job: list(states.values()) for job, states in formats.items()})
+            self.applications.on_key_formats(formats)
         except MALFORMED_REPLY_ERRORS as error:
             logger.warning("%s listed its jobs in an unexpected form: %s", self.address, error)
 
 
-def formats_in(reply: bytes) -> dict[str, list[str]]:
-    """Return the key formats of each job in a reply to STATE JOBS."""
+def formats_in(reply: bytes) -> dict[str, dict[str, str]]:
+    """Return the key formats of each job in a reply to STATE JOBS, by state."""
     reader = hiredis.Reader(encoding="utf-8")
     reader.feed(reply)
     rows = [dict(zip(row[::2], row[1::2], strict=True)) for row in reader.gets()]
-    return {row["name"]: row["key_formats"] for row in rows}
+    return {row["name"]: dict(zip(row["state_names"], row["key_formats"], strict=True)) for row in rows}

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from resp_server.forwarding.raw_replies import (
+    JOINED_BYTES_MAX,
+    RawReply,
+    RawReplySender,
+    ReplyChunks,
+    as_bytes,
+    chunks_of,
+)
 from resp_server.protocol.errors import PlainError, TryAgainError
 from resp_server.protocol.replies import Pending
 from resp_server.proxy.epoch_floors import indexes_behind
-from resp_server.proxy.raw_replies import JOINED_BYTES_MAX, RawReply, RawReplySender, ReplyChunks, as_bytes, chunks_of
 from resp_server.proxy.requests import ReplySink, ServerRequest
 from resp_server.proxy.state_cluster import LONG_TIMEOUT_S, StateCluster
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
 from resp_server.session.session import Session
+from resp_server.upstream.connection import UnansweredError
 
 # Longer than any request's deadline, so it is reached only after a bug.
 BATCH_S_MAX = 2 * LONG_TIMEOUT_S
@@ -45,6 +53,7 @@ class ReplyBatch(Pending, ReplySink):
         self._bytes = 0
         self._is_sealed = False
         self._then: Callable[[], None] | None = None
+        self._ends_at: int | None = None
         self.missing = 0
 
     def add(self, reply: bytes) -> None:
@@ -95,8 +104,12 @@ class ReplyBatch(Pending, ReplySink):
                 self.resolve(self.joined)
 
     def fail(self, index: int, error: Exception) -> None:
-        """Store an exception as an error reply."""
-        self.put(index, self._error_reply(error))
+        """Store an exception as an error reply. An `UnansweredError` ends the connection, after the replies before."""
+        if isinstance(error, UnansweredError):
+            self._ends_at = index if self._ends_at is None else min(index, self._ends_at)
+            self.put(index, b"")
+        else:
+            self.put(index, self._error_reply(error))
 
     def refuse(self, index: int, error: Exception) -> None:
         """Set the error reply of the current request; `index` is that of the last reply, or of the next one."""
@@ -153,7 +166,9 @@ class ReplyBatch(Pending, ReplySink):
     def replies(self) -> Sequence[RawReply]:
         """Return the replies in order, with an error for each missing one."""
         late = b"-%b\r\n" % PlainError("no server answered in time").line
-        return [late if reply is None else reply for reply in self._replies]
+        if self._ends_at is not None:
+            self._session.close()
+        return [late if reply is None else reply for reply in self._replies[: self._ends_at]]
 
     def joined(self) -> bytes | RawReplySender:
         """Return all replies encoded; long ones are sent in steps."""

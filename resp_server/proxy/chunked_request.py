@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from resp_server.execution.long_requests import RequestSplit, of_bounded_size
+from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, raw_reply_of, split_header
+from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import Pending, encode, encode_header
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
 from resp_server.proxy.batch import ReplyBatch
-from resp_server.proxy.raw_replies import RawReply, Steps, is_error, raw_reply_of, split_header
-from resp_server.proxy.reply_splitter import pack
 
 # The size of a request that is not split (guess: encoding it takes a few milliseconds).
 PACKED_BYTES_MAX = 32 << 20

@@ -28,6 +28,8 @@ from resp_server.execution.dispatcher import (
 )
 from resp_server.execution.long_requests import RequestSplit, first_portion, may_run_unsplit, too_long
 from resp_server.execution.slow_requests import NEVER_NS
+from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
+from resp_server.forwarding.reply_splitter import pack
 from resp_server.metrics.stats import CommandStats
 from resp_server.protocol.errors import (
     ClusterDownError,
@@ -45,8 +47,6 @@ from resp_server.proxy.chunked_request import ChunkedRequest, pack_in_steps
 from resp_server.proxy.compiled import hop
 from resp_server.proxy.job_queries import JobQueries, server_sections, text_in
 from resp_server.proxy.keyspace_queries import KeyspaceQuery
-from resp_server.proxy.raw_replies import RawReply, Steps, as_bytes
-from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.request_policy import SPLIT, Part, RequestPolicy, policy_of, single_key_at, split_by_slot, within
 from resp_server.proxy.requests import Merge, ReplyAggregator, ReplySink, ReplyStage, ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
@@ -79,7 +79,9 @@ class CommandRoute(NamedTuple):
 
 
 class ProxyDispatcher(Dispatcher):
-    """Answers the requests of one proxy."""
+    """Answers the requests of one proxy. has_upstream: `take` sees each request first, and there is no hop."""
+
+    has_upstream = False
 
     def __init__(self, server: ServerContext, applications: Applications) -> None:
         super().__init__(server)
@@ -88,7 +90,9 @@ class ProxyDispatcher(Dispatcher):
         self._routes: dict[bytes, CommandRoute | None] = {}
         only = applications.only
         # With several applications, each key must be checked, so there is no hop.
-        self.hop = None if only is None or hop is None else hop.Hop(only, server, self._hop_commands())
+        self.hop = (
+            None if only is None or hop is None or self.has_upstream else hop.Hop(only, server, self._hop_commands())
+        )
         self._tracking = server.tracking
         self._tracking.on_use = applications.follow_keys
         for cluster in applications.each:
@@ -98,6 +102,10 @@ class ProxyDispatcher(Dispatcher):
     @property
     def answers_rounds(self) -> bool:
         return False  # servers answer
+
+    def take(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
+        """Answer a request that is not, or not only, about states; False: it takes the way of all requests."""
+        return False
 
     def poll(self, poller: Any) -> None:
         for cluster in self._applications.each:
@@ -130,7 +138,7 @@ class ProxyDispatcher(Dispatcher):
         session, applications, routes = context.session, self._applications, self._routes
         first = applications.each[0]
         batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply)
-        answered, later = 0, None
+        answered, later, protocol = 0, None, session.protocol
         for request in requests[:requests_max]:
             answered += 1
             index, must_wait = len(batch), False
@@ -142,7 +150,7 @@ class ProxyDispatcher(Dispatcher):
                     route is not None and route.single_key_at and session.can_use_fast_path and _fits(route, request)
                 )
                 cluster = applications.only
-                if route is not None and is_single and not is_long and cluster is not None:
+                if route is not None and is_single and not is_long and cluster is not None and not self.has_upstream:
                     route.command_stats.calls += 1
                     session.last_command = route.command.name
                     slot = slot_of(request[route.single_key_at])
@@ -151,7 +159,9 @@ class ProxyDispatcher(Dispatcher):
                         break
                     continue
                 session.begin_command()
-                if is_long and self._forward_long(context, request, batch):
+                if self.has_upstream and self.take(context, request, batch):
+                    pass
+                elif is_long and self._forward_long(context, request, batch):
                     must_wait = True
                 elif route is not None and (
                     session.transaction is not None or route.command.facts.group == TRANSACTIONS
@@ -160,6 +170,8 @@ class ProxyDispatcher(Dispatcher):
                 elif not self._forward(context, request, batch):
                     later = self._answer_locally(context, request, batch)
                 end_caching(session, request)
+                # The upstream has connections for each protocol: later requests must not overtake those before HELLO.
+                must_wait |= self.has_upstream and session.protocol != protocol
             except Exception as error:  # it fails this request only
                 release_reply(later)
                 later = None
@@ -480,7 +492,7 @@ class ProxyDispatcher(Dispatcher):
         parts: Sequence[Part],
         merge: Merge,
         session: Session,
-        batch: ReplyBatch,
+        batch: ReplySink,
         index: int,
         tracking_state: TrackingState | None = None,
     ) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from resp_server.forwarding.raw_replies import RawReply, RawReplySender
 from resp_server.metrics.stats import CommandStats
 from resp_server.native.core import InputInterceptor
-from resp_server.proxy.raw_replies import RawReply, RawReplySender
 from resp_server.proxy.requests import RequestSender, ServerRequest
 from resp_server.session.epoch_feed import Epochs, ReplyEpochs
 from resp_server.session.session import Session

@@ -21,8 +21,8 @@ from state_backend.native.lookup cimport slot_of
 from resp_server.session.epoch_feed import NO_EPOCHS
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.proxy.requests import PING, REQUESTS_MAX, SENDS_MAX, ServerRequest, malformed_reply, send_mget_by_slots
-from resp_server.proxy.raw_replies import JOINED_BYTES_MAX, RawReplySender
-from resp_server.proxy.reply_splitter import FrameError
+from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX, RawReplySender
+from resp_server.forwarding.reply_splitter import FrameError
 from resp_server.proxy.epoch_floors import has_reached, indexes_behind, union_of
 
 cdef enum:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import hiredis
 
+from resp_server.forwarding.raw_replies import RawReply, as_bytes
+from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.replies import Verbatim, encode
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.job_merge import (
@@ -20,8 +22,6 @@ from resp_server.proxy.job_merge import (
     rows_in,
     shares_of,
 )
-from resp_server.proxy.raw_replies import RawReply, as_bytes
-from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.requests import MALFORMED_REPLY_ERRORS, ReplySink, ReplyStage, ServerRequest, malformed_reply
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.session.epoch_feed import ReplyEpochs

@@ -27,12 +27,12 @@ import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
 from resp_server.execution.context import ServerContext
+from resp_server.forwarding.reply_splitter import pack
 from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import ClusterDownError, PlainError
 from resp_server.protocol.replies import Frames, Pending, Reply
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
-from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.requests import PING, BackgroundSink, ServerRequest
 from resp_server.proxy.server_connection import ConnectionKey
 from resp_server.proxy.state_cluster import StateCluster

@@ -16,10 +16,10 @@ from typing import ParamSpec, Protocol
 
 import hiredis
 
+from resp_server.forwarding.raw_replies import RawReply, Result, Steps, as_bytes, is_error, result_of
+from resp_server.forwarding.reply_splitter import FrameError, array_in_order, pack
 from resp_server.protocol.errors import PlainError, ReplyError, internal_error
 from resp_server.proxy.epoch_floors import union_of
-from resp_server.proxy.raw_replies import RawReply, Result, Steps, as_bytes, is_error, result_of
-from resp_server.proxy.reply_splitter import FrameError, array_in_order, pack
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs
 from state_backend.model.errors import SparkisError
 from state_backend.model.slots import slot_of

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple, Protocol, cast
 import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
+from resp_server.forwarding.raw_replies import RawReply, as_bytes
+from resp_server.forwarding.reply_splitter import FrameError, Frames, pack
 from resp_server.net.tls import Certificates, reason_of
 from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.compiled import PipelineBatch
 from resp_server.proxy.epoch_floors import has_reached
-from resp_server.proxy.raw_replies import RawReply, as_bytes
-from resp_server.proxy.reply_splitter import FrameError, Frames, pack
 from resp_server.proxy.requests import PING, REQUESTS_MAX, DiscardSink, InFlightRequest, ServerRequest
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs
 

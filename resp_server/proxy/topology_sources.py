@@ -15,9 +15,9 @@ import hiredis
 
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.cluster.topology_source import TopologyFile
+from resp_server.forwarding.reply_splitter import pack
 from resp_server.net.addresses import address_of
 from resp_server.net.tls import reason_of
-from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.state_cluster import StateCluster
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.errors import SparkisError

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resp_server.forwarding.reply_splitter import Frames, items_of, pack
 from resp_server.metrics.stats import CommandStats, Stats
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.proxy.compiled import hop
-from resp_server.proxy.reply_splitter import Frames, items_of, pack
 from resp_server.proxy.requests import ServerRequest
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs
 from state_backend.model.slots import SLOTS, slot_of

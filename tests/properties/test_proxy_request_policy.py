@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
+from resp_server.forwarding.reply_splitter import Frames, items_of
 from resp_server.protocol.replies import ReplySet, encode
 from resp_server.proxy.epoch_floors import EpochFloors
-from resp_server.proxy.reply_splitter import Frames, items_of
 from resp_server.proxy.request_policy import scan_reply, split_by_slot
 from resp_server.proxy.slot_map import SlotMap, runs_of
 from state_backend.model.slots import SLOTS, position_of, slot_of

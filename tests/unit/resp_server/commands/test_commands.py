@@ -290,6 +290,7 @@ def test_state_tells_of_jobs_and_states(client: Any) -> None:
                 b"error": b"",
                 b"slots": b"0-16383",
                 b"store_bytes": 0,
+                b"state_names": [b"temp", b"stats", b"visits", b"news"],
                 b"key_formats": [
                     b"job:temp:<sensor>",
                     b"job:stats:<sensor>",

@@ -1,0 +1,125 @@
+"""Dispatches the requests of a proxy with an upstream: each goes to the side that owns its keys, or to both.
+
+Requests of one batch are sent to both sides at once. Each side answers a client's requests in their order, and the
+client gets all replies in its order. The sides have no common order (see `docs/design/0008-swap.md`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from resp_server.command_table.table import Command
+from resp_server.execution.context import CommandContext, ServerContext
+from resp_server.forwarding.raw_replies import RawReply, Steps
+from resp_server.forwarding.reply_splitter import array_in_order, pack, sum_of_replies
+from resp_server.protocol.errors import NoPermError
+from resp_server.protocol.request_parser import Request
+from resp_server.proxy.applications import Applications
+from resp_server.proxy.batch import ReplyBatch
+from resp_server.proxy.dispatcher import ProxyDispatcher
+from resp_server.proxy.request_policy import SUMMED, split_by_slot
+from resp_server.proxy.requests import ReplyAggregator
+from resp_server.session.session import Session
+from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.pool import UpstreamPool
+from resp_server.upstream.routing import CommandRule, Route, Side, SwapRouter, not_yet
+
+OK = b"+OK\r\n"
+# The parts of a request for both sides.
+UPSTREAM_PART, STATES_PART = 0, 1
+
+
+class SwapDispatcher(ProxyDispatcher):
+    """Answers the requests of a proxy in front of an upstream and of state servers."""
+
+    has_upstream = True
+
+    def __init__(
+        self, server: ServerContext, applications: Applications, pool: UpstreamPool, ownership: Ownership
+    ) -> None:
+        super().__init__(server, applications)
+        self._pool = pool
+        self._ownership = ownership
+        self._router = SwapRouter(self._table, ownership, pool.url.database)
+        pool.on_facts = self._router.take_facts
+        applications.on_key_formats = self._learn
+
+    def _learn(self, formats: Mapping[str, Mapping[str, str]]) -> None:
+        self._ownership.learn(formats)
+        if self._applications.has_key_formats:
+            self._ownership.complete()
+
+    def info_fields(self) -> Mapping[str, object]:
+        """Return the fields of INFO: those of the servers, of the upstream, and of the owners of keys."""
+        return {
+            **self._applications.info_fields(),
+            **self._pool.info_fields(),
+            "owned_key_formats": self._ownership.count,
+            "ownership_known": int(self._ownership.is_known),
+            "ownership_error": self._ownership.error,
+        }
+
+    def take(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
+        """Answer a request that is not, or not only, about states; ReplyError if no side may answer it."""
+        session = context.session
+        if not session.is_authenticated:
+            return False  # the error is a server's: it does not tell whose key it is
+        route = self._router.route(request)
+        if route is None or route.side in (Side.LOCAL, Side.STATES):
+            return False
+        rule = route.rule
+        if session.transaction is not None:
+            raise not_yet(f"{rule.name} within MULTI")
+        self._check_rights(context, rule, request)
+        session.last_command = rule.name
+        self._stats.command_stats(rule.name).calls += 1
+        if route.side is Side.SELECT and len(request) == 2:
+            batch.add(b"" if session.is_silent else OK)
+        elif route.side is Side.BOTH:
+            self._send_both(route, request, session, batch)
+        else:
+            index = batch.expect(session.is_silent)
+            self._pool.send(session.id, session.protocol, pack(request), batch, index, is_read=rule.is_read)
+        return True
+
+    def _check_rights(self, context: CommandContext, rule: CommandRule, request: Request) -> None:
+        """Raise NoPermError if the user may not run a request. Commands of modules are for unrestricted users."""
+        if context.session.user.is_unrestricted:
+            return
+        if rule.command is None:
+            name = context.session.user.name.decode("utf-8", "surrogateescape")
+            raise NoPermError(f"User {name} has no permissions to run the '{rule.name}' command")
+        self._check_user(context, rule.command, request)
+
+    def _send_both(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
+        """Split a read over both sides, and join the replies in the order of the keys."""
+        command: Command | None = route.rule.command
+        assert command is not None  # `routing.SPLIT` has commands of Redis only
+        states = route.state_keys
+        owned = set(states)
+        upstream = [at for at in range(1, len(request)) if at not in owned]
+        places = [[at - 1 for at in upstream], [at - 1 for at in states]]
+        is_sum = SUMMED in command.facts.tips
+        index = batch.expect(session.is_silent)
+
+        def merge(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
+            return sum_of_replies(replies) if is_sum else array_in_order(replies, places)
+
+        def send() -> None:
+            both = ReplyAggregator(2, merge, batch, index, self._server.clients.defer)
+            packed = pack((request[0], *(request[at] for at in upstream)))
+            self._pool.send(session.id, session.protocol, packed, both, UPSTREAM_PART, is_read=True)
+            both.attempt(self._send_states, command, (request[0], *(request[at] for at in states)), session, both)
+
+        batch.set_retry(index, send)
+        send()
+
+    def _send_states(self, command: Command, request: Request, session: Session, both: ReplyAggregator) -> None:
+        found = split_by_slot(command.facts, request, self.target_of)
+        assert found is not None  # it has keys
+        parts, merge = found
+        self._send_parts(command, parts, merge, session, both, STATES_PART)
+
+    def stop(self) -> None:
+        super().stop()
+        self._pool.stop()

@@ -1,0 +1,318 @@
+"""One connection to an upstream: shared by clients, pipelined, opened again when it is lost.
+
+The requests of one turn of the event loop go out in one write, and replies come in order. A request without a reply
+when the connection is lost is sent again if it only reads. Otherwise nobody knows whether it ran: its sink gets an
+`UnansweredError`, and its client's connection is closed. A request that was not sent gets TRYAGAIN.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from resp_server.forwarding.raw_replies import RawReply, as_bytes
+from resp_server.forwarding.reply_splitter import FrameError, Frames, pack
+from resp_server.protocol.errors import TryAgainError, internal_error
+from resp_server.upstream.breaker import Breaker
+from resp_server.upstream.url import UpstreamUrl
+
+# Requests, and their bytes, that may wait at one connection (guess: as at a connection to a state server).
+REQUESTS_MAX = 100_000
+WAITING_BYTES_MAX = 64 << 20
+# The longest reply that is passed on: twice the longest value of Redis.
+REPLY_BYTES_MAX = 1 << 30
+# The time to connect and to log in (guess).
+CONNECT_S_MAX = 1.0
+# A request is sent at most twice, and twice only if it only reads.
+SENDS_MAX = 2
+
+
+class UnansweredError(Exception):
+    """The upstream did not answer a request, which may have run. The client's connection has to be closed."""
+
+
+class UpstreamRefusalError(Exception):
+    """The upstream refused to be logged in to."""
+
+
+class UpstreamSink(Protocol):
+    """Receives replies of the upstream. Nothing here raises."""
+
+    def put(self, index: int, reply: RawReply) -> None:
+        """Take the reply to the request with this index."""
+
+    def fail(self, index: int, error: Exception) -> None:
+        """Take an exception in its place: a `ReplyError` to reply with, or `UnansweredError`."""
+
+
+@dataclass(slots=True)
+class UpstreamRequest:
+    """A request to the upstream. is_read: it changes nothing, so it may be sent twice. sent_s: when it was sent."""
+
+    packed: bytes
+    sink: UpstreamSink
+    index: int
+    is_read: bool
+    sends: int = 0
+    sent_s: float = 0.0
+
+
+class ConnectionEvents(Protocol):
+    """The pool of a connection."""
+
+    @property
+    def url(self) -> UpstreamUrl: ...
+    @property
+    def breaker(self) -> Breaker: ...
+    @property
+    def clock(self) -> Callable[[], float]: ...
+
+    def opened(self, connection: UpstreamConnection) -> None:
+        """Handle a connection that was opened."""
+
+    def failed(self, connection: UpstreamConnection, reason: str) -> float:
+        """Handle a failed try to connect; return the pause before the next one."""
+
+    def lost(self, reason: str) -> None:
+        """Handle a lost connection."""
+
+
+class UpstreamConnection:
+    """One connection to the upstream, in one version of the protocol."""
+
+    def __init__(self, pool: ConnectionEvents, protocol: int) -> None:
+        self._pool = pool
+        self.protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        self._link: UpstreamProtocol | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._queue: list[UpstreamRequest] = []  # not sent: the connection is being opened
+        self._queued_bytes = 0
+        self._out: list[bytes] = []  # goes out at the end of this turn
+        self._in_flight: deque[UpstreamRequest] = deque()
+        self._received_s = 0.0
+        self._is_stopping = False
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether requests can be sent now."""
+        return self._link is not None
+
+    @property
+    def pending_count(self) -> int:
+        """The number of requests without a reply."""
+        return len(self._queue) + len(self._in_flight)
+
+    def add(self, request: UpstreamRequest) -> None:
+        """Send a request; if there is no connection, as soon as one is opened. At once TRYAGAIN if that is hopeless."""
+        link = self._link
+        waiting_bytes = self._queued_bytes if link is None else link.output_bytes
+        if self.pending_count >= REQUESTS_MAX or waiting_bytes + len(request.packed) > WAITING_BYTES_MAX:
+            request.sink.fail(request.index, TryAgainError("too many requests wait for the upstream"))
+        elif link is not None:
+            if not self._out:
+                self._loop.call_soon(self._flush)
+            self._out.append(request.packed)
+            request.sends += 1
+            request.sent_s = self._pool.clock()
+            self._in_flight.append(request)
+        elif self._pool.breaker.is_open or self._is_stopping:
+            request.sink.fail(request.index, self._unreachable())
+        else:
+            self._queue.append(request)
+            self._queued_bytes += len(request.packed)
+            self.connect()
+
+    def connect(self) -> None:
+        """Open the connection, unless it is open, or is being opened."""
+        if self._link is None and self._connecting is None and self._retry is None and not self._is_stopping:
+            self._connecting = self._loop.create_task(self._connect())
+
+    def is_late(self, now_s: float, timeout_s: float) -> bool:
+        """Tell whether the upstream owes a reply for longer than that, and has sent nothing meanwhile."""
+        since_s = max(self._in_flight[0].sent_s, self._received_s) if self._in_flight else now_s
+        return now_s > since_s + timeout_s
+
+    def cut(self, reason: str) -> None:
+        """Close the connection, if it is open; it is opened again."""
+        if self._link is not None:
+            self._link.cut(reason)
+
+    def stop(self) -> None:
+        """Close the connection for good."""
+        self._is_stopping = True
+        for each in (self._connecting, self._retry):
+            if each is not None:
+                each.cancel()
+        if self._link is not None:
+            self._link.cut("the proxy stops")
+        self._refuse_queued()
+
+    def receive_replies(self, replies: Sequence[RawReply]) -> None:
+        """Take replies, in the order of the requests. Pushes are dropped: no shared connection asks for any."""
+        self._received_s = self._pool.clock()
+        for reply in replies:
+            if reply[:1] == b">" if isinstance(reply, bytes) else reply.texts[0][:1] == b">":
+                continue
+            if not self._in_flight:
+                raise FrameError("more replies than requests")
+            request = self._in_flight.popleft()
+            request.sink.put(request.index, reply)
+
+    def disconnected(self, reason: str) -> None:
+        """Handle the loss of the connection."""
+        self._link = None
+        lost, self._out = list(self._in_flight), []
+        self._in_flight.clear()
+        self._pool.lost(reason)
+        for request in lost:
+            if not request.is_read or request.sends >= SENDS_MAX:
+                request.sink.fail(request.index, UnansweredError(reason))
+            else:
+                self.add(request)
+        if self._pool.breaker.is_open:
+            self._try_later(self._pool.failed(self, self._pool.breaker.reason))
+        else:
+            self.connect()
+
+    def _flush(self) -> None:
+        try:
+            out, self._out = self._out, []
+            if self._link is not None:
+                self._link.write(b"".join(out))
+        except Exception as error:
+            internal_error(error)
+            self.cut("it could not be written to")
+
+    def _unreachable(self) -> TryAgainError:
+        reason = self._pool.breaker.reason or "the proxy stops"
+        return TryAgainError(f"the upstream {self._pool.url.address} cannot be reached: {reason}")
+
+    def _refuse_queued(self) -> None:
+        queue, self._queue, self._queued_bytes = self._queue, [], 0
+        for request in queue:
+            request.sink.fail(request.index, self._unreachable())
+
+    async def _connect(self) -> None:
+        url = self._pool.url
+        try:
+            async with asyncio.timeout(CONNECT_S_MAX):
+                if url.path:
+                    link = (await self._loop.create_unix_connection(lambda: UpstreamProtocol(self), url.path))[1]
+                else:
+                    made = await self._loop.create_connection(lambda: UpstreamProtocol(self), url.host, url.port)
+                    link = made[1]
+                try:
+                    await link.greet(url.greeting(self.protocol))
+                except BaseException:
+                    link.forget()
+                    raise
+        except Exception as error:
+            self._connecting = None
+            if not isinstance(error, (OSError, UpstreamRefusalError, FrameError)):  # a timeout is an OSError
+                internal_error(error)
+            reason = str(error) or "it does not reply"
+            self._try_later(self._pool.failed(self, reason))
+            self._refuse_queued()
+            return
+        self._connecting = None
+        self._link, self._received_s = link, self._pool.clock()
+        self._pool.opened(self)
+        queue, self._queue, self._queued_bytes = self._queue, [], 0
+        for request in queue:
+            self.add(request)
+
+    def _try_later(self, pause_s: float) -> None:
+        if not self._is_stopping and self._retry is None:
+            self._retry = self._loop.call_later(pause_s, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self.connect()
+
+
+class UpstreamProtocol(asyncio.Protocol):
+    """The socket of a connection."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, connection: UpstreamConnection) -> None:
+        self._connection: UpstreamConnection | None = connection
+        self._frames = Frames(REPLY_BYTES_MAX, returns_chunks=True)
+        self._greeting: asyncio.Future[None] | None = None
+        self._words: list[tuple[bytes, ...]] = []
+        self._reason = "it closed the connection"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        sock = self._transport.get_extra_info("socket")
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    async def greet(self, words: list[tuple[bytes, ...]]) -> None:
+        """Log in, and wait until all is answered; UpstreamRefusalError if the upstream refuses."""
+        self._words = words[:]
+        self._greeting = asyncio.get_running_loop().create_future()
+        self._transport.write(b"".join(map(pack, words)))
+        await self._greeting
+        self._greeting = None
+
+    @property
+    def output_bytes(self) -> int:
+        """The bytes that wait to be sent."""
+        return self._transport.get_write_buffer_size()
+
+    def write(self, data: bytes) -> None:
+        """Send."""
+        self._transport.write(data)
+
+    def forget(self) -> None:
+        """Close the socket without notifying the connection."""
+        self._connection = None
+        self._transport.abort()
+
+    def cut(self, reason: str) -> None:
+        """Close the socket now; the connection is notified once."""
+        self._transport.abort()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnected(reason)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            replies = self._frames.feed(data)
+            if self._greeting is not None:
+                self._greeted(replies)
+            elif self._connection is not None and replies:
+                self._connection.receive_replies(replies)
+            if self._frames.error is not None:
+                raise self._frames.error
+        except Exception as error:
+            if not isinstance(error, FrameError):
+                internal_error(error)
+            self._fail(f"its data is malformed: {error}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail(self._reason if error is None else f"{self._reason}: {error}")
+
+    def _greeted(self, replies: Sequence[RawReply]) -> None:
+        assert self._greeting is not None
+        for reply in map(as_bytes, replies):
+            word = self._words.pop(0)[0]
+            # The name is for people: a user without the right to CLIENT does without it.
+            if reply[:1] == b"-" and word != b"CLIENT" and not self._greeting.done():
+                self._greeting.set_exception(UpstreamRefusalError(reply[1:-2].decode("utf-8", "replace")))
+        if not self._words and not self._greeting.done():
+            self._greeting.set_result(None)
+
+    def _fail(self, reason: str) -> None:
+        if self._greeting is not None:
+            if not self._greeting.done():
+                self._greeting.set_exception(UpstreamRefusalError(reason))
+        else:
+            self.cut(reason)

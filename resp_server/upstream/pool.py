@@ -1,0 +1,136 @@
+"""The shared connections to one upstream: a few for each version of the protocol, and one breaker for all of them.
+
+A client's requests always take the same connection, so that they run in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from resp_server.command_table.facts import Facts
+from resp_server.forwarding.raw_replies import RawReply, as_bytes
+from resp_server.forwarding.reply_splitter import pack
+from resp_server.net.awake import AwakeClock
+from resp_server.protocol.errors import internal_error
+from resp_server.upstream.breaker import Breaker
+from resp_server.upstream.command_facts import facts_in
+from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
+from resp_server.upstream.url import UpstreamUrl
+
+logger = logging.getLogger("sparkis.proxy")
+
+# Twice the time after which Redis replies BUSY while a script runs (`busy-reply-threshold`).
+TIMEOUT_S = 10.0
+CHECKS_PER_TIMEOUT = 20
+# Connections for each version of the protocol (guess: the upstream has one thread that runs commands).
+CONNECTIONS = 4
+COMMAND = pack((b"COMMAND",))
+
+
+class UpstreamPool:
+    """The connections to one upstream. Runs on the event loop's thread.
+
+    on_facts: called with the facts of the upstream's commands, at each reconnection: its modules may be others.
+    """
+
+    def __init__(self, url: UpstreamUrl, timeout_s: float = TIMEOUT_S, connections: int = CONNECTIONS) -> None:
+        self.url = url
+        self.timeout_s = timeout_s
+        self.breaker = Breaker()
+        self.on_facts: Callable[[Mapping[str, Facts]], None] = lambda facts: None
+        self._count = connections
+        self._connections: dict[tuple[int, int], UpstreamConnection] = {}
+        self._losses = 0
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """The clock of time limits, which stops while this process is stopped."""
+        return self._clock
+
+    def start(self) -> None:
+        """Open the first connection, and check all of them from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._clock = AwakeClock(2 * self.timeout_s / CHECKS_PER_TIMEOUT, self._loop.time)
+        self._check()
+        self._connection(0, 2).connect()
+
+    def stop(self) -> None:
+        """Close all connections."""
+        self._checking.cancel()
+        for connection in self._connections.values():
+            connection.stop()
+
+    def send(self, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int, *, is_read: bool) -> None:
+        """Send a client's request; the sink gets the reply later, or an error at once or later."""
+        self._connection(client, protocol).add(UpstreamRequest(packed, sink, index, is_read))
+
+    def info_fields(self) -> Mapping[str, object]:
+        """Return the fields of INFO."""
+        return {
+            "upstream": self.url.address,
+            "upstream_status": "down" if self.breaker.is_open else "up",
+            "upstream_error": self.breaker.reason,
+            "upstream_connections": sum(each.is_open for each in self._connections.values()),
+            "upstream_waiting": sum(each.pending_count for each in self._connections.values()),
+            "upstream_losses": self._losses,
+            "upstream_outages": self.breaker.times_opened,
+        }
+
+    # -- called by connections ----------------------------------------------------------------------------------------
+
+    def opened(self, connection: UpstreamConnection) -> None:
+        """Close the breaker, and ask again which commands the upstream has."""
+        if self.breaker.is_open:
+            logger.warning("the upstream %s is reached again", self.url.address)
+        self.breaker.succeeded()
+        if connection is self._connections.get((2, 0)):
+            connection.add(UpstreamRequest(COMMAND, _CommandSink(self), 0, is_read=True))
+
+    def failed(self, connection: UpstreamConnection, reason: str) -> float:
+        """Open the breaker; return the pause before the next try to connect."""
+        if not self.breaker.is_open:
+            logger.warning("the upstream %s cannot be reached: %s", self.url.address, reason)
+        return self.breaker.failed(reason)
+
+    def lost(self, reason: str) -> None:
+        """Count a lost connection."""
+        self._losses += 1
+        logger.info("lost a connection to the upstream %s: %s", self.url.address, reason)
+
+    def _connection(self, client: int, protocol: int) -> UpstreamConnection:
+        key = protocol, client % self._count
+        connection = self._connections.get(key)
+        if connection is None:
+            connection = self._connections[key] = UpstreamConnection(self, protocol)
+        return connection
+
+    def _check(self) -> None:
+        self._checking = self._loop.call_later(self.timeout_s / CHECKS_PER_TIMEOUT, self._check)
+        now_s = self._clock.tick()
+        connections = list(self._connections.values())
+        late = next((each for each in connections if each.is_late(now_s, self.timeout_s)), None)
+        if late is not None:  # the upstream is one process: no other connection would be answered, either
+            reason = f"it did not reply within {self.timeout_s:g} s"
+            self.failed(late, reason)
+            for each in connections:
+                each.cut(reason)
+
+
+class _CommandSink:
+    """Takes the upstream's reply to COMMAND."""
+
+    def __init__(self, pool: UpstreamPool) -> None:
+        self._pool = pool
+
+    def put(self, index: int, reply: RawReply) -> None:
+        try:
+            self._pool.on_facts(facts_in(as_bytes(reply)))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            logger.warning("the upstream's reply to COMMAND is not understood: %s", error)
+        except Exception as error:
+            internal_error(error)
+
+    def fail(self, index: int, error: Exception) -> None:
+        logger.info("the upstream did not list its commands: %s", error)

@@ -1,0 +1,287 @@
+"""Which side answers a request: the states, the upstream, both, or the proxy (or server) itself. Pure.
+
+A command with keys goes to the owners of its keys. A command without keys goes by the tables below, and to the upstream
+if it is in none of them. The facts of a command are the upstream's own, where it has told them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
+from typing import NamedTuple
+
+from resp_server.command_table.facts import Facts
+from resp_server.command_table.key_specs import key_positions
+from resp_server.command_table.table import Command, CommandTable
+from resp_server.protocol.errors import LoadingError, PlainError, client_text
+from resp_server.protocol.request_parser import Request
+from resp_server.upstream.command_facts import tells_all_keys
+from resp_server.upstream.ownership import Ownership
+
+# Answered here: about this connection, its user, and this process. UNSUBSCRIBE finds no subscription.
+LOCAL = frozenset(
+    [
+        "acl",
+        "asking",
+        "auth",
+        "client",
+        "cluster",
+        "discard",
+        "echo",
+        "exec",
+        "hello",
+        "latency",
+        "multi",
+        "ping",
+        "punsubscribe",
+        "quit",
+        "readonly",
+        "readwrite",
+        "reset",
+        "slowlog",
+        "state",
+        "sunsubscribe",
+        "unsubscribe",
+        "unwatch",
+    ]
+)
+# They need a connection to the upstream of the client's own, or both sides' keys in one order.
+NOT_YET = frozenset(
+    [
+        "client|caching",
+        "client|tracking",
+        "dbsize",
+        "keys",
+        "monitor",
+        "psubscribe",
+        "randomkey",
+        "scan",
+        "ssubscribe",
+        "subscribe",
+        "wait",
+        "waitaof",
+    ]
+)
+# They harm the upstream's host, or would take a shared connection out of the protocol.
+DENIED = frozenset(
+    [
+        "acl|deluser",
+        "acl|load",
+        "acl|save",
+        "acl|setuser",
+        "config|set",
+        "debug",
+        "failover",
+        "migrate",
+        "module",
+        "psync",
+        "replconf",
+        "replicaof",
+        "script|debug",
+        "shutdown",
+        "slaveof",
+        "sync",
+    ]
+)
+# Sections of INFO that only this process has.
+OWN_SECTIONS = (b"proxy", b"sparkis")
+# Split over both sides. Writes are not: with a state's key nothing of them is done.
+SPLIT = ("mget", "exists", "touch")
+# The words that an option of XREAD and XREADGROUP takes, with its name.
+STREAM_OPTIONS = {b"GROUP": 3, b"COUNT": 2, b"NOACK": 1}
+# Spellings of command names that are remembered.
+SPELLINGS_MAX = 1024
+# Keys that an error names.
+NAMED_KEYS_MAX = 8
+
+
+class Side(Enum):
+    """Who answers a request."""
+
+    LOCAL = auto()
+    STATES = auto()
+    UPSTREAM = auto()
+    BOTH = auto()
+    SELECT = auto()  # here, for the one database of the upstream
+    BY_SECTIONS = auto()  # INFO
+    NOT_YET = auto()
+    DENIED = auto()
+    BY_KEYS = auto()  # a rule only, never a decision
+
+
+class CommandRule(NamedTuple):
+    """What is known of a command by its name. command: None: it is not in the command table."""
+
+    name: str
+    side: Side
+    facts: Facts
+    command: Command | None = None
+    is_read: bool = False
+    single_key_at: int = 0
+
+
+class Route(NamedTuple):
+    """A decision. state_keys: for `Side.BOTH`, the positions of the states' keys."""
+
+    side: Side
+    rule: CommandRule
+    state_keys: Sequence[int] = ()
+
+
+class SwapRouter:
+    """Decides which side answers a request."""
+
+    def __init__(self, table: CommandTable, ownership: Ownership, database: int = 0) -> None:
+        self._table = table
+        self._ownership = ownership
+        self._database = database
+        self._upstream_facts: Mapping[str, Facts] = {}
+        self._rules: dict[bytes, CommandRule | None] = {}
+
+    def take_facts(self, facts: Mapping[str, Facts]) -> None:
+        """Take the facts of the upstream's commands."""
+        self._upstream_facts = facts
+        self._rules.clear()
+
+    def route(self, request: Request) -> Route | None:
+        """Return which side answers; None for an unknown command. ReplyError for a request that no side may answer."""
+        rule = self._rule(request)
+        if rule is None:
+            return None
+        if rule.side is Side.BY_KEYS:
+            return self._by_keys(rule, request)
+        if rule.side is Side.NOT_YET:
+            raise not_yet(rule.name)
+        if rule.side is Side.DENIED:
+            raise PlainError(f"command '{rule.name}' is not passed on to the upstream")
+        if rule.side is Side.BY_SECTIONS:
+            is_own = any(word.lower() in OWN_SECTIONS for word in request[1:])
+            return Route(Side.LOCAL if is_own else Side.UPSTREAM, rule)
+        if rule.side is Side.SELECT and len(request) == 2 and request[1] not in (b"0", b"%d" % self._database):
+            raise PlainError(f"only database {self._database} of the upstream is available through --upstream yet")
+        return Route(rule.side, rule)
+
+    def _by_keys(self, rule: CommandRule, request: Request) -> Route:
+        ownership = self._ownership
+        if not ownership.is_known:
+            raise LoadingError("the key formats of the states are not known yet; retry in a moment")
+        if rule.single_key_at and rule.single_key_at < len(request):
+            positions: Sequence[int] = (rule.single_key_at,)
+        else:
+            positions = self._positions(rule, request)
+        owners = {at: owner for at in positions if (owner := ownership.owner_of(request[at])) is not None}
+        if rule.name == "watch" and len(owners) < len(positions):
+            raise not_yet(rule.name)
+        if not owners:
+            if "blocking" in rule.facts.flags and not _is_nonblocking_read(rule, request):
+                raise not_yet(rule.name)
+            return Route(Side.UPSTREAM, rule)
+        if rule.command is not None:
+            rule.command.check_arity(request)
+        is_served = rule.command is not None and rule.command.declaration is not None
+        is_served &= rule.is_read or rule.name == "watch"
+        if len(owners) == len(positions) and is_served:
+            return Route(Side.STATES, rule)
+        if rule.name in SPLIT:
+            return Route(Side.BOTH, rule, list(owners))
+        if rule.is_read and len(owners) < len(positions):
+            raise PlainError(f"command '{rule.name}' needs its keys on one side: {_whose(request, positions, owners)}")
+        at, owner = next(iter(owners.items()))
+        raise PlainError(f"key '{client_text(request[at])}' is owned by state {owner}")
+
+    def _positions(self, rule: CommandRule, request: Request) -> Sequence[int]:
+        if rule.command is None and not tells_all_keys(rule.facts):
+            raise PlainError(f"the upstream does not say where the keys of '{rule.name}' are, so it is not passed on")
+        found = key_positions(rule.facts, request) or ()
+        return sorted({at for at, flags in found if "not_key" not in flags})
+
+    def _rule(self, request: Request) -> CommandRule | None:
+        name = request[0]
+        try:
+            rule = self._rules[name]
+        except KeyError:
+            rule = self._learn(name, lambda: self._find(name.lower().decode("utf-8", "replace")))
+        if rule is None or not rule.facts.subcommands or len(request) < 2:
+            return rule
+        full_name = name + b"|" + request[1]
+        if full_name not in self._rules:
+            text = full_name.lower().decode("utf-8", "replace")
+            return self._learn(full_name, lambda: self._find(text) or rule)
+        return self._rules[full_name]
+
+    def _learn(self, spelling: bytes, find: Callable[[], CommandRule | None]) -> CommandRule | None:
+        rule = find()
+        if len(self._rules) < SPELLINGS_MAX:
+            self._rules[spelling] = rule
+        return rule
+
+    def _find(self, name: str) -> CommandRule | None:
+        command = self._table.get(name.encode())
+        facts = self._facts(name, command)
+        if facts is None:
+            return None
+        container = name.partition("|")[0]
+        side = Side.UPSTREAM
+        if name in DENIED or container in DENIED:
+            side = Side.DENIED
+        elif name in NOT_YET or _holds_connection(facts, is_ours=command is not None):
+            side = Side.NOT_YET
+        elif name in LOCAL or container in LOCAL:
+            side = Side.LOCAL
+        elif name == "select":
+            side = Side.SELECT
+        elif name == "info":
+            side = Side.BY_SECTIONS
+        elif facts.key_specs:
+            side = Side.BY_KEYS
+        flags = facts.key_specs[0]["flags"] if len(facts.key_specs) == 1 else ("not_key",)
+        is_fixed = "not_key" not in flags and "|" not in name and "movablekeys" not in facts.flags
+        is_single = is_fixed and 0 < facts.first_key == facts.last_key
+        is_read = "readonly" in facts.flags
+        return CommandRule(name, side, facts, command, is_read, facts.first_key if is_single else 0)
+
+    def _facts(self, name: str, command: Command | None) -> Facts | None:
+        container, _, sub = name.partition("|")
+        theirs = self._upstream_facts.get(container)
+        if theirs is not None and sub:
+            theirs = theirs.subcommands.get(sub)
+        # The keys of SORT and MIGRATE are found by the code that knows these two commands.
+        if theirs is not None and (command is None or tells_all_keys(theirs)):
+            return theirs
+        return command.facts if command is not None else None
+
+
+def not_yet(name: str) -> PlainError:
+    """Return the error for a request that needs more than shared connections."""
+    return PlainError(f"command '{name}' is not available through --upstream yet")
+
+
+def _holds_connection(facts: Facts, *, is_ours: bool) -> bool:
+    """Tell whether a command without keys could hold or change a shared connection, by its flags.
+
+    is_ours: the command is Redis' own, so `LOCAL` and `NOT_YET` name it if it subscribes.
+    """
+    return not facts.key_specs and ("blocking" in facts.flags or ("pubsub" in facts.flags and not is_ours))
+
+
+def _is_nonblocking_read(rule: CommandRule, request: Request) -> bool:
+    """Tell whether a request of a stream's readers, which may block, does not."""
+    if rule.name not in ("xread", "xreadgroup"):
+        return False
+    at = 1
+    while at < len(request):
+        word = request[at].upper()
+        if word == b"BLOCK":
+            return False
+        if word not in STREAM_OPTIONS:
+            break  # STREAMS, or a syntax error
+        at += STREAM_OPTIONS[word]
+    return True
+
+
+def _whose(request: Request, positions: Sequence[int], owners: Mapping[int, str]) -> str:
+    parts = []
+    for at in positions[:NAMED_KEYS_MAX]:
+        owner = f"owned by state {owners[at]}" if at in owners else "the upstream's"
+        parts.append(f"key '{client_text(request[at])}' is {owner}")
+    return ", ".join(parts)

@@ -1,0 +1,85 @@
+"""A real Redis as the upstream, two servers of a job's states, and a proxy in front of all: processes of a test."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+from compat.conformance.servers import Running, free_port, redis_server
+from compat.waiting import eventually
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
+from tests.server.nodes import HALVES, Nodes
+
+STATES = [
+    StateDescriptor("speed", key="car", value="kmh"),
+    StateDescriptor("apdex", key_format="dash/<account>/apdex", value="score"),
+]
+# The states' keys with values; and keys that the states own, but do not have.
+VALUES = {b"job:speed:%d" % number: b"%d" % (number * 10) for number in range(8)} | {b"dash/7/apdex": b"0.9"}
+ABSENT = b"job:speed:absent"
+OLD = b"an old copy"
+
+
+class Swap(Nodes):
+    """The upstream has an old copy of each key of the states."""
+
+    def __init__(self, folder: Path, stack: ExitStack, *options: str) -> None:
+        super().__init__(folder, stack, *HALVES)
+        self.folder = folder
+        self.ownership = folder / "owners.json"
+        self.upstream_port = free_port()
+        self.upstream_folder = folder / "upstream"
+        self.upstream_folder.mkdir()
+        self.upstream = self.start_upstream()
+        with LogWriter(self.log, "job", STATES, "first") as writer:
+            writer.publish(
+                [
+                    Change("speed" if key.startswith(b"job:") else "apdex", Op.PUT, key, value=value)
+                    for key, value in VALUES.items()
+                ]
+            )
+        self.nodes = [self.start(at) for at in range(len(self.ports))]
+        self.proxy = self.start_swap(*options)
+
+    def start_upstream(self, *options: str) -> Running:
+        """Start the upstream; again, after it was killed."""
+        server = redis_server(self.upstream_folder, *options, port=self.upstream_port)
+        self.upstream = self._stack.enter_context(server)
+        with self.upstream.connect() as connection:
+            connection.call("MSET", *(word for key in [*VALUES, ABSENT] for word in (key, OLD)))
+        return self.upstream
+
+    def start_swap(self, *options: str, is_ready: bool = True) -> Running:
+        """Start a proxy with the upstream; is_ready: wait until it answers keys of both sides."""
+        url = f"redis://127.0.0.1:{self.upstream_port}"
+        proxy = self.start_proxy("--upstream", url, "--ownership", str(self.ownership), *options)
+        if is_ready:
+            self.wait_until_ready(proxy)
+        return proxy
+
+    def start_at(self, url: str, *options: str) -> Running:
+        """Start a proxy with another upstream, and another file of owners."""
+        ownership = self.folder / f"owners{free_port()}.json"
+        return self.start_proxy("--upstream", url, "--ownership", str(ownership), *options)
+
+    def wait_until_ready(self, proxy: Running) -> None:
+        """Wait until a proxy knows the owners of keys, and both sides answer."""
+        with proxy.connect() as client:
+            for key, value in VALUES.items():
+                eventually(lambda key=key: client.call("GET", key).plain, lambda found, is_=value: found == is_)  # type: ignore[misc]
+            eventually(lambda: not client.call("GET", "nobody's").is_error)
+
+    def signal_upstream(self, number: signal.Signals) -> None:
+        """Send a signal to the upstream."""
+        self.upstream.process.send_signal(number)
+        if number is signal.SIGKILL:
+            self.upstream.process.wait()
+
+    def info(self, proxy: Running | None = None) -> dict[str, str]:
+        """Return the fields of the proxy's own section of INFO."""
+        with (proxy or self.proxy).connect() as client:
+            lines = client.call("INFO", "proxy").plain.decode().splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)

@@ -1,0 +1,278 @@
+"""A proxy with an upstream: whose key it is decides who answers, and what needs more is refused in clear words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import redis
+
+from compat.conformance.servers import redis_server
+from compat.conformance.wire import Connection, replies_to
+from compat.waiting import eventually
+from tests.server.nodes import HALVES
+from tests.server.swap import ABSENT, OLD, VALUES, Swap
+
+OWNED = "-ERR key 'job:speed:1' is owned by state job:speed\r\n"
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+    with ExitStack() as stack:
+        yield Swap(tmp_path_factory.mktemp("swap"), stack)
+
+
+@pytest.fixture
+def client(swap: Swap) -> Iterator[Connection]:
+    with swap.proxy.connect() as connection:
+        yield connection
+
+
+def test_a_states_key_is_answered_by_the_state_and_any_other_by_the_upstream(client: Connection) -> None:
+    assert client.call("GET", "job:speed:3").plain == b"30"
+    assert client.call("GET", "dash/7/apdex").plain == b"0.9"
+    assert client.call("SET", "session:1", "ada").plain == b"OK"
+    assert client.call("GET", "session:1").plain == b"ada"
+
+
+def test_a_key_that_a_state_owns_but_does_not_have_is_nil_not_the_upstreams_copy(
+    swap: Swap, client: Connection
+) -> None:
+    with swap.upstream.connect() as upstream:
+        assert upstream.call("GET", ABSENT).plain == OLD
+    assert client.call("GET", ABSENT).plain is None
+    assert client.call("EXISTS", ABSENT).plain == 0
+    assert client.call("TYPE", ABSENT).plain == b"none"
+
+
+@pytest.mark.parametrize("key", ["job:speed", "job:other:1", "dash/7", "dash/7/apdex/more", "x/dash/7/apdex", "dash"])
+def test_a_key_that_only_resembles_a_states_is_the_upstreams(client: Connection, key: str) -> None:
+    assert client.call("SET", key, "mine").plain == b"OK"
+    assert client.call("GETDEL", key).plain == b"mine"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            "SET job:speed:1 5",
+            "DEL job:speed:1",
+            "DEL a job:speed:1 b",
+            "MSET a 1 job:speed:1 2",
+            "UNLINK a job:speed:1",
+        ),
+        *("EXPIRE job:speed:1 5", "RENAME a job:speed:1", "SINTERSTORE a b job:speed:1", "SORT a STORE job:speed:1"),
+        *(
+            "EVAL return(1) 2 a job:speed:1",
+            "BLPOP a job:speed:1 0",
+            "XREAD BLOCK 0 STREAMS job:speed:1 0",
+            "LPUSH job:speed:1 x",
+        ),
+    ],
+)
+def test_a_write_with_a_states_key_is_refused_whole(client: Connection, line: str) -> None:
+    client.call("SET", "a", "before")
+    assert client.call(*line.split(" ")).raw.decode() == OWNED
+    assert client.call("GET", "a").plain == b"before"
+    assert client.call("GET", "job:speed:1").plain == b"10"
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_reads_of_both_sides_are_split_and_joined_in_order(client: Connection, protocol: int) -> None:
+    client.call("HELLO", protocol)
+    client.call("MSET", "a", "1", "b", "2")
+    client.call("DEL", "none")
+    mixed = ["a", "job:speed:2", "none", ABSENT, "b", "dash/7/apdex", "a"]
+    assert client.call("MGET", *mixed).plain == [b"1", b"20", None, None, b"2", b"0.9", b"1"]
+    assert client.call("EXISTS", *mixed).plain == 5
+    assert client.call("TOUCH", *mixed).plain == 5
+
+
+def test_a_long_mget_over_both_sides_is_joined(client: Connection) -> None:
+    names = [b"k%d" % number for number in range(2000)]
+    client.call("MSET", *(word for name in names for word in (name, name)))
+    keys = [key for name in names for key in (name, b"job:speed:%d" % (int(name[1:]) % 8))]
+    found = client.call("MGET", *keys).plain
+    assert found == [VALUES.get(key, key) for key in keys]
+
+
+def test_a_read_that_cannot_be_split_tells_whose_keys_they_are(client: Connection) -> None:
+    assert client.call("SUNION", "a", "job:speed:1").plain == (
+        b"ERR command 'sunion' needs its keys on one side: key 'a' is the upstream's, key 'job:speed:1' is owned by "
+        b"state job:speed"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("BLPOP a 0", "XREAD BLOCK 0 STREAMS a 0", "XREADGROUP GROUP STREAMS c BLOCK 0 STREAMS a >", "BZPOPMIN a 0"),
+        *("SUBSCRIBE a", "PSUBSCRIBE a*", "MONITOR", "WATCH a", "WATCH a job:speed:1", "WAIT 0 0"),
+        *("CLIENT TRACKING ON", "SCAN 0", "KEYS *", "DBSIZE", "RANDOMKEY"),
+    ],
+)
+def test_what_needs_a_connection_of_its_own_is_not_available_yet(client: Connection, line: str) -> None:
+    words = line.lower().split(" ")
+    name = "client|tracking" if words[0] == "client" else words[0]
+    assert (
+        client.call(*line.split(" ")).raw.decode()
+        == f"-ERR command '{name}' is not available through --upstream yet\r\n"
+    )
+    assert client.call("PING").plain == b"PONG"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            "SHUTDOWN",
+            "DEBUG SLEEP 0",
+            "REPLICAOF NO ONE",
+            "SLAVEOF NO ONE",
+            "FAILOVER",
+            "MODULE LIST",
+            "SYNC",
+            "PSYNC ? -1",
+        ),
+        *(
+            "MIGRATE h 1 k 0 1",
+            "CONFIG SET maxmemory 1",
+            "ACL SETUSER x",
+            "ACL DELUSER x",
+            "REPLCONF a b",
+            "SCRIPT DEBUG YES",
+        ),
+    ],
+)
+def test_what_harms_the_upstreams_host_is_not_passed_on(client: Connection, line: str) -> None:
+    reply = client.call(*line.split(" "))
+    assert reply.is_error and reply.plain.endswith(b"is not passed on to the upstream"), reply
+
+
+def test_a_transaction_reads_states_only(client: Connection) -> None:
+    assert client.call("MULTI").plain == b"OK"
+    assert client.call("GET", "job:speed:1").plain == b"QUEUED"
+    assert client.call("EXEC").plain == [b"10"]
+    assert client.call("MULTI").plain == b"OK"
+    assert (
+        client.call("SET", "a", "1").plain == b"ERR command 'set within MULTI' is not available through --upstream yet"
+    )
+    assert client.call("EXEC").plain.startswith(b"EXECABORT")
+    assert client.call("WATCH", "job:speed:1").plain == b"OK"
+
+
+def test_there_is_one_database(client: Connection) -> None:
+    assert client.call("SELECT", "0").plain == b"OK"
+    assert (
+        client.call("SELECT", "1").plain == b"ERR only database 0 of the upstream is available through --upstream yet"
+    )
+
+
+def test_info_is_the_upstreams_and_the_proxy_shows_its_own_section(swap: Swap, client: Connection) -> None:
+    assert f"tcp_port:{swap.upstream.port}".encode() in client.call("INFO").plain
+    assert b"maxmemory_policy:noeviction" in client.call("INFO", "memory").plain
+    fields = swap.info()
+    assert fields["upstream"] == f"127.0.0.1:{swap.upstream.port}" and fields["upstream_status"] == "up"
+    assert fields["owned_key_formats"] == "2"
+
+
+def test_a_pipeline_that_changes_its_protocol_is_answered_in_order(swap: Swap) -> None:
+    pipeline = [
+        [b"SET", b"p", b"1"],
+        [b"HELLO", b"3"],
+        [b"INCR", b"p"],
+        [b"HELLO", b"2"],
+        [b"INCR", b"p"],
+        [b"GET", b"p"],
+    ]
+    for _ in range(20):
+        found = replies_to(swap.proxy.port, pipeline)
+        assert [found[at].plain for at in (0, 2, 4, 5)] == [b"OK", 2, 3, b"3"]
+
+
+def test_replies_that_are_turned_off_are_not_sent(client: Connection) -> None:
+    client.send(b"CLIENT REPLY OFF\r\nSET silent 1\r\nMGET silent job:speed:1\r\nCLIENT REPLY ON\r\nGET silent\r\n")
+    assert [client.read().plain, client.read().plain] == [b"OK", b"1"]
+
+
+def test_a_client_library_works_unchanged(swap: Swap) -> None:
+    with redis.Redis(port=swap.proxy.port, protocol=3, decode_responses=True) as client:
+        client.delete("jobs", "profile")
+        client.rpush("jobs", "a", "b")
+        client.hset("profile", mapping={"name": "ada"})
+        with client.pipeline(transaction=False) as pipeline:
+            pipeline.lrange("jobs", 0, -1).get("job:speed:4").hgetall("profile").get("dash/7/apdex")
+            assert pipeline.execute() == [["a", "b"], "40", {"name": "ada"}, "0.9"]
+        script = client.register_script("return redis.call('incr', KEYS[1])")
+        assert script(keys=["counter"]) == 1
+
+
+def test_a_user_with_rules_has_them_on_both_sides(tmp_path: Path, swap: Swap) -> None:
+    users = tmp_path / "users"
+    users.write_text("user default off\nuser app on >app ~session:* ~job:* +@read +set\n")
+    proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
+    with Connection(proxy.port) as client:
+        assert client.call("GET", "session:1").plain.startswith(b"NOAUTH")
+        assert client.call("SET", "job:speed:1", "1").plain.startswith(b"NOAUTH")
+        assert client.call("AUTH", "app", "app").plain == b"OK"
+        eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
+        assert client.call("SET", "session:9", "x").plain == b"OK"
+        assert client.call("GET", "other").plain.startswith(b"NOPERM")
+        assert client.call("LPUSH", "session:9", "x").plain.startswith(b"NOPERM")
+
+
+def test_a_module_s_or_unknown_command_of_the_upstream_is_found_by_its_own_command_table(client: Connection) -> None:
+    assert b"set" in {each[0] for each in client.call("COMMAND").plain}  # the reply is the upstream's own
+    assert client.call("NOSUCH", "a").plain == b"ERR unknown command 'NOSUCH', with args beginning with: 'a' "
+
+
+def test_keys_answer_loading_until_the_owners_are_known_and_a_restart_remembers_them(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        swap = Swap(tmp_path, stack)
+        found = json.loads(swap.ownership.read_text())
+        assert found["jobs"] == {"job": {"speed": ["job:speed:<car>"], "apdex": ["dash/<account>/apdex"]}}
+        for node in swap.nodes:
+            node.process.terminate()
+            node.process.wait()
+        again = swap.start_swap("--server-timeout", "300", is_ready=False)
+        with again.connect() as client:
+            eventually(lambda: client.call("SET", "mine", "1").plain == b"OK")
+            reply = client.call("GET", ABSENT)
+            assert reply.is_error and not reply.plain.startswith(b"LOADING"), reply
+            assert client.call("SET", ABSENT, "1").plain == b"ERR key 'job:speed:absent' is owned by state job:speed"
+        swap.ownership.unlink()
+        unknowing = swap.start_swap("--server-timeout", "300", is_ready=False)
+        with unknowing.connect() as client:
+            for line in ("GET mine", "SET mine 2", "GET job:speed:1", "MGET mine job:speed:1"):
+                assert client.call(*line.split(" ")).plain.startswith(b"LOADING the key formats of the states"), line
+            assert client.call("PING").plain == b"PONG"
+            for at in range(len(HALVES)):
+                swap.start(at)
+            eventually(lambda: client.call("GET", "mine").plain == b"1")
+            eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
+
+
+def test_an_upstream_with_password_and_database_behind_a_unix_socket(tmp_path: Path, swap: Swap) -> None:
+    path = tmp_path / "redis.sock"
+    with redis_server(tmp_path, "--unixsocket", str(path), password="p@ss") as upstream:
+        proxy = swap.start_at(f"unix://default:p%40ss@{path}?db=3")
+        with proxy.connect() as client, upstream.connect() as direct:
+            eventually(lambda: client.call("SET", "k", "v").plain == b"OK")
+            assert client.call("HELLO", 3).raw.startswith(b"%")
+            assert client.call("GET", "k").plain == b"v"
+            assert client.call("SELECT", "3").plain == b"OK"
+            assert direct.call("GET", "k").plain is None
+            direct.call("SELECT", "3")
+            assert direct.call("GET", "k").plain == b"v"
+
+
+def test_an_upstream_that_refuses_the_password_is_down_for_its_own_keys_only(tmp_path: Path, swap: Swap) -> None:
+    with redis_server(tmp_path, password="right") as upstream:
+        proxy = swap.start_at(f"redis://:wrong@127.0.0.1:{upstream.port}")
+        with proxy.connect() as client:
+            eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
+            assert client.call("GET", "k").plain.startswith(b"TRYAGAIN the upstream 127.0.0.1:")
+            eventually(lambda: b"WRONGPASS" in client.call("GET", "k").plain)

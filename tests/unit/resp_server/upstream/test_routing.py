@@ -1,0 +1,189 @@
+"""Which side answers a request."""
+
+from __future__ import annotations
+
+import pytest
+
+from resp_server.command_table.facts import Facts
+from resp_server.commands import command_table
+from resp_server.protocol.errors import LoadingError, PlainError, ReplyError
+from resp_server.upstream.command_facts import facts_in
+from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.routing import Side, SwapRouter
+
+TABLE = command_table()
+
+
+def router(database: int = 0) -> SwapRouter:
+    ownership = Ownership()
+    ownership.learn({"job": {"speed": "job:speed:<car>"}})
+    ownership.complete()
+    return SwapRouter(TABLE, ownership, database)
+
+
+def side(line: str, made: SwapRouter | None = None) -> Side:
+    route = (made or router()).route([word.encode() for word in line.split(" ")])
+    assert route is not None
+    return route.side
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        *(
+            (line, Side.UPSTREAM)
+            for line in ("GET a", "set a 1", "EVAL x 0", "TIME", "FLUSHALL", "COMMAND", "PUBLISH a b")
+        ),
+        *(
+            (line, Side.UPSTREAM)
+            for line in ("INFO", "INFO memory", "CONFIG GET x", "XREAD COUNT 1 STREAMS BLOCK 0", "GET")
+        ),
+        *(
+            (line, Side.UPSTREAM)
+            for line in ("MEMORY USAGE a", "MEMORY DOCTOR", "OBJECT HELP", "SPUBLISH job:speed:1 x", "ROLE")
+        ),
+        *(
+            (line, Side.UPSTREAM)
+            for line in ("SORT a BY job:speed:*", "SWAPDB 0 1", "SCRIPT LOAD x", "FCALL f 1 a", "OBJECT")
+        ),
+        *(
+            (line, Side.STATES)
+            for line in ("GET job:speed:1", "MGET job:speed:1 job:speed:2", "OBJECT ENCODING job:speed:1")
+        ),
+        *(
+            (line, Side.STATES)
+            for line in ("WATCH job:speed:1", "TYPE job:speed:1", "HGETALL job:speed:1", "TTL job:speed:1")
+        ),
+        *((line, Side.BOTH) for line in ("MGET a job:speed:1", "EXISTS job:speed:1 a", "touch a job:speed:1")),
+        *(
+            (line, Side.LOCAL)
+            for line in ("PING", "HELLO 3", "CLIENT ID", "AUTH x", "MULTI", "EXEC", "STATE JOBS", "ACL WHOAMI")
+        ),
+        *(
+            (line, Side.LOCAL)
+            for line in ("INFO proxy", "INFO SPARKIS memory", "CLUSTER INFO", "SLOWLOG GET", "UNSUBSCRIBE")
+        ),
+        ("SELECT 0", Side.SELECT),
+    ],
+)
+def test_a_request_goes_to_the_owner_of_its_keys(line: str, expected: Side) -> None:
+    assert side(line) is expected
+
+
+def test_the_positions_of_the_states_keys_are_told_of_a_split_request() -> None:
+    route = router().route([b"MGET", b"a", b"job:speed:1", b"b", b"job:speed:2"])
+    assert route is not None and list(route.state_keys) == [2, 4]
+
+
+@pytest.mark.parametrize(
+    "line", ["SET job:speed:1 x", "MSET a 1 job:speed:1 2", "EVAL x 1 job:speed:1", "SORT a STORE job:speed:1"]
+)
+def test_a_write_of_a_states_key_is_refused_by_name(line: str) -> None:
+    with pytest.raises(PlainError, match=r"^key 'job:speed:1' is owned by state job:speed$"):
+        side(line)
+
+
+def test_the_number_of_words_is_checked_before_the_owner() -> None:
+    with pytest.raises(PlainError, match="wrong number of arguments"):
+        side("SET job:speed:1")
+
+
+def test_a_request_that_needs_keys_of_both_sides_in_one_place_tells_whose_they_are() -> None:
+    with pytest.raises(PlainError, match=r"key 'a' is the upstream's, key 'job:speed:1' is owned by state job:speed"):
+        side("SINTER a job:speed:1")
+
+
+@pytest.mark.parametrize(
+    "line", ["BLPOP a 0", "XREAD COUNT 1 BLOCK 0 STREAMS a 0", "XREADGROUP GROUP g c BLOCK 0 STREAMS a >"]
+)
+def test_what_blocks_is_not_available_yet(line: str) -> None:
+    with pytest.raises(PlainError, match="is not available through --upstream yet"):
+        side(line)
+
+
+def test_no_key_is_answered_before_the_owners_are_known() -> None:
+    unknowing = SwapRouter(TABLE, Ownership())
+    for line in ("GET a", "SET a 1", "MGET a b", "EVAL x 1 a"):
+        with pytest.raises(LoadingError):
+            side(line, unknowing)
+    assert side("TIME", unknowing) is Side.UPSTREAM
+
+
+def test_a_client_may_select_the_upstreams_database_by_its_number_or_as_the_first() -> None:
+    third = router(3)
+    assert side("SELECT 0", third) is side("SELECT 3", third) is Side.SELECT
+    with pytest.raises(PlainError, match="only database 3"):
+        side("SELECT 1", third)
+
+
+ROW = b"*10\r\n$8\r\njson.set\r\n:-4\r\n*1\r\n+write\r\n:1\r\n:1\r\n:1\r\n*0\r\n*0\r\n*1\r\n*6\r\n"
+ROW += b"$5\r\nflags\r\n*1\r\n+RW\r\n"
+INDEX = b"$12\r\nbegin_search\r\n*4\r\n$4\r\ntype\r\n$5\r\nindex\r\n$4\r\nspec\r\n*2\r\n$5\r\nindex\r\n:1\r\n"
+RANGE = b"$9\r\nfind_keys\r\n*4\r\n$4\r\ntype\r\n$5\r\nrange\r\n$4\r\nspec\r\n*6\r\n"
+RANGE += b"$7\r\nlastkey\r\n:0\r\n$7\r\nkeystep\r\n:1\r\n$5\r\nlimit\r\n:0\r\n*0\r\n"
+
+
+def test_a_modules_command_is_known_from_the_upstreams_own_table() -> None:
+    made = router()
+    assert made.route([b"JSON.SET", b"a", b"$", b"1"]) is None
+    made.take_facts(facts_in(b"*1\r\n" + ROW + INDEX + RANGE))
+    assert side("JSON.SET a $ 1", made) is Side.UPSTREAM
+    with pytest.raises(PlainError, match="is owned by state job:speed"):
+        side("JSON.SET job:speed:1 $ 1", made)
+
+
+def test_a_command_whose_keys_the_upstream_does_not_tell_is_not_passed_on() -> None:
+    made = router()
+    made.take_facts(
+        {
+            "mod.do": Facts(
+                "",
+                "",
+                key_specs=[
+                    {
+                        "flags": ["RW", "incomplete"],
+                        "begin_search": {"type": "index", "spec": {"index": 1}},
+                        "find_keys": {"type": "unknown", "spec": {}},
+                    }
+                ],
+            )
+        }
+    )
+    with pytest.raises(PlainError, match=r"does not say where the keys of 'mod\.do' are"):
+        side("MOD.DO a", made)
+
+
+def test_rows_of_redis_before_7_tell_the_first_key_the_last_and_the_step() -> None:
+    rows = b"*3\r\n*6\r\n$4\r\nmset\r\n:-3\r\n*1\r\n+write\r\n:1\r\n:-1\r\n:2\r\n"
+    rows += b"*6\r\n$3\r\nmod\r\n:-1\r\n*1\r\n+movablekeys\r\n:0\r\n:0\r\n:0\r\n"
+    rows += b"*6\r\n$4\r\ntime\r\n:1\r\n*0\r\n:0\r\n:0\r\n:0\r\n"
+    made = router()
+    made.take_facts(facts_in(rows))
+    with pytest.raises(PlainError, match="key 'job:speed:1' is owned"):
+        side("MSET a 1 job:speed:1 job:speed:2", made)
+    assert side("MSET a job:speed:1", made) is Side.UPSTREAM
+    with pytest.raises(PlainError, match="does not say where"):
+        side("MOD a", made)
+
+
+@pytest.mark.parametrize("reply", [b"-ERR no\r\n", b"+OK\r\n", b"*1\r\n+x\r\n", b"*1\r\n*2\r\n+x\r\n:1\r\n"])
+def test_an_unexpected_reply_to_command_is_an_error(reply: bytes) -> None:
+    with pytest.raises((ValueError, TypeError, LookupError)):
+        facts_in(reply)
+
+
+def test_spellings_without_end_are_not_remembered() -> None:
+    made = router()
+    for number in range(3000):
+        assert made.route([b"nope%d" % number]) is None
+        with pytest.raises(ReplyError):
+            made.route([b"CLIENT", b"TRACKING"])
+    assert len(made._rules) <= 1024
+
+
+@pytest.mark.parametrize("flag", ["blocking", "pubsub"])
+def test_a_modules_command_that_could_hold_a_shared_connection_is_not_available_yet(flag: str) -> None:
+    made = router()
+    made.take_facts({"mod.wait": Facts("", "", flags=[flag])})
+    with pytest.raises(PlainError, match="is not available through --upstream yet"):
+        side("MOD.WAIT", made)

@@ -1,0 +1,60 @@
+"""URLs of upstreams."""
+
+from __future__ import annotations
+
+import pytest
+
+from resp_server.upstream.url import UpstreamUrl
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("redis://cache", UpstreamUrl("cache")),
+        ("redis://cache:6380/2", UpstreamUrl("cache", 6380, database=2)),
+        ("redis://[::1]:6380/", UpstreamUrl("::1", 6380)),
+        ("redis://:secret@cache", UpstreamUrl("cache", password="secret")),
+        ("redis://app:p%40ss%3A@cache?db=7", UpstreamUrl("cache", user="app", password="p@ss:", database=7)),
+        ("unix:///run/redis.sock", UpstreamUrl(path="/run/redis.sock")),
+        (
+            "unix://app:x@/run/redis.sock?db=1",
+            UpstreamUrl(path="/run/redis.sock", user="app", password="x", database=1),
+        ),
+    ],
+)
+def test_a_url_names_a_server_a_user_and_a_database(text: str, expected: UpstreamUrl) -> None:
+    assert UpstreamUrl.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("cache:6379", "begins with redis:// or unix://"),
+        ("rediss://:secret@cache", "rediss:// is not available yet"),
+        ("redis+sentinel://:secret@a,b/m", "is not available yet"),
+        ("redis://:secret@", "has no host"),
+        ("redis://:secret@h:99999", "no number from 1 to 65535"),
+        ("redis://:secret@h/x", "database of the upstream's URL, 'x'"),
+        ("redis://:secret@h/1?tls=1", "no options but db"),
+        ("redis://app@h", "a user without a password"),
+        ("unix://:secret@host/path", "unix:///path/of/the.sock"),
+        ("unix://", "unix:///path/of/the.sock"),
+    ],
+)
+def test_a_wrong_url_is_refused_without_repeating_the_password(text: str, reason: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        UpstreamUrl.parse(text)
+    assert reason in str(raised.value) and "secret" not in str(raised.value)
+
+
+def test_a_password_is_in_no_text_of_a_url() -> None:
+    url = UpstreamUrl.parse("redis://app:secret@cache:6380/2")
+    assert "secret" not in repr(url) and url.address == "cache:6380"
+
+
+def test_a_connection_begins_with_the_log_in_the_protocol_and_the_database() -> None:
+    last = [(b"CLIENT", b"SETNAME", b"sparkis-proxy"), (b"PING",)]
+    assert UpstreamUrl.parse("redis://h").greeting(2) == last
+    greeting = UpstreamUrl.parse("redis://app:x@h/3").greeting(3)
+    assert greeting == [(b"AUTH", b"app", b"x"), (b"HELLO", b"3"), (b"SELECT", b"3"), *last]
+    assert UpstreamUrl.parse("redis://:x@h").greeting(2)[0] == (b"AUTH", b"x")
