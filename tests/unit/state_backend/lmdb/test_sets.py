@@ -189,3 +189,20 @@ def test_few_blocks_are_touched_to_find_a_rank_or_what_is_at_one(
             assert shown.ranks(KEY, [found[-1][0]]) == [rank]
             assert shown.rank_of_score(KEY, rank + 0.5, is_after=False) == rank + 1
             assert read <= 2 * 5
+
+
+def test_nothing_is_before_a_member_of_a_missing_set(store: LmdbStore) -> None:
+    with store.snapshot(1_000) as shown:
+        assert shown.rank_of_member(KEY, b"a", is_after=True) == 0
+        assert shown.scan_sorted(KEY, 0, 10) == (0, [])
+
+
+@pytest.mark.parametrize("count", [3, 500])
+def test_a_scan_of_a_sorted_set_has_each_member_once(store: LmdbStore, count: int) -> None:
+    apply(store, *(put(b"%04d" % number, b"%d" % number) for number in range(count)))
+    with store.snapshot(1_000) as shown:
+        cursor, found = shown.scan_sorted(KEY, 0, 20)
+        while cursor:
+            cursor, some = shown.scan_sorted(KEY, cursor, 20)
+            found += some
+    assert sorted(found) == [(b"%04d" % number, float(number)) for number in range(count)]

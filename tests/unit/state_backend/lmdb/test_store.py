@@ -24,6 +24,7 @@ from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import KeyConflictError, StoreError, StoreFullError
 from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.slots import slot_of
 from state_backend.native import compiled_module
 from state_backend.store.store import EpochChanges, LongValue
 
@@ -526,4 +527,41 @@ def test_a_clock_that_is_set_back_counts_announced_keys_again(tmp_path: Path) ->
         while store.expire(now_ms, 10):
             pass
         assert store.applied.key_count == count, now_ms
+    store.close()
+
+
+def test_expired_keys_are_listed_by_the_batches_since_a_reader_s(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    store.apply(epoch_of(0, [put(b"%d" % at, expire_at_ms=at) for at in (100, 200, 300)]), STATES)
+    for now_ms in (100, 200, 300):
+        store.expire(now_ms, 10)
+    with store.snapshot(1) as snapshot:
+        assert snapshot.applied.expiry_batches == 3
+        expired = [snapshot.expired_since(batches) for batches in range(5)]
+    assert expired[0] is not None and sorted(expired[0]) == [b"100", b"200", b"300"]
+    assert expired[1:] == [[b"200", b"300"], [b"300"], [], None]
+    store.close()
+
+
+def test_keys_of_slots_that_were_given_up_are_not_scanned(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    keys = [b"key:%d" % number for number in range(200)]
+    store.apply(epoch_of(0, map(put, keys)), STATES)
+    low = KeyGroups(((0, 8191),))
+    store.own(low)
+    with store.snapshot(1) as snapshot:
+        assert sorted(snapshot.scan(0, 1000)[1]) == sorted(key for key in keys if slot_of(key) in low)
+    store.close()
+
+
+def test_a_state_of_some_slots_that_is_replaced_has_only_the_keys_of_its_epoch(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    low = KeyGroups(((0, 8191),))
+    store.own(low)
+    keys = [key for key in (b"key:%d" % number for number in range(200)) if slot_of(key) in low]
+    store.apply(epoch_of(0, map(put, keys)), STATES)
+    store.apply(epoch_of(1, [put(keys[0])])._replace(replaces=frozenset({"temp"})), STATES)
+    assert store.applied.key_count == 1
+    with store.snapshot(1) as snapshot:
+        assert snapshot.scan(0, 1000) == (0, [keys[0]])
     store.close()
