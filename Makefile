@@ -127,7 +127,8 @@ $(DOCS)/.ready: requirements-docs.lock | $(VENV_PYTHON)
 
 $(CLASSES): $(READY) scripts/spark_archive.py | jdk
 	@echo "setup: archiving Spark's classes for the tests"
-	@$(RUN) python scripts/spark_archive.py $@ >/dev/null
+	@mkdir -p build
+	@$(RUN) python scripts/spark_archive.py $@ 2>build/spark-archive.log
 
 $(NATIVE): setup.py $(wildcard */*/*.pyx */*/*.pxd) | $(READY)
 	@sh scripts/native.sh $(VENV)
