@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
             self.break_off(error)
 
     def _begin(self, parsed_bytes: int = 0) -> None:
-        """Answer input of a calm connection. parsed_bytes: the size of the requests before `input`."""
+        """Answer input of a connection that was idle. parsed_bytes: the size of the requests before `input`."""
         self.is_idle = False
         if self._is_writable:
             self._answer_soon(parsed_bytes + len(self.input))
@@ -243,7 +243,7 @@ class Connection(asyncio.Protocol):
     # -- called by the round ------------------------------------------------------------------------------------------
 
     def take_replies(self, replies: bytes, command: str) -> None:
-        """Send the replies to all input. Guarded like `alone`, without the cost of another call."""
+        """Send the replies to all input. Guarded like `answer_alone`, without the cost of another call."""
         try:
             self.input = b""
             session, server = self.session, self._server_context
@@ -574,9 +574,9 @@ class Connection(asyncio.Protocol):
         if limiter is None or not requests:
             later = self._dispatcher.answer(self.context, requests, out, self._ends_ns, BATCH_REQUESTS)
         elif allowed := limiter.allowed_requests(BATCH_REQUESTS):
-            asked = requests[:]
+            before_limit = requests[:]
             later = self._dispatcher.answer(self.context, requests, out, self._ends_ns, allowed)
-            answered = asked[: len(asked) - len(requests)]
+            answered = before_limit[: len(before_limit) - len(requests)]
             limiter.consume(len(answered), sum(map(len, chain.from_iterable(answered))))
         else:
             self._wait_for(RateLimitPause(limiter.pause_s()))

@@ -433,9 +433,7 @@ class ProxyDispatcher(Dispatcher):
         if is_forwarded:
             session.last_command = command.name
             self._stats.command_stats(command.name).calls += 1
-            if (
-                command.name != "info"
-            ):  # the proxy's own sections were rendered by `reply_to`, which sent the request to monitors
+            if command.name != "info":  # `reply_to` made the proxy's own sections, and sent the request to monitors
                 self._monitor(session, command, request)
         return is_forwarded
 
