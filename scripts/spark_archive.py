@@ -54,5 +54,5 @@ if __name__ == "__main__":
     try:
         main(archive.absolute())
     except Exception as error:
-        print(f"setup: no archive of Spark's classes, so the tests' JVMs start slower (build/spark-archive.log): {error}")
+        print(f"setup: no archive of Spark's classes, so the tests' JVMs start slower: {error}")
     archive.touch()
