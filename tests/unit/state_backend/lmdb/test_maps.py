@@ -12,6 +12,7 @@ from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.store import EpochChanges
+from tests.unit.state_backend.lmdb.collisions import names_at_one_position
 
 CITY = StateDescriptor("city", key="k", field="f", value="v").for_job("job")
 HITS = StateDescriptor("hits", key="k", field="f", reduce="count").for_job("job")
@@ -171,6 +172,36 @@ def test_fields_expire_one_by_one_and_the_last_takes_the_map_with_it(maps: Maps)
     assert maps.rows("fields") == maps.rows("keys") == maps.rows("maps") == maps.rows("expiry") == 0
     assert maps.store.applied.key_count == maps.store.applied.expiring_maps == 0
     assert maps.store.applied.expired_keys == 1
+
+
+@pytest.mark.parametrize("expired", [1, 7, 20])
+def test_fields_of_one_position_expire_alone(maps: Maps, expired: int) -> None:
+    names = names_at_one_position(20)
+    maps.apply(*(field(name, name, 2000 if at < expired else 3000) for at, name in enumerate(names)))
+    left = {name: name for name in names[expired:]}
+    assert maps.read(now_ms=1999) == {name: name for name in names}
+    assert maps.read(now_ms=2000) == left
+    maps.apply(clock_ms=2000)
+    with maps.store.snapshot(2000) as snapshot:
+        assert {change.field for change in snapshot.changes()} == set(left)
+    while maps.store.expire(2000, 3):
+        pass
+    assert maps.rows("fields") == len(left)
+    assert maps.rows("field_expiry") == min(len(left), 1)  # an entry for all fields of one position and time
+    assert maps.read(now_ms=2000) == left
+
+
+def test_keys_of_one_position_expire_alone(maps: Maps) -> None:
+    names = names_at_one_position(20)
+    for at, name in enumerate(names):
+        maps.apply(Change("city", Op.PUT, name, None, packed_map.pack([(b"f", name)]), 2000 if at % 3 else 3000))
+    maps.apply(clock_ms=2000)
+    while maps.store.expire(2000, 3):
+        pass
+    assert maps.rows("keys") == maps.store.applied.key_count == 7
+    assert maps.rows("expiry") == 1  # for all keys of one position and time
+    for at, name in enumerate(names):
+        assert maps.read(name, now_ms=2000) == ({} if at % 3 else {b"f": name})
 
 
 def test_a_map_with_expired_fields_that_are_not_removed_yet_begins_anew(maps: Maps) -> None:
