@@ -66,6 +66,7 @@ def test_a_write_that_a_killed_upstream_did_not_answer_closes_the_connection_aft
 
 def test_a_paused_upstream_counts_as_failed_after_the_time_limit_and_is_used_again(swap: Swap) -> None:
     with swap.proxy.connect() as client, swap.proxy.connect() as other:
+        eventually(lambda: client.call("SET", "counter", "1").plain == b"OK")  # its upstream connection is open
         swap.signal_upstream(signal.SIGSTOP)
         try:
             client.send(request("INCR", "counter"))

@@ -122,7 +122,7 @@ def differing() -> Iterator[Command]:
             yield command
 
 
-@pytest.mark.parametrize("command", differing(), ids=lambda command: command.name)
+@pytest.mark.parametrize("command", list(differing()), ids=lambda command: command.name)
 def test_every_command_at_its_largest(attacked: Attacked, command: Command) -> None:
     check_command(attacked, command)
 
