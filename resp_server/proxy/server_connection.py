@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
+from resp_server.forwarding.handshake import Handshake, HandshakeError
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import FrameError, Frames, pack
 from resp_server.net.tls import Certificates, reason_of
@@ -53,10 +54,6 @@ class ConnectionKey(NamedTuple):
     address: str
     protocol: int
     is_long: bool
-
-
-class HandshakeError(Exception):
-    """A server refused the proxy as its client."""
 
 
 class ClusterFacts(Protocol):
@@ -523,8 +520,7 @@ class ServerProtocol(asyncio.Protocol):
         self._connection = connection
         self._receiver: ReplyReceiver | None = connection
         self._frames = Frames(REPLY_BYTES_MAX)
-        self._greeting: asyncio.Future[None] | None = None
-        self._words: list[Request] = []
+        self._handshake: Handshake | None = None
         self._is_lost = False
         self._partial_reply = b""  # the start of a reply to the hop's batch
         self._reason = f"{connection.key.address} closed the connection"
@@ -541,11 +537,9 @@ class ServerProtocol(asyncio.Protocol):
         words += [(b"HELLO", b"%d" % protocol), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
         # The server announces its epochs after STATE FOLLOW's reply, so before the one to PING.
         words += [(b"READONLY",), follow_request(has_keys=has_keys), (b"PING",)]
-        self._words = words[:]
-        self._greeting = asyncio.get_running_loop().create_future()
-        self._transport.write(b"".join(map(pack, words)))
-        await self._greeting
-        self._greeting = None
+        self._handshake = Handshake(words, optional=b"READONLY")  # a server outside a cluster refuses it: it needs none
+        await self._handshake.run(self._transport)
+        self._handshake = None
         if self._is_lost:
             raise HandshakeError(self._reason)
 
@@ -593,7 +587,7 @@ class ServerProtocol(asyncio.Protocol):
             if (
                 PipelineBatch is not None
                 and self._receiver is self._connection
-                and self._greeting is None
+                and self._handshake is None
                 and self._frames.is_empty
             ):
                 data = self._connection.take_batch_replies(self._partial_reply + data if self._partial_reply else data)
@@ -604,8 +598,8 @@ class ServerProtocol(asyncio.Protocol):
                     self._partial_reply = data
                     return
             replies = self._frames.feed(data)
-            if self._greeting is not None:
-                self._greeted(replies)
+            if self._handshake is not None:
+                self._take_handshake_replies(self._handshake, replies)
             elif self._receiver is not None:
                 if replies:
                     self._receiver.receive_replies(replies)
@@ -622,22 +616,15 @@ class ServerProtocol(asyncio.Protocol):
         self._is_lost = True
         self._fail(self._reason if error is None else f"{self._reason}: {error}")
 
-    def _greeted(self, replies: Sequence[RawReply]) -> None:
-        assert self._greeting is not None
+    def _take_handshake_replies(self, handshake: Handshake, replies: Sequence[RawReply]) -> None:
         for reply in map(as_bytes, replies):
             if reply[:1] == b">":
                 self._connection.handle_push(reply)
-                continue
-            word = self._words.pop(0)[0]
-            # A server outside a cluster refuses READONLY: it needs none.
-            if reply[:1] == b"-" and word != b"READONLY" and not self._greeting.done():
-                self._greeting.set_exception(HandshakeError(reply[1:-2].decode("utf-8", "replace")))
-        if not self._words and not self._greeting.done():
-            self._greeting.set_result(None)
+            else:
+                handshake.take(reply)
 
     def _fail(self, reason: str) -> None:
-        if self._greeting is not None:
-            if not self._greeting.done():
-                self._greeting.set_exception(HandshakeError(reason))
+        if self._handshake is not None:
+            self._handshake.fail(reason)
         else:
             self.cut(reason)

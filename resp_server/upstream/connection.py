@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from resp_server.forwarding.handshake import Handshake, HandshakeError
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
-from resp_server.forwarding.reply_splitter import FrameError, Frames, pack
+from resp_server.forwarding.reply_splitter import FrameError, Frames
 from resp_server.protocol.errors import TryAgainError, internal_error
 from resp_server.upstream.breaker import Breaker
 from resp_server.upstream.url import UpstreamUrl
@@ -33,10 +34,6 @@ SENDS_MAX = 2
 
 class UnansweredError(Exception):
     """The upstream did not answer a request, which may have run. The client's connection has to be closed."""
-
-
-class UpstreamRefusalError(Exception):
-    """The upstream refused to be logged in to."""
 
 
 class UpstreamSink(Protocol):
@@ -214,7 +211,7 @@ class UpstreamConnection:
                     raise
         except Exception as error:
             self._connecting = None
-            if not isinstance(error, (OSError, UpstreamRefusalError, FrameError)):  # a timeout is an OSError
+            if not isinstance(error, (OSError, HandshakeError, FrameError)):  # a timeout is an OSError
                 internal_error(error)
             reason = str(error) or "it does not reply"
             self._try_later(self._pool.failed(self, reason))
@@ -244,8 +241,7 @@ class UpstreamProtocol(asyncio.Protocol):
     def __init__(self, connection: UpstreamConnection) -> None:
         self._connection: UpstreamConnection | None = connection
         self._frames = Frames(REPLY_BYTES_MAX, returns_chunks=True)
-        self._greeting: asyncio.Future[None] | None = None
-        self._words: list[tuple[bytes, ...]] = []
+        self._handshake: Handshake | None = None
         self._reason = "it closed the connection"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -255,12 +251,11 @@ class UpstreamProtocol(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def greet(self, words: list[tuple[bytes, ...]]) -> None:
-        """Log in, and wait until all is answered; UpstreamRefusalError if the upstream refuses."""
-        self._words = words[:]
-        self._greeting = asyncio.get_running_loop().create_future()
-        self._transport.write(b"".join(map(pack, words)))
-        await self._greeting
-        self._greeting = None
+        """Log in, and wait until all is answered; HandshakeError if the upstream refuses."""
+        # The name is for people: a user without the right to CLIENT does without it.
+        self._handshake = Handshake(words, optional=b"CLIENT")
+        await self._handshake.run(self._transport)
+        self._handshake = None
 
     @property
     def output_bytes(self) -> int:
@@ -286,8 +281,9 @@ class UpstreamProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             replies = self._frames.feed(data)
-            if self._greeting is not None:
-                self._greeted(replies)
+            if self._handshake is not None:
+                for reply in map(as_bytes, replies):
+                    self._handshake.take(reply)
             elif self._connection is not None and replies:
                 self._connection.receive_replies(replies)
             if self._frames.error is not None:
@@ -300,19 +296,8 @@ class UpstreamProtocol(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._fail(self._reason if error is None else f"{self._reason}: {error}")
 
-    def _greeted(self, replies: Sequence[RawReply]) -> None:
-        assert self._greeting is not None
-        for reply in map(as_bytes, replies):
-            word = self._words.pop(0)[0]
-            # The name is for people: a user without the right to CLIENT does without it.
-            if reply[:1] == b"-" and word != b"CLIENT" and not self._greeting.done():
-                self._greeting.set_exception(UpstreamRefusalError(reply[1:-2].decode("utf-8", "replace")))
-        if not self._words and not self._greeting.done():
-            self._greeting.set_result(None)
-
     def _fail(self, reason: str) -> None:
-        if self._greeting is not None:
-            if not self._greeting.done():
-                self._greeting.set_exception(UpstreamRefusalError(reason))
+        if self._handshake is not None:
+            self._handshake.fail(reason)
         else:
             self.cut(reason)
