@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
             self.break_off(error)
 
     def requests_received(self, requests: list[Request], size_bytes: int, data: bytes) -> None:
-        """Handle the requests of so many bytes that the compiled core parsed, and the bytes after them."""
+        """Handle requests that the compiled core parsed. size_bytes: their size. data: the input after them."""
         try:
             self._server_context.stats.input_bytes += size_bytes + len(data)
             self._requests, self.input = requests, data

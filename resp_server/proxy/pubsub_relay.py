@@ -180,8 +180,8 @@ class RelayConnection(asyncio.Protocol):
         self._silent_checks = 0
         self.pongs = self.pings - 1  # one ping, behind all names, replaces those of the lost connection
         self._is_resubscribing = True
-        self._relay.recheck(self.desired_names())
-        self._relay.when_assigned(partial(self._end_resubscribing, transport))
+        self._relay.enqueue(self.desired_names())
+        self._relay.enqueue(partial(self._end_resubscribing, transport))
 
     def _end_resubscribing(self, transport: asyncio.Transport) -> None:
         if transport is self._transport:
@@ -200,7 +200,7 @@ class RelayConnection(asyncio.Protocol):
             self.sync(events)
             return
         if self._refused:
-            self._relay.recheck((SubscriptionKind.SHARD, name) for name in self._refused)
+            self._relay.enqueue((SubscriptionKind.SHARD, name) for name in self._refused)
             self._refused = []
         if self._paused_steps or self._delivery is not None:
             return
@@ -375,20 +375,16 @@ class PubsubRelay:
         self._changed[kind, name] = None
         self.sync_soon()
 
-    def recheck(self, names: Changes) -> None:
-        """Assign names again."""
-        self._enqueue(names)
+    def enqueue(self, entry: Changes | Callable[[], None]) -> None:
+        """Assign names again; or call back once servers have been sent all subscriptions of now."""
+        self._enqueue_changed()
+        self._queue.append(entry)
+        self.sync_soon()
 
-    def when_assigned(self, then: Callable[[], None]) -> None:
-        """Call back once servers have been sent all subscriptions of now."""
-        self._enqueue(then)
-
-    def _enqueue(self, entry: Changes | Callable[[], None]) -> None:
+    def _enqueue_changed(self) -> None:
         if self._changed:
             self._queue.append(iter(self._changed))
             self._changed = {}
-        self._queue.append(entry)
-        self.sync_soon()
 
     def sync_soon(self) -> None:
         """Run `sync` in the next turn of the event loop, for all changes until then."""
@@ -404,7 +400,7 @@ class PubsubRelay:
         layout = self._layout()
         if layout != self._last_layout:
             self._last_layout = layout
-            self._enqueue(_each_name({kind: list(self._hub.names(kind)) for kind in SubscriptionKind}))
+            self.enqueue(_each_name({kind: list(self._hub.names(kind)) for kind in SubscriptionKind}))
         assigned = self._assign_some()
         self._close_empty()
         events = self.server.config.notify_events
@@ -415,7 +411,7 @@ class PubsubRelay:
             self._check_timer = asyncio.get_running_loop().call_later(CHECK_S, self._check)
         for then in assigned:
             then()
-        if self._queue or self._changed:
+        if (self._queue or self._changed) and not self._is_sync_due:
             self._is_sync_due = True
             self.server.clients.defer(self.sync)
 
@@ -455,9 +451,7 @@ class PubsubRelay:
             (number, each) for number in range(len(self._applications.each)) for each in self._active_servers(number)
         ]
         at_home = [] if self.home is None else [(0, self.home)]
-        if self._changed:
-            self._queue.append(iter(self._changed))
-            self._changed = {}
+        self._enqueue_changed()
         assigned: list[Callable[[], None]] = []
         ends_ns = perf_counter_ns() + TURN_NS_MAX
         while self._queue:
@@ -576,7 +570,7 @@ class PubsubRelay:
 
     def when_synced(self, then: Callable[[], None]) -> None:
         """Call back once servers have confirmed all subscriptions of now."""
-        self.when_assigned(partial(self._wait, then))
+        self.enqueue(partial(self._wait, then))
 
     def _wait(self, then: Callable[[], None]) -> None:
         missing = {connection: connection.pings for connection in self._each() if connection.pings > connection.pongs}
