@@ -12,6 +12,7 @@ import pytest
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.acl import rate_limits as rates
 from resp_server.acl.rate_limits import RateLimit, RateLimiter
+from tests.clock import ManualClock
 
 GET = b"*2\r\n$3\r\nGET\r\n$10\r\njob:temp:1\r\n"
 PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
@@ -21,23 +22,13 @@ def auth(user: bytes) -> bytes:
     return b"*3\r\n$4\r\nAUTH\r\n$%d\r\n%b\r\n$1\r\nx\r\n" % (len(user), user)
 
 
-class Clock:
-    """A clock that is put forward by hand."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def running(serve: Callable[..., Any], clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Any:
+def running(serve: Callable[..., Any], clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A server whose user `slow` may ask 100 commands, and `narrow` 1000 bytes, a second of a clock put by hand."""
     monkeypatch.setattr(rates, "PAUSE_S_MAX", rates.PAUSE_S_MIN)  # they look at that clock often
     limits = (RateLimit("slow", commands_per_s=100), RateLimit("narrow", bytes_per_s=1000))
@@ -77,7 +68,7 @@ def expect(count: int, *peers: Any) -> None:
     assert total() == count
 
 
-def test_a_user_gets_its_answers_at_its_rate_over_all_its_connections(running: Any, clock: Clock) -> None:
+def test_a_user_gets_its_answers_at_its_rate_over_all_its_connections(running: Any, clock: ManualClock) -> None:
     peers = [running.connect(), running.connect()]
     for peer in peers:
         peer.answers(auth(b"slow"), b"+OK\r\n")
@@ -101,7 +92,7 @@ def test_others_are_answered_while_a_user_rests(running: Any) -> None:
     other.answers(GET * 10, b"$1\r\n1\r\n" * 10)
 
 
-def test_bytes_of_requests_and_replies_count(running: Any, clock: Clock) -> None:
+def test_bytes_of_requests_and_replies_count(running: Any, clock: ManualClock) -> None:
     peer = running.connect()
     peer.answers(auth(b"narrow"), b"+OK\r\n")
     text = b"*2\r\n$4\r\nECHO\r\n$1200\r\n" + b"x" * 1200 + b"\r\n"
@@ -125,7 +116,7 @@ def test_a_flood_of_a_slow_user_is_not_read(running: Any) -> None:
     assert max(held) <= 4 << 20
 
 
-def test_a_client_that_goes_while_it_rests_leaves_nothing(running: Any, clock: Clock) -> None:
+def test_a_client_that_goes_while_it_rests_leaves_nothing(running: Any, clock: ManualClock) -> None:
     peer = running.connect()
     peer.answers(auth(b"slow"), b"+OK\r\n")
     peer.send(PING * 1000)

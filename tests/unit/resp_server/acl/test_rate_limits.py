@@ -5,21 +5,12 @@ from __future__ import annotations
 import pytest
 
 from resp_server.acl.rate_limits import BURST_S, PAUSE_S_MAX, PAUSE_S_MIN, RateLimit, RateLimiter, TokenBucket
-
-
-class Clock:
-    """A clock that is put forward by hand."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.clock import ManualClock
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +79,7 @@ def test_a_bucket_of_less_than_one_token_per_second_fills_up_to_one() -> None:
     assert bucket.tokens(100.0) == 1
 
 
-def test_commands_are_allowed_up_to_the_tokens_of_the_bucket(clock: Clock) -> None:
+def test_commands_are_allowed_up_to_the_tokens_of_the_bucket(clock: ManualClock) -> None:
     limiter = RateLimiter(RateLimit("u", commands_per_s=10), clock)
     assert limiter.allowed_requests(4) == 4
     assert limiter.allowed_requests(100) == 10
@@ -100,7 +91,7 @@ def test_commands_are_allowed_up_to_the_tokens_of_the_bucket(clock: Clock) -> No
     assert limiter.pause_s() == PAUSE_S_MIN
 
 
-def test_requests_are_allowed_while_bytes_are_left(clock: Clock) -> None:
+def test_requests_are_allowed_while_bytes_are_left(clock: ManualClock) -> None:
     limiter = RateLimiter(RateLimit("u", bytes_per_s=1000), clock)
     limiter.consume(10**9, 999)  # commands are not limited
     assert limiter.allowed_requests(100) == 100
@@ -112,7 +103,7 @@ def test_requests_are_allowed_while_bytes_are_left(clock: Clock) -> None:
     assert limiter.allowed_requests(100) == 100
 
 
-def test_of_two_limits_the_longer_wait_counts(clock: Clock) -> None:
+def test_of_two_limits_the_longer_wait_counts(clock: ManualClock) -> None:
     limiter = RateLimiter(RateLimit("u", commands_per_s=10, bytes_per_s=1000), clock)
     limiter.consume(14, 1099)
     assert limiter.pause_s() == pytest.approx(0.5)
@@ -122,7 +113,7 @@ def test_of_two_limits_the_longer_wait_counts(clock: Clock) -> None:
     assert limiter.allowed_requests(100) == 0
 
 
-def test_a_connection_pauses_neither_too_short_nor_too_long(clock: Clock) -> None:
+def test_a_connection_pauses_neither_too_short_nor_too_long(clock: ManualClock) -> None:
     fast = RateLimiter(RateLimit("a", commands_per_s=1e6), clock)
     slow = RateLimiter(RateLimit("a", commands_per_s=0.01), clock)
     for limiter in (fast, slow):
