@@ -7,7 +7,6 @@ READY   := $(VENV)/.ready
 NATIVE  := $(VENV)/.native
 DOCS    := $(VENV)/docs
 CLASSES := $(VENV)/spark.jsa
-CODE   := $(wildcard state_backend resp_server spark_hooks sparkis compat benchmarks)
 ARGS   ?=
 
 # More rounds for the tests that kill processes (make test runs a few).
@@ -42,7 +41,7 @@ fmt: $(READY) ## format the code, and fix what ruff can fix
 check: $(READY) ## check format, lint, types and import rules
 	$(VENV_PYTHON) -m ruff format --check .
 	$(VENV_PYTHON) -m ruff check .
-	$(VENV_PYTHON) -m mypy $(CODE)
+	$(VENV_PYTHON) -m mypy
 	$(VENV_PYTHON) scripts/lint_imports.py
 
 test: setup-test ## run the tests; ARGS go to pytest

@@ -42,10 +42,14 @@ CURSOR = re.compile(rb"[\t-\r ]*([+-]?)([0-9]+)")
 
 
 def cursor(word: bytes) -> int:
+    """Parse a cursor of states. A number that is too large for one of our cursors becomes `CURSOR_MAX`."""
+    return min(cursor_number(word), CURSOR_MAX)
+
+
+def cursor_number(word: bytes) -> int:
     """Parse a cursor as Redis' string2ull does: a 64-bit number that is not negative, else what strtoull makes of it.
 
-    So ` 0` and `-01` are cursors, and `-1` is not. A zero byte ends the text. A number that is too large for one of our
-    cursors becomes `CURSOR_MAX`.
+    So ` 0` and `-01` are cursors, and `-1` is not. A zero byte ends the text.
     """
     text = word.partition(b"\0")[0]
     found = CURSOR.fullmatch(text)
@@ -54,7 +58,7 @@ def cursor(word: bytes) -> int:
     sign, digits = found[1], found[2].lstrip(b"0") or b"0"
     if len(digits) > 20 or int(digits) >= 2**64:
         raise PlainError("invalid cursor")
-    return min(int(sign + digits) % 2**64, CURSOR_MAX)
+    return int(sign + digits) % 2**64
 
 
 Cursor = Annotated[int, cursor]

@@ -6,7 +6,8 @@ client gets all replies in its order. The sides have no common order (see `docs/
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from resp_server.command_table.table import Command
 from resp_server.execution.context import CommandContext, ServerContext
@@ -17,9 +18,12 @@ from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.proxy.dispatcher import ProxyDispatcher
-from resp_server.proxy.request_policy import SUMMED, split_by_slot
-from resp_server.proxy.requests import ReplyAggregator
-from resp_server.session.session import Session
+from resp_server.proxy.keyspace_queries import KeyspaceQuery
+from resp_server.proxy.request_policy import SUMMED, split_by_slot, within
+from resp_server.proxy.requests import Defer, ReplyAggregator, ReplySink
+from resp_server.proxy.swap_keyspace import KeyFilter, SwapScan, query_both
+from resp_server.session.session import Account, Session
+from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.routing import CommandRule, Route, Side, SwapRouter, not_yet
@@ -77,6 +81,8 @@ class SwapDispatcher(ProxyDispatcher):
             batch.add(b"" if session.is_silent else OK)
         elif route.side is Side.BOTH:
             self._send_both(route, request, session, batch)
+        elif route.side is Side.ALL_KEYS:
+            self._query_keyspace(rule.name, request, session, batch)
         else:
             index = batch.expect(session.is_silent)
             self._pool.send(session.id, session.protocol, pack(request), batch, index, is_read=rule.is_read)
@@ -120,6 +126,53 @@ class SwapDispatcher(ProxyDispatcher):
         parts, merge = found
         self._send_parts(command, parts, merge, session, both, STATES_PART)
 
+    def _query_keyspace(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
+        sides = ClientSides(self._pool, self._applications, session, self._server.clients.defer)
+        keys = self._visible_keys(session.user)
+        index = batch.expect(session.is_silent)
+        send: Callable[[], None]
+        if name == "scan":
+            send = SwapScan(sides, keys, request, batch, index).send
+        else:
+            send = partial(query_both, sides, keys, name, request, batch, index)
+        batch.set_retry(index, send)
+        send()
+
+    def _visible_keys(self, user: Account) -> KeyFilter:
+        """Return which keys of each side a user sees in SCAN, KEYS and RANDOMKEY."""
+        owner_of = self._ownership.owner_of
+
+        def of_states(key: bytes) -> bool:
+            return owner_of(key) is not None
+
+        def of_upstream(key: bytes) -> bool:
+            return owner_of(key) is None
+
+        if user.reads_all_keys:
+            return KeyFilter(of_upstream, of_states)
+        # Servers of states know which keys the user may read.
+        return KeyFilter(lambda key: of_upstream(key) and user.can_read(key), of_states)
+
     def stop(self) -> None:
         super().stop()
         self._pool.stop()
+
+
+class ClientSides:
+    """Sends one client's requests about keys in general to either side."""
+
+    node_count = 1
+
+    def __init__(self, pool: UpstreamPool, applications: Applications, session: Session, defer: Defer) -> None:
+        self._pool, self._applications, self._session = pool, applications, session
+        self.defer = defer
+
+    def send_to_node(self, node: int, request: Request, sink: UpstreamSink, index: int) -> None:
+        """Send a read to the upstream."""
+        session = self._session
+        self._pool.send(session.id, session.protocol, pack(request), sink, index, is_read=True)
+
+    def send_to_states(self, request: Request, sink: ReplySink, index: int) -> None:
+        """Send a request to all state servers, or for SCAN to that of the cursor."""
+        session = self._session
+        KeyspaceQuery(self._applications, request, session.protocol, sink, index, within(session.user)).send()

@@ -45,23 +45,21 @@ LOCAL = frozenset(
         "unwatch",
     ]
 )
-# They need a connection to the upstream of the client's own, or both sides' keys in one order.
+# They need a connection to the upstream of the client's own.
 NOT_YET = frozenset(
     [
         "client|caching",
         "client|tracking",
-        "dbsize",
-        "keys",
         "monitor",
         "psubscribe",
-        "randomkey",
-        "scan",
         "ssubscribe",
         "subscribe",
         "wait",
         "waitaof",
     ]
 )
+# About the keys of both sides.
+ALL_KEYS = frozenset(["dbsize", "keys", "randomkey", "scan"])
 # They harm the upstream's host, or would take a shared connection out of the protocol.
 DENIED = frozenset(
     [
@@ -102,6 +100,7 @@ class Side(Enum):
     STATES = auto()
     UPSTREAM = auto()
     BOTH = auto()
+    ALL_KEYS = auto()  # both sides, all keys of each
     SELECT = auto()  # here, for the one database of the upstream
     BY_SECTIONS = auto()  # INFO
     NOT_YET = auto()
@@ -150,6 +149,11 @@ class SwapRouter:
             return None
         if rule.side is Side.BY_KEYS:
             return self._by_keys(rule, request)
+        if rule.side is Side.ALL_KEYS:
+            self._check_known()
+            if rule.command is not None:
+                rule.command.check_arity(request)
+            return Route(Side.ALL_KEYS, rule)
         if rule.side is Side.NOT_YET:
             raise not_yet(rule.name)
         if rule.side is Side.DENIED:
@@ -162,9 +166,8 @@ class SwapRouter:
         return Route(rule.side, rule)
 
     def _by_keys(self, rule: CommandRule, request: Request) -> Route:
+        self._check_known()
         ownership = self._ownership
-        if not ownership.is_known:
-            raise LoadingError("the key formats of the states are not known yet; retry in a moment")
         if rule.single_key_at and rule.single_key_at < len(request):
             positions: Sequence[int] = (rule.single_key_at,)
         else:
@@ -188,6 +191,10 @@ class SwapRouter:
             raise PlainError(f"command '{rule.name}' needs its keys on one side: {_whose(request, positions, owners)}")
         at, owner = next(iter(owners.items()))
         raise PlainError(f"key '{client_text(request[at])}' is owned by state {owner}")
+
+    def _check_known(self) -> None:
+        if not self._ownership.is_known:
+            raise LoadingError("the key formats of the states are not known yet; retry in a moment")
 
     def _positions(self, rule: CommandRule, request: Request) -> Sequence[int]:
         if rule.command is None and not tells_all_keys(rule.facts):
@@ -228,6 +235,8 @@ class SwapRouter:
             side = Side.NOT_YET
         elif name in LOCAL or container in LOCAL:
             side = Side.LOCAL
+        elif name in ALL_KEYS:
+            side = Side.ALL_KEYS
         elif name == "select":
             side = Side.SELECT
         elif name == "info":

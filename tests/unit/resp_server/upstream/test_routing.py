@@ -63,6 +63,7 @@ def side(line: str, made: SwapRouter | None = None) -> Side:
             (line, Side.LOCAL)
             for line in ("INFO proxy", "INFO SPARKIS memory", "CLUSTER INFO", "SLOWLOG GET", "UNSUBSCRIBE")
         ),
+        *((line, Side.ALL_KEYS) for line in ("SCAN 0", "KEYS *", "dbsize", "RANDOMKEY")),
         ("SELECT 0", Side.SELECT),
     ],
 )
@@ -103,7 +104,7 @@ def test_what_blocks_is_not_available_yet(line: str) -> None:
 
 def test_no_key_is_answered_before_the_owners_are_known() -> None:
     unknowing = SwapRouter(TABLE, Ownership())
-    for line in ("GET a", "SET a 1", "MGET a b", "EVAL x 1 a"):
+    for line in ("GET a", "SET a 1", "MGET a b", "EVAL x 1 a", "SCAN 0", "KEYS *", "DBSIZE", "RANDOMKEY"):
         with pytest.raises(LoadingError):
             side(line, unknowing)
     assert side("TIME", unknowing) is Side.UPSTREAM

@@ -1,0 +1,169 @@
+"""SCAN, KEYS, RANDOMKEY and DBSIZE over a real Redis and the states in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from compat.conformance.wire import Connection
+from compat.waiting import eventually
+from tests.server.swap import ABSENT, VALUES, Swap
+
+OWN = {b"k%d" % number for number in range(500)}
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+    with ExitStack() as stack:
+        made = Swap(tmp_path_factory.mktemp("swap"), stack)
+        with made.upstream.connect() as upstream:
+            upstream.call("MSET", *(word for key in OWN for word in (key, b"x")))
+            upstream.call("HSET", "job:speed", "a", "1")
+        yield made
+
+
+@pytest.fixture
+def client(swap: Swap) -> Iterator[Connection]:
+    with swap.proxy.connect() as connection:
+        yield connection
+
+
+ALL = OWN | VALUES.keys() | {b"job:speed"}
+
+
+def scanned(client: Connection, *options: str | bytes) -> list[bytes]:
+    """Return all keys of a scan."""
+    found, cursor = [], b"0"
+    while True:
+        cursor, keys = client.call("SCAN", cursor, *options).plain
+        assert int(cursor) < 2**53
+        found += keys
+        if cursor == b"0":
+            return found
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_scan_returns_the_keys_of_both_sides_without_the_upstreams_old_copies(
+    client: Connection, protocol: int
+) -> None:
+    client.call("HELLO", protocol)
+    found = scanned(client)
+    assert set(found) == ALL and found.count(b"job:speed:1") == 1
+    assert ABSENT not in found  # the upstream has an old copy
+
+
+def test_scan_s_options_work_on_both_sides(client: Connection) -> None:
+    assert set(scanned(client, "MATCH", "job:*")) == {key for key in ALL if key.startswith(b"job:")}
+    assert set(scanned(client, "MATCH", "k1?", "COUNT", "3")) == {b"k1%d" % number for number in range(10)}
+    assert set(scanned(client, "TYPE", "hash")) == {b"job:speed"}
+    assert set(scanned(client, "TYPE", "string", "COUNT", "1000")) == ALL - {b"job:speed"}
+    assert scanned(client, "MATCH", "nothing*") == []
+    first = client.call("SCAN", "0", "COUNT", "1000").plain
+    assert len(first[1]) == len(OWN) + 1 and first[0] == b"1"  # the upstream's keys at once, then the states'
+
+
+def test_a_scan_may_be_continued_at_another_proxy(swap: Swap, client: Connection) -> None:
+    other = swap.start_swap("--ownership", str(swap.folder / "another.json"))
+    found, cursor, at = [], b"0", 0
+    with other.connect() as second:
+        while True:
+            cursor, keys = (client, second)[at % 2].call("SCAN", cursor, "COUNT", "7").plain
+            found += keys
+            at += 1
+            if cursor == b"0":
+                break
+    assert set(found) == ALL and at > 2
+
+
+def test_scan_s_guarantee_holds_while_other_keys_come_and_go(swap: Swap, client: Connection) -> None:
+    with swap.upstream.connect() as upstream:
+        found, cursor, number = [], b"0", 0
+        while True:
+            cursor, keys = client.call("SCAN", cursor, "COUNT", "5").plain
+            found += keys
+            if cursor == b"0":
+                break
+            for _ in range(100):  # the upstream's table grows and shrinks meanwhile
+                upstream.call("SET", f"new:{number}", "1")
+                number += 1
+            if number >= 3000:
+                upstream.call("DEL", *(f"new:{each}" for each in range(number)))
+        upstream.call("DEL", *(f"new:{each}" for each in range(number)))
+    assert set(found) >= ALL
+
+
+@pytest.mark.parametrize("cursor", ["x", "18446744073709551616"])
+def test_a_bad_cursor_is_an_error_as_in_redis(swap: Swap, client: Connection, cursor: str) -> None:
+    with swap.upstream.connect() as upstream:
+        assert client.call("SCAN", cursor).raw == upstream.call("SCAN", cursor).raw
+
+
+@pytest.mark.parametrize(
+    "line", ["SCAN 0 COUNT 0", "SCAN 0 MATCH", "SCAN 0 COUNT x", "SCAN", "KEYS", "DBSIZE x", "SCAN 1 NO"]
+)
+def test_mistakes_are_answered_as_by_redis(swap: Swap, client: Connection, line: str) -> None:
+    with swap.upstream.connect() as upstream:
+        words = line.split(" ")
+        assert client.call(*words).raw == upstream.call(*words).raw
+
+
+def test_keys_joins_both_sides(client: Connection) -> None:
+    found = client.call("KEYS", "*").plain
+    assert set(found) == ALL and len(found) == len(ALL)
+    assert client.call("KEYS", "dash/*").plain == [b"dash/7/apdex"]
+    assert client.call("KEYS", "none*").plain == []
+
+
+def test_randomkey_draws_from_both_sides_and_never_an_old_copy(client: Connection) -> None:
+    found: set[bytes] = set()
+
+    def has_drawn_from_both() -> bool:
+        found.add(client.call("RANDOMKEY").plain)
+        return bool(found & OWN and found & VALUES.keys())
+
+    eventually(has_drawn_from_both)
+    assert found <= ALL
+
+
+def test_dbsize_is_the_sum_with_old_copies(swap: Swap, client: Connection) -> None:
+    with swap.upstream.connect() as upstream:
+        assert client.call("DBSIZE").plain == upstream.call("DBSIZE").plain + len(VALUES)
+
+
+def test_a_silent_scan_sends_nothing(client: Connection) -> None:
+    client.send(b"CLIENT REPLY SKIP\r\nSCAN 0\r\nCLIENT REPLY SKIP\r\nKEYS *\r\nPING\r\n")
+    assert client.read().plain == b"PONG"
+
+
+def test_a_pipeline_of_scans_and_writes_is_answered_in_order(client: Connection) -> None:
+    client.send(b"SET extra 1\r\nKEYS extra\r\nDEL extra\r\nKEYS extra\r\nGET job:speed:2\r\nSCAN 1\r\nDBSIZE\r\n")
+    replies = [client.read().plain for _ in range(7)]
+    assert replies[:5] == [b"OK", [b"extra"], 1, [], b"20"] and isinstance(replies[6], int)
+
+
+def test_a_user_with_patterns_sees_only_its_keys_of_both_sides(tmp_path: Path, swap: Swap) -> None:
+    users = tmp_path / "users"
+    users.write_text("user default off\nuser app on >app ~k1* ~dash/* +@all\nuser none on >none ~* +get\n")
+    proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
+    expected = {key for key in ALL if key.startswith((b"k1", b"dash/"))}
+    with Connection(proxy.port) as client:
+        assert client.call("SCAN", "0").plain.startswith(b"NOAUTH")
+        client.call("AUTH", "app", "app")
+        eventually(lambda: set(client.call("KEYS", "*").plain) == expected)
+        assert set(scanned(client)) == expected
+        eventually(lambda: client.call("RANDOMKEY").plain in expected)
+        client.call("AUTH", "none", "none")
+        for line in ("SCAN 0", "KEYS *", "DBSIZE", "RANDOMKEY"):
+            assert client.call(*line.split(" ")).plain.startswith(b"NOPERM"), line
+
+
+def test_random_keys_that_are_all_old_copies_are_no_reason_to_reply_that_there_is_no_key(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        swap = Swap(tmp_path, stack)
+        with swap.proxy.connect() as client:
+            for _ in range(5):
+                assert client.call("RANDOMKEY").plain in VALUES
+            assert set(scanned(client)) == VALUES.keys()
