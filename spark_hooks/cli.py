@@ -63,6 +63,14 @@ def _of(module: str) -> Callable[[], Subcommand]:
     return load
 
 
+def _controls(name: str) -> Callable[[], Subcommand]:
+    def load() -> Subcommand:
+        found = getattr(import_module("resp_server.programs.swap_control"), name)
+        return Subcommand(found.description, found.add_options, found.run, found.examples)
+
+    return load
+
+
 def _add_attach_options(parser: argparse.ArgumentParser) -> None:
     from resp_server.programs.command_line import tcp_port
     from resp_server.programs.serve import DEFAULT_PORT
@@ -173,5 +181,8 @@ COMMANDS = (
     ),
     Command("drop", "remove a job from a log for good", _of("state_backend.log.drop")),
     Command("promote", "make a state visible that is held back", _of("state_backend.log.promotion")),
+    Command("owners", "list whose keys are a state's at a proxy with an upstream", _controls("OWNERS")),
+    Command("confirm", "give the keys of a new or released job to its states", _controls("CONFIRM")),
+    Command("release", "give a job's keys back to the upstream", _controls("RELEASE")),
     Command("rename", "rename a job of a log", _of("state_backend.apply.rename")),
 )

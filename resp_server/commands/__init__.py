@@ -38,6 +38,7 @@ from resp_server.commands import (
     sorted_set_algebra,
     state,
     string,
+    swap,
     tracking,
     transactions,
 )
@@ -72,6 +73,7 @@ GROUPS = (
     dump,
     object,
     state,
+    swap,
     transactions,
     pubsub,
 )

@@ -65,6 +65,19 @@ class ProcessInfo:
     memory_at_start: Memory | None = field(default_factory=memory_now)
 
 
+class SwapControl(Protocol):
+    """Shows and changes the owners of keys at a proxy with an upstream; ReplyError if that is not possible."""
+
+    def owners(self) -> Reply:
+        """Return the jobs with their key formats."""
+
+    def confirm(self, job: bytes) -> Reply:
+        """Give a job's keys to its states."""
+
+    def release(self, job: bytes) -> Reply:
+        """Give a job's keys to the upstream."""
+
+
 @dataclass
 class ServerContext:
     """The server's state that commands and connections use. Only for the event loop's thread."""
@@ -83,6 +96,8 @@ class ServerContext:
     peers: PeerProcesses | None = None  # None: this is the only process that serves the port
     # The state of the servers behind a proxy, for INFO; None: this is no proxy.
     state_servers: Callable[[], Mapping[str, object]] | None = None
+    # The owners of keys at a proxy with an upstream; None: this is no such proxy.
+    swap_control: SwapControl | None = None
     # Incremented whenever the next reply may be from another epoch or topology than the last one.
     change_counter: int = 0
 

@@ -114,6 +114,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="with --upstream: the file that remembers which keys belong to states, of stopped jobs, too",
     )
     parser.add_argument(
+        "--new-jobs",
+        choices=("wait", "take"),
+        default="wait",
+        help="with --upstream: what happens to keys that the upstream has and a new job's states cover: they stay the "
+        "upstream's until `sparkis confirm JOB`, or the states take them at once (default %(default)s)",
+    )
+    parser.add_argument(
         "--upstream-timeout",
         type=whole_number(1, TIMEOUT_MS_MAX, "a number of milliseconds"),
         default=int(UPSTREAM_TIMEOUT_S * MS_PER_S),
@@ -190,7 +197,7 @@ def _swap(options: argparse.Namespace) -> tuple[UpstreamPool, Ownership] | None:
     except ValueError as error:
         raise ValueError(f"--upstream: {error}") from None
     try:
-        ownership = Ownership(options.ownership)
+        ownership = Ownership(options.ownership, checks_new=options.new_jobs == "wait")
     except OwnershipError as error:
         raise ValueError(f"--ownership: {error}") from None
     return UpstreamPool(url, options.upstream_timeout / MS_PER_S, options.upstream_connections), ownership

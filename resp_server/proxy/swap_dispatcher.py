@@ -19,16 +19,21 @@ from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.keyspace_queries import KeyspaceQuery
+from resp_server.proxy.new_format_check import NewFormatChecks
 from resp_server.proxy.request_policy import SUMMED, split_by_slot, within
 from resp_server.proxy.requests import Defer, ReplyAggregator, ReplySink
+from resp_server.proxy.swap_control import OwnershipControl
 from resp_server.proxy.swap_keyspace import KeyFilter, SwapScan, query_both
 from resp_server.session.session import Account, Session
+from resp_server.session.transaction import Mark
 from resp_server.upstream.connection import UpstreamSink
-from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.ownership import Ownership, OwnershipChange
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.routing import CommandRule, Route, Side, SwapRouter, not_yet
 
 OK = b"+OK\r\n"
+# Takes the place of a watched key's mark when the key gets another owner: no digest equals it, so EXEC replies nil.
+CHANGED = Mark("", -1, "owner", covers_value=False)
 # The parts of a request for both sides.
 UPSTREAM_PART, STATES_PART = 0, 1
 
@@ -47,6 +52,18 @@ class SwapDispatcher(ProxyDispatcher):
         self._router = SwapRouter(self._table, ownership, pool.url.database)
         pool.on_facts = self._router.take_facts
         applications.on_key_formats = self._learn
+        self._checks = NewFormatChecks(ownership, OwnRequests(pool), server.clients.defer)
+        ownership.on_new = self._checks.add
+        ownership.on_changed = self._owners_changed
+        server.swap_control = OwnershipControl(ownership)
+
+    def _owners_changed(self, change: OwnershipChange) -> None:
+        """Fail the EXEC of clients that watch a key with a new owner, and invalidate all cached keys."""
+        for session in self._server.sessions.values():
+            for at in session.watched:
+                if change.affects(at[1]):
+                    session.watched[at] = CHANGED
+        self._tracking.changed(None)
 
     def _learn(self, formats: Mapping[str, Mapping[str, str]]) -> None:
         self._ownership.learn(formats)
@@ -58,9 +75,7 @@ class SwapDispatcher(ProxyDispatcher):
         return {
             **self._applications.info_fields(),
             **self._pool.info_fields(),
-            "owned_key_formats": self._ownership.count,
-            "ownership_known": int(self._ownership.is_known),
-            "ownership_error": self._ownership.error,
+            **self._ownership.info_fields(),
         }
 
     def take(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
@@ -155,7 +170,21 @@ class SwapDispatcher(ProxyDispatcher):
 
     def stop(self) -> None:
         super().stop()
+        self._checks.stop()
         self._pool.stop()
+
+
+class OwnRequests:
+    """Sends the proxy's own reads to the upstream."""
+
+    node_count = 1
+
+    def __init__(self, pool: UpstreamPool) -> None:
+        self._pool = pool
+
+    def send_to_node(self, node: int, packed: bytes, sink: UpstreamSink, index: int) -> None:
+        """Send a read to the upstream."""
+        self._pool.send(0, 2, packed, sink, index, is_read=True)
 
 
 class ClientSides:

@@ -1,8 +1,15 @@
 """Which state owns a key, by the key formats of all states that were ever seen; persisted in a file.
 
 A job that stopped, or was removed, keeps its keys: the upstream may still have old copies of them, and these must not
-be answered again. So formats are added, and none is removed here. Removing a job from the file, while no proxy runs,
-gives its keys back to the upstream.
+be answered again. So formats are only added, until somebody releases the job.
+
+A format that is new, after the owners are known, is checked first: if the upstream has keys of it, they stay the
+upstream's until somebody confirms the job. So a new job cannot hide keys that a team still uses.
+
+    owned      the format's keys are the state's
+    checking   a new format, until the upstream was searched for keys of it
+    waiting    the upstream has keys of it, so the format waits for a confirmation
+    released   the job was released: its keys are the upstream's, until the job is confirmed
 """
 
 from __future__ import annotations
@@ -11,15 +18,20 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from resp_server.protocol.errors import client_text
+from resp_server.upstream.key_matcher import KeyMatcher, OwnedFormat, key_pattern
 from state_backend.model.descriptor import KeyFormat
 from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.proxy")
 
-VERSION = 1
+VERSION = 2
+# Keys that a log line, or INFO, gives as examples.
+EXAMPLES_MAX = 3
 
 # By job and state: each format that the state has had.
 Formats = dict[str, dict[str, list[str]]]
@@ -29,52 +41,131 @@ class OwnershipError(Exception):
     """The file is not one of ownership, or cannot be read."""
 
 
+class UnknownJobError(SparkisError):
+    """No state of a job of this name was ever seen."""
+
+
+class NewFormat(NamedTuple):
+    """A key format that is not owned yet."""
+
+    job: str
+    state: str
+    text: str
+
+
+class OwnershipChange(NamedTuple):
+    """The owners of keys before and after a change."""
+
+    before: KeyMatcher
+    after: KeyMatcher
+
+    def affects(self, key: bytes) -> bool:
+        """Tell whether a key has another owner now."""
+        return self.before.owner_of(key) != self.after.owner_of(key)
+
+
+class JobOwnership(NamedTuple):
+    """The key formats of a job. examples: keys of the upstream for which a format waits."""
+
+    job: str
+    status: str
+    formats: Sequence[str]
+    examples: Sequence[bytes] = ()
+
+
 class Ownership:
     """The owners of keys.
 
     is_known: the formats are complete enough to say that a key is the upstream's. Before that, no key may be answered.
+    checks_new: new formats are checked. on_new: called with formats to check; `settle` takes the result. on_changed:
+    called after each change of owners, also the first one.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, checks_new: bool = True) -> None:
         """Read the file, if there is one; OwnershipError. path: None: nothing is persisted."""
         self._path = path
+        self._checks_new = checks_new
         self._formats: Formats = {}
-        self._pattern: re.Pattern[bytes] | None = None
-        self._owners: list[str] = []
+        self._released: set[str] = set()
+        self._new: dict[NewFormat, Sequence[bytes] | None] = {}  # with the keys found; None: it is being checked
+        self.matcher = KeyMatcher()
         self.is_known = False
         self.error = ""
+        self.on_new: Callable[[Sequence[NewFormat]], None] = lambda formats: None
+        self.on_changed: Callable[[OwnershipChange], None] = lambda change: None
         if path is not None and path.exists():
-            self._formats = _read(path)
-            self._compile()
+            self._formats, self._released = _read(path)
+            self.matcher = self._compiled()
             self.is_known = True
 
     @property
     def count(self) -> int:
-        """The number of key formats."""
-        return len(self._owners)
+        """The number of owned key formats."""
+        return self.matcher.format_count
 
     def owner_of(self, key: bytes) -> str | None:
         """Return the state that owns a key, as `job:state`; None: the upstream owns it."""
-        match = self._pattern.match(key) if self._pattern is not None else None
-        return self._owners[match.lastindex - 1] if match and match.lastindex else None
+        return self.matcher.owner_of(key)
 
     def learn(self, formats: Mapping[str, Mapping[str, str]]) -> None:
-        """Add the key formats of jobs' states. New ones are written to the file before they count."""
+        """Take the key formats of jobs' states: new ones are checked, or are written to the file before they count."""
         new = [
-            (job, state, text)
+            NewFormat(job, state, text)
             for job, states in formats.items()
             for state, text in states.items()
             if text not in self._formats.get(job, {}).get(state, ())
         ]
-        if not new:
+        for each in new:
+            KeyFormat.parse(each.text)  # raises before anything is changed
+        released = [each for each in new if each.job in self._released]
+        if released:  # a confirmation gives them to the states
+            self._add(released)
+            self._write()
+        new = [each for each in new if each.job not in self._released]
+        if self.is_known and self._checks_new:
+            unchecked = [each for each in new if each not in self._new]
+            self._new |= dict.fromkeys(unchecked)
+            if unchecked:
+                self.on_new(unchecked)
+        elif new:
+            self._own(new)
+
+    def settle(self, new: NewFormat, found: Sequence[bytes]) -> None:
+        """Take the keys of a new format that the upstream has: without any, the format is owned from now on."""
+        if new not in self._new:
+            return  # confirmed or released meanwhile
+        if not found:
+            self._own([new])
             return
-        for job, state, text in new:
-            KeyFormat.parse(text)  # raises before anything is changed
-            logger.info("the keys %s belong to the state %s:%s from now on", text, job, state)
-        for job, state, text in new:
-            self._formats.setdefault(job, {}).setdefault(state, []).append(text)
-        self._write()
-        self._compile()
+        if self._new[new] is None:
+            logger.warning(
+                "the state %s:%s is new, and the upstream has keys %s, such as %s: they stay the upstream's; to read "
+                "the state instead: sparkis confirm %s",
+                *(new.job, new.state, new.text, _listed(found), new.job),
+            )
+        self._new[new] = found
+
+    def is_in_question(self, new: NewFormat) -> Callable[[bytes], bool]:
+        """Return a function that tells whether a key of the upstream would change its owner if a format were owned."""
+        fits = re.compile(key_pattern(KeyFormat.parse(new.text)), re.DOTALL).match
+        return lambda key: fits(key) is not None and self.owner_of(key) is None
+
+    def confirm(self, job: str) -> Sequence[str]:
+        """Give the keys of a waiting or released job to its states; return the formats; UnknownJobError."""
+        new = [each for each in self._new if each.job == job]
+        self._check_job(job)
+        self._released.discard(job)
+        self._own(new)
+        return self._formats_of(job)
+
+    def release(self, job: str) -> Sequence[str]:
+        """Give a job's keys back to the upstream, until it is confirmed; return the formats; UnknownJobError."""
+        self._check_job(job)
+        self._add([each for each in self._new if each.job == job])
+        self._released.add(job)
+        logger.info("job %s is released: its keys %s belong to the upstream", job, ", ".join(self._formats_of(job)))
+        self._change()
+        return self._formats_of(job)
 
     def complete(self) -> None:
         """Declare the formats complete: all servers have reported their jobs."""
@@ -82,44 +173,91 @@ class Ownership:
             self.is_known = True
             self._write()
 
+    def jobs(self) -> Sequence[JobOwnership]:
+        """Return the jobs with their key formats, by name; a job with new formats stands twice."""
+        rows = [
+            JobOwnership(job, "released" if job in self._released else "owned", self._formats_of(job))
+            for job in {*self._formats, *self._released}
+        ]
+        for status, is_checking in (("checking", True), ("waiting", False)):
+            for job in {each.job for each, found in self._new.items() if (found is None) == is_checking}:
+                of_job = {each: found or () for each, found in self._new.items() if each.job == job}
+                examples = [key for found in of_job.values() for key in found]
+                rows.append(JobOwnership(job, status, [each.text for each in of_job], examples[:EXAMPLES_MAX]))
+        return sorted(rows, key=lambda row: (row.job, row.status))
+
+    def info_fields(self) -> Mapping[str, object]:
+        """Return the fields of INFO."""
+        rows = self.jobs()
+        return {
+            "owned_key_formats": self.count,
+            "ownership_known": int(self.is_known),
+            "ownership_waiting": ",".join(row.job for row in rows if row.status == "waiting"),
+            "ownership_checking": ",".join(row.job for row in rows if row.status == "checking"),
+            "ownership_released": ",".join(row.job for row in rows if row.status == "released"),
+            "ownership_error": self.error,
+        }
+
+    def _check_job(self, job: str) -> None:
+        known = {row.job for row in self.jobs()}
+        if job not in known:
+            raise UnknownJobError(
+                f"no such job '{client_text(job.encode())}'; jobs: {', '.join(sorted(known)) or 'none'}"
+            )
+
+    def _formats_of(self, job: str) -> Sequence[str]:
+        return [text for _, texts in sorted(self._formats.get(job, {}).items()) for text in texts]
+
+    def _own(self, new: Sequence[NewFormat]) -> None:
+        for job, state, text in new:
+            logger.info("the keys %s belong to the state %s:%s from now on", text, job, state)
+        self._add(new)
+        self._change()
+
+    def _add(self, new: Sequence[NewFormat]) -> None:
+        for job, state, text in new:
+            self._formats.setdefault(job, {}).setdefault(state, []).append(text)
+        self._new = {each: found for each, found in self._new.items() if each not in new}
+
+    def _change(self) -> None:
+        """Write the file, then let the change count."""
+        self._write()
+        before, self.matcher = self.matcher, self._compiled()
+        self.on_changed(OwnershipChange(before, self.matcher))
+
     def _write(self) -> None:
         if self._path is None:
             return
         new = self._path.with_name(f"{self._path.name}.new")
+        content = {"version": VERSION, "jobs": self._formats, "released": sorted(self._released)}
         try:
             with open(new, "w", encoding="utf-8") as file:
-                json.dump({"version": VERSION, "jobs": self._formats}, file, indent=1, sort_keys=True)
+                json.dump(content, file, indent=1, sort_keys=True)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(new, self._path)
             self.error = ""
-        except OSError as error:  # the keys are owned all the same; INFO and the log say that a restart forgets them
+        except OSError as error:  # the owners count all the same; INFO and the log say that a restart forgets them
             self.error = str(error)
             logger.error("the owners of keys cannot be written to %s: %s", self._path, error)
 
-    def _compile(self) -> None:
-        rows = [
-            (KeyFormat.parse(text), f"{job}:{state}")
-            for job, states in self._formats.items()
-            for state, texts in states.items()
-            for text in texts
-        ]
-        # The longest literal start first: of two formats that cover a key, the more specific one names the owner.
-        rows.sort(key=lambda row: -len(row[0].literals[0]))
-        patterns = [b"(" + key_pattern(key_format) + b")" for key_format, _ in rows]
-        self._pattern = re.compile(b"|".join(patterns), re.DOTALL) if patterns else None
-        self._owners = [owner for _, owner in rows]
+    def _compiled(self) -> KeyMatcher:
+        return KeyMatcher(
+            [
+                OwnedFormat(text, f"{job}:{state}")
+                for job, states in self._formats.items()
+                for state, texts in states.items()
+                for text in texts
+                if job not in self._released
+            ]
+        )
 
 
-def key_pattern(key_format: KeyFormat) -> bytes:
-    """Return a regular expression (bytes, DOTALL) for exactly the keys of a format, without groups.
-
-    `KeyFormat.pattern` leaves out the literals between columns; here these would take keys of the upstream.
-    """
-    return b".*".join(re.escape(literal.encode()) for literal in key_format.literals) + rb"\Z"
+def _listed(keys: Sequence[bytes]) -> str:
+    return ", ".join(f"'{client_text(key)}'" for key in keys[:EXAMPLES_MAX])
 
 
-def _read(path: Path) -> Formats:
+def _read(path: Path) -> tuple[Formats, set[str]]:
     try:
         found = json.loads(path.read_text("utf-8"))
         if found["version"] != VERSION:
@@ -129,6 +267,6 @@ def _read(path: Path) -> Formats:
             for texts in states.values():
                 for text in texts:
                     KeyFormat.parse(text)
-        return formats
+        return formats, {str(job) for job in found["released"]}
     except (OSError, ValueError, TypeError, LookupError, AttributeError, SparkisError) as error:
         raise OwnershipError(f"{path} is no file of key owners: {error}") from None

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resp_server.upstream.ownership import Ownership, OwnershipError, key_pattern
+from resp_server.protocol.glob import matcher
+from resp_server.upstream.key_matcher import glob_of, key_pattern
+from resp_server.upstream.ownership import (
+    JobOwnership,
+    NewFormat,
+    Ownership,
+    OwnershipChange,
+    OwnershipError,
+    UnknownJobError,
+)
 from state_backend.model.descriptor import KeyFormat
 from state_backend.model.errors import SparkisError
 
@@ -103,7 +113,13 @@ def test_a_file_that_cannot_be_written_is_told_and_keys_are_owned_all_the_same(t
     assert owned.owner_of(b"total") == "other:total" and "missing" in owned.error
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1}', '{"version": 1, "jobs": {"j": {"s": ["<a><b>"]}}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{}", '{"version": 2}', '{"version": 2, "jobs": {}}'),
+        '{"version": 2, "jobs": {"j": {"s": ["<a><b>"]}}, "released": []}',
+    ],
+)
 def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "owners.json").write_text(text)
     with pytest.raises(OwnershipError, match="is no file of key owners"):
@@ -111,6 +127,110 @@ def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "owners.json").write_text(json.dumps({"version": 2, "jobs": {}}))
-    with pytest.raises(OwnershipError, match="is of version 2; this program reads version 1"):
+    (tmp_path / "owners.json").write_text(json.dumps({"version": 3, "jobs": {}}))
+    with pytest.raises(OwnershipError, match="is of version 3; this program reads version 2"):
         Ownership(tmp_path / "owners.json")
+
+
+NEW = {"new": {"total": "sum:<day>", "mean": "mean/<day>"}}
+TOTAL, MEAN = NewFormat("new", "total", "sum:<day>"), NewFormat("new", "mean", "mean/<day>")
+
+
+def known(path: Path | None = None) -> tuple[Ownership, list[NewFormat], list[OwnershipChange]]:
+    """Return complete owners, the formats to check, and the changes of owners."""
+    made, new, changes = owners(path), [], []  # type: ignore[var-annotated]
+    made.complete()
+    made.on_new = new.extend
+    made.on_changed = changes.append
+    return made, new, changes
+
+
+def test_a_new_format_is_checked_before_it_is_owned() -> None:
+    owned, new, changes = known()
+    owned.learn(FORMATS | NEW)
+    owned.learn(NEW)  # it is checked once
+    assert new == [TOTAL, MEAN] and owned.owner_of(b"sum:1") is None and not changes
+    assert owned.jobs()[-1] == JobOwnership("other", "owned", ["total"])
+    assert owned.info_fields()["ownership_checking"] == "new"
+    owned.settle(TOTAL, [])
+    assert owned.owner_of(b"sum:1") == "new:total" and owned.owner_of(b"mean/1") is None
+    assert [(each.affects(b"sum:1"), each.affects(b"total")) for each in changes] == [(True, False)]
+
+
+def test_a_new_format_whose_keys_the_upstream_has_waits_for_a_confirmation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    owned, _, changes = known(tmp_path / "owners.json")
+    owned.learn(NEW)
+    owned.settle(TOTAL, [b"sum:1", b"sum:2"])
+    owned.settle(MEAN, [])
+    assert owned.owner_of(b"sum:1") is None and owned.owner_of(b"mean/1") == "new:mean"
+    assert JobOwnership("new", "waiting", ["sum:<day>"], [b"sum:1", b"sum:2"]) in owned.jobs()
+    assert owned.info_fields()["ownership_waiting"] == "new"
+    (line,) = [each.getMessage() for each in caplog.records if "stay the upstream's" in each.getMessage()]
+    assert "sum:<day>" in line and "'sum:1', 'sum:2'" in line and "sparkis confirm new" in line
+    assert owned.confirm("new") == ["mean/<day>", "sum:<day>"]
+    assert owned.owner_of(b"sum:1") == Ownership(tmp_path / "owners.json").owner_of(b"sum:1") == "new:total"
+    assert changes[-1].affects(b"sum:1") and owned.info_fields()["ownership_waiting"] == ""
+
+
+def test_a_waiting_format_is_checked_again_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "owners.json"
+    owned, new, _ = known(path)
+    owned.learn(NEW)
+    owned.settle(TOTAL, [b"sum:1"])
+    again = Ownership(path)
+    again.on_new = new.extend
+    again.learn(FORMATS | NEW)
+    assert new == [TOTAL, MEAN, TOTAL, MEAN] and again.owner_of(b"sum:1") is None
+
+
+def test_new_formats_are_taken_at_once_if_so_chosen_or_if_the_owners_were_not_known() -> None:
+    for owned in (Ownership(checks_new=False), Ownership()):
+        if not owned._checks_new:
+            owned.complete()
+        owned.learn(NEW)
+        assert owned.owner_of(b"sum:1") == "new:total"
+
+
+def test_a_released_job_s_keys_are_the_upstreams_until_it_is_confirmed(tmp_path: Path) -> None:
+    path = tmp_path / "owners.json"
+    owned, new, changes = known(path)
+    assert owned.release("job") == ["dash/<account>/apdex", "job:speed:<car>"]
+    owned.learn(FORMATS)  # the job still runs
+    owned.learn({"job": {"speed": "v2:speed:<car>"}})
+    for each in (owned, Ownership(path)):
+        assert [each.owner_of(key) for key in (b"job:speed:1", b"v2:speed:1", b"total")] == [None, None, "other:total"]
+        assert each.info_fields()["ownership_released"] == "job"
+    assert changes[-1].affects(b"dash/1/apdex") and not changes[-1].affects(b"total") and not new
+    owned.confirm("job")
+    for each in (owned, Ownership(path)):
+        assert each.owner_of(b"v2:speed:1") == each.owner_of(b"job:speed:1") == "job:speed"
+
+
+def test_a_job_that_waits_may_be_released_and_a_late_result_of_its_check_does_not_count() -> None:
+    owned, _, _ = known()
+    owned.learn(NEW)
+    owned.release("new")
+    owned.settle(TOTAL, [])
+    assert owned.owner_of(b"sum:1") is None and owned.info_fields()["ownership_checking"] == ""
+    owned.confirm("new")
+    assert owned.owner_of(b"sum:1") == "new:total"
+
+
+@pytest.mark.parametrize("change", [Ownership.confirm, Ownership.release])
+def test_an_unknown_job_is_an_error_that_names_the_known_ones(change: Callable[[Ownership, str], object]) -> None:
+    with pytest.raises(UnknownJobError, match="no such job 'nope'; jobs: job, other"):
+        change(owners(), "nope")
+
+
+def test_a_key_is_in_question_if_it_fits_a_new_format_and_nobody_owns_it() -> None:
+    owned, _, _ = known()
+    is_in_question = owned.is_in_question(NewFormat("new", "s", "job:<x>"))
+    assert [is_in_question(key) for key in (b"job:1", b"job:speed:1", b"xjob:1")] == [True, False, False]
+
+
+@given(st.lists(column, min_size=2, max_size=3).filter(lambda literals: all(literals[1:-1])), st.binary(max_size=4))
+def test_the_glob_of_a_format_matches_its_keys(literals: list[str], value: bytes) -> None:
+    key_format = KeyFormat.parse("<c>".join(literals))
+    assert matcher(glob_of(key_format))(value.join(literal.encode() for literal in key_format.literals))

@@ -1,0 +1,48 @@
+"""STATE OWNERS, CONFIRM and RELEASE: which keys are a state's, and which the upstream's, at a proxy."""
+
+from __future__ import annotations
+
+from resp_server.command_table.declaration import command
+from resp_server.command_table.facts import Facts
+from resp_server.execution.context import CommandContext, SwapControl
+from resp_server.protocol.errors import PlainError
+from resp_server.protocol.replies import Reply
+
+SINCE = "0.1.0"
+
+
+def _facts(*arguments: str, changes: bool = True) -> Facts:
+    """Return the facts of a subcommand. changes: it is for administrators."""
+    return Facts(
+        SINCE,
+        "server",
+        complexity="O(N) where N is the number of key formats",
+        flags=("admin", "noscript", "loading", "stale") if changes else ("readonly", "loading", "stale"),
+        acl_categories=("@admin", "@slow", "@dangerous") if changes else ("@read", "@slow"),
+        arguments=[{"name": name, "type": "string", "display_text": name} for name in arguments],
+    )
+
+
+@command("state|owners", own=_facts(changes=False))
+def state_owners(context: CommandContext) -> Reply:
+    """Lists the jobs that own keys, wait for a confirmation, or are released, at a proxy with an upstream."""
+    return _control(context).owners()
+
+
+@command("state|confirm", own=_facts("job"))
+def state_confirm(context: CommandContext, job: bytes) -> Reply:
+    """Gives the keys of a job that waits, or is released, to its states, at a proxy with an upstream."""
+    return _control(context).confirm(job)
+
+
+@command("state|release", own=_facts("job"))
+def state_release(context: CommandContext, job: bytes) -> Reply:
+    """Gives a job's keys back to the upstream, at a proxy with an upstream."""
+    return _control(context).release(job)
+
+
+def _control(context: CommandContext) -> SwapControl:
+    control = context.server.swap_control
+    if control is None:
+        raise PlainError("this is no proxy with an upstream, so that no keys have owners here")
+    return control

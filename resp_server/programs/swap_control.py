@@ -1,0 +1,92 @@
+"""`sparkis owners`, `confirm` and `release`: the owners of keys at a running proxy with an upstream."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from resp_server.net.client import Client
+from resp_server.net.tls import add_tls_options, files_of
+from resp_server.programs.status import DEFAULT_URL
+from state_backend.model.errors import SparkisError
+
+SEVERAL = "Each proxy has owners of its own: run this command for each of them."
+
+
+class ControlCommand(NamedTuple):
+    """One subcommand: a request to a proxy, and the text about its reply."""
+
+    name: str
+    description: str
+    request: tuple[str, ...]
+    text_of: Callable[[argparse.Namespace, Any], str]
+    has_job: bool = False
+    examples: str | None = None
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options of the command."""
+        parser.add_argument(
+            "--url", default=DEFAULT_URL, help="the proxy: redis[s]://[:password@]host:port (default %(default)s)"
+        )
+        if self.has_job:
+            parser.add_argument("job", metavar="JOB", help="the job's name")
+        else:
+            parser.add_argument("--json", action="store_true", help="print JSON")
+        add_tls_options(parser, for_server=False)
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Send the request, and print the text; return the exit code."""
+        job = (options.job,) if self.has_job else ()
+        try:
+            with Client.from_url(options.url, tls=files_of(options)) as client:
+                client.call("HELLO", "3")
+                reply = client.call(*self.request, *job)
+        except SparkisError as error:
+            print(f"sparkis {self.name}: {error}", file=sys.stderr)
+            return 1
+        is_json = not self.has_job and options.json
+        print(json.dumps(reply, indent=1) if is_json else self.text_of(options, reply))
+        return 0
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return rows as lines with aligned columns; the first row is the heading."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _owners(options: argparse.Namespace, reply: Any) -> str:
+    rows = [("JOB", "STATUS", "KEYS", "EXAMPLES")]
+    rows += [
+        (row["job"], row["status"], ", ".join(row["key_formats"]), ", ".join(row["examples"]) or "-") for row in reply
+    ]
+    return table(rows)
+
+
+OWNERS = ControlCommand(
+    "owners",
+    "List whose keys are a state's at a running proxy with an upstream: owned; waiting, because the upstream has keys "
+    "of a new job; checking, until that is known; or released.",
+    ("STATE", "OWNERS"),
+    _owners,
+)
+CONFIRM = ControlCommand(
+    "confirm",
+    "Give the keys of a new job, for which a proxy waits, or of a released job to its states. The upstream's keys of "
+    f"the same names are not deleted, and not read any more. {SEVERAL}",
+    ("STATE", "CONFIRM"),
+    lambda options, reply: f"job {options.job}: the keys {', '.join(reply) or 'of its states'} belong to its states",
+    has_job=True,
+)
+RELEASE = ControlCommand(
+    "release",
+    "Give a job's keys back to the upstream, at a running proxy. A job that still runs does not take them again until "
+    f"`sparkis confirm`. {SEVERAL}",
+    ("STATE", "RELEASE"),
+    lambda options, reply: f"job {options.job}: the keys {', '.join(reply) or 'of its states'} belong to the upstream",
+    has_job=True,
+)

@@ -1,0 +1,138 @@
+"""Jobs that are released, and new ones that wait for a confirmation, at a running proxy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from compat.conformance.servers import Running, child_environment
+from compat.conformance.wire import Connection
+from compat.waiting import eventually
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
+from tests.server.swap import OLD, Swap
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+    with ExitStack() as stack:
+        yield Swap(tmp_path_factory.mktemp("swap"), stack)
+
+
+@pytest.fixture
+def client(swap: Swap) -> Iterator[Connection]:
+    with swap.proxy.connect() as connection:
+        yield connection
+
+
+def sparkis(proxy: Running, command: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a `sparkis` command at a proxy."""
+    program = "import sys; from spark_hooks.cli import main; sys.exit(main())"
+    line = [sys.executable, "-c", program, command, "--url", f"redis://127.0.0.1:{proxy.port}", *words]
+    return subprocess.run(line, env=child_environment(), capture_output=True, text=True, check=False)
+
+
+def start_job(swap: Swap, job: str, key_format: str, *keys: str) -> None:
+    """Publish a job with one state."""
+    states = [StateDescriptor("total", key_format=key_format, value="n")]
+    with LogWriter(swap.log, job, states, f"first-of-{job}") as writer:
+        writer.publish([Change("total", Op.PUT, key.encode(), value=b"of the state") for key in keys])
+
+
+def test_a_released_job_s_keys_are_the_upstreams_and_come_back_by_a_confirmation(
+    swap: Swap, client: Connection
+) -> None:
+    try:
+        done = sparkis(swap.proxy, "release", "job")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "job job: the keys dash/<account>/apdex, job:speed:<car> belong to the upstream\n"
+        assert client.call("GET", "job:speed:1").plain == OLD
+        assert client.call("SET", "job:speed:9", "mine").plain == b"OK"
+        found = client.call("KEYS", "job:speed:*").plain
+        assert len(found) == len(set(found)) and b"job:speed:9" in found
+        assert swap.info()["ownership_released"] == "job"
+        again = swap.start_swap(is_ready=False)
+        with again.connect() as other:
+            eventually(lambda: other.call("GET", "job:speed:1").plain == OLD)
+    finally:
+        assert sparkis(swap.proxy, "confirm", "job").returncode == 0
+    assert client.call("GET", "job:speed:1").plain == b"10"
+    assert client.call("SET", "job:speed:9", "1").is_error and client.call("EXISTS", "job:speed:9").plain == 0
+
+
+def test_a_change_of_owners_fails_the_exec_of_clients_that_watch_such_a_key(swap: Swap, client: Connection) -> None:
+    with swap.proxy.connect() as watcher:
+        assert watcher.call("WATCH", "job:speed:1").plain == b"OK"
+        client.call("STATE", "RELEASE", "job")
+        client.call("STATE", "CONFIRM", "job")
+        watcher.call("MULTI")
+        watcher.call("GET", "job:speed:2")
+        assert watcher.call("EXEC").plain is None
+        watcher.call("MULTI")
+        watcher.call("GET", "job:speed:2")
+        assert watcher.call("EXEC").plain == [b"20"]
+
+
+def test_a_new_job_takes_its_keys_if_the_upstream_has_none_of_them(swap: Swap, client: Connection) -> None:
+    start_job(swap, "fresh", "fresh/<day>", "fresh/1")
+    eventually(lambda: client.call("GET", "fresh/1").plain == b"of the state")
+
+
+def test_a_new_job_whose_keys_the_upstream_has_waits_until_it_is_confirmed(swap: Swap, client: Connection) -> None:
+    assert client.call("SET", "session:ada", "precious").plain == b"OK"
+    start_job(swap, "greedy", "session:<user>", "session:ada", "session:bob")
+    eventually(lambda: swap.info()["ownership_waiting"] == "greedy")
+    assert client.call("GET", "session:ada").plain == b"precious"
+    assert client.call("SET", "session:ada", "more").plain == b"OK"
+    assert client.call("GET", "session:bob").plain is None
+    listed = json.loads(sparkis(swap.proxy, "owners", "--json").stdout)
+    assert {
+        "job": "greedy",
+        "status": "waiting",
+        "key_formats": ["session:<user>"],
+        "examples": ["session:ada"],
+    } in listed
+    lines = sparkis(swap.proxy, "owners").stdout.splitlines()
+    assert [line.split() for line in lines if line.startswith("greedy")] == [
+        ["greedy", "waiting", "session:<user>", "session:ada"]
+    ]
+    assert sparkis(swap.proxy, "confirm", "greedy").returncode == 0
+    assert client.call("GET", "session:ada").plain == b"of the state"
+    assert swap.info()["ownership_waiting"] == ""
+
+
+def test_a_proxy_that_takes_new_jobs_at_once_asks_for_no_confirmation(swap: Swap) -> None:
+    proxy = swap.start_swap("--new-jobs", "take")
+    with proxy.connect() as client:
+        client.call("SET", "taken:1", "precious")
+        start_job(swap, "taker", "taken:<x>", "taken:1")
+        eventually(lambda: client.call("GET", "taken:1").plain == b"of the state")
+
+
+def test_mistakes_are_told(swap: Swap, client: Connection) -> None:
+    done = sparkis(swap.proxy, "release", "nope")
+    assert done.returncode == 1 and ": ERR no such job 'nope'; jobs: " in done.stderr
+    with swap.nodes[0].connect() as server:
+        assert server.call("STATE", "OWNERS").plain.startswith(b"ERR this is no proxy with an upstream")
+    assert client.call("STATE", "CONFIRM").plain.startswith(b"ERR wrong number of arguments")
+
+
+def test_only_administrators_change_owners(tmp_path: Path, swap: Swap) -> None:
+    users = tmp_path / "users"
+    users.write_text("user default off\nuser app on >app ~* +@all -@admin -@dangerous\nuser boss on >boss ~* +@all\n")
+    proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
+    with proxy.connect() as client:
+        client.call("AUTH", "app", "app")
+        assert client.call("STATE", "RELEASE", "job").plain.startswith(b"NOPERM")
+        assert {b"job"} <= {
+            dict(zip(row[::2], row[1::2], strict=True))[b"job"] for row in client.call("STATE", "OWNERS").plain
+        }
+        client.call("AUTH", "boss", "boss")
+        assert client.call("STATE", "CONFIRM", "job").plain == [b"dash/<account>/apdex", b"job:speed:<car>"]
