@@ -55,7 +55,7 @@ def _texts(view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Value | None]:
             some = some[len(texts) :]
 
 
-def _counted(context: ReadContext, chunks: Iterator[Sequence[Reply]]) -> Iterator[Sequence[Reply]]:
+def _counted(context: ReadContext, chunks: Iterator[Reply]) -> Iterator[Reply]:
     """Count the look-ups of a sliced reply's values."""
     for chunk in chunks:
         for value in chunk:

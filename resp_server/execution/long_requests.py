@@ -17,7 +17,7 @@ from resp_server.command_table.table import Command
 from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import ExecContext
 from resp_server.protocol.errors import CrossSlotError, PlainError
-from resp_server.protocol.replies import OK, FirstOf, Frames, Reply, Sliced
+from resp_server.protocol.replies import OK, FirstOf, Frames, Pending, Reply, Sliced
 from resp_server.protocol.request_parser import PORTION_WORDS, PORTION_WORDS_BYTES, LongRequest, Request
 from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX, SubscriptionKind, Subscriptions
 from resp_server.session.transaction import WATCHED_KEYS_MAX, check_watch_limits
@@ -160,7 +160,7 @@ def in_portions(
 
 def _portion_replies(
     context: ExecContext, command: Command, split: RequestSplit, request: Request, check: Check, on_portion: OnPortion
-) -> Iterator[Sequence[Reply]]:
+) -> Iterator[Sequence[Reply] | Pending]:
     yield from _check_slots(context, command, split, request)
     for portion in split.portions(command, request):
         check(context, command, portion)
@@ -172,6 +172,8 @@ def _portion_replies(
             for chunk in reply.chunks:
                 yield [] if split.shape is FirstOf else chunk
             reply.release()
+        elif isinstance(reply, Pending):
+            yield reply
         else:
             yield [] if split.shape is FirstOf else reply if split.shape is list else [reply]
     if split.shape is FirstOf:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from resp_server.protocol.replies import STEP_BYTES_MAX
+from resp_server.protocol.replies import STEP_BYTES_MAX, Pending
 
 # Replies up to this size are joined into one text (guess: takes 0.2 ms).
 JOINED_BYTES_MAX = 1 << 20
@@ -80,6 +80,7 @@ class RawReplySender:
     """Sends a raw reply in steps, as `SlicedEncoder` does with other replies. Frees each text once it is sent."""
 
     pins_epoch = False
+    pending: Pending | None = None
     has_started = True  # no error can occur any more
 
     def __init__(self, texts: Iterable[bytes], size: int) -> None:

@@ -116,7 +116,8 @@ class FirstOf:
 class Sliced:
     """A reply that is computed in steps, so that it neither blocks the event loop nor has to be in memory at once.
 
-    chunks   each chunk is one step of well below a millisecond; a chunk that is LongItems becomes several steps
+    chunks   each chunk is one step of well below a millisecond; a chunk that is LongItems becomes several steps. A
+             Pending among the chunks is waited for, and is a chunk of one item
     release  called once at the end, also at an early end
     shape    list, dict, ReplySet: the chunks contain the items (dict: key, value, key, ...). Pairs: the chunks are
              Pairs, or LongItems of LongPairs. int: the chunks contain numbers; the reply is their sum. FirstOf: the
@@ -128,7 +129,7 @@ class Sliced:
     is_silent    CLIENT REPLY suppresses the reply
     """
 
-    chunks: Iterator[Sequence[Reply]]
+    chunks: Iterator[Sequence[Reply] | Pending]
     release: Callable[[], None]
     shape: type = list
     count: int | Iterator[int] | None = None
@@ -162,6 +163,10 @@ class Pending:
     def when_resolved(self, wake: Callable[[], object] | None) -> None:
         """Set the function that `resolve` calls; None: the client no longer waits."""
         self._wake = wake
+
+    def abandon(self) -> None:
+        """Forget the reply, because the client has disconnected."""
+        self._wake = None
 
 
 def encode(reply: Reply, protocol: int) -> bytes:
@@ -271,12 +276,27 @@ STEP_BYTES_MAX = 64 << 10
 
 
 class ReplyStream(Protocol):
-    """A reply that is sent in steps. pins_epoch: the epoch stays pinned until the reply is sent."""
+    """A reply that is sent in steps."""
 
-    pins_epoch: bool
-    buffered_bytes: int
-    has_started: bool
-    is_done: bool
+    @property
+    def pins_epoch(self) -> bool:
+        """Tell whether the epoch stays pinned until the reply is sent."""
+
+    @property
+    def pending(self) -> Pending | None:
+        """What the next step has to wait for."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """The size of what was encoded and cannot be sent yet."""
+
+    @property
+    def has_started(self) -> bool:
+        """Tell whether the reply's first byte was sent, after which it cannot become an error."""
+
+    @property
+    def is_done(self) -> bool:
+        """Tell whether all of the reply was returned."""
 
     def step(self) -> bytes:
         """Return the next bytes to send, which may be none."""
@@ -300,6 +320,7 @@ class SlicedEncoder:
         self._is_last = False
         self._nanoseconds = 0
         self.pins_epoch = True
+        self.pending: Pending | None = None
         self.buffered_bytes = 0
         self.has_started = False
         self.is_done = False
@@ -323,7 +344,9 @@ class SlicedEncoder:
             return self._send_buffered()
         if self._count is not None and not isinstance(self._count, int):
             return self._add_up(self._count)
-        chunk = next(self._sliced.chunks, None)
+        chunk = self._next_chunk()
+        if self.pending is not None:
+            return b""
         if chunk is None:
             return self._finish()
         if self._sliced.shape is int:
@@ -343,6 +366,17 @@ class SlicedEncoder:
             self.buffered_bytes += len(items)
             return b""
         return self._start() + items
+
+    def _next_chunk(self) -> Sequence[Reply] | None:
+        """Return the next chunk; None after the last one, or if `pending` is set and must be awaited first."""
+        if self.pending is not None:
+            resolved, self.pending = self.pending, None
+            return [resolved.make()]
+        chunk = next(self._sliced.chunks, None)
+        if isinstance(chunk, Pending):
+            self.pending = chunk
+            return None
+        return chunk
 
     def close(self) -> None:
         """Release the pinned epoch. Call it once, at the end or at an early end."""

@@ -14,7 +14,7 @@ from resp_server.forwarding.raw_replies import (
     chunks_of,
 )
 from resp_server.protocol.errors import PlainError, TryAgainError
-from resp_server.protocol.replies import Pending
+from resp_server.protocol.replies import Pending, ReplyStream, SlicedEncoder
 from resp_server.proxy.epoch_floors import indexes_behind
 from resp_server.proxy.requests import ReplySink, ServerRequest
 from resp_server.proxy.state_cluster import LONG_TIMEOUT_S, StateCluster
@@ -26,6 +26,40 @@ from resp_server.upstream.connection import UnansweredError
 BATCH_S_MAX = 2 * LONG_TIMEOUT_S
 # The total size of a batch's replies, which are stored until all have arrived (guess).
 BATCH_BYTES_MAX = 256 << 20
+
+
+class BatchThenSteps:
+    """Sends the replies of a batch, and then a reply in steps."""
+
+    pins_epoch = True
+
+    def __init__(self, batch: RawReplySender, last: SlicedEncoder) -> None:
+        self._batch, self._last = batch, last
+
+    @property
+    def pending(self) -> Pending | None:
+        return self._last.pending
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._last.buffered_bytes
+
+    @property
+    def has_started(self) -> bool:
+        return self._last.has_started
+
+    @property
+    def is_done(self) -> bool:
+        return self._last.is_done
+
+    def step(self) -> bytes:
+        """Return the next bytes to send."""
+        return self._last.step() if self._batch.is_done else self._batch.step()
+
+    def close(self) -> None:
+        """Release what the replies hold."""
+        self._batch.close()
+        self._last.close()
 
 
 class ReplyBatch(Pending, ReplySink):
@@ -54,6 +88,7 @@ class ReplyBatch(Pending, ReplySink):
         self._is_sealed = False
         self._then: Callable[[], None] | None = None
         self._ends_at: int | None = None
+        self._last: SlicedEncoder | None = None
         self.missing = 0
 
     def add(self, reply: bytes) -> None:
@@ -163,6 +198,17 @@ class ReplyBatch(Pending, ReplySink):
         """Declare the batch complete: no more replies are added."""
         self._is_sealed = True
 
+    def end_with(self, last: SlicedEncoder) -> None:
+        """Complete the batch with a reply in steps, which begin when all other replies have arrived."""
+        self._last = last
+        self.seal()
+
+    def abandon(self) -> None:
+        super().abandon()
+        if self._last is not None:
+            self._last.close()
+            self._last = None
+
     def replies(self) -> Sequence[RawReply]:
         """Return the replies in order, with an error for each missing one."""
         late = b"-%b\r\n" % PlainError("no server answered in time").line
@@ -170,13 +216,18 @@ class ReplyBatch(Pending, ReplySink):
             self._session.close()
         return [late if reply is None else reply for reply in self._replies[: self._ends_at]]
 
-    def joined(self) -> bytes | RawReplySender:
+    def joined(self) -> bytes | ReplyStream:
         """Return all replies encoded; long ones are sent in steps."""
         replies = self.replies()
         size = sum(map(len, replies))
-        return (
-            b"".join(map(as_bytes, replies)) if size <= JOINED_BYTES_MAX else RawReplySender(chunks_of(replies), size)
-        )
+        if self._ends_at is not None:
+            self.abandon()  # the connection ends before the last reply
+        if self._last is not None:
+            last, self._last = self._last, None
+            return BatchThenSteps(RawReplySender(chunks_of(replies), size), last)
+        if size <= JOINED_BYTES_MAX:
+            return b"".join(map(as_bytes, replies))
+        return RawReplySender(chunks_of(replies), size)
 
 
 class BatchHopSink:

@@ -39,7 +39,7 @@ from resp_server.protocol.errors import (
     ReplyError,
     not_served,
 )
-from resp_server.protocol.replies import Pending, ReplyStream, Sliced, SlicedEncoder, encode
+from resp_server.protocol.replies import Frames, Pending, ReplyStream, Sliced, SlicedEncoder, encode
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
 from resp_server.proxy.applications import Applications, clash
 from resp_server.proxy.batch import BATCH_BYTES_MAX, BATCH_S_MAX, BatchHopSink, ReplyBatch
@@ -167,6 +167,8 @@ class ProxyDispatcher(Dispatcher):
                     session.transaction is not None or route.command.facts.group == TRANSACTIONS
                 ):
                     must_wait = self._transact(context, route.command, request, batch)
+                    if not must_wait:
+                        later = self._answer_locally(context, request, batch)
                 elif not self._forward(context, request, batch):
                     later = self._answer_locally(context, request, batch)
                 end_caching(session, request)
@@ -179,14 +181,14 @@ class ProxyDispatcher(Dispatcher):
             if later is not None or must_wait or session.is_closing or perf_counter_ns() >= ends_ns:
                 break
         del requests[:answered]
-        if later is not None:
-            out += map(as_bytes, batch.replies())
-            return later
-        batch.seal()
         if batch.missing:
+            if later is None:
+                batch.seal()
+            else:
+                batch.end_with(SlicedEncoder(later, session.protocol))
             return batch
         out += map(as_bytes, batch.replies())
-        return None
+        return later
 
     def _reply_error(self, session: Session, request: Request, batch: ReplyBatch, index: int, error: Exception) -> None:
         """Reply the error that a request raised. Within MULTI, EXEC will be refused; an EXEC itself ends."""
@@ -206,6 +208,8 @@ class ProxyDispatcher(Dispatcher):
         policy = policy_of(command)
         if policy not in (RequestPolicy.LOCAL, RequestPolicy.BY_KEYS) or command.name in NOT_IN_TRANSACTION:
             raise PlainError(f"command '{command.name}' cannot be in a transaction through a proxy")
+        if type(request) is LongRequest and (split := self._split_of(command, request)) and split.shape is Frames:
+            raise too_long(command, PORTION_WORDS)  # EXEC could not wait for its portions
         if policy is RequestPolicy.BY_KEYS and not (
             SPLIT in command.facts.tips and self._applications.only is not None
         ):
@@ -214,7 +218,9 @@ class ProxyDispatcher(Dispatcher):
     def _split_of(self, command: Command, request: Request) -> RequestSplit | None:
         """Return how a long request is split; None: it is not forwarded, or not split."""
         split = super()._split_of(command, request)
-        if split is None or (policy_of(command) is RequestPolicy.BY_KEYS and split.shape in (int, list)):
+        if split is None or split.shape is Frames:
+            return split
+        if policy_of(command) is RequestPolicy.BY_KEYS and split.shape in (int, list):
             return split
         if not may_run_unsplit(request):
             raise too_long(command)
@@ -229,7 +235,7 @@ class ProxyDispatcher(Dispatcher):
         split = self._split_of(command, request)
         if session.transaction is not None and not may_run_unsplit(request):
             raise too_long(command)
-        if split is None or session.transaction is not None or session.db != 0:
+        if split is None or split.shape is Frames or session.transaction is not None or session.db != 0:
             return False
         session.last_command = command.name
         self._stats.command_stats(command.name).calls += 1
@@ -303,7 +309,7 @@ class ProxyDispatcher(Dispatcher):
         return pending.start
 
     def _transact(self, context: CommandContext, command: Command, request: Request, batch: ReplyBatch) -> bool:
-        """Handle a request within a transaction, or MULTI, EXEC and the like; return whether later requests must wait.
+        """Send an EXEC or a WATCH to servers, and return True: later requests must wait. False: this proxy replies.
 
         command: found by the request's first word only, without the subcommand.
         """
@@ -311,17 +317,13 @@ class ProxyDispatcher(Dispatcher):
         name, words = command.name, len(request)
         is_exec = name == "exec" and words == 1 and transaction is not None and not transaction.is_aborted
         is_watch = name == "watch" and words > 1 and transaction is None and session.db == 0
-        if (is_exec or is_watch) and self._may_forward(context, command, request):
-            if transaction is not None:
-                self._execute(context, transaction.requests, batch)
-            else:
-                self._watch(context, request, batch)
-            return True
-        reply = self.reply_to(context, request)
-        reply = _encode_at_once(reply, session.protocol) if isinstance(reply, Sliced) else reply
-        assert isinstance(reply, bytes)
-        batch.add(b"" if session.is_silent else reply)
-        return False
+        if not (is_exec or is_watch) or not self._may_forward(context, command, request):
+            return False
+        if transaction is not None:
+            self._execute(context, transaction.requests, batch)
+        else:
+            self._watch(context, request, batch)
+        return True
 
     def _may_forward(self, context: CommandContext, command: Command, request: Request) -> bool:
         """Tell whether a request may be forwarded; if not, this proxy replies the error."""
@@ -390,14 +392,6 @@ class ProxyDispatcher(Dispatcher):
     def command(self, request: Request) -> Command:
         """Return the command of a request that was queued."""
         return self._table.find(request)
-
-    def answer_local(self, context: CommandContext, request: Request) -> bytes | Pending:
-        """Answer a queued request that is not forwarded."""
-        reply = self.answer_queued(context, request)
-        try:
-            return _encode_at_once(reply, context.session.protocol) if isinstance(reply, Sliced) else reply
-        except Exception as error:
-            return self.error_reply(error)
 
     def later_reply(self, context: CommandContext, pending: Pending) -> bytes | ReplyStream:
         return pending.joined() if isinstance(pending, ReplyBatch) else super().later_reply(context, pending)
@@ -584,18 +578,16 @@ class ProxyDispatcher(Dispatcher):
         address = cluster.active_server(str(cluster.slots.owners[slot_of(key)]))
         return as_bytes(replies[0]).replace(encode(b"this server", 2), encode(address.encode(), 2))
 
-    def _answer_locally(self, context: CommandContext, request: Request, batch: ReplyBatch) -> IncompleteReply | None:
-        """Answer a request without servers. A reply in steps is returned if no earlier reply is missing."""
+    def _answer_locally(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Sliced | None:
+        """Answer a request without servers. Returns a reply in steps, which is sent after the batch."""
         reply = self.reply_to(context, request)
         if isinstance(reply, Sliced):
             reply.is_silent = context.session.is_silent
             if reply.is_silent and not reply.has_effect:
                 reply.release()
                 return None
-            if not batch.missing:
-                return reply
-            reply = _encode_at_once(reply, context.session.protocol)
-        elif isinstance(reply, Pending):
+            return reply
+        if isinstance(reply, Pending):
             self.on_resolved(context, reply, partial(batch.put, batch.expect(context.session.is_silent)))
             return None
         assert isinstance(reply, bytes)
@@ -630,15 +622,3 @@ class ProxyDispatcher(Dispatcher):
 def _fits(route: CommandRoute, request: Request) -> bool:
     arity = route.command.facts.arity
     return len(request) == arity if arity > 0 else len(request) >= -arity
-
-
-def _encode_at_once(sliced: Sliced, protocol: int) -> bytes:
-    """Encode a sliced reply at once, because earlier replies are missing. The longest such reply is COMMAND's."""
-    encoder = SlicedEncoder(sliced, protocol)
-    steps = []
-    try:
-        while not encoder.is_done:
-            steps.append(encoder.step())
-    finally:
-        encoder.close()
-    return b"".join(steps)

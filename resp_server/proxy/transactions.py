@@ -23,7 +23,7 @@ from resp_server.execution.exec_runner import NOTHING_RUN, ExecContext
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, result_of
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import ReplyError, TryAgainError
-from resp_server.protocol.replies import Pending
+from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.request_policy import split_in_steps
@@ -57,8 +57,8 @@ LOSSES_MAX = 2
 class QueuedCommands(CommandRouting, Protocol):
     """Answers queued commands that have no keys at the proxy itself."""
 
-    def answer_local(self, context: CommandContext, request: Request) -> bytes | Pending:
-        """Return the reply to a queued command; it may be pending."""
+    def answer_queued(self, context: CommandContext, request: Request) -> bytes | Sliced | Pending:
+        """Return the reply to a queued command; it may be pending, or in steps."""
 
     def on_resolved(self, context: CommandContext, pending: Pending, then: Callable[[Any], object]) -> None:
         """Call back with a pending reply once it is resolved."""
@@ -257,8 +257,10 @@ class ProxyExec(ReplyStage):
             if number in self._plan.errors:
                 replies.append(self._dispatcher.error_reply(self._plan.errors[number]))
             elif parts is None:
-                own = self._dispatcher.answer_local(self._queued, request)
-                if isinstance(own, Pending):
+                own = self._dispatcher.answer_queued(self._queued, request)
+                if isinstance(own, Sliced):
+                    own = yield from self._encoded(own)
+                elif isinstance(own, Pending):
                     resolved = yield own
                     assert resolved is not None
                     own = resolved
@@ -275,6 +277,19 @@ class ProxyExec(ReplyStage):
             yield None
         reply = raw_reply_of([b"*%d\r\n" % len(replies), *replies])
         self.finish(reply, tuple(self._epochs.values()))
+
+    def _encoded(self, reply: Sliced) -> Generator[None, object, bytes]:
+        """Encode a reply in steps, none of which waits for other processes."""
+        encoder, out = SlicedEncoder(reply, self._protocol), []
+        try:
+            while not encoder.is_done:
+                out.append(encoder.step())
+                yield None
+        except Exception as error:
+            return self._dispatcher.error_reply(error)
+        finally:
+            encoder.close()
+        return b"".join(out)
 
     def _joined(self, request: Request, found: Sequence[RawReply]) -> Steps[RawReply]:
         """Merge the replies to the parts of a queued command."""

@@ -21,6 +21,7 @@ from resp_server.proxy.pubsub_relay import PubsubRelay, connect_pubsub
 from resp_server.proxy.request_policy import RequestPolicy, policy_of, single_key_at
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.serving.server import Server
+from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX
 from state_backend.lmdb.store import LmdbStore
 from state_backend.store.keyspace import Keyspace
 from tests.server.conftest import NOW_MS, LoopThread, Peer, Running
@@ -192,6 +193,16 @@ OWN_ATTACKS = {
     + request("EXEC"),
     "a silent transaction": request("MULTI") + request("PUBLISH", "x", "y") * 2_000 + request("EXEC"),
     "shard channels": request("SSUBSCRIBE", *MANY_KEYS[:5_000]) + request("SUNSUBSCRIBE"),
+    "4,096 names": request("SUBSCRIBE", *MANY_KEYS[:4_090]) + request("UNSUBSCRIBE"),
+    "patterns behind others": request("GET", LARGE)
+    + request("PSUBSCRIBE", *MILLION[:SUBSCRIPTIONS_MAX])
+    + request("GET", LARGE)
+    + request("PUNSUBSCRIBE"),
+    "a transaction that unsubscribes": request("SUBSCRIBE", *MILLION[:SUBSCRIPTIONS_MAX])
+    + request("MULTI")
+    + request("UNSUBSCRIBE")
+    + request("EXEC"),
+    "COMMANDs behind others": (request("GET", "job:temp:1") + request("COMMAND")) * 100,
     "own messages": request("SUBSCRIBE", "to me") + request("PUBLISH", "to me", b"x" * 1000) * 5_000,
     "long messages": request("SUBSCRIBE", "to me") + request("PUBLISH", "to me", b"x" * 1_000_000) * 20,
 }
@@ -259,6 +270,59 @@ def test_long_requests_about_one_key_are_answered_as_a_server_does(
         peer.socket.close()
     is_same = replies[0] == replies[1]  # no text of megabytes is to be compared line by line
     assert is_same, [each[:80] for each in replies]
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("before", [b"", request("GET", "job:temp:1"), request("CLIENT", "REPLY", "SKIP")])
+@pytest.mark.parametrize("verb", ["SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE"])
+def test_long_subscriptions_are_answered_as_a_server_does(
+    attacked: Attacked, verb: str, before: bytes, protocol: int
+) -> None:
+    assert isinstance(attacked.thread, Proxy)
+    # In a slot of the first server, so that it accepts shard channels.
+    names = [b"%d{job:temp:1}" % at for at in range(5_000)]
+    undone = verb.replace("SUB", "UNSUB")
+    asked = (
+        before
+        + request(verb, *names)
+        + (request("GET", "job:temp:1") + request("MGET", "job:temp:1", "job:temp:1") if protocol == 3 else b"")
+        + request(undone, *names[:1_500])
+        + request(verb, *names[:3_000])
+        + request(undone)
+        + request("GET", "job:temp:1")
+        + request("ECHO", END)
+    )
+    replies = []
+    for port in (attacked.port, attacked.thread.nodes[0].server.port):
+        peer = Peer(port)
+        peer.send(request("HELLO", protocol) + request("ECHO", END))
+        peer.read_until(END + b"\r\n")
+        peer.send(asked)
+        # the order of names without an order, in the reply to an UNSUBSCRIBE of all
+        replies.append(sorted(peer.read_until(END + b"\r\n").split(b"\r\n")))
+        peer.socket.close()
+    is_same = replies[0] == replies[1]
+    assert is_same, [len(each) for each in replies]
+
+
+def test_a_long_subscription_in_a_transaction_is_refused(attacked: Attacked) -> None:
+    peer = Peer(attacked.port)
+    peer.send(request("MULTI") + request("SUBSCRIBE", *MILLION[:2_000]) + request("EXEC"))
+    told = peer.read_until(b"EXECABORT Transaction discarded because of previous errors.\r\n")
+    assert b"-ERR 'subscribe' takes 1024 words of 2 MiB at once; split the request\r\n" in told
+    peer.socket.close()
+
+
+def test_clients_that_leave_while_their_last_reply_waits(attacked: Attacked) -> None:
+    """A reply in steps behind missing replies is released when the client is gone."""
+    for _ in range(20):
+        peer = Peer(attacked.port)
+        peer.send(request("GET", LARGE) * 30 + request("PSUBSCRIBE", *MILLION[:3_000]))
+        peer.socket.close()
+    peer = Peer(attacked.port)
+    eventually(lambda: b"connected_clients:2\r\n" in peer.ask("INFO", "clients"))
+    assert peer.ask("PUBSUB", "NUMPAT") == 0
+    peer.socket.close()
 
 
 def test_a_long_request_of_too_many_bytes_is_refused(attacked: Attacked) -> None:

@@ -246,6 +246,18 @@ def test_the_end_of_a_sliced_reply_releases_its_epoch_and_tells_its_time() -> No
     assert isinstance(nanoseconds, int) and nanoseconds > 0
 
 
+def test_a_pending_chunk_is_awaited_and_is_an_item() -> None:
+    pending = Pending(1.0, lambda: b"late")
+    encoder = SlicedEncoder(Sliced(iter([[b"a"], pending, [b"c"]]), lambda: None), 2)
+    sent = [encoder.step(), encoder.step()]
+    assert encoder.pending is pending and not encoder.is_done
+    pending.resolve(lambda: b"b")
+    while not encoder.is_done:
+        sent.append(encoder.step())
+        assert encoder.pending is None
+    assert b"".join(sent) == encode([b"a", b"b", b"c"], 2)
+
+
 def test_of_a_pending_reply_the_first_resolution_counts() -> None:
     woken: list[str] = []
     pending = Pending(2.5, lambda: b"late")
