@@ -31,7 +31,7 @@ help: ## list the targets
 setup: $(READY) $(NATIVE) jdk ## make .venv with all that Python and Spark need (other targets run this themselves)
 
 setup-test: setup $(CLASSES) ## setup, and redis-server and the JavaScript clients for the tests
-	@sh scripts/redis.sh
+	@sh scripts/program.sh redis-server redis
 	@sh scripts/node.sh $(VENV)
 
 fmt: $(READY) ## format the code, and fix what ruff can fix
@@ -60,6 +60,7 @@ test-cluster: setup-test ## run the tests on a standalone cluster and on three e
 	@$(RUN) python -m pytest -m cluster $(ARGS) tests/spark
 
 bench: setup-test ## run the benchmarks, about 25 minutes; ARGS="--help" lists the options
+	@sh scripts/program.sh nutcracker twemproxy
 	@$(RUN) python -m benchmarks $(ARGS)
 
 soak: setup-test ## run random epochs and kill readers for half an hour, and check all replies; ARGS="--minutes 5"

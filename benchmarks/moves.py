@@ -149,11 +149,23 @@ def _has_slots(log: Path, port: int, replicas: int) -> bool:
     return any(node["port"] == port and (replicas > 0 or node.get("slots")) for node in _nodes(log))
 
 
+def _has_key(client: Client, name: str) -> bool:
+    """Tell whether the server replies a value, and not MOVED."""
+    try:
+        return client.call("GET", name) is not None
+    except ClientError as error:
+        if "MOVED" in str(error):
+            return False
+        raise
+
+
 def _check(port: int, keys: int, *, is_replica: bool) -> None:
     """Read some keys from the new server; it replies MOVED for slots that it does not own."""
     with Client("127.0.0.1", port) as client:
         if is_replica:
             client.call("READONLY")
+            # The server learns of its master a moment after the registry has published it.
+            eventually(lambda: _has_key(client, key(0)), awaited="the replica's first reply", error=BenchmarkError)
         for number in range(0, keys, max(1, keys // SAMPLE)):
             try:
                 found = client.call("GET", key(number))
