@@ -15,6 +15,8 @@ from resp_server.session.epoch_feed import ReplyEpochs
 class ProxyConnection(Connection):
     """A client's connection to a proxy."""
 
+    __slots__ = ("_forwarder", "_proxy_dispatcher", "_stats")
+
     def __init__(self, server: ConnectionHost, session_id: int | None = None) -> None:
         super().__init__(server, session_id)
         self._stats = server.context.stats

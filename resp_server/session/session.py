@@ -66,6 +66,43 @@ class Session:
     seen: the epochs of the replies so far; only a proxy fills it, because its servers may be an epoch apart.
     """
 
+    # Read with few cache misses, as in `Connection`.
+    __slots__ = (
+        "_is_logged_in",
+        "active_ms",
+        "address",
+        "can_use_checked_fast_path",
+        "can_use_fast_path",
+        "created_ms",
+        "db",
+        "default_user",
+        "epoch_feed",
+        "id",
+        "is_at_replica",
+        "is_authenticated",
+        "is_closing",
+        "is_monitor",
+        "is_no_evict",
+        "is_no_touch",
+        "is_observed",
+        "is_paused",
+        "is_readonly",
+        "last_command",
+        "lib_name",
+        "lib_ver",
+        "local_address",
+        "name",
+        "protocol",
+        "read_point",
+        "reply_mode",
+        "seen",
+        "subscriptions",
+        "tracking_state",
+        "transaction",
+        "user",
+        "watched",
+    )
+
     def __init__(self, session_id: int, address: str, local_address: str, default_user: Account, now_ms: int) -> None:
         self.id = session_id
         self.address = address

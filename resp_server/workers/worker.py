@@ -225,6 +225,8 @@ class Worker:
 class _WorkerConnection(Connection):
     """A connection that the master passed to this worker; the master is notified of its end."""
 
+    __slots__ = ("_client_closed", "_client_id")
+
     def __init__(self, server: Server, client_id: int, on_closed: Callable[[int], None]) -> None:
         super().__init__(server, client_id)
         self._client_id = client_id
