@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from time import perf_counter_ns
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from resp_server import native
 from resp_server.client.round import Round
@@ -46,6 +46,22 @@ BATCH_REQUESTS = 128
 TURN_BYTES_MAX = 256 * 1024
 # An incomplete request up to this size is buffered for the compiled core; the parser takes a longer one (guess).
 PARTIAL_BYTES_MAX = 32 * 1024
+
+
+if TYPE_CHECKING or native.core is None:
+
+    class ConnectionFields:
+        """The fields of a connection that its transport reads with each request; C fields, if the core is built.
+
+        is_idle: the client is admitted, and nothing waits: no output, and no input but what the round will answer.
+        """
+
+        __slots__ = ("is_idle", "session")
+        is_idle: bool
+        session: Session
+
+else:
+    ConnectionFields = native.core.ConnectionFields
 
 
 class ConnectionHost(Protocol):
@@ -100,7 +116,7 @@ class NoTurn(asyncio.Handle):
 HANDED_OVER, NO_TURN = HandedOver(), NoTurn()
 
 
-class Connection(asyncio.Protocol):
+class Connection(ConnectionFields, asyncio.Protocol):
     """A client's connection. Everything happens on the event loop's thread."""
 
     # Slots are read with few cache misses, which is what a request costs beside thousands of other connections.
@@ -135,13 +151,10 @@ class Connection(asyncio.Protocol):
         "_write_queue",
         "context",
         "input",
-        "is_idle",
-        "session",
         "unsent_bytes",
     )
 
     _transport: asyncio.Transport
-    session: Session
 
     def __init__(self, server: ConnectionHost, session_id: int | None = None) -> None:
         self._server = server
@@ -155,7 +168,6 @@ class Connection(asyncio.Protocol):
         self._requests: list[Request] = []
         self.input = b""  # behind the requests
         self._is_begun = False  # `input` is an incomplete request
-        # Admitted, and nothing waits: no output, and no input but what the round will answer.
         self.is_idle = False
         self._sliced: ReplyStream | None = None
         self._sliced_since_ms = 0
@@ -265,7 +277,7 @@ class Connection(asyncio.Protocol):
             self._next_turn = self._loop.call_soon(self._turn)
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not hasattr(self, "session"):
+        if not hasattr(self, "context"):
             return  # not admitted
         if self._next_turn is not None:
             self._next_turn.cancel()

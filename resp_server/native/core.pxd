@@ -58,7 +58,8 @@ cdef class Rules:
 cdef class Core:
     cdef object view
     cdef uint64_t routes_version, renewal
-    cdef int64_t now_ms
+    cdef object now  # the view's clock reading in milliseconds
+    cdef int64_t now_ms  # the same
     cdef int64_t monotonic_ms
     cdef list jobs
     cdef dict job_by_prefix
@@ -87,9 +88,9 @@ cdef class Core:
     cdef readonly int last_command
 
     cdef size_t answer_all(
-        self, object view, const uint8_t* start, size_t size, int protocol, Rules rules, bint is_node, list keys_read
+        self, const uint8_t* start, size_t size, int protocol, Rules rules, list keys_read
     ) except? 0
-    cdef int use_view(self, view) except -1
+    cdef int use_view(self, view, bint is_node) except -1
     cdef int job_at(self, const Word* key) except -3
     cdef bint refresh_job(self, int index) except -1
     cdef const uint8_t* cut_requests(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL
@@ -102,7 +103,7 @@ cdef class Core:
     cdef int find_ranks(self) except -1
     cdef bint find_node(self, int job, uint64_t set_id, uint64_t number, Lookup* node) except -1
     cdef int64_t rank_in_tree(self, int job, uint64_t set_id, double score, const Word* member) except -2
-    cdef bint add_lookahead(self, object view, const uint8_t* start, size_t size, Rules rules, bint is_node) except -1
+    cdef bint add_lookahead(self, const uint8_t* start, size_t size, Rules rules) except -1
     cdef int drop_lookaheads(self) noexcept
     cdef bint has_lookahead(self, const uint8_t* start) noexcept
     cdef const uint8_t* reply_all(
@@ -124,6 +125,15 @@ cdef class Core:
         self, const uint8_t* run, size_t size, int64_t first, int64_t last, bint is_reversed, bint has_scores
     ) except -2
 
+cdef class SessionFields:
+    cdef public bint can_use_checked_fast_path
+    cdef public int protocol
+    cdef public object user, tracking_state, epoch_feed, active_ms, last_command
+
+cdef class ConnectionFields:
+    cdef public bint is_idle  # it is admitted, and nothing waits: no output, and no input but what the round will answer
+    cdef public SessionFields session
+
 cdef class FastPath:
     cdef object server, stats, make_rules, record_slow
     cdef Core core
@@ -132,10 +142,14 @@ cdef class FastPath:
     cdef uint64_t nanoseconds[COMMANDS]
     cdef uint64_t times[COMMANDS][64]
     cdef bint was_tried  # the core has parsed the last buffer
-    cdef bint look_ahead(self, object session, const uint8_t* data, size_t size) except -1
+    cdef object last_user  # of the last lookahead
+    cdef Rules last_rules
+    cdef int64_t slow_ns  # the duration of a request that is recorded as slow
+    cdef bint begin(self) except -1
+    cdef bint look_ahead(self, SessionFields session, const uint8_t* data, size_t size) except -1
     cdef int run_lookups(self) except -1
     cdef int drop_lookaheads(self) noexcept
     cdef Rules rules_of(self, object user)
-    cdef size_t answer_front(self, object session, const uint8_t* data, size_t size, Output* out) except? 0
-    cdef list remaining_requests(self, object session, const uint8_t* data, size_t size, size_t* took)
+    cdef size_t answer_front(self, SessionFields session, const uint8_t* data, size_t size, Output* out) except? 0
+    cdef list remaining_requests(self, session, const uint8_t* data, size_t size, size_t* took)
     cdef int count(self, int64_t elapsed_ns) noexcept

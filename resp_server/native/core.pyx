@@ -530,8 +530,9 @@ cdef class Core:
         self.only_job, self.last_job, self.last_command = NO_JOB, 0, -1
 
     cdef size_t answer_all(
-        self, object view, const uint8_t* start, size_t size, int protocol, Rules rules, bint is_node, list keys_read
+        self, const uint8_t* start, size_t size, int protocol, Rules rules, list keys_read
     ) except? 0:
+        """Answer requests from the view of the last `use_view`; return their size."""
         cdef const uint8_t* at = start
         cdef const uint8_t* end = start + size
         cdef const uint8_t* stopped
@@ -541,8 +542,7 @@ cdef class Core:
         cdef int command
         for command in range(COMMANDS):
             self.answered[command] = 0
-        self.is_resp3, self.is_node, self.is_incomplete, self.is_full = protocol >= 3, is_node, False, False
-        self.use_view(view)
+        self.is_resp3, self.is_incomplete, self.is_full = protocol >= 3, False, False
         while at < end and self.out.used < self.limit:
             if self.has_lookahead(at):
                 lookahead = &self.lookaheads[self.next_lookahead]
@@ -565,12 +565,14 @@ cdef class Core:
         self.is_full = self.is_full or (at < end and self.out.used >= self.limit)
         return at - start
 
-    cdef int use_view(self, view) except -1:
-        """Read the view's current jobs and slots."""
+    cdef int use_view(self, view, bint is_node) except -1:
+        """Read the view's current jobs and slots. is_node: the server is a node of a cluster."""
         cdef uint64_t renewal = view.renewals
+        self.is_node = is_node
         if renewal != self.renewal:
             self.drop_lookaheads()  # they read an older epoch
-        self.now_ms, self.renewal = view.now_ms, renewal
+        self.now = view.now_ms
+        self.now_ms, self.renewal = self.now, renewal
         if view is not self.view or self.routes_version != <uint64_t>view.routes_version:
             self.drop_lookaheads()
             self.view, self.routes_version = view, view.routes_version
@@ -623,15 +625,14 @@ cdef class Core:
         job.renewal = self.renewal
         return job.is_readable
 
-    cdef bint add_lookahead(self, object view, const uint8_t* start, size_t size, Rules rules, bint is_node) except -1:
+    cdef bint add_lookahead(self, const uint8_t* start, size_t size, Rules rules) except -1:
         """Parse a buffer's requests, and add their look-ups to those of other buffers.
 
         False if not all of its complete requests were added: there was no room, or the core does not answer one.
         """
         cdef Lookahead* lookahead = &self.lookaheads[self.lookahead_count]
         cdef const uint8_t* end = start + size
-        self.is_node, self.is_incomplete = is_node, False
-        self.use_view(view)
+        self.is_incomplete = False
         lookahead.start, lookahead.first_request = start, <uint32_t>self.request_count
         lookahead.stopped = self.cut_requests(start, end, rules)
         if lookahead.stopped > start:
@@ -1279,6 +1280,14 @@ cdef class Core:
         return ANSWERED
 
 
+cdef class SessionFields:
+    """The fields of a session that the core uses with each request (`session.Session` has the others)."""
+
+
+cdef class ConnectionFields:
+    """The fields of a connection that its transport reads with each request (`client.Connection` has the others)."""
+
+
 cdef class InputInterceptor:
     """Processes a socket's input before its protocol does, without making Python objects."""
 
@@ -1331,7 +1340,7 @@ cdef class FastPath:
         replies = PyBytes_FromStringAndSize(self.output.data, self.output.used)
         return replies, requests, data[took:] if took else data
 
-    cdef list remaining_requests(self, object session, const uint8_t* data, size_t size, size_t* took):
+    cdef list remaining_requests(self, session, const uint8_t* data, size_t size, size_t* took):
         """Parse the requests behind those that `answer_front` answered, for the general path.
 
         took: the bytes that `answer_front` answered; the bytes of the parsed requests are added.
@@ -1343,26 +1352,38 @@ cdef class FastPath:
         took[0] = at - data
         return requests
 
-    cdef bint look_ahead(self, object session, const uint8_t* data, size_t size) except -1:
+    cdef bint look_ahead(self, SessionFields session, const uint8_t* data, size_t size) except -1:
         """Prepare a buffer's look-ups, to be made together with those of other clients.
 
         False if no later buffer should be added: there is no room, or `answer_front` or the general path has to answer
         this one alone. `run_lookups` makes the look-ups, then `answer_front` answers the buffers in the same order. If
         anything else runs in between, `drop_lookaheads` has to be called.
         """
-        server = self.server
-        if not session.can_use_checked_fast_path or server.is_loading:
+        if not session.can_use_checked_fast_path:
             return False
         if session.tracking_state is not None or session.epoch_feed is not None:
             return False
         try:
-            return self.core.add_lookahead(
-                server.view, data, size, self.rules_of(session.user), server.cluster is not None
-            )
+            # Nothing changes while lookaheads are added, so what they have in common is read once.
+            if not self.core.lookahead_count and not self.begin():
+                return False
+            if session.user is not self.last_user:
+                self.last_user, self.last_rules = session.user, self.rules_of(session.user)
+            return self.core.add_lookahead(data, size, self.last_rules)
         except Exception as error:
-            server.report(error)
+            self.server.report(error)
             self.core.drop_lookaheads()
             return False
+
+    cdef bint begin(self) except -1:
+        """Read what all requests depend on; False while the server is loading."""
+        server = self.server
+        self.last_user = self.last_rules = None
+        self.slow_ns = server.slow_ns
+        if server.is_loading:
+            return False
+        self.core.use_view(server.view, server.cluster is not None)
+        return True
 
     cdef int run_lookups(self) except -1:
         """Make the prepared look-ups."""
@@ -1385,7 +1406,7 @@ cdef class FastPath:
             user.compiled = self.make_rules(user)
         return user.compiled
 
-    cdef size_t answer_front(self, object session, const uint8_t* data, size_t size, Output* out) except? 0:
+    cdef size_t answer_front(self, SessionFields session, const uint8_t* data, size_t size, Output* out) except? 0:
         """Answer requests at the front of a buffer, and append the replies to `out`; return the requests' size."""
         cdef Rules rules = None
         cdef list keys = None
@@ -1398,7 +1419,7 @@ cdef class FastPath:
         core.is_incomplete = core.is_full = self.was_tried = False
         tracking_state = epoch_feed = None
         if not core.has_lookahead(data):
-            if not session.can_use_checked_fast_path or server.is_loading:
+            if not session.can_use_checked_fast_path or not self.begin():
                 return 0
             tracking_state, epoch_feed, rules = session.tracking_state, session.epoch_feed, self.rules_of(session.user)
             if tracking_state is not None:
@@ -1410,7 +1431,7 @@ cdef class FastPath:
         started_ns = monotonic_ns()
         core.out, core.monotonic_ms = out, started_ns // 1_000_000
         try:
-            took = core.answer_all(server.view, data, size, session.protocol, rules, server.cluster is not None, keys)
+            took = core.answer_all(data, size, session.protocol, rules, keys)
         except Exception as error:
             # `report` logs and counts the exception, and the general path answers the requests. More input or output
             # room would not help the core.
@@ -1424,9 +1445,9 @@ cdef class FastPath:
             return 0
         elapsed_ns = monotonic_ns() - started_ns
         self.count(elapsed_ns)
-        session.active_ms = server.view.now_ms
+        session.active_ms = core.now
         session.last_command = self.names[core.last_command]
-        if elapsed_ns >= <int64_t>server.slow_ns:
+        if elapsed_ns >= self.slow_ns:
             self.record_slow(session, PyBytes_FromStringAndSize(<const char*>data, took), elapsed_ns)
         if tracking_state is not None or epoch_feed is not None:
             pushes = b"" if tracking_state is None else server.pending_invalidations(session)

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from resp_server.native.core cimport FastPath, InputInterceptor
+from resp_server.native.core cimport ConnectionFields, FastPath, InputInterceptor
 from resp_server.native.wire cimport Output
 
 cdef extern from "sys/epoll.h" nogil:
@@ -46,6 +46,7 @@ cdef class Poller:
 cdef class Transport:
     cdef Poller poller
     cdef object sock, protocol
+    cdef ConnectionFields connection  # the protocol; None: the core does not answer its input
     cdef InputInterceptor interceptor
     cdef dict addresses
     cdef int descriptor

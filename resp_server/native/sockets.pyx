@@ -25,7 +25,7 @@ from libc.string cimport memcpy
 import os
 import ssl
 
-from resp_server.native.core cimport FastPath, InputInterceptor
+from resp_server.native.core cimport ConnectionFields, FastPath, InputInterceptor
 
 cdef extern from "sys/epoll.h" nogil:
     int epoll_create1(int)
@@ -220,11 +220,12 @@ cdef class Poller:
         return 0
 
     cdef bint look_ahead(self, Transport transport) except -1:
-        protocol = transport.protocol
+        cdef ConnectionFields connection = transport.connection
         return (
-            protocol.is_idle
+            connection is not None
+            and connection.is_idle
             and not transport.is_closed
-            and self.fast_path.look_ahead(protocol.session, <const uint8_t*>transport.input, transport.input_bytes)
+            and self.fast_path.look_ahead(connection.session, <const uint8_t*>transport.input, transport.input_bytes)
         )
 
     cdef int schedule_run(self) except -1:
@@ -295,7 +296,8 @@ cdef class Transport:
     """A client's socket as an asyncio transport. Output is sent at the end of the round."""
 
     def __cinit__(self, Poller poller not None, sock, protocol):
-        self.poller, self.sock, self.protocol = poller, sock, protocol
+        self.poller, self.sock = poller, sock
+        self.set_protocol(protocol)
         self.descriptor = sock.fileno()
         self.reads_input = True
         self.high, self.low = HIGH_BYTES, HIGH_BYTES // 4
@@ -321,6 +323,7 @@ cdef class Transport:
 
     def set_protocol(self, protocol):
         self.protocol = protocol
+        self.connection = protocol if isinstance(protocol, ConnectionFields) else None
 
     def set_interceptor(self, InputInterceptor interceptor):
         """Let an interceptor process input before the protocol."""
@@ -507,11 +510,11 @@ cdef class Transport:
         cdef Poller poller = self.poller
         cdef size_t took = 0, answered, before = poller.out.used
         protocol = self.protocol
-        cdef bint is_idle = poller.fast_path is not None and protocol.is_idle
+        cdef bint is_idle = poller.fast_path is not None and self.connection is not None and self.connection.is_idle
         if self.interceptor is not None and self.interceptor.intercept(<const uint8_t*>data, size):
             return 0
         if is_idle:
-            took = poller.fast_path.answer_front(protocol.session, <const uint8_t*>data, size, &poller.out)
+            took = poller.fast_path.answer_front(self.connection.session, <const uint8_t*>data, size, &poller.out)
             if took:
                 poller.input_bytes += took
                 self.claim_replies(before)
@@ -530,7 +533,7 @@ cdef class Transport:
             poller.fast_path.drop_lookaheads()  # the general path may change anything now
         if is_idle:
             answered = took
-            requests = poller.fast_path.remaining_requests(protocol.session, <const uint8_t*>data, size, &took)
+            requests = poller.fast_path.remaining_requests(self.connection.session, <const uint8_t*>data, size, &took)
             protocol.requests_received(requests, took - answered, PyBytes_FromStringAndSize(data + took, size - took))
         else:
             protocol.data_received(PyBytes_FromStringAndSize(data, size))

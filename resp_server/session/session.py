@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from resp_server import native
 from resp_server.session.epoch_feed import EpochFeed, SeenEpochs
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import TrackingState
@@ -52,7 +53,26 @@ class Account(Protocol):
         """Return why a request is denied, or None."""
 
 
-class Session:
+if TYPE_CHECKING or native.core is None:
+
+    class SessionFields:
+        """The fields of a session that the compiled core uses with each request; C fields, if it is built."""
+
+        __slots__ = (
+            "active_ms",
+            "can_use_checked_fast_path",
+            "epoch_feed",
+            "last_command",
+            "protocol",
+            "tracking_state",
+            "user",
+        )
+
+else:
+    SessionFields = native.core.SessionFields
+
+
+class Session(SessionFields):
     """The state of one client's connection.
 
     user: has the client's rights. default_user: the user of a new connection.
@@ -69,14 +89,11 @@ class Session:
     # Read with few cache misses, as in `Connection`.
     __slots__ = (
         "_is_logged_in",
-        "active_ms",
         "address",
-        "can_use_checked_fast_path",
         "can_use_fast_path",
         "created_ms",
         "db",
         "default_user",
-        "epoch_feed",
         "id",
         "is_at_replica",
         "is_authenticated",
@@ -87,19 +104,15 @@ class Session:
         "is_observed",
         "is_paused",
         "is_readonly",
-        "last_command",
         "lib_name",
         "lib_ver",
         "local_address",
         "name",
-        "protocol",
         "read_point",
         "reply_mode",
         "seen",
         "subscriptions",
-        "tracking_state",
         "transaction",
-        "user",
         "watched",
     )
 
