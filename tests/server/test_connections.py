@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from resp_server.client.connection import Connection
+
 pytestmark = pytest.mark.pure
 
 KEYS = 20_000
@@ -46,13 +48,17 @@ def hurried(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     return server
 
 
-def arrive(server: Any, *sent: bytes) -> tuple[list[int], list[bool]]:
+def arrive(server: Any, patch: pytest.MonkeyPatch, *sent: bytes) -> tuple[list[int], list[bool]]:
     """Have clients' input come in one round of the event loop; return in whose order they are answered, who is read."""
     connections = [server.server._connections[number] for number in range(1, len(server.peers) + 1)]
     order: list[int] = []
-    for number, connection in enumerate(connections):
-        write = connection._write
-        connection._write = lambda reply, number=number, write=write: order.append(number) or write(reply)
+    write = Connection._write
+
+    def noting(connection: Connection, reply: bytes) -> None:
+        order.append(connections.index(connection))
+        write(connection, reply)
+
+    patch.setattr(Connection, "_write", noting)
 
     async def receive() -> list[bool]:
         for number, data in enumerate(sent):
@@ -70,15 +76,19 @@ def test_pipelines_that_come_at_once_are_answered_in_full(hurried: Any) -> None:
         peer.answers(PING + PIPELINE, ANSWERED + PONG + ANSWERED)
 
 
-def test_who_asks_for_little_waits_for_no_pipelines_but_the_first(hurried: Any) -> None:
-    order, _ = arrive(hurried, PIPELINE, PIPELINE, PIPELINE, PING)
+def test_who_asks_for_little_waits_for_no_pipelines_but_the_first(
+    hurried: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, _ = arrive(hurried, monkeypatch, PIPELINE, PIPELINE, PIPELINE, PING)
     for peer, expected in zip(hurried.peers, [ANSWERED] * 3 + [PONG], strict=True):
         peer.answers(b"", expected)
     assert order.index(3) < 2 and [each for each in order if each != 3] == [0, 1, 2]
 
 
-def test_of_who_waits_for_its_turn_one_buffer_more_is_read_and_then_none_until_then(hurried: Any) -> None:
-    _, is_read = arrive(hurried, PIPELINE, PIPELINE, PIPELINE, PING, PING, PING)
+def test_of_who_waits_for_its_turn_one_buffer_more_is_read_and_then_none_until_then(
+    hurried: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, is_read = arrive(hurried, monkeypatch, PIPELINE, PIPELINE, PIPELINE, PING, PING, PING)
     assert is_read[1:] == [False, True, True]
     for peer, expected in zip(hurried.peers, [ANSWERED + PONG] * 2 + [ANSWERED, PONG], strict=True):
         peer.answers(PING, expected + PONG)

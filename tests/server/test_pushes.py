@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from resp_server.client.connection import Connection
 from tests.server.conftest import OtherProcesses
 
 pytestmark = pytest.mark.pure
@@ -48,23 +49,24 @@ def test_a_push_in_a_clients_own_turn_stands_before_the_reply_that_is_being_made
 
 
 @pytest.mark.parametrize("asked", [HGETALL, HGETALL_IN_TRANSACTION], ids=["a reply", "EXEC"])
-def test_a_push_waits_for_the_end_of_a_reply_in_steps(running: Any, asked: bytes) -> None:
+def test_a_push_waits_for_the_end_of_a_reply_in_steps(
+    running: Any, asked: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     quiet, peer = running.connect(), running.connect()
     for each in (quiet, peer):
         each.answers(PING, PONG)
     quiet.send(asked + PING)
     expected = quiet.read_until(PONG)
-    connection = running.server._connections[2]
     pushes = 0
-    step = connection._step
+    step = Connection._step
 
-    def stepping(sliced: Any, out: list[bytes]) -> None:
+    def stepping(connection: Connection, sliced: Any, out: list[bytes]) -> None:
         nonlocal pushes
         pushes += 1
         connection.push(PUSH)
-        step(sliced, out)
+        step(connection, sliced, out)
 
-    connection._step = stepping
+    monkeypatch.setattr(Connection, "_step", stepping)
     peer.send(asked + PING)
     told = peer.read_until(PONG)
     assert pushes > 3

@@ -403,31 +403,35 @@ def test_a_server_that_stops_sends_what_was_answered(start: Callable[..., Any]) 
     assert b"$" + peer.read_all() == bulk(b"1") * 100
 
 
-def test_peers_of_a_closed_socket(start: Callable[..., Any]) -> None:
+def test_peers_of_a_closed_socket(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """connection_lost is called once, however it ends, and never from within the call that ends it."""
     running = start()
     peer = running.connect()
     peer.answers(PING, PONG)
+    calls: list[str] = []
+    lost = Connection.connection_lost
 
-    def end() -> tuple[list[str], list[str]]:
+    def losing(connection: Connection, error: Exception | None) -> None:
+        calls.append("lost")
+        lost(connection, error)
+
+    monkeypatch.setattr(Connection, "connection_lost", losing)
+
+    def end() -> list[str]:
         (connection,) = running.server._connections.values()
-        calls: list[str] = []
-        lost = connection.connection_lost
-        connection.connection_lost = lambda error: calls.append("lost") or lost(error)  # type: ignore[method-assign]
         transport = connection._transport
         transport.write(b"x" * 10)
         transport.abort()
         transport.abort()
         transport.close()
         transport.write(b"y")
-        return list(calls), calls
+        return list(calls)
 
-    before, after = running.call(end)
-    assert before == []
-    eventually(lambda: running.call(lambda: after == ["lost"]))
+    assert running.call(end) == []
+    eventually(lambda: running.call(lambda: calls == ["lost"]))
     with suppress(ConnectionResetError):
         peer.read_all()
-    assert after == ["lost"]
+    assert calls == ["lost"]
 
 
 def test_time_takes_turns_among_those_who_always_send(
