@@ -5,6 +5,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from resp_server.native.wire cimport Output, Word
 from state_backend.native.lookup cimport Lookup
 
+cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text, size_t size) noexcept nogil
+
 cdef class InputInterceptor:
     cdef size_t intercept(self, const uint8_t* data, size_t size) except? 0
 

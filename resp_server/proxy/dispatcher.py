@@ -79,7 +79,7 @@ class CommandRoute(NamedTuple):
 
 
 class ProxyDispatcher(Dispatcher):
-    """Answers the requests of one proxy. has_upstream: `take` sees each request first, and there is no hop."""
+    """Answers the requests of one proxy. has_upstream: `take` sees each request first that the hop does not forward."""
 
     has_upstream = False
 
@@ -90,9 +90,7 @@ class ProxyDispatcher(Dispatcher):
         self._routes: dict[bytes, CommandRoute | None] = {}
         only = applications.only
         # With several applications, each key must be checked, so there is no hop.
-        self.hop = (
-            None if only is None or hop is None or self.has_upstream else hop.Hop(only, server, self._hop_commands())
-        )
+        self.hop = None if only is None or hop is None else hop.Hop(only, server, self._hop_commands())
         self._tracking = server.tracking
         self._tracking.on_use = applications.follow_keys
         for cluster in applications.each:

@@ -83,6 +83,9 @@ class Hop:
         self, cluster: HopCluster, server: HopServer, commands: Sequence[tuple[str, int, int, CommandStats]]
     ) -> None: ...
     def forward(self, sink: HopSink, data: bytes, protocol: int) -> int: ...
+    def set_patterns(self, patterns: Sequence[tuple[bytes, bool]]) -> None:
+        """Forward only keys of states: (Redis pattern, whether its keys are forwarded); the first match decides."""
+
     def collect(self) -> None: ...
 
 class ClientForwarder(InputInterceptor):

@@ -14,7 +14,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
-from resp_server.native.core cimport InputInterceptor
+from resp_server.native.core cimport InputInterceptor, glob
 from resp_server.native.wire cimport Output, Spec, Word, command_of, cut, number_line, put, put_line, reserve, set_spec
 from state_backend.native.lookup cimport slot_of
 
@@ -62,6 +62,11 @@ cdef struct PendingReply:  # a server's reply that is still to come
     uint16_t slot
     uint8_t number  # of the connection, in `open_connections`
     bint is_done
+
+cdef struct KeyPattern:  # a Redis pattern of keys
+    const uint8_t* text
+    size_t size
+    bint is_forwarded
 
 
 cdef Py_ssize_t line_bytes(const uint8_t* start, const uint8_t* end) noexcept nogil:
@@ -484,6 +489,12 @@ cdef class Hop:
     has_partial: the last input ends with an incomplete request.
     """
 
+    # Set by `set_patterns`: the first pattern that a key matches decides; a key that matches none is not forwarded.
+    cdef bint has_patterns
+    cdef list pattern_texts
+    cdef KeyPattern* patterns
+    cdef size_t pattern_count
+
     cdef readonly object cluster
     cdef object server, stats
     cdef list names, command_stats
@@ -513,6 +524,30 @@ cdef class Hop:
             i += 1
         self.commands = i
         self.stats.collectors.append(self.collect)
+
+    def __dealloc__(self):
+        free(self.patterns)
+
+    def set_patterns(self, patterns):
+        """Forward only keys of states: (Redis pattern, whether its keys are forwarded); the first match decides."""
+        cdef list texts = [text for text, _ in patterns]
+        cdef size_t i
+        cdef KeyPattern* new = <KeyPattern*>malloc((len(texts) + 1) * sizeof(KeyPattern))
+        if new == NULL:
+            raise MemoryError
+        for i, (text, is_forwarded) in enumerate(patterns):
+            new[i].text, new[i].size = <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)
+            new[i].is_forwarded = is_forwarded
+        free(self.patterns)
+        self.patterns, self.pattern_count, self.pattern_texts, self.has_patterns = new, len(texts), texts, True
+
+    cdef bint can_forward(self, const Word* key) noexcept:
+        """Tell whether patterns allow to forward a request for a key."""
+        cdef size_t i
+        for i in range(self.pattern_count):
+            if glob(self.patterns[i].text, self.patterns[i].size, key.at, key.size):
+                return self.patterns[i].is_forwarded
+        return False
 
     def forward(self, sink, bytes data, int protocol):
         """Forward the plain reads at the front of a buffer; return their size; 0: none can be forwarded now."""
@@ -577,7 +612,7 @@ cdef class Hop:
                 item.slot = slot_of(self.words[1 + i].at, self.words[1 + i].size)
                 item.number = numbers[item.slot]
                 item.at = item.size = item.epochs = 0
-                if not item.number:
+                if not item.number or (self.has_patterns and not self.can_forward(&self.words[1 + i])):
                     break
             else:
                 request = &self.requests[self.request_count]

@@ -56,9 +56,17 @@ class SwapDispatcher(ProxyDispatcher):
         ownership.on_new = self._checks.add
         ownership.on_changed = self._owners_changed
         server.swap_control = OwnershipControl(ownership)
+        self._update_hop()
+
+    def _update_hop(self) -> None:
+        """Have the hop forward requests for the keys of states; none before all owners are known."""
+        if self.hop is not None:
+            patterns = self._ownership.matcher.patterns if self._ownership.is_known else ()
+            self.hop.set_patterns([(pattern, True) for pattern in patterns])
 
     def _owners_changed(self, change: OwnershipChange) -> None:
         """Fail the EXEC of clients that watch a key with a new owner, and invalidate all cached keys."""
+        self._update_hop()
         for session in self._server.sessions.values():
             for at in session.watched:
                 if change.affects(at[1]):
@@ -69,6 +77,7 @@ class SwapDispatcher(ProxyDispatcher):
         self._ownership.learn(formats)
         if self._applications.has_key_formats:
             self._ownership.complete()
+            self._update_hop()
 
     def info_fields(self) -> Mapping[str, object]:
         """Return the fields of INFO: those of the servers, of the upstream, and of the owners of keys."""

@@ -17,7 +17,7 @@ class OwnedFormat(NamedTuple):
 
 
 class KeyMatcher:
-    """The owners of keys at one time."""
+    """The owners of keys at one time. patterns: Redis patterns of exactly the keys that have an owner."""
 
     def __init__(self, formats: Sequence[OwnedFormat] = ()) -> None:
         rows = [(KeyFormat.parse(each.text), each.owner) for each in formats]
@@ -26,6 +26,7 @@ class KeyMatcher:
         patterns = [b"(" + key_pattern(key_format) + b")" for key_format, _ in rows]
         self._pattern = re.compile(b"|".join(patterns), re.DOTALL) if patterns else None
         self._owners = [owner for _, owner in rows]
+        self.patterns = [glob_of(key_format) for key_format, _ in rows]
 
     @property
     def format_count(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from resp_server.protocol.request_parser import RequestParser
 from resp_server.proxy.compiled import hop
 from resp_server.proxy.requests import ServerRequest
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs
+from resp_server.upstream.key_matcher import KeyMatcher, OwnedFormat
 from state_backend.model.slots import SLOTS, slot_of
 from tests.properties.steps import result_of
 
@@ -228,6 +230,35 @@ def test_what_was_lost_is_asked_again_as_it_was_and_an_mget_by_slots() -> None:
     assert ask.packed == pack((b"MGET", b"k", b"k"))
     ask.sink.put(ask.index, b"*2\r\n$1\r\na\r\n$1\r\na\r\n", NEW)
     assert sink.replies == [b"$1\r\na\r\n*2\r\n$1\r\na\r\n$1\r\na\r\n"]
+
+
+texts = st.text(st.sampled_from("ab*?[\\:\n"), max_size=3)
+formats = st.builds("{}<x>{}".format, texts, texts) | st.builds("{}<x>:{}<y>{}".format, texts, texts, texts) | texts
+near = st.lists(st.sampled_from([b"a", b"b", b"*", b"?", b"[", b"\\", b":", b"\n", b"\xff"]), max_size=6).map(b"".join)
+
+
+@given(
+    formats=st.lists(formats, max_size=4),
+    asked=st.lists(st.tuples(st.just(b"GET"), near) | st.tuples(st.just(b"MGET"), near, near), min_size=1, max_size=6),
+)
+def test_with_patterns_only_keys_that_a_state_owns_are_forwarded(
+    formats: list[str], asked: list[tuple[bytes, ...]]
+) -> None:
+    owners = KeyMatcher([OwnedFormat(text, "job:state") for text in formats])
+    scene = Scene()
+    scene.hop.set_patterns([(pattern, True) for pattern in owners.patterns])
+    forwarded = list(takewhile(lambda words: all(map(owners.owner_of, words[1:])), asked))
+    took = scene.hop.forward(HopSink(), b"".join(map(pack, asked)), 2)
+    assert took == len(b"".join(map(pack, forwarded)))
+
+
+def test_the_first_pattern_of_a_key_decides() -> None:
+    scene = Scene()
+    scene.hop.set_patterns([(b"a:b", False), (b"a:*", True)])
+    assert scene.hop.forward(HopSink(), pack((b"GET", b"a:b")), 2) == 0
+    assert scene.hop.forward(HopSink(), pack((b"GET", b"a:c")), 2) > 0
+    scene.hop.set_patterns([])
+    assert scene.hop.forward(HopSink(), pack((b"GET", b"a:c")), 2) == 0
 
 
 def test_a_newer_protocol_has_its_own_nil_and_no_other_command() -> None:
