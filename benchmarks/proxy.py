@@ -68,8 +68,6 @@ bench:
   preconnect: true
   server_connections: 1
   servers:
-   - 127.0.0.1:{first}:1
-   - 127.0.0.1:{second}:1
 """
 MGET_KEYS = 100
 # The largest share of requests that the proxy repeats, because one server was behind another during a pipeline.
@@ -109,10 +107,10 @@ class SparkisProxied(Proxied):
         log = folder / "log"
         self.writer = load_log(log, keys, has_maps_and_lists=False)
         options = ("--log", str(log))
-        registry = _start(stack, "resp_server.programs.registry", *options, "--port", "0")
+        registry = start_program(stack, "resp_server.programs.registry", *options, "--port", "0")
         self._registry = stack.enter_context(Client("127.0.0.1", registry.port, password=TOKEN, timeout_s=30))
         self.server_ports = [
-            _start(
+            start_program(
                 stack,
                 "resp_server.programs.state_server",
                 *options,
@@ -123,7 +121,7 @@ class SparkisProxied(Proxied):
             ).port
             for each in range(2)
         ]
-        self.process, self.port, _ = _start(stack, "resp_server.programs.proxy", *options, "--port", "0")
+        self.process, self.port, _ = start_program(stack, "resp_server.programs.proxy", *options, "--port", "0")
         eventually(
             lambda: self._row()[1] == keys,
             awaited="loading the servers' data",
@@ -167,30 +165,11 @@ class RedisProxied(Proxied):
         super().__init__(keys)
         servers = [start_redis(folder) for _ in range(2)]
         for server in servers:
-            stack.callback(_end, server.process)
+            stack.callback(end_process, server.process)
         self.server_ports = [server.port for server in servers]
-        self.port = free_port()
-        config = folder / "twemproxy.yml"
-        config.write_text(TWEMPROXY.format(port=self.port, first=self.server_ports[0], second=self.server_ports[1]))
-        command = ["nutcracker", "-c", str(config), "-s", str(free_port()), "-a", "127.0.0.1", "-v", "0"]
-        command += ["-o", str(folder / "twemproxy.log"), "-p", str(folder / "twemproxy.pid")]
-        self.process = subprocess.Popen(command)
-        stack.callback(_end, self.process)
-        eventually(
-            self._is_listening,
-            awaited="the start of twemproxy",
-            timeout_s=START_TIMEOUT_S,
-            interval_s=0.01,
-            error=BenchmarkError,
-        )
+        self.process, self.port, _ = start_twemproxy(stack, folder, self.server_ports)
         for start in range(0, keys, LOAD_KEYS):
             self.put(np.arange(start, min(keys, start + LOAD_KEYS), dtype=np.int64), 0)
-
-    def _is_listening(self) -> bool:
-        if self.process.poll() is not None:
-            raise BenchmarkError("twemproxy did not start")
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def put(self, numbers: KeyNumbers, turn: int) -> None:
         with Client("127.0.0.1", self.port, timeout_s=30) as client:
@@ -203,12 +182,12 @@ class RedisProxied(Proxied):
         """Do nothing, as written data can be read at once."""
 
 
-def _start(stack: ExitStack, module: str, *options: str) -> ServerProcess:
+def start_program(stack: ExitStack, module: str, *options: str) -> ServerProcess:
     """Start one of our programs, which ends with the block."""
     command = [sys.executable, "-m", module, "--child", "--loglevel", "error", *options]
     environment = children.environment() | {TOKEN_VARIABLE: TOKEN}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-    stack.callback(_end, process)
+    stack.callback(end_process, process)
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
@@ -216,7 +195,28 @@ def _start(stack: ExitStack, module: str, *options: str) -> ServerProcess:
     return ServerProcess(process, int(json.loads(line)["port"]))
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def start_twemproxy(stack: ExitStack, folder: Path, server_ports: Sequence[int]) -> ServerProcess:
+    """Start twemproxy in front of redis-servers; it ends with the block."""
+    port, config = free_port(), folder / "twemproxy.yml"
+    config.write_text(TWEMPROXY.format(port=port) + "".join(f"   - 127.0.0.1:{each}:1\n" for each in server_ports))
+    command = ["nutcracker", "-c", str(config), "-s", str(free_port()), "-a", "127.0.0.1", "-v", "0"]
+    command += ["-o", str(folder / "twemproxy.log"), "-p", str(folder / "twemproxy.pid")]
+    process = subprocess.Popen(command)
+    stack.callback(end_process, process)
+
+    def is_listening() -> bool:
+        if process.poll() is not None:
+            raise BenchmarkError("twemproxy did not start")
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    eventually(
+        is_listening, awaited="the start of twemproxy", timeout_s=START_TIMEOUT_S, interval_s=0.01, error=BenchmarkError
+    )
+    return ServerProcess(process, port)
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(30)

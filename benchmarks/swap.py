@@ -1,0 +1,213 @@
+"""A proxy with an upstream: requests that it passes on, and reads of states, beside twemproxy and the upstream alone.
+
+The same redis-server is behind our proxy and behind twemproxy, and is measured alone as well. Reads of states are
+compared with those through a proxy without an upstream in front of the same state servers.
+"""
+
+from __future__ import annotations
+
+import csv
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks import processes
+from benchmarks.options import Options
+from benchmarks.proxy import SparkisProxied, end_process, start_program, start_twemproxy
+from benchmarks.reads import CLIENTS, PIPELINES, REQUESTS, Case, benchmark, uniform
+from benchmarks.results import Row, compared_row, single_row
+from benchmarks.servers import (
+    LOAD_TIMEOUT_S,
+    MSET_KEYS,
+    BenchmarkError,
+    ServerProcess,
+    key,
+    start_redis,
+    temporary_folder,
+    value,
+)
+from compat.waiting import eventually
+from resp_server.net.client import Client, ClientError
+
+# The share of the rate without an upstream that reads of states keep.
+STATES_BUDGET = 0.95
+CHECKED_KEYS = 100
+DELAY_REQUESTS = 50_000
+IDLE_CLIENTS = 1_000
+
+
+class Endpoint(NamedTuple):
+    """A process to measure. It is a proxy, or the upstream itself."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    port: int
+
+    def rate(self, case: Case, pipeline: int, requests: int) -> tuple[float, float]:
+        """Return the requests per second, and the microseconds of its processor time for each."""
+        cpu_s = processes.cpu_s(self.process.pid)
+        rate = benchmark(self.port, case, pipeline, requests)
+        return rate, (processes.cpu_s(self.process.pid) - cpu_s) / requests * 1e6
+
+
+class Swap:
+    """State servers with two proxies, one of them with an upstream, and twemproxy in front of the same upstream."""
+
+    def __init__(self, keys: int, folder: Path, stack: ExitStack) -> None:
+        self.keys = keys
+        redis = start_redis(folder)
+        stack.callback(end_process, redis.process)
+        with Client("127.0.0.1", redis.port, timeout_s=30) as client:
+            for start in range(0, keys, MSET_KEYS):
+                some = range(start, min(keys, start + MSET_KEYS))
+                client.call("MSET", *(word for each in some for word in (cache_key(each), value(each, 0))))
+        self.states = SparkisProxied(keys, folder, stack)
+        proxy = start_program(
+            stack,
+            "resp_server.programs.proxy",
+            *("--log", str(folder / "log"), "--port", "0"),
+            *("--upstream", f"redis://127.0.0.1:{redis.port}", "--ownership", str(folder / "owners.json")),
+        )
+        self.swap = Endpoint("sparkis", proxy.process, proxy.port)
+        self.without = Endpoint("without an upstream", self.states.process, self.states.port)
+        self.alone = Endpoint("redis-server", redis.process, redis.port)
+        (folder / "twemproxy").mkdir()
+        peer: ServerProcess = start_twemproxy(stack, folder / "twemproxy", [redis.port])
+        self.peer = Endpoint("twemproxy", peer.process, peer.port)
+        eventually(self._is_ready, awaited="the proxy", timeout_s=LOAD_TIMEOUT_S, error=BenchmarkError)
+
+    def _is_ready(self) -> bool:
+        try:
+            with Client("127.0.0.1", self.swap.port) as client:
+                return bool(client.call("DBSIZE") == 2 * self.keys)
+        except ClientError:
+            return False  # it is loading
+
+    def check(self) -> None:
+        """Read some keys of both sides; BenchmarkError if one has another value than was written."""
+        with Client("127.0.0.1", self.swap.port, timeout_s=30) as client:
+            for number in Random(2).choices(range(self.keys), k=CHECKED_KEYS):
+                for name in (key(number), cache_key(number)):
+                    if (found := client.call("GET", name)) != value(number, 0):
+                        raise BenchmarkError(f"the proxy replied {found!r} for {name}")
+
+
+def cache_key(number: int) -> str:
+    """Return a key of the upstream."""
+    return f"cache:item:{number:012d}"
+
+
+def run(options: Options) -> Iterator[Row]:
+    """Yield the rows."""
+    get = Case("GET", ("GET", "cache:item:__rand_int__"), options.keys)
+    # These keys are not those that `check` reads.
+    set_ = Case("SET", ("SET", "cache:written:__rand_int__", value(0, 0)), options.keys)
+    with temporary_folder() as folder, ExitStack() as stack:
+        scene = Swap(options.keys, folder, stack)
+        yield _memory_of_a_client(scene)  # first: a process that had work has free memory
+        for case in (get, set_):
+            for pipeline in PIPELINES:
+                yield from _passed_on(case, pipeline, scene, options)
+        for pipeline in PIPELINES:
+            yield _of_states(pipeline, scene, options)
+        yield from _delays(get, scene, options)
+
+
+def _passed_on(case: Case, pipeline: int, scene: Swap, options: Options) -> Iterator[Row]:
+    name = f"{case.name} of the upstream's keys, pipeline {pipeline}"
+    found = _rounds(name, case, pipeline, (scene.swap, scene.peer, scene.alone), options)
+    scene.check()
+    for peer, note in ((scene.peer, "the processor time is the proxies'"), (scene.alone, "beside the upstream alone")):
+        yield _compared(f"{name}, beside {peer.name}", found, scene.swap, peer, f"{options.keys:,} keys, {note}")
+
+
+def _of_states(pipeline: int, scene: Swap, options: Options) -> Row:
+    name = f"GET of states' keys with an upstream, pipeline {pipeline}"
+    found = _rounds(name, uniform(options.keys), pipeline, (scene.swap, scene.without), options)
+    scene.check()
+    note = f"{options.keys:,} keys, beside a proxy without an upstream in front of the same state servers"
+    return _compared(name, found, scene.swap, scene.without, note, budget=STATES_BUDGET)
+
+
+Rounds = list[dict[str, tuple[float, float]]]
+
+
+def _rounds(name: str, case: Case, pipeline: int, endpoints: tuple[Endpoint, ...], options: Options) -> Rounds:
+    requests = max(CLIENTS * pipeline, int(REQUESTS[pipeline] * options.scale))
+    rounds = []
+    for number in range(options.rounds):
+        options.report(f"{name}: round {number + 1} of {options.rounds}")
+        order = endpoints if number % 2 == 0 else endpoints[::-1]  # alternate the order
+        rounds.append({each.name: each.rate(case, pipeline, requests) for each in order})
+    return rounds
+
+
+def _compared(
+    name: str, rounds: Rounds, ours: Endpoint, peer: Endpoint, note: str, *, budget: float | None = None
+) -> Row:
+    return compared_row(
+        name,
+        "swap",
+        [(each[ours.name][0], each[peer.name][0]) for each in rounds],
+        unit="requests/s",
+        better="more",
+        budget=budget,
+        peer_name=peer.name,
+        ours_cpu_us=float(np.median([each[ours.name][1] for each in rounds])),
+        peer_cpu_us=float(np.median([each[peer.name][1] for each in rounds])),
+        note=note,
+    )
+
+
+def _delays(case: Case, scene: Swap, options: Options) -> Iterator[Row]:
+    """Yield the delay of a request while 50 clients send one request at a time, as redis-benchmark measures it."""
+    requests = str(max(CLIENTS, int(DELAY_REQUESTS * options.scale)))
+    rounds: list[dict[str, dict[str, str]]] = []
+    for number in range(options.rounds):
+        options.report(f"delay: round {number + 1} of {options.rounds}")
+        order = (scene.swap, scene.alone) if number % 2 == 0 else (scene.alone, scene.swap)
+        found = {}
+        for endpoint in order:
+            command = ["redis-benchmark", "-p", str(endpoint.port), "-c", str(CLIENTS), "-n", requests]
+            done = subprocess.run(
+                [*command, "-r", str(case.key_range), "--csv", *case.words], capture_output=True, text=True, check=True
+            )
+            found[endpoint.name] = list(csv.DictReader(done.stdout.splitlines()))[-1]
+        rounds.append(found)
+    for share in ("p50", "p99"):
+        column = f"{share}_latency_ms"
+        yield compared_row(
+            f"delay of a GET of the upstream's keys, {share}",
+            "swap",
+            [(float(each[scene.swap.name][column]), float(each[scene.alone.name][column])) for each in rounds],
+            unit="ms",
+            better="less",
+            peer_name="redis-server",
+            note=f"{CLIENTS} connections without a pause, so it is that of a busy machine; beside the upstream alone",
+        )
+
+
+def _memory_of_a_client(scene: Swap) -> Row:
+    """Return the memory that the proxy needs for one more client, which has read a key of each side."""
+    before = processes.memory(scene.swap.process.pid).anonymous_bytes
+    with ExitStack() as stack:
+        for number in range(IDLE_CLIENTS):
+            made = stack.enter_context(socket.create_connection(("127.0.0.1", scene.swap.port), 30))
+            made.sendall(f"GET {cache_key(number)}\r\nGET {key(number)}\r\n".encode())
+            expected = 2 * len(f"$_\r\n{value(number, 0)}\r\n") + 2
+            reply = b""
+            while len(reply) < expected:
+                if not (some := made.recv(1 << 12)):
+                    raise BenchmarkError("the proxy closed a connection")
+                reply += some
+        after = processes.memory(scene.swap.process.pid).anonymous_bytes
+    note = f"{IDLE_CLIENTS:,} idle clients; each has read a key of each side"
+    return single_row(
+        "memory of a client", "swap", [(after - before) / IDLE_CLIENTS / 1024], unit="KiB/client", note=note
+    )
