@@ -55,18 +55,20 @@ class TlsFiles:
     """The paths of PEM files on the machine of the process that loads them. Processes pass on paths, never contents.
 
     auth_clients: whether clients must present a certificate that the CA signed: `yes`, `no` or `optional`; None: `yes`
-    if there is a CA.
+    if there is a CA. prefix: how the options begin that name these files, for errors.
     """
 
     cert: str | None = None
     key: str | None = None
     ca: str | None = None
     auth_clients: str | None = None
+    prefix: str = "--tls-"
 
     def __post_init__(self) -> None:
         """TlsError for options that contradict each other."""
         if (self.cert is None) != (self.key is None):
-            missing, present = (KEY_OPTION, CERT_OPTION) if self.key is None else (CERT_OPTION, KEY_OPTION)
+            names = self.key_option, self.cert_option
+            missing, present = names if self.key is None else names[::-1]
             raise TlsError(f"{present} needs {missing}: give a certificate together with its private key")
         if self.auth_clients not in (None, *VERIFY_MODES):
             raise TlsError(f"{AUTH_CLIENTS_OPTION} is one of {', '.join(VERIFY_MODES)}, not {self.auth_clients!r}")
@@ -74,6 +76,21 @@ class TlsFiles:
             raise TlsError(
                 f"{AUTH_CLIENTS_OPTION} {self.auth_clients} needs {CA_OPTION}, the CA that signs clients' certificates"
             )
+
+    @property
+    def cert_option(self) -> str:
+        """The option that names the certificate."""
+        return f"{self.prefix}cert-file"
+
+    @property
+    def key_option(self) -> str:
+        """The option that names the private key."""
+        return f"{self.prefix}key-file"
+
+    @property
+    def ca_option(self) -> str:
+        """The option that names the CA."""
+        return f"{self.prefix}ca-cert-file"
 
     def arguments(self) -> list[str]:
         """Return these files as command line options for a child process."""
@@ -140,7 +157,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     _load_certificate(context, files)
     if files.ca is not None:
-        _trust(context, files.ca)
+        _trust(context, files)
     context.verify_mode = files.verify_mode
     return context
 
@@ -153,10 +170,10 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
     if files.cert is not None:
         _load_certificate(context, files)
     if files.ca is not None:
-        _trust(context, files.ca)
+        _trust(context, files)
     elif files.cert is not None:
         # Trust the certificate without its chain: the chain's CAs have signed other certificates, too.
-        own = _read(CERT_OPTION, files.cert, CERTIFICATE_BEGINS).partition(CERTIFICATE_BEGINS)[2]
+        own = _read(files.cert_option, files.cert, CERTIFICATE_BEGINS).partition(CERTIFICATE_BEGINS)[2]
         own = CERTIFICATE_BEGINS + own.partition(CERTIFICATE_ENDS)[0] + CERTIFICATE_ENDS + "\n"
         context.load_verify_locations(cadata=own)
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -172,7 +189,7 @@ def context_for_url(files: TlsFiles | None) -> ssl.SSLContext:
     if files is not None and files.ca is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        _trust(context, files.ca)
+        _trust(context, files)
     if files is not None and files.cert is not None:
         _load_certificate(context, files)
     return context
@@ -182,30 +199,34 @@ def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
     assert files.cert is not None and files.key is not None
 
     def no_password() -> str:
-        raise TlsError(f"{KEY_OPTION} {files.key} is encrypted; give an unencrypted one: openssl pkey -in ... -out ...")
+        raise TlsError(
+            f"{files.key_option} {files.key} is encrypted; give an unencrypted one: openssl pkey -in ... -out ..."
+        )
 
-    _read(CERT_OPTION, files.cert, CERTIFICATE_BEGINS)
-    _read(KEY_OPTION, files.key, KEY_ENDS)
+    _read(files.cert_option, files.cert, CERTIFICATE_BEGINS)
+    _read(files.key_option, files.key, KEY_ENDS)
     try:
         context.load_cert_chain(files.cert, files.key, no_password)
     except ssl.SSLError as error:
         if error.reason in KEY_MISMATCHES:
             raise TlsError(
-                f"{KEY_OPTION} {files.key} does not match {CERT_OPTION} {files.cert}; give the key of that "
+                f"{files.key_option} {files.key} does not match {files.cert_option} {files.cert}; give the key of that "
                 "certificate; in the certificate file, put the server's certificate before its chain"
             ) from None
         raise TlsError(
-            f"{CERT_OPTION} {files.cert} and {KEY_OPTION} {files.key} cannot be used: {error.reason or error}; "
-            "both must be PEM files"
+            f"{files.cert_option} {files.cert} and {files.key_option} {files.key} cannot be used: "
+            f"{error.reason or error}; both must be PEM files"
         ) from None
 
 
-def _trust(context: ssl.SSLContext, path: str) -> None:
-    _read(CA_OPTION, path, CERTIFICATE_BEGINS)
+def _trust(context: ssl.SSLContext, files: TlsFiles) -> None:
+    option, path = files.ca_option, files.ca
+    assert path is not None
+    _read(option, path, CERTIFICATE_BEGINS)
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
-        raise TlsError(f"{CA_OPTION} {path} cannot be used: {error.reason or error}; give a PEM file") from None
+        raise TlsError(f"{option} {path} cannot be used: {error.reason or error}; give a PEM file") from None
 
 
 def _read(option: str, path: str, sign: str) -> str:
@@ -223,13 +244,14 @@ def _read(option: str, path: str, sign: str) -> str:
 class Certificates:
     """The contexts of a process, renewed when a file changes. Invalid new files are logged, and the old contexts stay.
 
-    Each new connection checks the files for changes: three system calls of some microseconds, where a handshake takes a
-    millisecond. Open connections are not affected.
+    client: makes the context for connections to servers. Each new connection checks the files for changes: three system
+    calls of some microseconds, where a handshake takes a millisecond. Open connections are not affected.
     """
 
-    def __init__(self, files: TlsFiles) -> None:
+    def __init__(self, files: TlsFiles, client: Callable[[TlsFiles], ssl.SSLContext] = client_context) -> None:
         """Load the files; TlsError."""
         self._files = files
+        self._make_client = client
         self._seen = self._stamps()
         self._read()
 
@@ -240,13 +262,13 @@ class Certificates:
         return self._server
 
     def for_server(self) -> ssl.SSLContext:
-        """Return the context for a connection to another sparkis process."""
+        """Return the context for a connection to a server."""
         self._renew()
         return self._client
 
     def _read(self) -> None:
         server = None if self._files.cert is None else server_context(self._files)
-        self._client = client_context(self._files)
+        self._client = self._make_client(self._files)
         self._server = server
 
     def _stamps(self) -> list[tuple[int, ...] | None]:

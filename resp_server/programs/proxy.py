@@ -6,11 +6,9 @@ import argparse
 import asyncio
 import json
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import uvloop
 
@@ -27,6 +25,7 @@ from resp_server.programs.serve import (
     log_started,
     until_shutdown,
 )
+from resp_server.programs.upstream_options import add_upstream_options, swap_of
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
@@ -37,11 +36,6 @@ from resp_server.proxy.swap_dispatcher import SwapDispatcher
 from resp_server.proxy.topology_sources import FileSource, LogSource, ProxyTopologySource, RegistrySource
 from resp_server.serving.server import Server
 from resp_server.serving.token import add_token_option, token_of
-from resp_server.upstream.ownership import Ownership, OwnershipError
-from resp_server.upstream.pool import CONNECTIONS as UPSTREAM_CONNECTIONS
-from resp_server.upstream.pool import TIMEOUT_S as UPSTREAM_TIMEOUT_S
-from resp_server.upstream.pool import UpstreamPool
-from resp_server.upstream.url import UpstreamUrl
 from state_backend.log.filesystems import open_filesystem
 from state_backend.store.keyspace import Keyspace
 
@@ -49,10 +43,6 @@ logger = logging.getLogger("sparkis.proxy")
 
 MS_PER_S = 1000
 TIMEOUT_MS_MAX = 60_000
-# More than one Redis can serve faster than fewer (guess).
-UPSTREAM_CONNECTIONS_MAX = 64
-# A URL with a password is better given here than on the command line, which every user of the machine can read.
-UPSTREAM_VARIABLE = "SPARKIS_UPSTREAM"
 
 DESCRIPTION = """\
 Serve plain Redis clients from several state servers: each request goes to the owner of its key's slot.
@@ -100,40 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
         help="the time limit for a server's reply, in milliseconds (default %(default)s)",
     )
-    parser.add_argument(
-        "--upstream",
-        default=os.environ.get(UPSTREAM_VARIABLE),
-        metavar="URL",
-        help="a Redis that has all keys that no state owns: redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE] or "
-        f"unix://[[USER]:PASSWORD@]/PATH[?db=DATABASE] (default: {UPSTREAM_VARIABLE} of the environment)",
-    )
-    parser.add_argument(
-        "--ownership",
-        type=Path,
-        metavar="FILE",
-        help="with --upstream: the file that remembers which keys belong to states, of stopped jobs, too",
-    )
-    parser.add_argument(
-        "--new-jobs",
-        choices=("wait", "take"),
-        default="wait",
-        help="with --upstream: what happens to keys that the upstream has and a new job's states cover: they stay the "
-        "upstream's until `sparkis confirm JOB`, or the states take them at once (default %(default)s)",
-    )
-    parser.add_argument(
-        "--upstream-timeout",
-        type=whole_number(1, TIMEOUT_MS_MAX, "a number of milliseconds"),
-        default=int(UPSTREAM_TIMEOUT_S * MS_PER_S),
-        metavar="MS",
-        help="the silence of the upstream, in milliseconds, after which it counts as failed (default %(default)s)",
-    )
-    parser.add_argument(
-        "--upstream-connections",
-        type=whole_number(1, UPSTREAM_CONNECTIONS_MAX, "a number of connections"),
-        default=UPSTREAM_CONNECTIONS,
-        metavar="N",
-        help="the shared connections to the upstream for each version of the protocol (default %(default)s)",
-    )
+    add_upstream_options(parser)
     add_listening_options(parser)
     add_tls_port_option(parser)
     parser.add_argument(
@@ -181,34 +138,12 @@ def _server_certificates(options: argparse.Namespace) -> Certificates | None:
     return certificates_of(files)
 
 
-def _swap(options: argparse.Namespace) -> tuple[UpstreamPool, Ownership] | None:
-    """Return the upstream and the owners of keys; None without an upstream. ValueError for invalid options."""
-    if not options.upstream:
-        if options.ownership is not None:
-            raise ValueError("--ownership is for a proxy with --upstream")
-        return None
-    if options.ownership is None:
-        raise ValueError(
-            "--upstream needs --ownership FILE: without it a restarted proxy would answer a stopped job's keys with "
-            "the upstream's old copies"
-        )
-    try:
-        url = UpstreamUrl.parse(options.upstream)
-    except ValueError as error:
-        raise ValueError(f"--upstream: {error}") from None
-    try:
-        ownership = Ownership(options.ownership, checks_new=options.new_jobs == "wait")
-    except OwnershipError as error:
-        raise ValueError(f"--ownership: {error}") from None
-    return UpstreamPool(url, options.upstream_timeout / MS_PER_S, options.upstream_connections), ownership
-
-
 async def _serve(options: argparse.Namespace) -> None:
     config = config_of(options, takes_ca_alone=True)
     certificates = _server_certificates(options)
     raise_file_limit(config.clients_max)
     password = config.server_password or config.password
-    sources, swap = _sources(options), _swap(options)
+    sources, swap = _sources(options), swap_of(options)
     for source in sources:
         source.cluster = StateCluster(source.name, password, options.server_timeout / MS_PER_S)
         source.cluster.certificates = certificates

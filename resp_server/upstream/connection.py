@@ -17,8 +17,10 @@ from typing import Protocol, cast
 from resp_server.forwarding.handshake import Handshake, HandshakeError
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import FrameError, Frames
+from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import TryAgainError, internal_error
 from resp_server.upstream.breaker import Breaker
+from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import UpstreamUrl
 
 # Requests, and their bytes, that may wait at one connection (guess: as at a connection to a state server).
@@ -63,6 +65,8 @@ class ConnectionEvents(Protocol):
 
     @property
     def url(self) -> UpstreamUrl: ...
+    @property
+    def tls(self) -> UpstreamTls | None: ...
     @property
     def breaker(self) -> Breaker: ...
     @property
@@ -196,16 +200,11 @@ class UpstreamConnection:
             request.sink.fail(request.index, self._unreachable())
 
     async def _connect(self) -> None:
-        url = self._pool.url
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
-                if url.path:
-                    link = (await self._loop.create_unix_connection(lambda: UpstreamProtocol(self), url.path))[1]
-                else:
-                    made = await self._loop.create_connection(lambda: UpstreamProtocol(self), url.host, url.port)
-                    link = made[1]
+                link = await self._open()
                 try:
-                    await link.greet(url.greeting(self.protocol))
+                    await link.greet(self._pool.url.greeting(self.protocol))
                 except BaseException:
                     link.forget()
                     raise
@@ -213,7 +212,8 @@ class UpstreamConnection:
             self._connecting = None
             if not isinstance(error, (OSError, HandshakeError, FrameError)):  # a timeout is an OSError
                 internal_error(error)
-            reason = str(error) or "it does not reply"
+            silence = "it does not reply" + ("" if self._pool.tls is None else ", or does not speak TLS")
+            reason = reason_of(error) or silence
             self._try_later(self._pool.failed(self, reason))
             self._refuse_queued()
             return
@@ -223,6 +223,16 @@ class UpstreamConnection:
         queue, self._queue, self._queued_bytes = self._queue, [], 0
         for request in queue:
             self.add(request)
+
+    async def _open(self) -> UpstreamProtocol:
+        url, tls = self._pool.url, self._pool.tls
+        if url.path:
+            return (await self._loop.create_unix_connection(lambda: UpstreamProtocol(self), url.path))[1]
+        context, name = (None, None) if tls is None else (tls.context(), tls.server_name or url.host)
+        made = await self._loop.create_connection(
+            lambda: UpstreamProtocol(self), url.host, url.port, ssl=context, server_hostname=name
+        )
+        return made[1]
 
     def _try_later(self, pause_s: float) -> None:
         if not self._is_stopping and self._retry is None:

@@ -17,6 +17,7 @@ from resp_server.protocol.errors import internal_error
 from resp_server.upstream.breaker import Breaker
 from resp_server.upstream.command_facts import facts_in
 from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
+from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import UpstreamUrl
 
 logger = logging.getLogger("sparkis.proxy")
@@ -33,10 +34,17 @@ class UpstreamPool:
     """The connections to one upstream. Runs on the event loop's thread.
 
     on_facts: called with the facts of the upstream's commands, at each reconnection: its modules may be others.
+    tls: for a URL with TLS only.
     """
 
-    def __init__(self, url: UpstreamUrl, timeout_s: float = TIMEOUT_S, connections: int = CONNECTIONS) -> None:
-        self.url = url
+    def __init__(
+        self,
+        url: UpstreamUrl,
+        timeout_s: float = TIMEOUT_S,
+        connections: int = CONNECTIONS,
+        tls: UpstreamTls | None = None,
+    ) -> None:
+        self.url, self.tls = url, tls
         self.timeout_s = timeout_s
         self.breaker = Breaker()
         self.on_facts: Callable[[Mapping[str, Facts]], None] = lambda facts: None

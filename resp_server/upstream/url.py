@@ -1,4 +1,4 @@
-"""The address of an upstream: `redis://[[user]:password@]host[:port][/database]` or `unix://[...@]/path?db=0`. Pure."""
+"""The URL of an upstream: `redis[s]://[[user]:password@]host[:port][/database]` or `unix://[...@]/path?db=0`. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
 DEFAULT_PORT = 6379
-LATER = ("rediss", "redis+cluster", "redis+sentinel")
+SCHEMES = ("redis", "rediss", "unix")
+LATER = ("redis+cluster", "redis+sentinel")
 
 
 @dataclass(frozen=True)
 class UpstreamUrl:
-    """Where an upstream is, and as which user the proxy logs in. path: of a Unix socket; empty: TCP."""
+    """Where an upstream is, and as which user the proxy logs in. path: of a Unix socket; empty: TCP, maybe with TLS."""
 
     host: str = ""
     port: int = DEFAULT_PORT
@@ -19,15 +20,16 @@ class UpstreamUrl:
     user: str = ""
     password: str | None = field(default=None, repr=False)
     database: int = 0
+    is_tls: bool = False
 
     @classmethod
     def parse(cls, text: str) -> UpstreamUrl:
         """Parse a URL; ValueError, whose text does not repeat the password."""
         parts = urlsplit(text)
         if parts.scheme in LATER:
-            raise ValueError(f"{parts.scheme}:// is not available yet; give redis:// or unix://")
-        if parts.scheme not in ("redis", "unix"):
-            raise ValueError("an upstream's URL begins with redis:// or unix://")
+            raise ValueError(f"{parts.scheme}:// is not available yet; give redis://, rediss:// or unix://")
+        if parts.scheme not in SCHEMES:
+            raise ValueError("an upstream's URL begins with redis://, rediss:// or unix://")
         try:
             port = parts.port or DEFAULT_PORT
         except ValueError:
@@ -54,6 +56,7 @@ class UpstreamUrl:
             user,
             password,
             int(database),
+            is_tls=parts.scheme == "rediss",
         )
 
     @property

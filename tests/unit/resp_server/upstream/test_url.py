@@ -15,6 +15,7 @@ from resp_server.upstream.url import UpstreamUrl
         ("redis://[::1]:6380/", UpstreamUrl("::1", 6380)),
         ("redis://:secret@cache", UpstreamUrl("cache", password="secret")),
         ("redis://app:p%40ss%3A@cache?db=7", UpstreamUrl("cache", user="app", password="p@ss:", database=7)),
+        ("rediss://cache:6380/2", UpstreamUrl("cache", 6380, database=2, is_tls=True)),
         ("unix:///run/redis.sock", UpstreamUrl(path="/run/redis.sock")),
         (
             "unix://app:x@/run/redis.sock?db=1",
@@ -29,8 +30,8 @@ def test_a_url_names_a_server_a_user_and_a_database(text: str, expected: Upstrea
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("cache:6379", "begins with redis:// or unix://"),
-        ("rediss://:secret@cache", "rediss:// is not available yet"),
+        ("cache:6379", "begins with redis://, rediss:// or unix://"),
+        ("redis+cluster://:secret@cache", "redis+cluster:// is not available yet"),
         ("redis+sentinel://:secret@a,b/m", "is not available yet"),
         ("redis://:secret@", "has no host"),
         ("redis://:secret@h:99999", "no number from 1 to 65535"),

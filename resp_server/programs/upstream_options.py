@@ -1,0 +1,105 @@
+"""The options of programs with an upstream, a Redis of the team's own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from resp_server.net.tls import TlsError, TlsFiles
+from resp_server.programs.command_line import whole_number
+from resp_server.upstream.ownership import Ownership, OwnershipError
+from resp_server.upstream.pool import CONNECTIONS, TIMEOUT_S, UpstreamPool
+from resp_server.upstream.tls import PREFIX, UpstreamTls
+from resp_server.upstream.url import UpstreamUrl
+
+MS_PER_S = 1000
+TIMEOUT_MS_MAX = 60_000
+# More than one Redis can serve faster than fewer (guess).
+CONNECTIONS_MAX = 64
+# A URL with a password is better given here than on the command line, which every user of the machine can read.
+VARIABLE = "SPARKIS_UPSTREAM"
+TLS_OPTIONS = (
+    "upstream_tls_ca_cert_file",
+    "upstream_tls_cert_file",
+    "upstream_tls_key_file",
+    "upstream_tls_server_name",
+)
+
+
+def add_upstream_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of an upstream to a command."""
+    parser.add_argument(
+        "--upstream",
+        default=os.environ.get(VARIABLE),
+        metavar="URL",
+        help="a Redis that has all keys that no state owns: redis[s]://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE] or "
+        f"unix://[[USER]:PASSWORD@]/PATH[?db=DATABASE] (default: {VARIABLE} of the environment)",
+    )
+    parser.add_argument(
+        "--ownership",
+        type=Path,
+        metavar="FILE",
+        help="with --upstream: the file that remembers which keys belong to states, of stopped jobs, too",
+    )
+    parser.add_argument(
+        "--new-jobs",
+        choices=("wait", "take"),
+        default="wait",
+        help="with --upstream: what happens to keys that the upstream has and a new job's states cover: they stay the "
+        "upstream's until `sparkis confirm JOB`, or the states take them at once (default %(default)s)",
+    )
+    parser.add_argument(
+        "--upstream-timeout",
+        type=whole_number(1, TIMEOUT_MS_MAX, "a number of milliseconds"),
+        default=int(TIMEOUT_S * MS_PER_S),
+        metavar="MS",
+        help="the silence of the upstream, in milliseconds, after which it counts as failed (default %(default)s)",
+    )
+    parser.add_argument(
+        "--upstream-connections",
+        type=whole_number(1, CONNECTIONS_MAX, "a number of connections"),
+        default=CONNECTIONS,
+        metavar="N",
+        help="the shared connections to the upstream for each version of the protocol (default %(default)s)",
+    )
+    group = parser.add_argument_group("TLS to the upstream, with --upstream rediss://...")
+    ca, cert, key, server_name = (f"--{name.replace('_', '-')}" for name in TLS_OPTIONS)
+    group.add_argument(ca, metavar="FILE", help="the CA of the upstream's certificate (default: this machine's CAs)")
+    group.add_argument(cert, metavar="FILE", help="the certificate to present to the upstream")
+    group.add_argument(key, metavar="FILE", help="its private key")
+    group.add_argument(server_name, metavar="NAME", help="the name in the upstream's certificate (default: the host)")
+
+
+def swap_of(options: argparse.Namespace) -> tuple[UpstreamPool, Ownership] | None:
+    """Return the upstream and the owners of keys; None without an upstream. ValueError for invalid options."""
+    if not options.upstream:
+        given = next((name for name in (*TLS_OPTIONS, "ownership") if getattr(options, name) is not None), None)
+        if given is not None:
+            raise ValueError(f"--{given.replace('_', '-')} has no use without --upstream")
+        return None
+    if options.ownership is None:
+        raise ValueError(
+            "--upstream needs --ownership FILE: without it a restarted proxy would answer a stopped job's keys with "
+            "the upstream's old copies"
+        )
+    try:
+        url = UpstreamUrl.parse(options.upstream)
+    except ValueError as error:
+        raise ValueError(f"--upstream: {error}") from None
+    try:
+        ownership = Ownership(options.ownership, checks_new=options.new_jobs == "wait")
+    except OwnershipError as error:
+        raise ValueError(f"--ownership: {error}") from None
+    tls = _tls(options, url)
+    return UpstreamPool(url, options.upstream_timeout / MS_PER_S, options.upstream_connections, tls), ownership
+
+
+def _tls(options: argparse.Namespace, url: UpstreamUrl) -> UpstreamTls | None:
+    """Return the TLS of connections to the upstream; TlsError."""
+    ca, cert, key, server_name = (getattr(options, name) for name in TLS_OPTIONS)
+    if url.is_tls:
+        return UpstreamTls(TlsFiles(cert, key, ca, prefix=PREFIX), server_name or "")
+    if any((ca, cert, key, server_name)):
+        raise TlsError(f"the options {PREFIX}... need an upstream with TLS: --upstream rediss://...")
+    return None
