@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import hiredis
 
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS
 from resp_server.protocol.errors import LoadingError, PlainError
-from resp_server.proxy.requests import MALFORMED_REPLY_ERRORS, BackgroundSink, ServerRequest
+from resp_server.proxy.requests import BackgroundSink, ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
 
 logger = logging.getLogger("sparkis.proxy")

@@ -13,10 +13,11 @@ from resp_server.forwarding.raw_replies import (
     as_bytes,
     chunks_of,
 )
+from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.errors import PlainError, TryAgainError
 from resp_server.protocol.replies import Pending, ReplyStream, SlicedEncoder
 from resp_server.proxy.epoch_floors import indexes_behind
-from resp_server.proxy.requests import ReplySink, ServerRequest
+from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import LONG_TIMEOUT_S, StateCluster
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
 from resp_server.session.session import Session

@@ -30,6 +30,7 @@ from resp_server.execution.long_requests import RequestSplit, first_portion, may
 from resp_server.execution.slow_requests import NEVER_NS
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import Merge, ReplyAggregator, ReplySink, ReplyStage
 from resp_server.metrics.stats import CommandStats
 from resp_server.protocol.errors import (
     ClusterDownError,
@@ -48,7 +49,7 @@ from resp_server.proxy.compiled import hop
 from resp_server.proxy.job_queries import JobQueries, server_sections, text_in
 from resp_server.proxy.keyspace_queries import KeyspaceQuery
 from resp_server.proxy.request_policy import SPLIT, Part, RequestPolicy, policy_of, single_key_at, split_by_slot, within
-from resp_server.proxy.requests import Merge, ReplyAggregator, ReplySink, ReplyStage, ServerRequest
+from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.tracking_recorder import TrackingRecorder
 from resp_server.proxy.transactions import ProxyExec, ProxyWatch

@@ -26,13 +26,6 @@ def is_behind(epochs: Epochs, seen: Epochs) -> bool:
     return any(epochs.get(job, reached) < reached for job, reached in seen.items())
 
 
-def union_of(epochs: ReplyEpochs, more: ReplyEpochs) -> ReplyEpochs:
-    """Return the epochs of two replies, each once."""
-    if epochs is more or not more:
-        return epochs
-    return epochs + tuple(each for each in more if not any(each is other for other in epochs)) if epochs else more
-
-
 def indexes_behind(replies: Sequence[ReplyEpochs]) -> list[int]:
     """Return the indexes of the replies that are from earlier epochs than a reply before them."""
     found = []

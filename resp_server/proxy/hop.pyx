@@ -18,12 +18,13 @@ from resp_server.native.core cimport InputInterceptor, glob
 from resp_server.native.wire cimport Output, Spec, Word, command_of, cut, number_line, put, put_line, reserve, set_spec
 from state_backend.native.lookup cimport slot_of
 
-from resp_server.session.epoch_feed import NO_EPOCHS
+from resp_server.session.epoch_feed import NO_EPOCHS, union_of
 from resp_server.protocol.request_parser import RequestParser
-from resp_server.proxy.requests import PING, REQUESTS_MAX, SENDS_MAX, ServerRequest, malformed_reply, send_mget_by_slots
+from resp_server.forwarding.reply_stages import malformed_reply
+from resp_server.proxy.requests import PING, REQUESTS_MAX, SENDS_MAX, ServerRequest, send_mget_by_slots
 from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX, RawReplySender
 from resp_server.forwarding.reply_splitter import FrameError
-from resp_server.proxy.epoch_floors import has_reached, indexes_behind, union_of
+from resp_server.proxy.epoch_floors import has_reached, indexes_behind
 
 cdef enum:
     WORDS_MAX = 1024  # of a request; a longer one is forwarded in portions

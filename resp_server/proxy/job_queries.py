@@ -9,6 +9,7 @@ import hiredis
 
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, ReplySink, ReplyStage, malformed_reply
 from resp_server.protocol.replies import Verbatim, encode
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.job_merge import (
@@ -22,7 +23,7 @@ from resp_server.proxy.job_merge import (
     rows_in,
     shares_of,
 )
-from resp_server.proxy.requests import MALFORMED_REPLY_ERRORS, ReplySink, ReplyStage, ServerRequest, malformed_reply
+from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.session.epoch_feed import ReplyEpochs
 from state_backend.model.key_groups import NONE, KeyGroups

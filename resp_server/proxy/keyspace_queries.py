@@ -12,14 +12,14 @@ from typing import NamedTuple
 from resp_server.commands.generic import cursor
 from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import Merge, ReplySink, ReplyStage, merge_or_error
 from resp_server.protocol.errors import ClusterDownError, ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
-from resp_server.proxy.epoch_floors import union_of
 from resp_server.proxy.request_policy import POSITION_BITS, merge_all, scan_reply
-from resp_server.proxy.requests import Merge, ReplySink, ReplyStage, ServerRequest, merge_or_error
+from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
-from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
+from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs, union_of
 from state_backend.model.slots import HASH_BITS, SLOTS
 
 TOPOLOGY = pack((b"CLUSTER", b"INFO"))

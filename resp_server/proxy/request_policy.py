@@ -20,10 +20,10 @@ from resp_server.command_table.key_specs import keys_of
 from resp_server.command_table.table import Command
 from resp_server.forwarding.raw_replies import RawReply, Steps
 from resp_server.forwarding.reply_splitter import array_in_order, joined, sum_of_replies
+from resp_server.forwarding.reply_stages import Merge
 from resp_server.protocol.errors import CrossSlotError
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.requests import Merge
 from resp_server.session.session import Account
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_of
 

@@ -21,13 +21,14 @@ from typing import Any
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import Defer
 from resp_server.net.awake import AwakeClock
 from resp_server.net.tls import Certificates
 from resp_server.protocol.errors import ClusterDownError, PlainError, TryAgainError, internal_error
 from resp_server.proxy.epoch_floors import EpochFloors, has_reached
 from resp_server.proxy.job_keys import JobKeys
 from resp_server.proxy.replica_choice import ReplicaChoice
-from resp_server.proxy.requests import SENDS_MAX, BackgroundSink, Defer, ServerRequest
+from resp_server.proxy.requests import SENDS_MAX, BackgroundSink, ServerRequest
 from resp_server.proxy.server_connection import REPLY_BYTES_MAX, ConnectionKey, ServerConnection, ServerProtocol
 from resp_server.proxy.slot_map import NO_TERM, SlotMap
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs, latest

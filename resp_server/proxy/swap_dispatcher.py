@@ -13,6 +13,7 @@ from resp_server.command_table.table import Command
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.forwarding.raw_replies import RawReply, Steps
 from resp_server.forwarding.reply_splitter import array_in_order, pack, sum_of_replies
+from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink
 from resp_server.protocol.errors import NoPermError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
@@ -21,7 +22,6 @@ from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.keyspace_queries import KeyspaceQuery
 from resp_server.proxy.new_format_check import NewFormatChecks
 from resp_server.proxy.request_policy import SUMMED, split_by_slot, within
-from resp_server.proxy.requests import Defer, ReplyAggregator, ReplySink
 from resp_server.proxy.swap_control import OwnershipControl
 from resp_server.proxy.swap_keyspace import KeyFilter, SwapScan, query_both
 from resp_server.session.session import Account, Session

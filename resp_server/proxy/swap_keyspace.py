@@ -13,10 +13,10 @@ from typing import NamedTuple, Protocol
 from resp_server.commands.generic import cursor_number
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of
 from resp_server.forwarding.reply_splitter import items_of, sum_of_replies
+from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink, ReplyStage, merge_or_error
 from resp_server.protocol.errors import PlainError, TryAgainError
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.requests import Defer, ReplyAggregator, ReplySink, ReplyStage, merge_or_error
 from resp_server.session.epoch_feed import ReplyEpochs
 from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.scan_cursor import ScanPosition, after, position_of

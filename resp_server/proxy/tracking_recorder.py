@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from resp_server.forwarding.raw_replies import RawReply
-from resp_server.proxy.requests import ReplySink, ReplyStage
+from resp_server.forwarding.reply_stages import ReplySink, ReplyStage
 from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.epoch_feed import ReplyEpochs
 from resp_server.session.tracking import TrackingState

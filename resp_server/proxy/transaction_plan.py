@@ -12,11 +12,12 @@ from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import NOTHING_RUN
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, split_header
 from resp_server.forwarding.reply_splitter import items_of, pack
+from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.errors import ClusterDownError, PlainError, ReplyError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.request_policy import RequestPolicy, policy_of, split_in_steps
-from resp_server.proxy.requests import PING, REQUESTS_MAX, SENDS_MAX, ReplySink, ServerRequest
+from resp_server.proxy.requests import PING, REQUESTS_MAX, SENDS_MAX, ServerRequest
 from resp_server.proxy.server_connection import ConnectionKey
 from resp_server.proxy.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.session.epoch_feed import NO_EPOCHS, JobEpoch, ReplyEpochs

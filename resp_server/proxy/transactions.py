@@ -22,19 +22,19 @@ from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import NOTHING_RUN, ExecContext
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, result_of
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import (
+    MALFORMED_REPLY_ERRORS,
+    STEPS_NS_MAX,
+    ReplySink,
+    ReplyStage,
+    malformed_reply,
+)
 from resp_server.protocol.errors import ReplyError, TryAgainError
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.request_policy import split_in_steps
-from resp_server.proxy.requests import (
-    MALFORMED_REPLY_ERRORS,
-    STEPS_NS_MAX,
-    ReplySink,
-    ReplyStage,
-    ServerRequest,
-    malformed_reply,
-)
+from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.proxy.transaction_plan import (
     SHORT_COMMANDS_MAX,

@@ -103,3 +103,10 @@ class EpochFeed:
             self._sent_version = version
             pushes.append(Push((b"topology", version)))
         return b"".join([encode(each, 3) for each in pushes])
+
+
+def union_of(epochs: ReplyEpochs, more: ReplyEpochs) -> ReplyEpochs:
+    """Return the epochs of two replies, each once."""
+    if epochs is more or not more:
+        return epochs
+    return epochs + tuple(each for each in more if not any(each is other for other in epochs)) if epochs else more

@@ -27,7 +27,8 @@ from compat.waiting import WAIT_S_MAX, eventually, eventually_async
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.proxy.requests import ReplySink, ServerRequest
+from resp_server.forwarding.reply_stages import ReplySink
+from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from state_backend.model.slots import slot_of
