@@ -1,4 +1,4 @@
-"""STATE OWNERS, CONFIRM and RELEASE: which keys are a state's, and which the upstream's, at a proxy."""
+"""STATE OWNERS, CONFIRM, RELEASE and RELOAD: which keys are a state's, and which the upstream's, at a proxy."""
 
 from __future__ import annotations
 
@@ -39,6 +39,12 @@ def state_confirm(context: CommandContext, job: bytes) -> Reply:
 def state_release(context: CommandContext, job: bytes) -> Reply:
     """Gives a job's keys back to the upstream, at a proxy with an upstream."""
     return _control(context).release(job)
+
+
+@command("state|reload", own=_facts())
+def state_reload(context: CommandContext) -> Reply:
+    """Reads the rules file of a proxy with an upstream again, and returns the number of rules."""
+    return _control(context).reload()
 
 
 def _control(context: CommandContext) -> SwapControl:

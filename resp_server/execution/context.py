@@ -77,6 +77,9 @@ class SwapControl(Protocol):
     def release(self, job: bytes) -> Reply:
         """Give a job's keys to the upstream."""
 
+    def reload(self) -> Reply:
+        """Read the rules file again."""
+
 
 @dataclass
 class ServerContext:

@@ -7,7 +7,7 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import uvloop
@@ -160,8 +160,10 @@ async def _serve(options: argparse.Namespace) -> None:
     )
     load_users(server.users)
     server.context.state_servers = applications.info_fields
+    reload: Callable[[], None] | None = None
     if isinstance(server.dispatcher, SwapDispatcher):
         server.context.state_servers = server.dispatcher.info_fields
+        reload = server.dispatcher.control.reload_at_signal
     relay = connect_pubsub(applications, server.context)
     applications.start()
     if swap is not None:
@@ -175,7 +177,7 @@ async def _serve(options: argparse.Namespace) -> None:
         log_started(config, server.port, server.tls_port)
         if options.child:
             print(json.dumps({"port": server.port, "tls_port": server.tls_port}), flush=True)
-        await until_shutdown(watches_input=options.child, users=server)
+        await until_shutdown(watches_input=options.child, users=server, reload=reload)
     finally:
         for task in source_tasks:
             task.cancel()

@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -368,11 +368,17 @@ class UserSource(Protocol):
         """Read the ACL file again, for all connections; AccessError if it is invalid: then nothing changes."""
 
 
-async def until_shutdown(*, watches_input: bool, users: UserSource | None = None, lifeline: int | None = None) -> bool:
+async def until_shutdown(
+    *,
+    watches_input: bool,
+    users: UserSource | None = None,
+    lifeline: int | None = None,
+    reload: Callable[[], None] | None = None,
+) -> bool:
     """Wait for SIGTERM, SIGINT, or the end of the parent process; True if a signal came.
 
     watches_input: the parent's end closes stdin. lifeline: another descriptor that closes at the parent's end. SIGHUP,
-    which a closing terminal also sends, reloads the ACL file.
+    which a closing terminal also sends, reloads the ACL file, and calls `reload`.
     """
     # Exclude all present objects from garbage collection, which would take a seventh of a proxy's time (measured).
     gc.freeze()
@@ -380,12 +386,18 @@ async def until_shutdown(*, watches_input: bool, users: UserSource | None = None
     ended: asyncio.Future[bool] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _finish, ended, True)
-    loop.add_signal_handler(signal.SIGHUP, _reload_users, users)
+    loop.add_signal_handler(signal.SIGHUP, _hang_up, users, reload)
     if watches_input:
         lifeline = sys.stdin.fileno()
     if lifeline is not None:
         loop.add_reader(lifeline, _on_input, ended, lifeline)
     return await ended
+
+
+def _hang_up(server: UserSource | None, reload: Callable[[], None] | None) -> None:
+    if reload is not None:
+        reload()
+    _reload_users(server)
 
 
 def _reload_users(server: UserSource | None) -> None:

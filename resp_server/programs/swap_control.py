@@ -1,4 +1,4 @@
-"""`sparkis owners`, `confirm` and `release`: the owners of keys at a running proxy with an upstream."""
+"""`sparkis owners`, `confirm`, `release` and `reload`: the owners of keys at a running proxy with an upstream."""
 
 from __future__ import annotations
 
@@ -89,4 +89,11 @@ RELEASE = ControlCommand(
     ("STATE", "RELEASE"),
     lambda options, reply: f"job {options.job}: the keys {', '.join(reply) or 'of its states'} belong to the upstream",
     has_job=True,
+)
+RELOAD = ControlCommand(
+    "reload",
+    "Let a running proxy read its rules file (--routes) again. A file with mistakes changes nothing, and all of its "
+    f"mistakes are printed. {SEVERAL}",
+    ("STATE", "RELOAD"),
+    lambda options, reply: f"{reply} rules",
 )

@@ -10,6 +10,7 @@ from resp_server.net.tls import TlsError, TlsFiles
 from resp_server.programs.command_line import whole_number
 from resp_server.upstream.ownership import Ownership, OwnershipError
 from resp_server.upstream.pool import CONNECTIONS, TIMEOUT_S, UpstreamPool
+from resp_server.upstream.rules import RulesFile
 from resp_server.upstream.tls import PREFIX, UpstreamTls
 from resp_server.upstream.url import UpstreamUrl
 
@@ -50,6 +51,13 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
         "upstream's until `sparkis confirm JOB`, or the states take them at once (default %(default)s)",
     )
     parser.add_argument(
+        "--routes",
+        type=Path,
+        metavar="FILE",
+        help="with --upstream: rules (TOML) that say whose keys are, whatever the jobs' key formats say; reloaded by "
+        "SIGHUP and by `sparkis reload`",
+    )
+    parser.add_argument(
         "--upstream-timeout",
         type=whole_number(1, TIMEOUT_MS_MAX, "a number of milliseconds"),
         default=int(TIMEOUT_S * MS_PER_S),
@@ -72,9 +80,14 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
 
 
 def swap_of(options: argparse.Namespace) -> tuple[UpstreamPool, Ownership] | None:
-    """Return the upstream and the owners of keys; None without an upstream. ValueError for invalid options."""
+    """Return the upstream and the owners of keys; None without an upstream.
+
+    ValueError, or RulesError, for invalid options.
+    """
     if not options.upstream:
-        given = next((name for name in (*TLS_OPTIONS, "ownership") if getattr(options, name) is not None), None)
+        given = next(
+            (name for name in (*TLS_OPTIONS, "ownership", "routes") if getattr(options, name) is not None), None
+        )
         if given is not None:
             raise ValueError(f"--{given.replace('_', '-')} has no use without --upstream")
         return None
@@ -87,8 +100,9 @@ def swap_of(options: argparse.Namespace) -> tuple[UpstreamPool, Ownership] | Non
         url = UpstreamUrl.parse(options.upstream)
     except ValueError as error:
         raise ValueError(f"--upstream: {error}") from None
+    rules_file = None if options.routes is None else RulesFile(options.routes)
     try:
-        ownership = Ownership(options.ownership, checks_new=options.new_jobs == "wait")
+        ownership = Ownership(options.ownership, checks_new=options.new_jobs == "wait", rules_file=rules_file)
     except OwnershipError as error:
         raise ValueError(f"--ownership: {error}") from None
     tls = _tls(options, url)

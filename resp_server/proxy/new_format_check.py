@@ -19,7 +19,7 @@ from resp_server.protocol.errors import internal_error
 from resp_server.proxy.swap_keyspace import text_of
 from resp_server.session.epoch_feed import ReplyEpochs
 from resp_server.upstream.connection import UpstreamSink
-from resp_server.upstream.key_matcher import glob_of
+from resp_server.upstream.key_patterns import glob_of
 from resp_server.upstream.ownership import EXAMPLES_MAX, NewFormat, Ownership
 from state_backend.model.descriptor import KeyFormat
 

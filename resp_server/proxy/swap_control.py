@@ -1,12 +1,17 @@
-"""The owners of keys at a proxy with an upstream, as STATE OWNERS shows them, and CONFIRM and RELEASE change them."""
+"""The owners of keys at a proxy with an upstream, as STATE OWNERS shows them, and its siblings change them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import Reply
 from resp_server.upstream.ownership import Ownership, UnknownJobError
+from resp_server.upstream.rules import RulesError
+
+logger = logging.getLogger("sparkis.proxy")
 
 
 class OwnershipControl:
@@ -34,6 +39,26 @@ class OwnershipControl:
     def release(self, job: bytes) -> Reply:
         """Give a job's keys to the upstream; return its key formats."""
         return _formats(self._ownership.release, job)
+
+    def reload(self) -> Reply:
+        """Read the rules file again; return the number of rules. PlainError with all mistakes: nothing changes then."""
+        file = self._ownership.rules_file
+        if file is None:
+            raise PlainError("this proxy has no rules file: start it with --routes FILE")
+        try:
+            rules = file.read()
+        except RulesError as error:
+            logger.error("the rules stay as they were: %s", error)
+            raise PlainError(f"the rules stay as they were: {error}") from None
+        self._ownership.take_rules(rules)
+        logger.info("read %d rules from %s", len(rules), file.path)
+        return len(rules)
+
+    def reload_at_signal(self) -> None:
+        """Read the rules file again, if there is one. Mistakes are logged."""
+        if self._ownership.rules_file is not None:
+            with suppress(PlainError):
+                self.reload()
 
 
 def _formats(change: Callable[[str], Sequence[str]], job: bytes) -> Reply:

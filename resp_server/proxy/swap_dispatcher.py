@@ -55,14 +55,13 @@ class SwapDispatcher(ProxyDispatcher):
         self._checks = NewFormatChecks(ownership, OwnRequests(pool), server.clients.defer)
         ownership.on_new = self._checks.add
         ownership.on_changed = self._owners_changed
-        server.swap_control = OwnershipControl(ownership)
+        self.control = server.swap_control = OwnershipControl(ownership)
         self._update_hop()
 
     def _update_hop(self) -> None:
         """Have the hop forward requests for the keys of states; none before all owners are known."""
         if self.hop is not None:
-            patterns = self._ownership.matcher.patterns if self._ownership.is_known else ()
-            self.hop.set_patterns([(pattern, True) for pattern in patterns])
+            self.hop.set_patterns(self._ownership.matcher.patterns if self._ownership.is_known else ())
 
     def _owners_changed(self, change: OwnershipChange) -> None:
         """Fail the EXEC of clients that watch a key with a new owner, and invalidate all cached keys."""

@@ -1,4 +1,4 @@
-"""Which state owns a key: the key formats of all states as one regular expression. Pure, and never changed."""
+"""Who owns a key: rules, and the key formats of all states, as one regular expression. Pure, and never changed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from resp_server.upstream.key_patterns import glob_of, key_pattern
+from resp_server.upstream.rules import Owner, Rule
 from state_backend.model.descriptor import KeyFormat
 
 
@@ -16,40 +18,67 @@ class OwnedFormat(NamedTuple):
     owner: str
 
 
-class KeyMatcher:
-    """The owners of keys at one time. patterns: Redis patterns of exactly the keys that have an owner."""
+class Decision(NamedTuple):
+    """Who owns a key. state: `job:state`, if a state's key format decided; rule: if a rule did."""
 
-    def __init__(self, formats: Sequence[OwnedFormat] = ()) -> None:
+    owner: Owner
+    state: str = ""
+    rule: Rule | None = None
+
+
+UPSTREAMS = Decision(Owner.UPSTREAM)
+
+
+class KeyMatcher:
+    """The owners of keys at one time. The first rule that covers a key decides; without one, the key formats do.
+
+    patterns: Redis patterns that match exactly the keys of rules and formats, in this order, each with whether its keys
+    are plain: read from the states under their own names, whatever the request.
+    """
+
+    def __init__(self, formats: Sequence[OwnedFormat] = (), rules: Sequence[Rule] = ()) -> None:
         rows = [(KeyFormat.parse(each.text), each.owner) for each in formats]
         # The longest literal start first: of two formats that cover a key, the more specific one names the owner.
         rows.sort(key=lambda row: -len(row[0].literals[0]))
-        patterns = [b"(" + key_pattern(key_format) + b")" for key_format, _ in rows]
-        self._pattern = re.compile(b"|".join(patterns), re.DOTALL) if patterns else None
-        self._owners = [owner for _, owner in rows]
-        self.patterns = [glob_of(key_format) for key_format, _ in rows]
-
-    @property
-    def format_count(self) -> int:
-        """The number of key formats."""
-        return len(self._owners)
+        self.format_count = len(rows)
+        by_format = [(key_format, Decision(Owner.STATE, owner)) for key_format, owner in rows]
+        self._formats = _Alternatives(by_format)
+        self._all = _Alternatives([(rule.keys, Decision(rule.owner, "", rule)) for rule in rules] + by_format)
+        self.patterns = [(glob_of(rule.keys), rule.is_plain) for rule in rules]
+        self.patterns += [(glob_of(key_format), True) for key_format, _ in rows]
+        # On the path of each request.
+        self.decide = self._all.decide
 
     def owner_of(self, key: bytes) -> str | None:
-        """Return the state that owns a key, as `job:state`; None: the upstream owns it."""
-        match = self._pattern.match(key) if self._pattern is not None else None
-        return self._owners[match.lastindex - 1] if match and match.lastindex else None
+        """Return the state that owns a key, as `job:state`; None: the upstream owns it.
+
+        Empty: a rule says that the key is a state's, and no state that was ever seen has such keys.
+        """
+        decision = self.decide(key)
+        if decision.owner is Owner.UPSTREAM:
+            return None
+        return decision.state or self._formats.decide(key).state
+
+    def whose(self, key: bytes) -> str:
+        """Return the owner of a key for messages."""
+        decision, state = self.decide(key), self.owner_of(key)
+        if state is None:
+            return "the upstream's"
+        if state or decision.rule is None:
+            return f"owned by state {state}"
+        return f"the states', by the rule '{decision.rule.name}'"
 
 
-def key_pattern(key_format: KeyFormat) -> bytes:
-    """Return a regular expression (bytes, DOTALL) for exactly the keys of a format, without groups.
+class _Alternatives:
+    """Key formats in order: the first one that covers a key decides."""
 
-    `KeyFormat.pattern` leaves out the literals between columns; here these would take keys of the upstream.
-    """
-    return b".*".join(re.escape(literal.encode()) for literal in key_format.literals) + rb"\Z"
+    def __init__(self, rows: Sequence[tuple[KeyFormat, Decision]]) -> None:
+        patterns = [b"(" + key_pattern(key_format) + b")" for key_format, _ in rows]
+        # Without formats: a pattern that nothing matches.
+        self._match = re.compile(b"|".join(patterns) or rb"(?!)", re.DOTALL).match
+        self._decisions = [UPSTREAMS, *(decision for _, decision in rows)]
 
-
-GLOB_MARKS = re.compile(rb"([*?\[\]\\^])")
-
-
-def glob_of(key_format: KeyFormat) -> bytes:
-    """Return the Redis pattern of a format's keys."""
-    return b"*".join(GLOB_MARKS.sub(rb"\\\1", literal.encode()) for literal in key_format.literals)
+    def decide(self, key: bytes) -> Decision:
+        """Return who owns a key."""
+        match = self._match(key)
+        return self._decisions[match.lastindex or 0] if match else UPSTREAMS

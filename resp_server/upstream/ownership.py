@@ -9,7 +9,11 @@ upstream's until somebody confirms the job. So a new job cannot hide keys that a
     owned      the format's keys are the state's
     checking   a new format, until the upstream was searched for keys of it
     waiting    the upstream has keys of it, so the format waits for a confirmation
+    ruled      a new format whose keys a rule gives to the upstream
     released   the job was released: its keys are the upstream's, until the job is confirmed
+
+Rules come before key formats: a key that a rule covers has the owner that the rule says. A rule that covers a new
+format decides about it, so that nobody has to confirm the job.
 """
 
 from __future__ import annotations
@@ -23,7 +27,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from resp_server.protocol.errors import client_text
-from resp_server.upstream.key_matcher import KeyMatcher, OwnedFormat, key_pattern
+from resp_server.upstream.key_matcher import UPSTREAMS, Decision, KeyMatcher, OwnedFormat
+from resp_server.upstream.key_patterns import covers, key_pattern
+from resp_server.upstream.rules import Owner, Rule, Rules, RulesFile
 from state_backend.model.descriptor import KeyFormat
 from state_backend.model.errors import SparkisError
 
@@ -61,7 +67,7 @@ class OwnershipChange(NamedTuple):
 
     def affects(self, key: bytes) -> bool:
         """Tell whether a key has another owner now."""
-        return self.before.owner_of(key) != self.after.owner_of(key)
+        return self.before.decide(key) != self.after.decide(key)
 
 
 class JobOwnership(NamedTuple):
@@ -81,21 +87,26 @@ class Ownership:
     called after each change of owners, also the first one.
     """
 
-    def __init__(self, path: Path | None = None, *, checks_new: bool = True) -> None:
-        """Read the file, if there is one; OwnershipError. path: None: nothing is persisted."""
+    def __init__(
+        self, path: Path | None = None, *, checks_new: bool = True, rules_file: RulesFile | None = None
+    ) -> None:
+        """Read the files, if there are any; OwnershipError, RulesError. path: None: nothing is persisted."""
         self._path = path
         self._checks_new = checks_new
+        self.rules_file = rules_file
+        self.rules: Rules = () if rules_file is None else rules_file.read()
         self._formats: Formats = {}
         self._released: set[str] = set()
-        self._new: dict[NewFormat, Sequence[bytes] | None] = {}  # with the keys found; None: it is being checked
-        self.matcher = KeyMatcher()
+        # With the keys found; None: it is being checked. Rules may decide about some of them.
+        self._new: dict[NewFormat, Sequence[bytes] | None] = {}
+        self._use_matcher(self._compiled())
         self.is_known = False
         self.error = ""
         self.on_new: Callable[[Sequence[NewFormat]], None] = lambda formats: None
         self.on_changed: Callable[[OwnershipChange], None] = lambda change: None
         if path is not None and path.exists():
             self._formats, self._released = _read(path)
-            self.matcher = self._compiled()
+            self._use_matcher(self._compiled())
             self.is_known = True
 
     @property
@@ -106,6 +117,24 @@ class Ownership:
     def owner_of(self, key: bytes) -> str | None:
         """Return the state that owns a key, as `job:state`; None: the upstream owns it."""
         return self.matcher.owner_of(key)
+
+    def whose(self, key: bytes) -> str:
+        """Return the owner of a key for messages."""
+        return self.matcher.whose(key)
+
+    def take_rules(self, rules: Rules) -> None:
+        """Take other rules. New formats that a rule decided about, and none does any more, are checked."""
+        were_ruled = {each for each in self._new if self._rule_of(each) is not None}
+        self.rules = rules
+        unchecked = [each for each in were_ruled if self._rule_of(each) is None]
+        self._new |= dict.fromkeys(unchecked)
+        given = [each for each in self._new if self._is_given_to_state(each)]
+        if given:
+            self._own(given)
+        else:
+            self._recompile()
+        if unchecked:
+            self.on_new(unchecked)
 
     def learn(self, formats: Mapping[str, Mapping[str, str]]) -> None:
         """Take the key formats of jobs' states: new ones are checked, or are written to the file before they count."""
@@ -123,8 +152,12 @@ class Ownership:
             self._write()
         new = [each for each in new if each.job not in self._released]
         if self.is_known and self._checks_new:
-            unchecked = [each for each in new if each not in self._new]
-            self._new |= dict.fromkeys(unchecked)
+            given = [each for each in new if self._is_given_to_state(each)]
+            if given:
+                self._own(given)
+            unknown = [each for each in new if each not in self._new and each not in given]
+            self._new |= dict.fromkeys(unknown)
+            unchecked = [each for each in unknown if self._rule_of(each) is None]
             if unchecked:
                 self.on_new(unchecked)
         elif new:
@@ -132,8 +165,8 @@ class Ownership:
 
     def settle(self, new: NewFormat, found: Sequence[bytes]) -> None:
         """Take the keys of a new format that the upstream has: without any, the format is owned from now on."""
-        if new not in self._new:
-            return  # confirmed or released meanwhile
+        if new not in self._new or self._rule_of(new) is not None:
+            return  # confirmed, released or ruled meanwhile
         if not found:
             self._own([new])
             return
@@ -148,7 +181,7 @@ class Ownership:
     def is_in_question(self, new: NewFormat) -> Callable[[bytes], bool]:
         """Return a function that tells whether a key of the upstream would change its owner if a format were owned."""
         fits = re.compile(key_pattern(KeyFormat.parse(new.text)), re.DOTALL).match
-        return lambda key: fits(key) is not None and self.owner_of(key) is None
+        return lambda key: fits(key) is not None and self.decide(key) == UPSTREAMS
 
     def confirm(self, job: str) -> Sequence[str]:
         """Give the keys of a waiting or released job to its states; return the formats; UnknownJobError."""
@@ -179,11 +212,14 @@ class Ownership:
             JobOwnership(job, "released" if job in self._released else "owned", self._formats_of(job))
             for job in {*self._formats, *self._released}
         ]
-        for status, is_checking in (("checking", True), ("waiting", False)):
-            for job in {each.job for each, found in self._new.items() if (found is None) == is_checking}:
-                of_job = {each: found or () for each, found in self._new.items() if each.job == job}
-                examples = [key for found in of_job.values() for key in found]
-                rows.append(JobOwnership(job, status, [each.text for each in of_job], examples[:EXAMPLES_MAX]))
+        new: dict[tuple[str, str], list[NewFormat]] = {}
+        for each in self._new:
+            new.setdefault((each.job, self._status_of(each)), []).append(each)
+        for (job, status), formats in new.items():
+            row = JobOwnership(job, status, [each.text for each in formats])
+            if status == "waiting":
+                row = row._replace(examples=[key for each in formats for key in self._new[each] or ()][:EXAMPLES_MAX])
+            rows.append(row)
         return sorted(rows, key=lambda row: (row.job, row.status))
 
     def info_fields(self) -> Mapping[str, object]:
@@ -192,11 +228,26 @@ class Ownership:
         return {
             "owned_key_formats": self.count,
             "ownership_known": int(self.is_known),
+            "ownership_rules": len(self.rules),
             "ownership_waiting": ",".join(row.job for row in rows if row.status == "waiting"),
             "ownership_checking": ",".join(row.job for row in rows if row.status == "checking"),
             "ownership_released": ",".join(row.job for row in rows if row.status == "released"),
             "ownership_error": self.error,
         }
+
+    def _rule_of(self, new: NewFormat) -> Rule | None:
+        """Return the first rule that covers all keys of a new format."""
+        key_format = KeyFormat.parse(new.text)
+        return next((rule for rule in self.rules if covers(rule.keys, key_format)), None)
+
+    def _is_given_to_state(self, new: NewFormat) -> bool:
+        rule = self._rule_of(new)
+        return rule is not None and rule.owner is Owner.STATE
+
+    def _status_of(self, new: NewFormat) -> str:
+        if self._rule_of(new) is not None:
+            return "ruled"
+        return "checking" if self._new[new] is None else "waiting"
 
     def _check_job(self, job: str) -> None:
         known = {row.job for row in self.jobs()}
@@ -222,8 +273,17 @@ class Ownership:
     def _change(self) -> None:
         """Write the file, then let the change count."""
         self._write()
-        before, self.matcher = self.matcher, self._compiled()
+        self._recompile()
+
+    def _recompile(self) -> None:
+        before = self.matcher
+        self._use_matcher(self._compiled())
         self.on_changed(OwnershipChange(before, self.matcher))
+
+    def _use_matcher(self, matcher: KeyMatcher) -> None:
+        self.matcher = matcher
+        # On the path of each request.
+        self.decide: Callable[[bytes], Decision] = matcher.decide
 
     def _write(self) -> None:
         if self._path is None:
@@ -249,7 +309,8 @@ class Ownership:
                 for state, texts in states.items()
                 for text in texts
                 if job not in self._released
-            ]
+            ],
+            self.rules,
         )
 
 

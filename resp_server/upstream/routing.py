@@ -17,6 +17,7 @@ from resp_server.protocol.errors import LoadingError, PlainError, client_text
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.command_facts import tells_all_keys
 from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.rules import Owner
 
 # Answered here: about this connection, its user, and this process. UNSUBSCRIBE finds no subscription.
 LOCAL = frozenset(
@@ -167,12 +168,12 @@ class SwapRouter:
 
     def _by_keys(self, rule: CommandRule, request: Request) -> Route:
         self._check_known()
-        ownership = self._ownership
         if rule.single_key_at and rule.single_key_at < len(request):
             positions: Sequence[int] = (rule.single_key_at,)
         else:
             positions = self._positions(rule, request)
-        owners = {at: owner for at in positions if (owner := ownership.owner_of(request[at])) is not None}
+        decide = self._ownership.decide
+        owners = [at for at in positions if decide(request[at]).owner is not Owner.UPSTREAM]
         if rule.name == "watch" and len(owners) < len(positions):
             raise not_yet(rule.name)
         if not owners:
@@ -186,11 +187,14 @@ class SwapRouter:
         if len(owners) == len(positions) and is_served:
             return Route(Side.STATES, rule)
         if rule.name in SPLIT:
-            return Route(Side.BOTH, rule, list(owners))
+            return Route(Side.BOTH, rule, owners)
         if rule.is_read and len(owners) < len(positions):
-            raise PlainError(f"command '{rule.name}' needs its keys on one side: {_whose(request, positions, owners)}")
-        at, owner = next(iter(owners.items()))
-        raise PlainError(f"key '{client_text(request[at])}' is owned by state {owner}")
+            raise PlainError(f"command '{rule.name}' needs its keys on one side: {self._whose(request, positions)}")
+        raise PlainError(self._whose(request, owners[:1]))
+
+    def _whose(self, request: Request, positions: Sequence[int]) -> str:
+        named = [request[at] for at in positions[:NAMED_KEYS_MAX]]
+        return ", ".join(f"key '{client_text(key)}' is {self._ownership.whose(key)}" for key in named)
 
     def _check_known(self) -> None:
         if not self._ownership.is_known:
@@ -286,11 +290,3 @@ def _is_nonblocking_read(rule: CommandRule, request: Request) -> bool:
             break  # STREAMS, or a syntax error
         at += STREAM_OPTIONS[word]
     return True
-
-
-def _whose(request: Request, positions: Sequence[int], owners: Mapping[int, str]) -> str:
-    parts = []
-    for at in positions[:NAMED_KEYS_MAX]:
-        owner = f"owned by state {owners[at]}" if at in owners else "the upstream's"
-        parts.append(f"key '{client_text(request[at])}' is {owner}")
-    return ", ".join(parts)

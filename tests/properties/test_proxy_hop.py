@@ -18,6 +18,8 @@ from resp_server.proxy.compiled import hop
 from resp_server.proxy.requests import ServerRequest
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs
 from resp_server.upstream.key_matcher import KeyMatcher, OwnedFormat
+from resp_server.upstream.rules import Owner, Rule
+from state_backend.model.descriptor import KeyFormat
 from state_backend.model.slots import SLOTS, slot_of
 from tests.properties.steps import result_of
 
@@ -239,15 +241,19 @@ near = st.lists(st.sampled_from([b"a", b"b", b"*", b"?", b"[", b"\\", b":", b"\n
 
 @given(
     formats=st.lists(formats, max_size=4),
+    rules=st.lists(st.tuples(formats, st.sampled_from([Owner.STATE, Owner.UPSTREAM])), max_size=3),
     asked=st.lists(st.tuples(st.just(b"GET"), near) | st.tuples(st.just(b"MGET"), near, near), min_size=1, max_size=6),
 )
 def test_with_patterns_only_keys_that_a_state_owns_are_forwarded(
-    formats: list[str], asked: list[tuple[bytes, ...]]
+    formats: list[str], rules: list[tuple[str, Owner]], asked: list[tuple[bytes, ...]]
 ) -> None:
-    owners = KeyMatcher([OwnedFormat(text, "job:state") for text in formats])
+    owners = KeyMatcher(
+        [OwnedFormat(text, "job:state") for text in formats],
+        [Rule(text, KeyFormat.parse(text), owner) for text, owner in rules],
+    )
     scene = Scene()
-    scene.hop.set_patterns([(pattern, True) for pattern in owners.patterns])
-    forwarded = list(takewhile(lambda words: all(map(owners.owner_of, words[1:])), asked))
+    scene.hop.set_patterns(owners.patterns)
+    forwarded = list(takewhile(lambda words: all(owners.owner_of(key) is not None for key in words[1:]), asked))
     took = scene.hop.forward(HopSink(), b"".join(map(pack, asked)), 2)
     assert took == len(b"".join(map(pack, forwarded)))
 

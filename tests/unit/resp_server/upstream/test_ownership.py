@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resp_server.protocol.glob import matcher
-from resp_server.upstream.key_matcher import glob_of, key_pattern
+from resp_server.upstream.key_patterns import glob_of, key_pattern
 from resp_server.upstream.ownership import (
     JobOwnership,
     NewFormat,
@@ -20,6 +20,7 @@ from resp_server.upstream.ownership import (
     OwnershipError,
     UnknownJobError,
 )
+from resp_server.upstream.rules import Rules, parse_rules
 from state_backend.model.descriptor import KeyFormat
 from state_backend.model.errors import SparkisError
 
@@ -67,7 +68,13 @@ def test_every_key_of_a_format_is_owned(literals: list[str], values: list[bytes]
 
 
 def test_the_literals_between_columns_count() -> None:
-    assert key_pattern(KeyFormat.parse("a/<x>/b/<y>")) == rb"a/.*/b/.*\Z"
+    assert key_pattern(KeyFormat.parse("a/<x>/b/<y>")) == rb"a/(?>.*?/b/).*\Z"
+
+
+def test_a_key_is_matched_in_a_time_proportional_to_its_length() -> None:
+    owned = Ownership()
+    owned.learn({"job": {"s": ":".join(f"<c{number}>" for number in range(8)) + ":end"}})
+    assert owned.owner_of(b":" * 100_000) is None and owned.owner_of(b":" * 100_000 + b"end") == "job:s"
 
 
 def test_of_two_formats_the_one_with_the_longer_literal_start_names_the_owner() -> None:
@@ -234,3 +241,57 @@ def test_a_key_is_in_question_if_it_fits_a_new_format_and_nobody_owns_it() -> No
 def test_the_glob_of_a_format_matches_its_keys(literals: list[str], value: bytes) -> None:
     key_format = KeyFormat.parse("<c>".join(literals))
     assert matcher(glob_of(key_format))(value.join(literal.encode() for literal in key_format.literals))
+
+
+def ruled(text: str) -> Rules:
+    """Return rules, given as lines of keys and owner."""
+    rows = [line.split(" ") for line in text.splitlines()]
+    return parse_rules("".join(f'[[rule]]\nkeys = "{keys}"\nowner = "{owner}"\n' for keys, owner in rows), "rules")
+
+
+def test_rules_come_before_key_formats_and_each_change_of_owners_is_told() -> None:
+    owned, _, changes = known()
+    owned.take_rules(ruled("job:speed:<car> upstream\nmine:<x> state"))
+    assert [owned.owner_of(key) for key in (b"job:speed:1", b"mine:1", b"total")] == [None, "", "other:total"]
+    assert [changes[-1].affects(key) for key in (b"job:speed:1", b"mine:1", b"total", b"x")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    owned.take_rules([])
+    assert [owned.owner_of(key) for key in (b"job:speed:1", b"mine:1")] == ["job:speed", None]
+    assert len(changes) == 2 and changes[-1].affects(b"mine:1")
+
+
+def test_a_rule_that_covers_a_new_format_settles_it(tmp_path: Path) -> None:
+    owned, new, _ = known(tmp_path / "owners.json")
+    owned.take_rules(ruled("sum:<x> state\nmean/<x> upstream"))
+    owned.learn(NEW)
+    assert new == [] and owned.info_fields()["ownership_waiting"] == owned.info_fields()["ownership_checking"] == ""
+    assert JobOwnership("new", "owned", ["sum:<day>"]) in owned.jobs()
+    assert JobOwnership("new", "ruled", ["mean/<day>"]) in owned.jobs()
+    owned.take_rules([])
+    assert owned.owner_of(b"sum:1") == Ownership(tmp_path / "owners.json").owner_of(b"sum:1") == "new:total"
+    assert new == [MEAN] and owned.owner_of(b"mean/1") is None  # nothing decides about it any more, so it is checked
+
+
+def test_a_rule_settles_a_format_that_waits_and_one_that_is_being_checked() -> None:
+    owned, new, _ = known()
+    owned.learn(NEW)
+    owned.settle(TOTAL, [b"sum:1"])
+    owned.take_rules(ruled("sum:<x> state\nmean/<x> upstream"))
+    assert owned.owner_of(b"sum:1") == "new:total" and owned.info_fields()["ownership_waiting"] == ""
+    owned.settle(MEAN, [])
+    assert owned.owner_of(b"mean/1") is None and JobOwnership("new", "ruled", ["mean/<day>"]) in owned.jobs()
+    owned.take_rules([])
+    owned.settle(MEAN, [])
+    assert new == [TOTAL, MEAN, MEAN] and owned.owner_of(b"mean/1") == "new:mean"
+
+
+def test_a_rule_for_some_keys_of_a_new_format_settles_nothing_but_its_keys_are_not_in_question() -> None:
+    owned, new, _ = known()
+    owned.take_rules(ruled("sum:9<x> upstream"))
+    owned.learn(NEW)
+    assert new == [TOTAL, MEAN]
+    assert [owned.is_in_question(TOTAL)(key) for key in (b"sum:1", b"sum:91")] == [True, False]

@@ -1,0 +1,40 @@
+"""Key formats as patterns: regular expressions, globs, and whether one covers another. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from state_backend.model.descriptor import KeyFormat
+
+GLOB_MARKS = re.compile(rb"([*?\[\]\\^])")
+# A byte that no literal has: literals are UTF-8.
+FRESH = b"\xff"
+
+
+def key_pattern(key_format: KeyFormat) -> bytes:
+    """Return a regular expression (bytes, DOTALL) for exactly the keys of a format, without groups that capture.
+
+    `KeyFormat.pattern` leaves out the literals between columns; here these would take keys of the upstream.
+    A literal between columns is matched where it stands first, which loses no match. So the time is proportional to
+    the key's length: with `.*`, a key of colons would take the length to the power of the columns.
+    """
+    first, *others = [re.escape(literal.encode()) for literal in key_format.literals]
+    if not others:
+        return first + rb"\Z"
+    between = [b"(?>.*?%b)" % literal for literal in others[:-1]]
+    return first + b"".join(between) + b".*" + others[-1] + rb"\Z"
+
+
+def glob_of(key_format: KeyFormat) -> bytes:
+    """Return the Redis pattern of a format's keys."""
+    return b"*".join(GLOB_MARKS.sub(rb"\\\1", literal.encode()) for literal in key_format.literals)
+
+
+def covers(wide: KeyFormat, narrow: KeyFormat) -> bool:
+    """Tell whether a format covers each key of another one.
+
+    It does if it covers one key of the other, in which a byte that no literal has stands for each column: only a column
+    of the wide one can take that byte, and would take any other text as well.
+    """
+    key = FRESH.join(literal.encode() for literal in narrow.literals)
+    return re.match(key_pattern(wide), key, re.DOTALL) is not None

@@ -1,0 +1,210 @@
+"""The rules of a proxy with an upstream: whose keys are, by their names, whatever the jobs' key formats say.
+
+A file of rules is TOML:
+
+    [[rule]]
+    name = "dashboards"               # for messages; without it, the keys
+    keys = "dash/<account>/apdex"     # as a state's key_format: a placeholder stands for any text
+    owner = "state"                   # or "upstream"
+
+The first rule that covers a key decides. A file is taken whole or not at all: `parse_rules` collects all mistakes.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from resp_server.upstream.key_patterns import covers
+from state_backend.model.descriptor import KeyFormat
+from state_backend.model.errors import SparkisError
+
+# A key is compared with one rule after the other (measured: 40 ns for each rule).
+RULES_MAX = 1000
+FILE_BYTES_MAX = 1 << 20
+TABLE = re.compile(r"^[ \t]*\[\[[ \t]*(?:rule|\"rule\"|'rule')[ \t]*\]\]", re.MULTILINE)
+SHOWN_CHARACTERS_MAX = 100
+
+
+class Owner(Enum):
+    """Who answers a key."""
+
+    STATE = "state"
+    UPSTREAM = "upstream"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The owner of the keys of a format. name: for messages."""
+
+    name: str
+    keys: KeyFormat
+    owner: Owner
+
+    @property
+    def has_state_keys(self) -> bool:
+        """Tell whether states may have keys of this rule."""
+        return self.owner is not Owner.UPSTREAM
+
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether each read of a key is answered by the states alone, under the same name."""
+        return self.owner is Owner.STATE
+
+
+Rules = Sequence[Rule]
+Option = TypeVar("Option", bound=Enum)
+
+
+class RulesError(SparkisError):
+    """A file has mistakes, all of which are told, or cannot be read."""
+
+    def __init__(self, source: str, mistakes: Sequence[str]) -> None:
+        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        super().__init__(f"{source} has {count}: {'; '.join(mistakes)}")
+        self.mistakes = mistakes
+
+
+class RulesFile:
+    """A file of rules."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> Rules:
+        """Return the rules of the file; RulesError."""
+        try:
+            with open(self.path, "rb") as file:
+                content = file.read(FILE_BYTES_MAX + 1)
+        except OSError as error:
+            raise RulesError(str(self.path), [f"it cannot be read: {error.strerror}"]) from None
+        if len(content) > FILE_BYTES_MAX:
+            raise RulesError(str(self.path), [f"it has more than {FILE_BYTES_MAX} bytes"])
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise RulesError(str(self.path), [f"it is not UTF-8: {error.reason} at byte {error.start}"]) from None
+        return parse_rules(text, str(self.path))
+
+
+def parse_rules(text: str, source: str) -> Rules:
+    """Return the rules of a text; RulesError with all mistakes. source: for messages."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RulesError(source, [f"it is not TOML: {error}"]) from None
+    mistakes = [f"unknown table or setting {name!r}: rules are [[rule]] tables" for name in tables if name != "rule"]
+    rows = tables.get("rule", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise RulesError(source, [*mistakes, "'rule' is not a list of tables: write [[rule]]"])
+    if len(rows) > RULES_MAX:
+        raise RulesError(source, [*mistakes, f"it has {len(rows)} rules; at most {RULES_MAX} are possible"])
+    places = _places(text, rows)
+    rules: dict[int, Rule] = {}
+    for number, row in enumerate(rows):
+        reader = _RuleReader(row)
+        rule = reader.read()
+        mistakes += [f"{places[number]}: {each}" for each in reader.mistakes]
+        if rule is not None:
+            rules[number] = rule
+    mistakes += _conflicts(rules, places)
+    if mistakes:
+        raise RulesError(source, mistakes)
+    return list(rules.values())
+
+
+class _RuleReader:
+    """Reads the table of one rule, and collects its mistakes."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self._row = dict(row)
+        self.mistakes: list[str] = []
+
+    def read(self) -> Rule | None:
+        """Return the rule; None if it has mistakes."""
+        keys = self._keys()
+        owner = self._option("owner", Owner, None)
+        name = self._text("name", keys.text if keys is not None else "")
+        self.mistakes += [f"unknown setting {_shown(key)}" for key in self._row]
+        if self.mistakes or keys is None or owner is None or name is None:
+            return None
+        return Rule(name, keys, owner)
+
+    def _keys(self) -> KeyFormat | None:
+        if "keys" not in self._row:
+            self.mistakes.append("it has no 'keys'")
+            return None
+        text = self._text("keys", "")
+        if not text:
+            return None
+        if "*" in text:
+            self.mistakes.append(
+                f"keys {_shown(text)} has a '*': write a placeholder, such as {_shown(text.replace('*', '<any>', 1))}"
+            )
+            return None
+        try:
+            return KeyFormat.parse(text)
+        except SparkisError as error:
+            self.mistakes.append(str(error))
+            return None
+
+    def _text(self, setting: str, default: str) -> str | None:
+        if setting not in self._row:
+            return default
+        value = self._row.pop(setting)
+        if isinstance(value, str) and value:
+            return value
+        self.mistakes.append(f"{setting} is {_shown(value)}; it must be a text that is not empty")
+        return None
+
+    def _option(self, setting: str, options: type[Option], default: Option | None) -> Option | None:
+        names = ", ".join(f'"{each.value}"' for each in options)
+        if setting not in self._row:
+            if default is None:
+                self.mistakes.append(f"it has no '{setting}': one of {names}")
+            return default
+        value = self._row.pop(setting)
+        found = next((each for each in options if each.value == value), None)
+        if found is None:
+            self.mistakes.append(f"{setting} is {_shown(value)}; it must be one of {names}")
+        return found
+
+
+def _conflicts(rules: Mapping[int, Rule], places: Sequence[str]) -> list[str]:
+    """Return the mistakes of rules that could never apply."""
+    found = []
+    first_of: dict[str, int] = {}
+    for number, rule in rules.items():
+        earlier = first_of.setdefault(rule.name, number)
+        if earlier != number:
+            found.append(f"{places[number]}: it has the name of {places[earlier]}")
+        hiding = next((at for at, other in rules.items() if at < number and covers(other.keys, rule.keys)), None)
+        if hiding is not None:
+            found.append(
+                f"{places[number]}: it conflicts with {places[hiding]}, which covers all of its keys and comes first, "
+                "so that it would never apply; remove one of them, or put the narrower one first"
+            )
+    return found
+
+
+def _places(text: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return how messages name each rule: by number, name or keys, and line."""
+    lines = [text.count("\n", 0, found.start()) + 1 for found in TABLE.finditer(text)]
+    places = []
+    for number, row in enumerate(rows):
+        label = next((row[word] for word in ("name", "keys") if isinstance(row.get(word), str)), None)
+        name = "" if label is None else f" {_shown(label)}"
+        # Tables within a text of several lines, or rules in one line, have no lines that are certain.
+        line = f" (line {lines[number]})" if len(lines) == len(rows) else ""
+        places.append(f"rule {number + 1}{name}{line}")
+    return places
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}..."

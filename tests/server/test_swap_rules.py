@@ -1,0 +1,147 @@
+"""The rules file of a proxy with an upstream: read at the start, and again while it runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from compat.conformance.servers import Running, child_environment
+from compat.conformance.wire import Connection
+from compat.waiting import eventually
+from tests.server.swap import OLD, Swap
+from tests.server.test_swap_owners import sparkis, start_job
+
+RULES = """
+[[rule]]
+name = "two"
+keys = "job:speed:2"
+owner = "upstream"
+
+[[rule]]
+keys = "extra:<x>"
+owner = "state"
+"""
+
+
+class RuledSwap(Swap):
+    """A swap with a rules file."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.routes = folder / "routes.toml"
+        self.routes.write_text(RULES)
+        super().__init__(folder, stack, "--routes", str(self.routes))
+
+    def wait_until_ready(self, proxy: Running) -> None:
+        with proxy.connect() as client:
+            for key, value in ((b"job:speed:1", b"10"), (b"job:speed:5", b"50"), (b"dash/7/apdex", b"0.9")):
+                eventually(lambda key=key: client.call("GET", key).plain, lambda found, is_=value: found == is_)  # type: ignore[misc]
+            eventually(lambda: not client.call("GET", "nobody's").is_error)
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuledSwap]:
+    with ExitStack() as stack:
+        yield RuledSwap(tmp_path_factory.mktemp("swap"), stack)
+
+
+@pytest.fixture(autouse=True)
+def _rules_as_before(swap: RuledSwap) -> Iterator[None]:
+    yield
+    swap.routes.write_text(RULES)
+    with swap.proxy.connect() as client:
+        assert client.call("STATE", "RELOAD").plain == 2
+
+
+@pytest.fixture
+def client(swap: RuledSwap) -> Iterator[Connection]:
+    with swap.proxy.connect() as connection:
+        yield connection
+
+
+def test_rules_override_the_owners_by_key_format(client: Connection) -> None:
+    assert client.call("MGET", "job:speed:1", "job:speed:2").plain == [b"10", OLD]
+    assert client.call("SET", "job:speed:2", OLD).plain == b"OK"
+    assert client.call("GET", "extra:1").plain is None
+    assert client.call("SET", "extra:1", "x").plain == b"ERR key 'extra:1' is the states', by the rule 'extra:<x>'"
+    assert client.call("SET", "job:speed:1", "x").plain == b"ERR key 'job:speed:1' is owned by state job:speed"
+    assert client.call("SUNION", "job:speed:1", "job:speed:2").plain == (
+        b"ERR command 'sunion' needs its keys on one side: key 'job:speed:1' is owned by state job:speed, "
+        b"key 'job:speed:2' is the upstream's"
+    )
+
+
+def test_a_reload_changes_the_owners_and_fails_the_exec_of_clients_that_watch_them(
+    swap: RuledSwap, client: Connection
+) -> None:
+    with swap.proxy.connect() as watcher:
+        assert watcher.call("WATCH", "job:speed:1").plain == b"OK"
+        swap.routes.write_text('[[rule]]\nkeys = "job:speed:1"\nowner = "upstream"\n')
+        done = sparkis(swap.proxy, "reload")
+        assert (done.returncode, done.stdout) == (0, "1 rules\n"), done.stderr
+        assert client.call("MGET", "job:speed:1", "job:speed:2").plain == [OLD, b"20"]
+        watcher.call("MULTI")
+        watcher.call("GET", "job:speed:3")
+        assert watcher.call("EXEC").plain is None
+    assert swap.info()["ownership_rules"] == "1"
+
+
+def test_a_file_with_mistakes_changes_nothing_and_all_mistakes_are_told(swap: RuledSwap, client: Connection) -> None:
+    swap.routes.write_text('[[rule]]\nkeys = "job:<x>"\nowner = "upstream"\n[[rule]]\nkeys = "a*"\n')
+    done = sparkis(swap.proxy, "reload")
+    assert done.returncode == 1
+    for mistake in ("rule 2 'a*' (line 4): keys 'a*' has a '*'", "rule 2 'a*' (line 4): it has no 'owner'"):
+        assert mistake in done.stderr
+    assert "the rules stay as they were: " in done.stderr and " has 2 mistakes: " in done.stderr
+    assert client.call("MGET", "job:speed:1", "job:speed:2").plain == [b"10", OLD]
+
+
+def test_a_signal_reloads_the_rules(swap: RuledSwap, client: Connection) -> None:
+    swap.routes.write_text('[[rule]]\nkeys = "a*"\n')
+    os.kill(swap.proxy.process.pid, signal.SIGHUP)
+    swap.routes.write_text("")
+    os.kill(swap.proxy.process.pid, signal.SIGHUP)
+    eventually(lambda: client.call("GET", "job:speed:2").plain == b"20")
+
+
+def test_a_rule_settles_a_new_job_without_a_confirmation(swap: RuledSwap, client: Connection) -> None:
+    client.call("SET", "session:ada", "precious")
+    start_job(swap, "greedy", "session:<user>", "session:ada")
+    eventually(lambda: swap.info()["ownership_waiting"] == "greedy")
+    swap.routes.write_text('[[rule]]\nkeys = "session:<user>"\nowner = "state"\n')
+    assert client.call("STATE", "RELOAD").plain == 1
+    # The server of this key may open the job later than the one that announced the job.
+    eventually(lambda: client.call("GET", "session:ada").plain == b"of the state")
+    assert swap.info()["ownership_waiting"] == ""
+
+
+def test_only_administrators_reload_and_only_where_there_are_rules(tmp_path: Path, swap: RuledSwap) -> None:
+    users = tmp_path / "users"
+    users.write_text("user default off\nuser app on >app ~* +@all -@admin\nuser boss on >boss ~* +@all\n")
+    proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
+    with proxy.connect() as client:
+        client.call("AUTH", "app", "app")
+        assert client.call("STATE", "RELOAD").plain.startswith(b"NOPERM")
+        client.call("AUTH", "boss", "boss")
+        assert client.call("STATE", "RELOAD").plain == (
+            b"ERR this proxy has no rules file: start it with --routes FILE"
+        )
+
+
+def test_a_proxy_does_not_start_with_mistakes_in_its_rules(tmp_path: Path, swap: RuledSwap) -> None:
+    path = tmp_path / "routes.toml"
+    path.write_text('[[rule]]\nkeys = "a"\nowner = "x"\n[[rule]]\nkeys = "b"\n')
+    program = "import sys; from spark_hooks.cli import main; sys.exit(main())"
+    line = [sys.executable, "-c", program, "proxy", "--log", str(swap.log), "--port", "0", "--routes", str(path)]
+    upstream = ["--upstream", "redis://127.0.0.1:1", "--ownership", str(tmp_path / "owners.json")]
+    done = subprocess.run(line + upstream, env=child_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "rule 1 'a' (line 1): owner is 'x'" in done.stderr
+    assert "rule 2 'b' (line 4): it has no 'owner'" in done.stderr
+    alone = subprocess.run(line, env=child_environment(), capture_output=True, text=True, check=False)
+    assert alone.returncode != 0 and "--routes has no use without --upstream" in alone.stderr

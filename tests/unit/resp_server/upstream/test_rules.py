@@ -1,0 +1,143 @@
+"""The rules file: taken whole, or not at all with all of its mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resp_server.upstream.key_matcher import KeyMatcher, OwnedFormat
+from resp_server.upstream.rules import FILE_BYTES_MAX, Owner, RulesError, RulesFile, parse_rules
+
+
+def mistakes_of(text: str) -> list[str]:
+    with pytest.raises(RulesError) as caught:
+        parse_rules(text, "routes.toml")
+    return list(caught.value.mistakes)
+
+
+def test_rules_are_read_in_the_order_of_the_file() -> None:
+    rules = parse_rules(
+        """
+        [[rule]]
+        name = "dashboards"
+        keys = "dash/<account>/apdex"
+        owner = "state"
+
+        [[rule]]
+        keys = "dash/<any>"
+        owner = "upstream"
+        """,
+        "routes.toml",
+    )
+    assert [(rule.name, rule.keys.text, rule.owner) for rule in rules] == [
+        ("dashboards", "dash/<account>/apdex", Owner.STATE),
+        ("dash/<any>", "dash/<any>", Owner.UPSTREAM),
+    ]
+    assert parse_rules("", "routes.toml") == []
+
+
+def test_the_first_rule_that_covers_a_key_decides_and_key_formats_only_where_no_rule_does() -> None:
+    text = '[[rule]]\nkeys = "a:<x>:z"\nowner = "upstream"\n[[rule]]\nkeys = "a:<x>"\nowner = "state"\n'
+    made = KeyMatcher([OwnedFormat("a:b:<c>", "job:b"), OwnedFormat("c:<d>", "job:c")], parse_rules(text, ""))
+    keys = (b"a:b:z", b"a:b:c", b"a:q", b"c:1", b"d")
+    assert [made.owner_of(key) for key in keys] == [None, "job:b", "", "job:c", None]
+    assert made.whose(b"a:q") == "the states', by the rule 'a:<x>'" and made.whose(b"a:b:c") == "owned by state job:b"
+    assert made.whose(b"a:b:z") == made.whose(b"d") == "the upstream's"
+
+
+def test_all_mistakes_are_told_at_once_with_number_name_and_line() -> None:
+    found = mistakes_of(
+        """
+        title = "mine"
+        [[rule]]
+        keys = "session:*"
+        owner = "mine"
+        [[rule]]
+        name = "two"
+        keys = "<a><b>"
+        owner = "state"
+        colour = 1
+        # a comment with [[rule]] in it
+        [[rule]]
+        name = ""
+        [[rule]]
+        keys = 7
+        owner = 7
+        """
+    )
+    assert found == [
+        "unknown table or setting 'title': rules are [[rule]] tables",
+        "rule 1 'session:*' (line 3): keys 'session:*' has a '*': write a placeholder, such as 'session:<any>'",
+        "rule 1 'session:*' (line 3): owner is 'mine'; it must be one of \"state\", \"upstream\"",
+        "rule 2 'two' (line 6): the key format '<a><b>' has nothing between two columns, so that different rows could \
+make one key; put a separator between them",
+        "rule 2 'two' (line 6): unknown setting 'colour'",
+        "rule 3 '' (line 12): it has no 'keys'",
+        "rule 3 '' (line 12): it has no 'owner': one of \"state\", \"upstream\"",
+        "rule 3 '' (line 12): name is ''; it must be a text that is not empty",
+        "rule 4 (line 14): keys is 7; it must be a text that is not empty",
+        'rule 4 (line 14): owner is 7; it must be one of "state", "upstream"',
+    ]
+
+
+def test_rules_in_one_line_have_no_line() -> None:
+    (found,) = mistakes_of('rule = [{keys = "a", owner = "b"}]')
+    assert found.startswith("rule 1 'a': owner is 'b'")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        *(("session:<id>", "session:<id>"), ("session:<id>", "session:<user>")),
+        *(("session:<id>", "session:<id>:tmp"), ("<any>", "a"), ("a", "a"), ("a<x>b<y>c", "a1b<z>bc")),
+    ],
+)
+def test_a_rule_that_could_never_apply_conflicts_with_the_one_before(first: str, second: str) -> None:
+    text = f'[[rule]]\nname = "one"\nkeys = "{first}"\nowner = "state"\n'
+    text += f'[[rule]]\nname = "two"\nkeys = "{second}"\nowner = "upstream"\n'
+    (found,) = mistakes_of(text)
+    assert found == (
+        "rule 2 'two' (line 5): it conflicts with rule 1 'one' (line 1), which covers all of its keys and comes first, "
+        "so that it would never apply; remove one of them, or put the narrower one first"
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("session:<id>:tmp", "session:<id>"), ("a:<x>", "<y>:b"), ("a", "b"), ("a<x>b", "a<x>"), ("aa", "a<x>a<y>a")],
+)
+def test_a_rule_that_applies_to_some_key_is_no_conflict(first: str, second: str) -> None:
+    text = f'[[rule]]\nkeys = "{first}"\nowner = "state"\n[[rule]]\nkeys = "{second}"\nowner = "upstream"\n'
+    assert len(parse_rules(text, "routes.toml")) == 2
+
+
+def test_two_rules_of_one_name_are_a_mistake() -> None:
+    text = '[[rule]]\nname = "n"\nkeys = "a"\nowner = "state"\n[[rule]]\nname = "n"\nkeys = "b"\nowner = "state"\n'
+    assert mistakes_of(text) == ["rule 2 'n' (line 5): it has the name of rule 1 'n' (line 1)"]
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("[[rule]\n", "it is not TOML: "),
+        ("rule = 7", "'rule' is not a list of tables: write [[rule]]"),
+        ('[rule]\nkeys = "a"', "'rule' is not a list of tables: write [[rule]]"),
+        ('[[rule]]\nkeys = "a"\nowner = "state"\n' * 1001, "it has 1001 rules; at most 1000 are possible"),
+    ],
+)
+def test_a_file_without_a_list_of_rules_is_refused(text: str, mistake: str) -> None:
+    (found,) = mistakes_of(text)
+    assert found.startswith(mistake)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "routes.toml"
+    with pytest.raises(RulesError, match=r"routes\.toml has 1 mistake: it cannot be read: No such file or directory"):
+        RulesFile(path).read()
+    path.write_bytes(b"# \xff")
+    with pytest.raises(RulesError, match="it is not UTF-8: invalid start byte at byte 2"):
+        RulesFile(path).read()
+    path.write_bytes(b" " * (FILE_BYTES_MAX + 1))
+    with pytest.raises(RulesError, match="it has more than 1048576 bytes"):
+        RulesFile(path).read()
