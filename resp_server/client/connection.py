@@ -44,6 +44,8 @@ TURN_NS_MAX = 5_000_000
 BATCH_REQUESTS = 128
 # Output after which a turn ends (guess: large enough for one write to be cheap per byte).
 TURN_BYTES_MAX = 256 * 1024
+# Further input is read up to this size while a blocking command waits, so that the client's end is noticed (guess).
+BLOCKED_INPUT_BYTES_MAX = 1024 * 1024
 # An incomplete request up to this size is buffered for the compiled core; the parser takes a longer one (guess).
 PARTIAL_BYTES_MAX = 32 * 1024
 
@@ -253,7 +255,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self.input += data
         self._is_begun = False
         if self._pending is not None or isinstance(self._next_turn, ScheduledTurn):
-            self._set_reading(False)
+            self._set_reading(self.is_blocked and len(self.input) < BLOCKED_INPUT_BYTES_MAX)
         if self._next_turn is None and self._is_writable:
             self._answer_soon(self._parser.buffered_bytes + len(self.input))
 
@@ -262,7 +264,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         if self.is_idle:
             self.answer_alone()  # a closing transport would not send what the round answers later
         self._write_queue.flush()
-        if self._transport.get_extra_info("sslcontext") is not None:
+        if self._transport.get_extra_info("sslcontext") is not None or self.is_blocked:
             return False
         self._is_ending = self._next_turn is not None or not self._is_writable
         return self._is_ending
@@ -413,7 +415,8 @@ class Connection(ConnectionFields, asyncio.Protocol):
         epoch_feed = self.session.epoch_feed
         if epoch_feed is not None and self._server_context.change_counter != epoch_feed.change_counter:
             frame = self._server_context.pending_pushes(epoch_feed) + frame
-        if self._sliced is not None or not (self._pending is None or isinstance(self._pending, RateLimitPause)):
+        is_between = self._pending is None or self.is_blocked or isinstance(self._pending, RateLimitPause)
+        if self._sliced is not None or not is_between:
             self._pushed.append(frame)
             self._pushed_bytes += len(frame)
         elif self._out is not None:
@@ -521,6 +524,11 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self._sliced = reply
         self._next_turn = self._loop.call_soon(self._turn)
 
+    @property
+    def is_blocked(self) -> bool:
+        """Tell whether a blocking command of the client waits; all replies before it are sent."""
+        return self._pending is not None and self._pending.is_blocking
+
     # -- turns --------------------------------------------------------------------------------------------------------
 
     @isolated
@@ -577,10 +585,15 @@ class Connection(ConnectionFields, asyncio.Protocol):
         if self._transport.is_closing():
             return
         is_waiting = self._pending is not None
+        if self.is_blocked and self._is_ending:  # as Redis does: nobody will take what a blocking command pops
+            self._server_context.leave(self.session)
+            self._close_transport()
+            return
         is_closing = self.session.is_closing and self._sliced is None and not is_waiting
         if is_closing or (self._is_ending and not has_more and not is_waiting and self._is_writable):
             self._close_transport()
             return
+        is_waiting &= not self.is_blocked
         self._set_reading(self._is_writable and not has_more and not is_waiting and not self._is_ending)
         if has_more and self._is_writable:
             self._next_turn = self._turn_scheduler.defer(self._turn)

@@ -101,6 +101,8 @@ class ServerContext:
     state_servers: Callable[[], Mapping[str, object]] | None = None
     # The owners of keys at a proxy with an upstream; None: this is no such proxy.
     swap_control: SwapControl | None = None
+    # Closes a client's own connection to the upstream.
+    leave_upstream: Callable[[Session], None] = lambda session: None
     # Incremented whenever the next reply may be from another epoch or topology than the last one.
     change_counter: int = 0
 
@@ -253,7 +255,8 @@ class ServerContext:
 
     def leave(self, session: Session) -> None:
         """End all pushes to a session: it disconnected, or sent RESET."""
-        for leave in (self.message_bus.leave, self.monitors.remove, self._end_epoch_feed, self._end_tracking):
+        each = self.message_bus.leave, self.monitors.remove, self._end_epoch_feed, self._end_tracking
+        for leave in (*each, self.leave_upstream):
             self.attempt(leave, session)
 
     def _end_tracking(self, session: Session) -> None:

@@ -141,7 +141,7 @@ def _server_certificates(options: argparse.Namespace) -> Certificates | None:
 async def _serve(options: argparse.Namespace) -> None:
     config = config_of(options, takes_ca_alone=True)
     certificates = _server_certificates(options)
-    raise_file_limit(config.clients_max)
+    raise_file_limit(config.clients_max + (options.upstream_pinned if options.upstream else 0))
     password = config.server_password or config.password
     sources, swap = _sources(options), swap_of(options)
     for source in sources:

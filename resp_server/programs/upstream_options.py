@@ -9,6 +9,7 @@ from pathlib import Path
 from resp_server.net.tls import TlsError, TlsFiles
 from resp_server.programs.command_line import whole_number
 from resp_server.upstream.ownership import Ownership, OwnershipError
+from resp_server.upstream.pinned import PINNED_MAX
 from resp_server.upstream.pool import CONNECTIONS, TIMEOUT_S, UpstreamPool
 from resp_server.upstream.rules import RulesFile
 from resp_server.upstream.tls import PREFIX, UpstreamTls
@@ -18,6 +19,7 @@ MS_PER_S = 1000
 TIMEOUT_MS_MAX = 60_000
 # More than one Redis can serve faster than fewer (guess).
 CONNECTIONS_MAX = 64
+PINNED_CONNECTIONS_MAX = 65_536
 # A URL with a password is better given here than on the command line, which every user of the machine can read.
 VARIABLE = "SPARKIS_UPSTREAM"
 TLS_OPTIONS = (
@@ -71,6 +73,14 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the shared connections to the upstream for each version of the protocol (default %(default)s)",
     )
+    parser.add_argument(
+        "--upstream-pinned",
+        type=whole_number(1, PINNED_CONNECTIONS_MAX, "a number of connections"),
+        default=PINNED_MAX,
+        metavar="N",
+        help="the connections to the upstream that one client has alone, for its blocking commands; beyond N they are "
+        "an error (default %(default)s)",
+    )
     group = parser.add_argument_group("TLS to the upstream, with --upstream rediss://...")
     ca, cert, key, server_name = (f"--{name.replace('_', '-')}" for name in TLS_OPTIONS)
     group.add_argument(ca, metavar="FILE", help="the CA of the upstream's certificate (default: this machine's CAs)")
@@ -106,7 +116,8 @@ def swap_of(options: argparse.Namespace) -> tuple[UpstreamPool, Ownership] | Non
     except OwnershipError as error:
         raise ValueError(f"--ownership: {error}") from None
     tls = _tls(options, url)
-    return UpstreamPool(url, options.upstream_timeout / MS_PER_S, options.upstream_connections, tls), ownership
+    timeout_s, connections = options.upstream_timeout / MS_PER_S, options.upstream_connections
+    return UpstreamPool(url, timeout_s, connections, tls, options.upstream_pinned), ownership
 
 
 def _tls(options: argparse.Namespace, url: UpstreamUrl) -> UpstreamTls | None:

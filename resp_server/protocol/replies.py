@@ -142,8 +142,10 @@ class Pending:
     """A reply that depends on responses of other processes. The client's next requests wait for it.
 
     `resolve` provides the reply, at once or later; only its first call counts. After `seconds_max`, `on_timeout`
-    returns the reply, or raises.
+    returns the reply, or raises. is_blocking: the reply is that of a blocking command, which waits for other clients.
     """
+
+    is_blocking = False
 
     def __init__(self, seconds_max: float, on_timeout: Callable[[], Reply]) -> None:
         self.seconds_max = seconds_max

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -113,6 +114,10 @@ class ReplyBatch(Pending, ReplySink):
         if is_silent:
             self._silenced.add(len(self._replies) - 1)
         return len(self._replies) - 1
+
+    def block(self) -> None:
+        """Wait for the only reply of the batch, that of a blocking command, without a time limit."""
+        self.is_blocking, self.seconds_max = True, math.inf
 
     def before_last_reply(self, then: Callable[[], None]) -> None:
         """Call back once all replies before the last one have arrived. Call only while some of them are missing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple, cast
@@ -70,6 +71,15 @@ INTERNAL_COMMANDS = ("state|at", "state|expect", "state|within", "state|publish"
 NOT_IN_TRANSACTION = ("select", "hello", "client|reply")
 
 
+class Taken(Enum):
+    """What became of a request that `ProxyDispatcher.take` saw."""
+
+    NO = auto()  # it takes the way of all requests
+    YES = auto()
+    LAST = auto()  # yes; later requests must wait for its reply
+    IN_NEXT_BATCH = auto()  # not yet: it must wait for the replies to earlier requests
+
+
 class CommandRoute(NamedTuple):
     """How to route a command name as typed. single_key_at: the index of the only key; 0: there may be others."""
 
@@ -102,9 +112,9 @@ class ProxyDispatcher(Dispatcher):
     def answers_rounds(self) -> bool:
         return False  # servers answer
 
-    def take(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
-        """Answer a request that is not, or not only, about states; False: it takes the way of all requests."""
-        return False
+    def take(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Taken:
+        """Answer a request that is not, or not only, about states. Only with an upstream."""
+        return Taken.NO
 
     def poll(self, poller: Any) -> None:
         for cluster in self._applications.each:
@@ -157,9 +167,15 @@ class ProxyDispatcher(Dispatcher):
                     if perf_counter_ns() >= ends_ns:
                         break
                     continue
+                mode = session.reply_mode
                 session.begin_command()
-                if self.has_upstream and self.take(context, request, batch):
-                    pass
+                taken = self.take(context, request, batch) if self.has_upstream else Taken.NO
+                if taken is Taken.IN_NEXT_BATCH:
+                    session.set_reply_mode(mode)
+                    answered -= 1
+                    break
+                if taken is not Taken.NO:
+                    must_wait = taken is Taken.LAST
                 elif is_long and self._forward_long(context, request, batch):
                     must_wait = True
                 elif route is not None and (

@@ -18,9 +18,10 @@ from resp_server.protocol.errors import NoPermError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import ReplyBatch
-from resp_server.proxy.dispatcher import ProxyDispatcher
+from resp_server.proxy.dispatcher import ProxyDispatcher, Taken
 from resp_server.proxy.keyspace_queries import KeyspaceQuery
 from resp_server.proxy.new_format_check import NewFormatChecks
+from resp_server.proxy.pinned_requests import PinnedRequests
 from resp_server.proxy.request_policy import SUMMED, split_by_slot, within
 from resp_server.proxy.swap_control import OwnershipControl
 from resp_server.proxy.swap_keyspace import KeyFilter, SwapScan, query_both
@@ -52,6 +53,8 @@ class SwapDispatcher(ProxyDispatcher):
         self._router = SwapRouter(self._table, ownership, pool.url.database)
         pool.on_facts = self._router.take_facts
         applications.on_key_formats = self._learn
+        self._pinned = PinnedRequests(pool)
+        server.leave_upstream = self._pinned.leave
         self._checks = NewFormatChecks(ownership, OwnRequests(pool), server.clients.defer)
         ownership.on_new = self._checks.add
         ownership.on_changed = self._owners_changed
@@ -86,18 +89,22 @@ class SwapDispatcher(ProxyDispatcher):
             **self._ownership.info_fields(),
         }
 
-    def take(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
+    def take(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Taken:
         """Answer a request that is not, or not only, about states; ReplyError if no side may answer it."""
         session = context.session
         if not session.is_authenticated:
-            return False  # the error is a server's: it does not tell whose key it is
+            return Taken.NO  # the error is a server's: it does not tell whose key it is
         route = self._router.route(request)
-        if route is None or route.side in (Side.LOCAL, Side.STATES):
-            return False
+        if route is None or route.side is Side.STATES:
+            return Taken.NO
         rule = route.rule
+        if route.side is Side.LOCAL:
+            return self._take_local(context, rule, request, batch)
         if session.transaction is not None:
             raise not_yet(f"{rule.name} within MULTI")
         self._check_rights(context, rule, request)
+        if route.is_blocking and len(batch):
+            return Taken.IN_NEXT_BATCH  # the replies before must not wait
         session.last_command = rule.name
         self._stats.command_stats(rule.name).calls += 1
         if route.side is Side.SELECT and len(request) == 2:
@@ -106,10 +113,24 @@ class SwapDispatcher(ProxyDispatcher):
             self._send_both(route, request, session, batch)
         elif route.side is Side.ALL_KEYS:
             self._query_keyspace(rule.name, request, session, batch)
+        elif route.is_blocking:
+            self._pinned.block(rule.name, request, session, batch)
+            return Taken.LAST
         else:
             index = batch.expect(session.is_silent)
             self._pool.send(session.id, session.protocol, pack(request), batch, index, is_read=rule.is_read)
-        return True
+        return Taken.YES
+
+    def _take_local(self, context: CommandContext, rule: CommandRule, request: Request, batch: ReplyBatch) -> Taken:
+        """Answer what is about clients' own connections to the upstream."""
+        session = context.session
+        if rule.name == "reset" and len(batch) and self._pinned.has_own(session):
+            return Taken.IN_NEXT_BATCH  # its connection is closed only after all replies
+        if rule.name == "client|unblock" and session.transaction is None:
+            self._check_rights(context, rule, request)
+            if self._pinned.unblock(request, session, batch):
+                return Taken.YES
+        return Taken.NO
 
     def _check_rights(self, context: CommandContext, rule: CommandRule, request: Request) -> None:
         """Raise NoPermError if the user may not run a request. Commands of modules are for unrestricted users."""

@@ -24,6 +24,7 @@ from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from resp_server.execution.dispatcher import Dispatcher
 from resp_server.net.addresses import address_of
+from resp_server.net.keepalive import keep_alive
 from resp_server.net.listeners import PolledListener, add_client, listen_at_ports
 from resp_server.net.tls import Certificates, TlsListener, accept_tls
 from resp_server.protocol.errors import DeniedError, PlainError, ReplyError
@@ -329,8 +330,8 @@ class Server:
             connection.check_age(now_ms)
             connection.check_limits(now_ms, limits)
             connection.check_authenticated(now_ms)
-            if connection.session.is_subscriber:
-                continue  # a subscriber may be silent
+            if connection.session.is_subscriber or connection.is_blocked:
+                continue  # it may be silent
             if idle_ms_max and now_ms - connection.session.active_ms > idle_ms_max:
                 connection.close()
 
@@ -351,12 +352,6 @@ def _address(name: object) -> str:
 
 
 def _keep_alive(transport: asyncio.Transport, seconds: int) -> None:
-    """Turn TCP keepalive on: the first probe after `seconds`, then up to three probes at a third of that interval."""
     sock = transport.get_extra_info("socket")
-    if not seconds or sock is None:
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_KEEPIDLE"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, seconds // 3))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    if seconds and sock is not None:
+        keep_alive(sock, seconds)

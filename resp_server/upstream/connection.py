@@ -17,6 +17,7 @@ from typing import Protocol, cast
 from resp_server.forwarding.handshake import Handshake, HandshakeError
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import FrameError, Frames
+from resp_server.net.keepalive import keep_alive
 from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import TryAgainError, internal_error
 from resp_server.upstream.breaker import Breaker
@@ -30,6 +31,8 @@ WAITING_BYTES_MAX = 64 << 20
 REPLY_BYTES_MAX = 1 << 30
 # The time to connect and to log in (guess).
 CONNECT_S_MAX = 1.0
+# The time without traffic before the first probe (guess).
+KEEPALIVE_S = 60
 # A request is sent at most twice, and twice only if it only reads.
 SENDS_MAX = 2
 
@@ -50,7 +53,11 @@ class UpstreamSink(Protocol):
 
 @dataclass(slots=True)
 class UpstreamRequest:
-    """A request to the upstream. is_read: it changes nothing, so it may be sent twice. sent_s: when it was sent."""
+    """A request to the upstream.
+
+    is_read: it changes nothing, so it may be sent twice. sent_s: when it was sent. is_blocking: it may wait for other
+    clients' writes, so no time limit applies.
+    """
 
     packed: bytes
     sink: UpstreamSink
@@ -58,6 +65,7 @@ class UpstreamRequest:
     is_read: bool
     sends: int = 0
     sent_s: float = 0.0
+    is_blocking: bool = False
 
 
 class ConnectionEvents(Protocol):
@@ -136,8 +144,9 @@ class UpstreamConnection:
 
     def is_late(self, now_s: float, timeout_s: float) -> bool:
         """Tell whether the upstream owes a reply for longer than that, and has sent nothing meanwhile."""
-        since_s = max(self._in_flight[0].sent_s, self._received_s) if self._in_flight else now_s
-        return now_s > since_s + timeout_s
+        if not self._in_flight or self._in_flight[0].is_blocking:
+            return False
+        return now_s > max(self._in_flight[0].sent_s, self._received_s) + timeout_s
 
     def cut(self, reason: str) -> None:
         """Close the connection, if it is open; it is opened again."""
@@ -191,8 +200,7 @@ class UpstreamConnection:
             self.cut("it could not be written to")
 
     def _unreachable(self) -> TryAgainError:
-        reason = self._pool.breaker.reason or "the proxy stops"
-        return TryAgainError(f"the upstream {self._pool.url.address} cannot be reached: {reason}")
+        return unreachable(self._pool.url, self._pool.breaker.reason or "the proxy stops")
 
     def _refuse_queued(self) -> None:
         queue, self._queue, self._queued_bytes = self._queue, [], 0
@@ -243,6 +251,11 @@ class UpstreamConnection:
         self.connect()
 
 
+def unreachable(url: UpstreamUrl, reason: str) -> TryAgainError:
+    """Return the error for a request that was not sent."""
+    return TryAgainError(f"the upstream {url.address} cannot be reached: {reason}")
+
+
 class UpstreamProtocol(asyncio.Protocol):
     """The socket of a connection."""
 
@@ -259,6 +272,7 @@ class UpstreamProtocol(asyncio.Protocol):
         sock = self._transport.get_extra_info("socket")
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(sock, KEEPALIVE_S)  # no time limit ends a blocking command whose upstream is gone
 
     async def greet(self, words: list[tuple[bytes, ...]]) -> None:
         """Log in, and wait until all is answered; HandshakeError if the upstream refuses."""

@@ -17,6 +17,7 @@ from resp_server.protocol.errors import internal_error
 from resp_server.upstream.breaker import Breaker
 from resp_server.upstream.command_facts import facts_in
 from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
+from resp_server.upstream.pinned import PINNED_MAX, PinnedConnections
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import UpstreamUrl
 
@@ -35,6 +36,7 @@ class UpstreamPool:
 
     on_facts: called with the facts of the upstream's commands, at each reconnection: its modules may be others.
     tls: for a URL with TLS only.
+    pinned: the connections that one client has alone.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class UpstreamPool:
         timeout_s: float = TIMEOUT_S,
         connections: int = CONNECTIONS,
         tls: UpstreamTls | None = None,
+        pinned_max: int = PINNED_MAX,
     ) -> None:
         self.url, self.tls = url, tls
         self.timeout_s = timeout_s
@@ -51,6 +54,7 @@ class UpstreamPool:
         self._count = connections
         self._connections: dict[tuple[int, int], UpstreamConnection] = {}
         self._losses = 0
+        self.pinned = PinnedConnections(self, pinned_max)
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -69,10 +73,16 @@ class UpstreamPool:
         self._checking.cancel()
         for connection in self._connections.values():
             connection.stop()
+        self.pinned.stop()
 
     def send(self, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int, *, is_read: bool) -> None:
         """Send a client's request; the sink gets the reply later, or an error at once or later."""
-        self._connection(client, protocol).add(UpstreamRequest(packed, sink, index, is_read))
+        request = UpstreamRequest(packed, sink, index, is_read)
+        pinned = self.pinned.get(client)
+        if pinned is None:
+            self._connection(client, protocol).add(request)
+        else:
+            pinned.send(request, protocol)
 
     def info_fields(self) -> Mapping[str, object]:
         """Return the fields of INFO."""
@@ -84,6 +94,7 @@ class UpstreamPool:
             "upstream_waiting": sum(each.pending_count for each in self._connections.values()),
             "upstream_losses": self._losses,
             "upstream_outages": self.breaker.times_opened,
+            **self.pinned.info_fields(),
         }
 
     # -- called by connections ----------------------------------------------------------------------------------------
@@ -117,7 +128,7 @@ class UpstreamPool:
     def _check(self) -> None:
         self._checking = self._loop.call_later(self.timeout_s / CHECKS_PER_TIMEOUT, self._check)
         now_s = self._clock.tick()
-        connections = list(self._connections.values())
+        connections = [*self._connections.values(), *self.pinned]
         late = next((each for each in connections if each.is_late(now_s, self.timeout_s)), None)
         if late is not None:  # the upstream is one process: no other connection would be answered, either
             reason = f"it did not reply within {self.timeout_s:g} s"

@@ -55,8 +55,6 @@ NOT_YET = frozenset(
         "psubscribe",
         "ssubscribe",
         "subscribe",
-        "wait",
-        "waitaof",
     ]
 )
 # About the keys of both sides.
@@ -121,11 +119,16 @@ class CommandRule(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A decision. state_keys: for `Side.BOTH`, the positions of the states' keys."""
+    """A decision.
+
+    state_keys: for `Side.BOTH`, the positions of the states' keys. is_blocking: the upstream may reply much later, so
+    the request needs a connection of its client's own.
+    """
 
     side: Side
     rule: CommandRule
     state_keys: Sequence[int] = ()
+    is_blocking: bool = False
 
 
 class SwapRouter:
@@ -164,7 +167,7 @@ class SwapRouter:
             return Route(Side.LOCAL if is_own else Side.UPSTREAM, rule)
         if rule.side is Side.SELECT and len(request) == 2 and request[1] not in (b"0", b"%d" % self._database):
             raise PlainError(f"only database {self._database} of the upstream is available through --upstream yet")
-        return Route(rule.side, rule)
+        return Route(rule.side, rule, is_blocking=rule.side is Side.UPSTREAM and "blocking" in rule.facts.flags)
 
     def _by_keys(self, rule: CommandRule, request: Request) -> Route:
         self._check_known()
@@ -177,9 +180,8 @@ class SwapRouter:
         if rule.name == "watch" and len(owners) < len(positions):
             raise not_yet(rule.name)
         if not owners:
-            if "blocking" in rule.facts.flags and not _is_nonblocking_read(rule, request):
-                raise not_yet(rule.name)
-            return Route(Side.UPSTREAM, rule)
+            is_blocking = "blocking" in rule.facts.flags and not _is_nonblocking_read(rule, request)
+            return Route(Side.UPSTREAM, rule, is_blocking=is_blocking)
         if rule.command is not None:
             rule.command.check_arity(request)
         is_served = rule.command is not None and rule.command.declaration is not None
@@ -235,7 +237,7 @@ class SwapRouter:
         side = Side.UPSTREAM
         if name in DENIED or container in DENIED:
             side = Side.DENIED
-        elif name in NOT_YET or _holds_connection(facts, is_ours=command is not None):
+        elif name in NOT_YET or _subscribes(facts, is_ours=command is not None):
             side = Side.NOT_YET
         elif name in LOCAL or container in LOCAL:
             side = Side.LOCAL
@@ -269,12 +271,12 @@ def not_yet(name: str) -> PlainError:
     return PlainError(f"command '{name}' is not available through --upstream yet")
 
 
-def _holds_connection(facts: Facts, *, is_ours: bool) -> bool:
-    """Tell whether a command without keys could hold or change a shared connection, by its flags.
+def _subscribes(facts: Facts, *, is_ours: bool) -> bool:
+    """Tell whether a command without keys could change a connection into a subscriber's, by its flags.
 
     is_ours: the command is Redis' own, so `LOCAL` and `NOT_YET` name it if it subscribes.
     """
-    return not facts.key_specs and ("blocking" in facts.flags or ("pubsub" in facts.flags and not is_ours))
+    return not facts.key_specs and "pubsub" in facts.flags and not is_ours
 
 
 def _is_nonblocking_read(rule: CommandRule, request: Request) -> bool:

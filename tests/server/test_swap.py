@@ -109,8 +109,7 @@ def test_a_read_that_cannot_be_split_tells_whose_keys_they_are(client: Connectio
 @pytest.mark.parametrize(
     "line",
     [
-        *("BLPOP a 0", "XREAD BLOCK 0 STREAMS a 0", "XREADGROUP GROUP STREAMS c BLOCK 0 STREAMS a >", "BZPOPMIN a 0"),
-        *("SUBSCRIBE a", "PSUBSCRIBE a*", "MONITOR", "WATCH a", "WATCH a job:speed:1", "WAIT 0 0"),
+        *("SUBSCRIBE a", "PSUBSCRIBE a*", "MONITOR", "WATCH a", "WATCH a job:speed:1"),
         "CLIENT TRACKING ON",
     ],
 )

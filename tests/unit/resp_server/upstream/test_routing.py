@@ -95,11 +95,19 @@ def test_a_request_that_needs_keys_of_both_sides_in_one_place_tells_whose_they_a
 
 
 @pytest.mark.parametrize(
-    "line", ["BLPOP a 0", "XREAD COUNT 1 BLOCK 0 STREAMS a 0", "XREADGROUP GROUP g c BLOCK 0 STREAMS a >"]
+    ("line", "is_blocking"),
+    [
+        *((line, True) for line in ("BLPOP a 0", "BZMPOP 0 1 a MIN", "WAIT 0 0", "waitaof 0 0 0")),
+        *((line, True) for line in ("XREAD COUNT 1 BLOCK 0 STREAMS a 0", "XREADGROUP GROUP g c BLOCK 0 STREAMS a >")),
+        *(
+            (line, False)
+            for line in ("LPOP a", "XREAD COUNT 1 STREAMS BLOCK 0", "XREADGROUP GROUP block c STREAMS a >")
+        ),
+    ],
 )
-def test_what_blocks_is_not_available_yet(line: str) -> None:
-    with pytest.raises(PlainError, match="is not available through --upstream yet"):
-        side(line)
+def test_a_request_that_may_wait_for_other_clients_is_told(line: str, is_blocking: bool) -> None:
+    route = router().route([word.encode() for word in line.split(" ")])
+    assert route is not None and route.side is Side.UPSTREAM and route.is_blocking is is_blocking
 
 
 def test_no_key_is_answered_before_the_owners_are_known() -> None:
@@ -182,9 +190,9 @@ def test_spellings_without_end_are_not_remembered() -> None:
     assert len(made._rules) <= 1024
 
 
-@pytest.mark.parametrize("flag", ["blocking", "pubsub"])
-def test_a_modules_command_that_could_hold_a_shared_connection_is_not_available_yet(flag: str) -> None:
+def test_a_modules_command_that_subscribes_is_not_available_yet() -> None:
     made = router()
-    made.take_facts({"mod.wait": Facts("", "", flags=[flag])})
+    made.take_facts({"mod.listen": Facts("", "", flags=["pubsub"]), "mod.wait": Facts("", "", flags=["blocking"])})
     with pytest.raises(PlainError, match="is not available through --upstream yet"):
-        side("MOD.WAIT", made)
+        side("MOD.LISTEN", made)
+    assert made.route([b"MOD.WAIT"]).is_blocking  # type: ignore[union-attr]

@@ -1,0 +1,261 @@
+"""Connections to an upstream that one client has alone: its blocking commands hold them, and no other client waits.
+
+A client gets one when it first needs it. From then on all of its requests to the upstream take it, which keeps their
+order. It is closed with the client, or if another client needs one and this one is idle; it is never reused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
+from resp_server.forwarding.reply_splitter import pack
+from resp_server.protocol.errors import PlainError, TryAgainError
+from resp_server.upstream.breaker import Breaker
+from resp_server.upstream.connection import (
+    ConnectionEvents,
+    UnansweredError,
+    UpstreamConnection,
+    UpstreamRequest,
+    UpstreamSink,
+    unreachable,
+)
+from resp_server.upstream.tls import UpstreamTls
+from resp_server.upstream.url import UpstreamUrl
+
+# Connections of single clients (guess: a tenth of Redis' default `maxclients`).
+PINNED_MAX = 1000
+CLIENT_ID = pack((b"CLIENT", b"ID"))
+# A write that goes to replicas and to nobody else: a sharded channel has only subscribers that name it.
+MARK_WRITE = pack((b"SPUBLISH", b"sparkis:wait", b""))
+PING = pack((b"PING",))
+
+
+class PinnedConnection(UpstreamConnection):
+    """A client's own connection. It is opened once: when it is lost, what it held is lost, too.
+
+    upstream_id: the id that CLIENT UNBLOCK at the upstream takes; None: not known.
+    """
+
+    def __init__(self, owner: PinnedConnections, client: int, protocol: int) -> None:
+        super().__init__(owner, protocol)
+        self._owner = owner
+        self._failure = ""
+        self.client = client
+        self.upstream_id: int | None = None
+        self._has_marked_write = False
+        self._ask(CLIENT_ID, _IdSink(self))
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether the connection holds nothing, so that it may be closed."""
+        return not self.pending_count
+
+    @property
+    def is_blocked(self) -> bool:
+        """Tell whether a blocking command waits at the upstream."""
+        return bool(self._in_flight) and self._in_flight[-1].is_blocking
+
+    def send(self, request: UpstreamRequest, protocol: int) -> None:
+        """Send a request in a version of the protocol, which the client may have changed."""
+        if protocol != self.protocol:
+            self.protocol = protocol
+            self._ask(pack((b"HELLO", b"%d" % protocol)), DISCARD)
+        self.add(request)
+
+    def send_wait(self, request: UpstreamRequest, protocol: int) -> None:
+        """Send WAIT or WAITAOF, which is about the writes of one connection: also about those before this one was made.
+
+        A write of this connection, after all of the client's earlier writes, stands for them. Redis before 7.2 takes
+        any command in its place, and before 7.0 has no SPUBLISH.
+        """
+        if not self._has_marked_write:
+            self._has_marked_write = True
+            sink = _WaitSink(request.sink)
+            request.sink = sink
+            self._ask(MARK_WRITE, _MarkSink(sink))
+            self._ask(PING, DISCARD)
+        self.send(request, protocol)
+
+    def close(self) -> None:
+        """Close the connection, because its client has left: what was not sent is not sent any more."""
+        self._out = []
+        for request in [*self._in_flight, *self._queue]:
+            request.sink = DISCARD
+        self.stop()
+
+    def disconnected(self, reason: str) -> None:
+        """End: the client's connection is closed if it waits for a reply."""
+        self._link = None
+        lost, self._out = list(self._in_flight), []
+        self._in_flight.clear()
+        if not self._is_stopping:
+            self._pool.lost(reason)
+        self._end(reason)
+        for request in lost:
+            request.sink.fail(request.index, UnansweredError(reason))
+
+    def _ask(self, packed: bytes, sink: UpstreamSink) -> None:
+        self.add(UpstreamRequest(packed, sink, 0, is_read=False))
+
+    def _end(self, reason: str) -> None:
+        if not self._is_stopping:
+            self._failure, self._is_stopping = reason, True
+            self._owner.ended(self)
+
+    def _try_later(self, pause_s: float) -> None:
+        self._end(self._owner.failure)
+
+    def _unreachable(self) -> TryAgainError:
+        return unreachable(self._owner.url, self._failure) if self._failure else super()._unreachable()
+
+
+class PinnedConnections:
+    """The connections of single clients, by client, the one used last at the end. pool: is told of what happens."""
+
+    def __init__(self, pool: ConnectionEvents, count_max: int = PINNED_MAX) -> None:
+        self._pool = pool
+        self._count_max = count_max
+        self._of: dict[int, PinnedConnection] = {}
+        self.failure = ""  # of the last try to connect
+
+    def __iter__(self) -> Iterator[PinnedConnection]:
+        return iter(list(self._of.values()))
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def get(self, client: int) -> PinnedConnection | None:
+        """Return a client's connection, if it has one."""
+        found = self._of.get(client)
+        if found is not None:
+            del self._of[client]
+            self._of[client] = found
+        return found
+
+    def pin(self, client: int, protocol: int) -> PinnedConnection:
+        """Return a client's connection, a new one if it has none; PlainError if too many clients have one."""
+        found = self.get(client)
+        if found is not None:
+            return found
+        if len(self._of) >= self._count_max:
+            idle = next((each for each in self._of.values() if each.is_idle), None)
+            if idle is None:
+                raise PlainError(
+                    f"max number of clients with an upstream connection of their own reached, {self._count_max}; "
+                    "see --upstream-pinned"
+                )
+            self.release(idle.client)
+        if self.breaker.is_open:
+            raise unreachable(self.url, self.breaker.reason)
+        made = self._of[client] = PinnedConnection(self, client, protocol)
+        return made
+
+    def release(self, client: int) -> None:
+        """Close the connection of a client that has left, or that needs none any more."""
+        found = self._of.pop(client, None)
+        if found is not None:
+            found.close()
+
+    def stop(self) -> None:
+        """Close all connections."""
+        for client in list(self._of):
+            self.release(client)
+
+    def info_fields(self) -> dict[str, object]:
+        """Return the fields of INFO."""
+        return {
+            "upstream_pinned": len(self._of),
+            "upstream_pinned_max": self._count_max,
+            "upstream_blocked": sum(each.is_blocked for each in self._of.values()),
+        }
+
+    # -- called by connections ----------------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> UpstreamUrl:
+        """The upstream's URL."""
+        return self._pool.url
+
+    @property
+    def tls(self) -> UpstreamTls | None:
+        """The TLS of connections, if the URL has TLS."""
+        return self._pool.tls
+
+    @property
+    def breaker(self) -> Breaker:
+        """The upstream's breaker."""
+        return self._pool.breaker
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """The clock of time limits."""
+        return self._pool.clock
+
+    def opened(self, connection: UpstreamConnection) -> None:
+        """Handle a connection that was opened."""
+        self._pool.opened(connection)
+
+    def failed(self, connection: UpstreamConnection, reason: str) -> float:
+        """Remember why a connection was not opened. The breaker is not: the upstream may only have too many clients."""
+        self.failure = reason
+        return 0.0
+
+    def lost(self, reason: str) -> None:
+        """Count a lost connection."""
+        self._pool.lost(reason)
+
+    def ended(self, connection: PinnedConnection) -> None:
+        """Forget a connection that was lost, or not opened."""
+        if self._of.get(connection.client) is connection:
+            del self._of[connection.client]
+
+
+class _Discard:
+    """Ignores replies."""
+
+    def put(self, index: int, reply: RawReply) -> None:
+        pass
+
+    def fail(self, index: int, error: Exception) -> None:
+        pass
+
+
+DISCARD = _Discard()
+
+
+class _IdSink(_Discard):
+    """Takes the reply to CLIENT ID."""
+
+    def __init__(self, connection: PinnedConnection) -> None:
+        self._connection = connection
+
+    def put(self, index: int, reply: RawReply) -> None:
+        line = as_bytes(reply)
+        if line[:1] == b":":  # else the upstream's user may not ask
+            self._connection.upstream_id = int(line[1:])
+
+
+class _WaitSink(_Discard):
+    """Takes the reply to WAIT; instead of it an error, if the write before it was refused."""
+
+    def __init__(self, sink: UpstreamSink) -> None:
+        self._sink = sink
+        self.error: RawReply | None = None
+
+    def put(self, index: int, reply: RawReply) -> None:
+        self._sink.put(index, reply if self.error is None else self.error)
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._sink.fail(index, error)
+
+
+class _MarkSink(_Discard):
+    """Takes the reply to the write before WAIT."""
+
+    def __init__(self, wait: _WaitSink) -> None:
+        self._wait = wait
+
+    def put(self, index: int, reply: RawReply) -> None:
+        if is_error(reply) and not as_bytes(reply).startswith(b"-ERR unknown command"):
+            self._wait.error = reply

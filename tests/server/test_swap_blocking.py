@@ -1,0 +1,280 @@
+"""Blocking commands at an upstream: each client that blocks has a connection of its own, which ends with the client."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+import redis
+
+from compat.conformance.servers import redis_server
+from compat.conformance.wire import Connection, request
+from compat.waiting import eventually
+from tests.server.swap import Swap
+
+PINNED_MAX = 3
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+    with ExitStack() as stack:
+        options = ("--upstream-timeout", "1500", "--upstream-pinned", str(PINNED_MAX))
+        yield Swap(tmp_path_factory.mktemp("swap"), stack, *options)
+
+
+@pytest.fixture
+def client(swap: Swap) -> Iterator[Connection]:
+    with swap.proxy.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def direct(swap: Swap) -> Iterator[Connection]:
+    """A connection to the upstream itself, which is emptied first."""
+    with swap.upstream.connect() as connection:
+        connection.call("FLUSHALL")
+        yield connection
+
+
+def wait_until_blocked(direct: Connection, count: int = 1) -> None:
+    eventually(lambda: b"\r\nblocked_clients:%d\r\n" % count in direct.call("INFO", "clients").plain)
+
+
+BLOCKING = {
+    "BLPOP": ("BLPOP other q 0", "RPUSH q 1"),
+    "BRPOP": ("BRPOP q 0", "RPUSH q 1"),
+    "BLMOVE": ("BLMOVE q to LEFT RIGHT 0", "RPUSH q 1"),
+    "BRPOPLPUSH": ("BRPOPLPUSH q to 0", "RPUSH q 1"),
+    "BLMPOP": ("BLMPOP 0 2 other q LEFT", "RPUSH q 1"),
+    "BZPOPMIN": ("BZPOPMIN q 0", "ZADD q 1.5 a"),
+    "BZPOPMAX": ("BZPOPMAX q 0", "ZADD q 1.5 a"),
+    "BZMPOP": ("BZMPOP 0 1 q MIN", "ZADD q 1.5 a"),
+    "XREAD": ("XREAD BLOCK 0 STREAMS q $", "XADD q 7-7 a 1"),
+    "XREADGROUP": ("XREADGROUP GROUP g me BLOCK 0 STREAMS s >", "XADD s 7-7 a 1"),
+}
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("name", BLOCKING)
+def test_a_blocked_client_gets_what_another_client_writes_as_from_the_upstream(
+    swap: Swap, direct: Connection, name: str, protocol: int
+) -> None:
+    blocking, write = BLOCKING[name]
+    replies = []
+    for port in (swap.upstream.port, swap.proxy.port):
+        direct.call("FLUSHALL")
+        direct.call("XGROUP", "CREATE", "s", "g", "$", "MKSTREAM")
+        with Connection(port) as client, Connection(port) as writer:
+            client.call("HELLO", protocol)
+            client.send(request("SET", "before", "1") + request(*blocking.split(" ")) + request("GET", "job:speed:1"))
+            assert client.read().plain == b"OK"  # it does not wait for the blocking command
+            wait_until_blocked(direct)
+            assert not writer.call(*write.split(" ")).is_error
+            replies.append(client.read().raw)
+            if port == swap.proxy.port:
+                assert client.read().plain == b"10"
+    assert replies[1] == replies[0]
+
+
+def test_a_blocking_command_outlasts_the_time_limit_of_replies(client: Connection, direct: Connection) -> None:
+    client.send(request("BLPOP", "q", "0"))
+    assert direct.call("BLPOP", "nothing", "2").plain is None
+    direct.call("RPUSH", "q", "job")
+    assert client.read().plain == [b"q", b"job"]
+
+
+def leave_by_closing(connection: Connection) -> None:
+    connection.__exit__()
+
+
+def leave_by_closing_one_direction(connection: Connection) -> None:
+    connection.end()
+
+
+@pytest.mark.parametrize("behind", [b"", request("GET", "a") * 4000])
+@pytest.mark.parametrize("leave", [leave_by_closing, leave_by_closing_one_direction])
+def test_a_client_that_leaves_while_blocked_takes_no_job(
+    swap: Swap, direct: Connection, leave: Callable[[Connection], None], behind: bytes
+) -> None:
+    client = swap.proxy.connect()
+    client.send(request("BLPOP", "q", "0"))
+    wait_until_blocked(direct)
+    client.send(behind)
+    leave(client)
+    wait_until_blocked(direct, 0)
+    direct.call("RPUSH", "q", "job")
+    assert direct.call("LRANGE", "q", 0, -1).plain == [b"job"]
+
+
+def test_a_client_that_ends_its_input_with_a_blocking_command_is_not_blocked(swap: Swap, direct: Connection) -> None:
+    with swap.proxy.connect() as client:
+        client.send(request("SET", "k", "1") + request("BLPOP", "q", "0"))
+        client.end()
+        assert client.read_to_end() == b"+OK\r\n"
+    direct.call("RPUSH", "q", "job")
+    assert direct.call("LLEN", "q").plain == 1
+
+
+def test_a_killed_client_takes_no_job(swap: Swap, client: Connection, direct: Connection) -> None:
+    number = client.call("CLIENT", "ID").plain
+    client.send(request("BLPOP", "q", "0"))
+    wait_until_blocked(direct)
+    with swap.proxy.connect() as other:
+        assert other.call("CLIENT", "KILL", "ID", number).plain == 1
+    wait_until_blocked(direct, 0)
+    direct.call("RPUSH", "q", "job")
+    assert direct.call("LLEN", "q").plain == 1
+    with pytest.raises(EOFError):
+        client.read()
+
+
+@pytest.mark.parametrize(
+    ("words", "reply"),
+    [
+        ((), b"*-1\r\n"),
+        (("TIMEOUT",), b"*-1\r\n"),
+        (("error",), b"-UNBLOCKED client unblocked via CLIENT UNBLOCK\r\n"),
+    ],
+)
+def test_client_unblock_unblocks_a_client_at_the_upstream(
+    swap: Swap, client: Connection, direct: Connection, words: tuple[str, ...], reply: bytes
+) -> None:
+    number = client.call("CLIENT", "ID").plain
+    with swap.proxy.connect() as other:
+        assert other.call("CLIENT", "UNBLOCK", number, *words).plain == 0
+        client.send(request("BLPOP", "q", "0"))
+        wait_until_blocked(direct)
+        assert other.call("CLIENT", "UNBLOCK", number, *words).plain == 1
+        assert client.read().raw == reply
+        assert other.call("CLIENT", "UNBLOCK", number, *words).plain == 0
+        assert other.call("CLIENT", "UNBLOCK", number, "never").is_error
+
+
+def test_only_so_many_clients_have_connections_of_their_own_and_idle_ones_give_theirs_up(
+    swap: Swap, direct: Connection
+) -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(swap.proxy.connect()) for _ in range(PINNED_MAX + 2)]
+        for number, each in enumerate(clients[:PINNED_MAX]):
+            each.send(request("BLPOP", f"q{number}", "0"))
+        wait_until_blocked(direct, PINNED_MAX)
+        assert clients[-1].call("BLPOP", "other", "0").plain == (
+            b"ERR max number of clients with an upstream connection of their own reached, %d; see --upstream-pinned"
+            % PINNED_MAX
+        )
+        assert clients[-1].call("SET", "k", "1").plain == b"OK"  # what needs none works
+        fields = swap.info()
+        assert fields["upstream_pinned"] == fields["upstream_pinned_max"] == fields["upstream_blocked"] == "3"
+        direct.call("RPUSH", "q1", "job")
+        assert clients[1].read().plain == [b"q1", b"job"]
+        clients[-1].send(request("BLPOP", "other", "0"))  # takes the place of the idle one
+        wait_until_blocked(direct, PINNED_MAX)
+        assert clients[1].call("GET", "k").plain == b"1"
+        assert clients[1].call("BLPOP", "q1", "0").is_error
+    eventually(lambda: swap.info()["upstream_pinned"] == "0")
+
+
+def test_requests_after_a_blocking_command_keep_their_order(client: Connection, direct: Connection) -> None:
+    assert client.call("BLPOP", "none", "0.01").plain is None
+    for number in range(50):
+        client.send(request("HELLO", 2 + number % 2) + request("SET", "k", number) + request("RESET"))
+        client.send(request("GET", "k") + request("BLPOP", "none", "0.001"))
+        assert [client.read() for _ in range(5)][3].plain == b"%d" % number
+
+
+def test_a_suppressed_reply_of_a_blocking_command_is_waited_for(client: Connection, direct: Connection) -> None:
+    client.send(request("CLIENT", "REPLY", "SKIP") + request("BLPOP", "q", "0") + request("LLEN", "q"))
+    wait_until_blocked(direct)
+    direct.call("RPUSH", "q", "1", "2")
+    assert client.read().plain == 1
+
+
+def test_a_blocked_client_is_disconnected_when_the_upstream_dies(
+    swap: Swap, client: Connection, direct: Connection
+) -> None:
+    client.send(request("SET", "k", "1") + request("BLPOP", "q", "0") + request("GET", "k"))
+    wait_until_blocked(direct)
+    swap.signal_upstream(signal.SIGKILL)
+    assert client.read_to_end() == b"+OK\r\n"
+    with swap.proxy.connect() as other:
+        assert other.call("GET", "job:speed:1").plain == b"10"
+        assert other.call("BLPOP", "q", "0").raw.startswith(b"-TRYAGAIN the upstream")
+        swap.start_upstream()
+        eventually(lambda: other.call("SET", "a", "5").plain == b"OK")
+        assert other.call("BLPOP", "q", "0.01").plain is None
+
+
+def test_a_blocked_client_is_disconnected_when_its_connection_to_the_upstream_is_cut(
+    client: Connection, direct: Connection
+) -> None:
+    client.send(request("BLPOP", "q", "0"))
+    wait_until_blocked(direct)
+    direct.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert client.read_to_end() == b""
+
+
+def test_no_job_is_lost_or_taken_twice_while_workers_leave(swap: Swap, direct: Connection) -> None:
+    """Workers leave while they are blocked: all jobs are with workers that have a reply, or in the queue."""
+    count = 60
+    done: list[bytes] = []
+    number = 0
+    while len(done) < count:
+        with swap.proxy.connect() as worker, swap.proxy.connect() as leaver:
+            leaver.send(request("BLPOP", "q", "0"))
+            wait_until_blocked(direct)
+            leaver.__exit__()
+            wait_until_blocked(direct, 0)
+            direct.call("RPUSH", "q", number)
+            number += 1
+            done.append(worker.call("BLPOP", "q", "0").plain[1])
+    assert done == [b"%d" % each for each in range(count)]
+
+
+def test_redis_py_workers_take_each_job_of_a_queue_and_of_a_stream_once(swap: Swap, direct: Connection) -> None:
+    def work(name: str) -> list[bytes]:
+        done = []
+        with redis.Redis(port=swap.proxy.port, protocol=2) as worker:
+            while (job := worker.blpop(["q"], timeout=1)) is not None:
+                done.append(job[1])
+            while read := worker.xreadgroup("g", name, {"s": ">"}, block=200):
+                done += [fields[b"n"] for _, fields in read[0][1]]
+        return done
+
+    direct.call("XGROUP", "CREATE", "s", "g", "$", "MKSTREAM")
+    with ThreadPoolExecutor() as threads:
+        running = [threads.submit(work, f"w{number}") for number in range(PINNED_MAX)]
+        for number in range(100):
+            direct.call("RPUSH", "q", number)
+            direct.call("XADD", "s", "*", "n", number)
+        found = [job for each in running for job in each.result()]
+    assert sorted(found) == sorted(2 * [b"%d" % number for number in range(100)])
+
+
+def test_wait_is_about_writes_before_the_client_had_a_connection_of_its_own(swap: Swap, direct: Connection) -> None:
+    folder = swap.folder / "replica"
+    folder.mkdir()
+    with redis_server(folder, "--replicaof", "127.0.0.1", str(swap.upstream.port)) as replica:
+        eventually(lambda: b"state=online" in direct.call("INFO", "replication").plain)
+        with swap.proxy.connect() as client:
+            client.call("SET", "k", "1")
+            eventually(lambda: client.call("WAIT", 1, 1000).plain == 1)
+        with swap.proxy.connect() as client:
+            client.call("BLPOP", "none", "0.001")
+        replica.process.send_signal(signal.SIGSTOP)
+        try:
+            with swap.proxy.connect() as client:
+                client.send(request("SET", "k", "2") + request("WAIT", 1, 50) + request("GET", "k"))
+                assert [client.read().plain for _ in range(3)] == [b"OK", 0, b"2"]
+                client.call("BLPOP", "none", "0.001")
+                client.send(request("SET", "k", "3") + request("WAIT", 1, 50))
+                assert [client.read().plain for _ in range(2)] == [b"OK", 0]
+        finally:
+            replica.process.send_signal(signal.SIGCONT)
+
+
+def test_waitaof_is_answered_by_the_upstream(swap: Swap, client: Connection, direct: Connection) -> None:
+    for words in (("WAITAOF", "1", "0", "0"), ("WAITAOF", "0", "0", "1"), ("WAIT", "x", "0"), ("WAIT", "0")):
+        assert client.call(*words).raw == direct.call(*words).raw
