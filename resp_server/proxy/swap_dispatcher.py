@@ -59,6 +59,7 @@ class SwapDispatcher(ProxyDispatcher):
         ownership.on_new = self._checks.add
         ownership.on_changed = self._owners_changed
         self.control = server.swap_control = OwnershipControl(ownership)
+        self._dropped_writes = 0  # requests, answered OK, that were for no side
         self._update_hop()
 
     def _update_hop(self) -> None:
@@ -87,6 +88,7 @@ class SwapDispatcher(ProxyDispatcher):
             **self._applications.info_fields(),
             **self._pool.info_fields(),
             **self._ownership.info_fields(),
+            "dropped_writes": self._dropped_writes,
         }
 
     def take(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Taken:
@@ -116,9 +118,13 @@ class SwapDispatcher(ProxyDispatcher):
         elif route.is_blocking:
             self._pinned.block(rule.name, request, session, batch)
             return Taken.LAST
+        elif route.side is Side.DROPPED:
+            self._dropped_writes += 1
+            batch.add(b"" if session.is_silent else OK)
         else:
+            packed = pack(request if route.request is None else route.request)
             index = batch.expect(session.is_silent)
-            self._pool.send(session.id, session.protocol, pack(request), batch, index, is_read=rule.is_read)
+            self._pool.send(session.id, session.protocol, packed, batch, index, is_read=rule.is_read)
         return Taken.YES
 
     def _take_local(self, context: CommandContext, rule: CommandRule, request: Request, batch: ReplyBatch) -> Taken:

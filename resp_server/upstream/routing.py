@@ -16,8 +16,10 @@ from resp_server.command_table.table import Command, CommandTable
 from resp_server.protocol.errors import LoadingError, PlainError, client_text
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.command_facts import tells_all_keys
+from resp_server.upstream.key_matcher import Decision
 from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.rules import Owner
+from resp_server.upstream.rules import Owner, Writes
+from resp_server.upstream.state_writes import without_pairs, write_plan
 
 # Answered here: about this connection, its user, and this process. UNSUBSCRIBE finds no subscription.
 LOCAL = frozenset(
@@ -103,6 +105,7 @@ class Side(Enum):
     SELECT = auto()  # here, for the one database of the upstream
     BY_SECTIONS = auto()  # INFO
     NOT_YET = auto()
+    DROPPED = auto()  # a write that is answered OK
     DENIED = auto()
     BY_KEYS = auto()  # a rule only, never a decision
 
@@ -122,13 +125,14 @@ class Route(NamedTuple):
     """A decision.
 
     state_keys: for `Side.BOTH`, the positions of the states' keys. is_blocking: the upstream may reply much later, so
-    the request needs a connection of its client's own.
+    the request needs a connection of its client's own. request: what the side gets instead of the client's request.
     """
 
     side: Side
     rule: CommandRule
     state_keys: Sequence[int] = ()
     is_blocking: bool = False
+    request: Request | None = None
 
 
 class SwapRouter:
@@ -176,23 +180,43 @@ class SwapRouter:
         else:
             positions = self._positions(rule, request)
         decide = self._ownership.decide
-        owners = [at for at in positions if decide(request[at]).owner is not Owner.UPSTREAM]
-        if rule.name == "watch" and len(owners) < len(positions):
+        owned = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
+        if rule.name == "watch" and len(owned) < len(positions):
             raise not_yet(rule.name)
-        if not owners:
-            is_blocking = "blocking" in rule.facts.flags and not _is_nonblocking_read(rule, request)
-            return Route(Side.UPSTREAM, rule, is_blocking=is_blocking)
+        if not owned:
+            return self._to_upstream(rule, request)
         if rule.command is not None:
             rule.command.check_arity(request)
+        if not rule.is_read and rule.name != "watch":
+            return self._write(rule, request, positions, owned)
         is_served = rule.command is not None and rule.command.declaration is not None
-        is_served &= rule.is_read or rule.name == "watch"
-        if len(owners) == len(positions) and is_served:
+        if len(owned) == len(positions) and is_served:
             return Route(Side.STATES, rule)
         if rule.name in SPLIT:
-            return Route(Side.BOTH, rule, owners)
-        if rule.is_read and len(owners) < len(positions):
+            return Route(Side.BOTH, rule, [at for at, _ in owned])
+        if len(owned) < len(positions):
             raise PlainError(f"command '{rule.name}' needs its keys on one side: {self._whose(request, positions)}")
-        raise PlainError(self._whose(request, owners[:1]))
+        raise PlainError(self._whose(request, [owned[0][0]]))
+
+    def _to_upstream(self, rule: CommandRule, request: Request) -> Route:
+        is_blocking = "blocking" in rule.facts.flags and not _is_nonblocking_read(rule, request)
+        return Route(Side.UPSTREAM, rule, is_blocking=is_blocking)
+
+    def _write(
+        self, rule: CommandRule, request: Request, positions: Sequence[int], owned: Sequence[tuple[int, Decision]]
+    ) -> Route:
+        plan = write_plan(rule.name, request, owned)
+        if plan.refused is not None:
+            whose = self._whose(request, [plan.refused])
+            found = dict(owned)[plan.refused].rule
+            if found is not None and found.writes is Writes.DROP:
+                whose += f"; the rule '{found.name}' drops plain SET, SETEX, PSETEX and MSET only"
+            raise PlainError(whose)
+        if not plan.dropped:
+            return self._to_upstream(rule, request)
+        if len(plan.dropped) == len(positions):
+            return Route(Side.DROPPED, rule)
+        return Route(Side.UPSTREAM, rule, request=without_pairs(request, plan.dropped))
 
     def _whose(self, request: Request, positions: Sequence[int]) -> str:
         named = [request[at] for at in positions[:NAMED_KEYS_MAX]]

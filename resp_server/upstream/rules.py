@@ -6,6 +6,7 @@ A file of rules is TOML:
     name = "dashboards"               # for messages; without it, the keys
     keys = "dash/<account>/apdex"     # as a state's key_format: a placeholder stands for any text
     owner = "state"                   # or "upstream"
+    writes = "refuse"                 # or "drop", "pass"
 
 The first rule that covers a key decides. A file is taken whole or not at all: `parse_rules` collects all mistakes.
 """
@@ -38,13 +39,22 @@ class Owner(Enum):
     UPSTREAM = "upstream"
 
 
+class Writes(Enum):
+    """What happens to a write with a state's key: an error; a plain SET is answered OK and dropped; the upstream's."""
+
+    REFUSE = "refuse"
+    DROP = "drop"
+    PASS = "pass"
+
+
 @dataclass(frozen=True)
 class Rule:
-    """The owner of the keys of a format. name: for messages."""
+    """The owner of the keys of a format. name: for messages. writes: of states' keys."""
 
     name: str
     keys: KeyFormat
     owner: Owner
+    writes: Writes = Writes.REFUSE
 
     @property
     def has_state_keys(self) -> bool:
@@ -129,11 +139,14 @@ class _RuleReader:
         """Return the rule; None if it has mistakes."""
         keys = self._keys()
         owner = self._option("owner", Owner, None)
+        if owner is not Owner.STATE and "writes" in self._row:
+            self.mistakes.append("'writes' is for owner = \"state\"")
+        writes = self._option("writes", Writes, Writes.REFUSE)
         name = self._text("name", keys.text if keys is not None else "")
         self.mistakes += [f"unknown setting {_shown(key)}" for key in self._row]
-        if self.mistakes or keys is None or owner is None or name is None:
+        if self.mistakes or keys is None or owner is None or name is None or writes is None:
             return None
-        return Rule(name, keys, owner)
+        return Rule(name, keys, owner, writes)
 
     def _keys(self) -> KeyFormat | None:
         if "keys" not in self._row:

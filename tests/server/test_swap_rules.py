@@ -145,3 +145,23 @@ def test_a_proxy_does_not_start_with_mistakes_in_its_rules(tmp_path: Path, swap:
     assert "rule 2 'b' (line 4): it has no 'owner'" in done.stderr
     alone = subprocess.run(line, env=child_environment(), capture_output=True, text=True, check=False)
     assert alone.returncode != 0 and "--routes has no use without --upstream" in alone.stderr
+
+
+def test_writes_of_states_keys_are_dropped_or_passed_on_by_rule(swap: RuledSwap, client: Connection) -> None:
+    swap.routes.write_text(
+        '[[rule]]\nkeys = "job:speed:1"\nowner = "state"\nwrites = "drop"\n'
+        '[[rule]]\nkeys = "job:speed:3"\nowner = "state"\nwrites = "pass"\n'
+    )
+    assert client.call("STATE", "RELOAD").plain == 2
+    before = int(swap.info()["dropped_writes"])
+    for line in ("SET job:speed:1 x", "SETEX job:speed:1 9 x", "MSET job:speed:1 x a new job:speed:3 new"):
+        assert client.call(*line.split(" ")).plain == b"OK"
+    assert client.call("MGET", "a", "job:speed:1", "job:speed:3").plain == [b"new", b"10", b"30"]
+    with swap.upstream.connect() as upstream:
+        assert upstream.call("MGET", "a", "job:speed:1", "job:speed:3").plain == [b"new", OLD, b"new"]
+    for line in ("MSET a newer job:speed:1 x job:speed:4 x", "DEL a job:speed:1"):
+        assert client.call(*line.split(" ")).is_error
+    assert client.call("GET", "a").plain == b"new"
+    client.send(b"CLIENT REPLY OFF\r\nSET job:speed:1 x\r\nCLIENT REPLY ON\r\nSET job:speed:1 x\r\n")
+    assert [client.read().plain, client.read().plain] == [b"OK", b"OK"]
+    assert int(swap.info()["dropped_writes"]) == before + 4  # an MSET with a key that is not dropped is sent

@@ -1,0 +1,67 @@
+"""Writes with keys of states, by the rules of these keys: refused, dropped, or passed to the upstream. Pure.
+
+All keys of a request are checked before anything is decided: one key whose writes are refused refuses the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from resp_server.protocol.request_parser import Request
+from resp_server.upstream.key_matcher import Decision
+from resp_server.upstream.rules import Writes
+
+# Options of SET with which it is still a plain one: it replies OK whatever the key holds. With how many words each.
+PLAIN_OPTIONS = {b"EX": 2, b"PX": 2, b"EXAT": 2, b"PXAT": 2, b"KEEPTTL": 1}
+# The position of the key's time to live.
+TTL_AT = {"setex": 2, "psetex": 2}
+SETEX_WORDS = 4
+
+
+class WritePlan(NamedTuple):
+    """What happens to a write: the position of a key that refuses it, if one does; the positions of dropped keys."""
+
+    refused: int | None
+    dropped: Sequence[int]
+
+
+def write_plan(name: str, request: Request, owned: Sequence[tuple[int, Decision]]) -> WritePlan:
+    """Return what happens to a write. owned: the positions of the states' keys, with their decisions."""
+    is_plain = is_plain_set(name, request)
+    dropped = []
+    for at, decision in owned:
+        writes = Writes.REFUSE if decision.rule is None else decision.rule.writes
+        if writes is Writes.REFUSE or (writes is Writes.DROP and not is_plain):
+            return WritePlan(at, ())
+        if writes is Writes.DROP:
+            dropped.append(at)
+    return WritePlan(None, dropped)
+
+
+def without_pairs(request: Request, dropped: Sequence[int]) -> Request:
+    """Return an MSET without some keys and their values."""
+    left_out = {position for at in dropped for position in (at, at + 1)}
+    return [word for at, word in enumerate(request) if at not in left_out]
+
+
+def is_plain_set(name: str, request: Request) -> bool:
+    """Tell whether a request is a well-formed SET, SETEX, PSETEX or MSET that replies OK, whatever its keys hold."""
+    if name == "mset":
+        return len(request) > 1 and len(request) % 2 == 1
+    if name in TTL_AT:
+        return len(request) == SETEX_WORDS and _is_time(request[TTL_AT[name]])
+    if name != "set":
+        return False
+    at, is_expiring = 3, False
+    while at < len(request):
+        words = PLAIN_OPTIONS.get(request[at].upper(), 0)
+        if not words or is_expiring or at + words > len(request) or (words == 2 and not _is_time(request[at + 1])):
+            return False
+        at, is_expiring = at + words, True
+    return len(request) >= 3
+
+
+def _is_time(word: bytes) -> bool:
+    """Tell whether a word is a time that Redis takes: a number above 0, in milliseconds below 2^63."""
+    return word.isdigit() and len(word) <= 15 and word[:1] != b"0"
