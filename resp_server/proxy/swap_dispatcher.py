@@ -6,13 +6,13 @@ client gets all replies in its order. The sides have no common order (see `docs/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from resp_server.command_table.table import Command
+from resp_server.commands.sort import check_request
 from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.forwarding.raw_replies import RawReply, Steps
-from resp_server.forwarding.reply_splitter import array_in_order, pack, sum_of_replies
+from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink
 from resp_server.protocol.errors import NoPermError
 from resp_server.protocol.request_parser import Request
@@ -22,7 +22,9 @@ from resp_server.proxy.dispatcher import ProxyDispatcher, Taken
 from resp_server.proxy.keyspace_queries import KeyspaceQuery
 from resp_server.proxy.new_format_check import NewFormatChecks
 from resp_server.proxy.pinned_requests import PinnedRequests
-from resp_server.proxy.request_policy import SUMMED, split_by_slot, within
+from resp_server.proxy.preferred_reads import ClientSenders, PreferredRead, SplitRead
+from resp_server.proxy.request_policy import split_by_slot, within
+from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.swap_control import OwnershipControl
 from resp_server.proxy.swap_keyspace import KeyFilter, SwapScan, query_both
 from resp_server.session.session import Account, Session
@@ -31,12 +33,11 @@ from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.ownership import Ownership, OwnershipChange
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.routing import CommandRule, Route, Side, SwapRouter, not_yet
+from resp_server.upstream.rules import Owner
 
 OK = b"+OK\r\n"
 # Takes the place of a watched key's mark when the key gets another owner: no digest equals it, so EXEC replies nil.
 CHANGED = Mark("", -1, "owner", covers_value=False)
-# The parts of a request for both sides.
-UPSTREAM_PART, STATES_PART = 0, 1
 
 
 class SwapDispatcher(ProxyDispatcher):
@@ -113,6 +114,8 @@ class SwapDispatcher(ProxyDispatcher):
             batch.add(b"" if session.is_silent else OK)
         elif route.side is Side.BOTH:
             self._send_both(route, request, session, batch)
+        elif route.side is Side.PREFERRED:
+            self._send_preferred(route, request, session, batch)
         elif route.side is Side.ALL_KEYS:
             self._query_keyspace(rule.name, request, session, batch)
         elif route.is_blocking:
@@ -147,34 +150,51 @@ class SwapDispatcher(ProxyDispatcher):
             raise NoPermError(f"User {name} has no permissions to run the '{rule.name}' command")
         self._check_user(context, rule.command, request)
 
+    def _senders(self, session: Session) -> ClientSenders:
+        """Return what sends a client's requests to either side."""
+        protocol = session.protocol
+
+        def to_upstream(request: Request, sink: ReplySink, index: int) -> None:
+            self._pool.send(session.id, protocol, pack(request), sink, index, is_read=True)
+
+        def to_states(key: bytes, request: Request, sink: ReplySink, index: int) -> None:
+            number, slot = self.target_of(key)
+            cluster = self._applications.each[number]
+            cluster.send(ServerRequest(pack(request), slot, protocol, cluster.deadline_s(), sink, index))
+
+        return ClientSenders(to_upstream, to_states, self._server.clients.defer)
+
     def _send_both(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Split a read over both sides, and join the replies in the order of the keys."""
-        command: Command | None = route.rule.command
+        command = route.rule.command
         assert command is not None  # `routing.SPLIT` has commands of Redis only
-        states = route.state_keys
-        owned = set(states)
-        upstream = [at for at in range(1, len(request)) if at not in owned]
-        places = [[at - 1 for at in upstream], [at - 1 for at in states]]
-        is_sum = SUMMED in command.facts.tips
+        split = SplitRead(route, request, self._senders(session))
         index = batch.expect(session.is_silent)
-
-        def merge(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
-            return sum_of_replies(replies) if is_sum else array_in_order(replies, places)
-
-        def send() -> None:
-            both = ReplyAggregator(2, merge, batch, index, self._server.clients.defer)
-            packed = pack((request[0], *(request[at] for at in upstream)))
-            self._pool.send(session.id, session.protocol, packed, both, UPSTREAM_PART, is_read=True)
-            both.attempt(self._send_states, command, (request[0], *(request[at] for at in states)), session, both)
-
+        send_to_states = partial(self._send_states, command, session)
+        send = partial(split.send, send_to_states, batch, index)
         batch.set_retry(index, send)
         send()
 
-    def _send_states(self, command: Command, request: Request, session: Session, both: ReplyAggregator) -> None:
+    def _send_states(
+        self, command: Command, session: Session, request: Request, both: ReplyAggregator, part: int
+    ) -> None:
         found = split_by_slot(command.facts, request, self.target_of)
         assert found is not None  # it has keys
         parts, merge = found
-        self._send_parts(command, parts, merge, session, both, STATES_PART)
+        self._send_parts(command, parts, merge, session, both, part)
+
+    def _send_preferred(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
+        """Send a read of one key to the states and to the upstream."""
+        if route.rule.name == "sort_ro":
+            check_request(session.user, request)
+        senders, key = self._senders(session), request[route.key_at]
+        index = batch.expect(session.is_silent)
+
+        def send() -> None:
+            PreferredRead(senders, key, request, route.unserved, batch, index).send()
+
+        batch.set_retry(index, send)
+        send()
 
     def _query_keyspace(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
         sides = ClientSides(self._pool, self._applications, session, self._server.clients.defer)
@@ -190,18 +210,19 @@ class SwapDispatcher(ProxyDispatcher):
 
     def _visible_keys(self, user: Account) -> KeyFilter:
         """Return which keys of each side a user sees in SCAN, KEYS and RANDOMKEY."""
-        owner_of = self._ownership.owner_of
+        decide = self._ownership.matcher.decide
 
         def of_states(key: bytes) -> bool:
-            return owner_of(key) is not None
+            return decide(key).owner is not Owner.UPSTREAM
 
         def of_upstream(key: bytes) -> bool:
-            return owner_of(key) is None
+            return decide(key).owner is not Owner.STATE
 
+        has_common = any(rule.owner is Owner.PREFER_STATE for rule in self._ownership.rules)
         if user.reads_all_keys:
-            return KeyFilter(of_upstream, of_states)
+            return KeyFilter(of_upstream, of_states, has_common)
         # Servers of states know which keys the user may read.
-        return KeyFilter(lambda key: of_upstream(key) and user.can_read(key), of_states)
+        return KeyFilter(lambda key: of_upstream(key) and user.can_read(key), of_states, has_common)
 
     def stop(self) -> None:
         super().stop()

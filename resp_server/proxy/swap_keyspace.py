@@ -46,10 +46,11 @@ class KeyspaceSides(Protocol):
 
 
 class KeyFilter(NamedTuple):
-    """Which keys of each side a client sees."""
+    """Which keys of each side a client sees. has_common: both sides may show the same key."""
 
     of_upstream: Callable[[bytes], bool]
     of_states: Callable[[bytes], bool]
+    has_common: bool = False
 
 
 class SwapScan(ReplyStage):
@@ -101,13 +102,19 @@ def text_of(item: RawReply) -> bytes:
     return as_bytes(item).partition(b"\r\n")[2][:-2]
 
 
-def visible_keys(arrays: Sequence[RawReply], filters: Sequence[Callable[[bytes], bool]]) -> Steps[RawReply]:
-    """Return one array of the keys of all arrays that their filters let through."""
+def visible_keys(
+    arrays: Sequence[RawReply], filters: Sequence[Callable[[bytes], bool]], has_common: bool = False
+) -> Steps[RawReply]:
+    """Return one array of the keys of all arrays that their filters let through. has_common: each key once."""
     found: list[RawReply] = []
+    seen: set[bytes] = set()
     for array, is_visible in zip(arrays, filters, strict=True):
         for number, item in enumerate((yield from items_of(array))):
-            if is_visible(text_of(item)):
+            name = text_of(item)
+            if is_visible(name) and name not in seen:
                 found.append(item)
+                if has_common:
+                    seen.add(name)
             if not number % KEYS_AT_ONCE:
                 yield
     return raw_reply_of([b"*%d\r\n" % len(found), *found])
@@ -123,7 +130,7 @@ def query_both(sides: KeyspaceSides, keys: KeyFilter, name: str, request: Reques
     def merge(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
         if name == "dbsize":
             return sum_of_replies(replies)
-        return visible_keys(replies, [keys.of_upstream] * count + [keys.of_states])
+        return visible_keys(replies, [keys.of_upstream] * count + [keys.of_states], keys.has_common)
 
     both = ReplyAggregator(count + 1, merge, sink, index, sides.defer)
     for node in range(count):

@@ -64,6 +64,8 @@ class KeyMatcher:
         decision, state = self.decide(key), self.owner_of(key)
         if state is None:
             return "the upstream's"
+        if decision.owner is Owner.PREFER_STATE and decision.rule is not None:
+            return f"a state's if it has the key, by the rule '{decision.rule.name}'"
         if state or decision.rule is None:
             return f"owned by state {state}"
         return f"the states', by the rule '{decision.rule.name}'"

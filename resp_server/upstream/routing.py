@@ -105,6 +105,7 @@ class Side(Enum):
     SELECT = auto()  # here, for the one database of the upstream
     BY_SECTIONS = auto()  # INFO
     NOT_YET = auto()
+    PREFERRED = auto()  # the states if they have the only key, otherwise the upstream
     DROPPED = auto()  # a write that is answered OK
     DENIED = auto()
     BY_KEYS = auto()  # a rule only, never a decision
@@ -126,6 +127,8 @@ class Route(NamedTuple):
 
     state_keys: for `Side.BOTH`, the positions of the states' keys. is_blocking: the upstream may reply much later, so
     the request needs a connection of its client's own. request: what the side gets instead of the client's request.
+    preferred: for `Side.BOTH`, the positions of keys that the states answer if they have them. key_at, unserved: for
+    `Side.PREFERRED`, the position of the key, and the error if the states have it, but do not serve the command.
     """
 
     side: Side
@@ -133,6 +136,9 @@ class Route(NamedTuple):
     state_keys: Sequence[int] = ()
     is_blocking: bool = False
     request: Request | None = None
+    preferred: Sequence[int] = ()
+    key_at: int = 0
+    unserved: PlainError | None = None
 
 
 class SwapRouter:
@@ -180,13 +186,20 @@ class SwapRouter:
         else:
             positions = self._positions(rule, request)
         decide = self._ownership.decide
-        owned = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
+        others = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
+        owned = [row for row in others if row[1].owner is Owner.STATE]
+        if rule.name == "watch" and len(owned) < len(others):
+            raise PlainError(f"command 'watch' is not available: {self._whose(request, positions)}")
         if rule.name == "watch" and len(owned) < len(positions):
             raise not_yet(rule.name)
-        if not owned:
+        if not others:
             return self._to_upstream(rule, request)
         if rule.command is not None:
             rule.command.check_arity(request)
+        if len(owned) < len(others) and rule.is_read:
+            return self._preferred(rule, request, positions, others)
+        if not owned:
+            return self._to_upstream(rule, request)
         if not rule.is_read and rule.name != "watch":
             return self._write(rule, request, positions, owned)
         is_served = rule.command is not None and rule.command.declaration is not None
@@ -197,6 +210,21 @@ class SwapRouter:
         if len(owned) < len(positions):
             raise PlainError(f"command '{rule.name}' needs its keys on one side: {self._whose(request, positions)}")
         raise PlainError(self._whose(request, [owned[0][0]]))
+
+    def _preferred(
+        self, rule: CommandRule, request: Request, positions: Sequence[int], others: Sequence[tuple[int, Decision]]
+    ) -> Route:
+        """Return the route of a read with keys that the states answer if they have them."""
+        if "blocking" in rule.facts.flags and not _is_nonblocking_read(rule, request):
+            raise PlainError(f"command '{rule.name}' cannot block: {self._whose(request, positions)}")
+        if len(positions) == 1:
+            is_served = rule.command is not None and rule.command.declaration is not None
+            unserved = None if is_served else PlainError(f"{self._whose(request, positions)}, and the states have it")
+            return Route(Side.PREFERRED, rule, key_at=positions[0], unserved=unserved)
+        if rule.name not in SPLIT:
+            raise PlainError(f"command '{rule.name}' needs its keys on one side: {self._whose(request, positions)}")
+        by_owner = {owner: [at for at, found in others if found.owner is owner] for owner in Owner}
+        return Route(Side.BOTH, rule, by_owner[Owner.STATE], preferred=by_owner[Owner.PREFER_STATE])
 
     def _to_upstream(self, rule: CommandRule, request: Request) -> Route:
         is_blocking = "blocking" in rule.facts.flags and not _is_nonblocking_read(rule, request)

@@ -5,7 +5,7 @@ A file of rules is TOML:
     [[rule]]
     name = "dashboards"               # for messages; without it, the keys
     keys = "dash/<account>/apdex"     # as a state's key_format: a placeholder stands for any text
-    owner = "state"                   # or "upstream"
+    owner = "state"                   # or "upstream", "prefer-state"
     writes = "refuse"                 # or "drop", "pass"
 
 The first rule that covers a key decides. A file is taken whole or not at all: `parse_rules` collects all mistakes.
@@ -37,6 +37,7 @@ class Owner(Enum):
 
     STATE = "state"
     UPSTREAM = "upstream"
+    PREFER_STATE = "prefer-state"  # a state that has the key, otherwise the upstream, to which all writes go
 
 
 class Writes(Enum):
