@@ -150,7 +150,9 @@ async def _serve(options: argparse.Namespace) -> None:
     applications = Applications([source.cluster for source in sources], needs_key_formats=swap is not None)
 
     def dispatcher(server: ServerContext) -> ProxyDispatcher:
-        return ProxyDispatcher(server, applications) if swap is None else SwapDispatcher(server, applications, *swap)
+        if swap is None:
+            return ProxyDispatcher(server, applications)
+        return SwapDispatcher(server, applications, *swap, is_strict=options.transactions == "strict")
 
     server = Server(
         Keyspace(),

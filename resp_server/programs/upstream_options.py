@@ -81,6 +81,13 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
         help="the connections to the upstream that one client has alone, for its blocking commands; beyond N they are "
         "an error (default %(default)s)",
     )
+    parser.add_argument(
+        "--transactions",
+        choices=("mixed", "strict"),
+        default="mixed",
+        help="with --upstream: whether EXEC runs a transaction over keys of states and of the upstream, which have no "
+        "common instant, or refuses it (default %(default)s)",
+    )
     group = parser.add_argument_group("TLS to the upstream, with --upstream rediss://...")
     ca, cert, key, server_name = (f"--{name.replace('_', '-')}" for name in TLS_OPTIONS)
     group.add_argument(ca, metavar="FILE", help="the CA of the upstream's certificate (default: this machine's CAs)")

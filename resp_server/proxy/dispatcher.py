@@ -53,10 +53,10 @@ from resp_server.proxy.request_policy import SPLIT, Part, RequestPolicy, policy_
 from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.tracking_recorder import TrackingRecorder
-from resp_server.proxy.transactions import ProxyExec, ProxyWatch
+from resp_server.proxy.transactions import ProxyExec, ProxyWatch, StartableExec
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import TrackingState
-from resp_server.session.transaction import check_watch_limits
+from resp_server.session.transaction import Mark, check_watch_limits
 from state_backend.model.slots import slot_of
 
 # The keys of a long request that are requested at once. Each slot among them costs a request (measured: 20 to 80 us).
@@ -360,22 +360,35 @@ class ProxyDispatcher(Dispatcher):
         if session.tracking_state is not None and not session.tracking_state.is_bcast:
             # EXEC may read an older epoch than that of the invalidations sent so far.
             sink = TrackingRecorder(batch, index, self._tracking, session.tracking_state, keys, is_cacheable=False)
-        run = ProxyExec(self, self._applications, context, requests, watched, sink, index)
+        run = self._exec(context, requests, watched, sink, index)
         start = partial(run.start, self._before_exec(session, requests, keys))
         if before:
             batch.before_last_reply(start)  # earlier replies must not be from a later epoch
         else:
             start()
 
+    def _exec(
+        self,
+        context: CommandContext,
+        requests: Sequence[Request],
+        watched: dict[tuple[int, bytes], Mark],
+        sink: ReplySink,
+        index: int,
+    ) -> StartableExec:
+        """Return the EXEC of queued commands."""
+        return ProxyExec(self, self._applications, context, requests, watched, sink, index)
+
     def _before_exec(self, session: Session, requests: Sequence[Request], keys: list[bytes]) -> Steps[None]:
         """Check the user's rights to the queued commands, send them to monitors, and collect the keys they read."""
-        for each in requests:
+        for each in requests if not session.user.is_unrestricted else ():
             denied = session.user.denial(self.command(each), each)
             if denied is not None:  # the rights changed meanwhile; servers do not know this user
                 raise ExecAbortError(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
             yield
         is_tracked = session.tracking_state is not None and not session.tracking_state.is_bcast
         for each in requests if is_tracked or session.is_observed else ():
+            if not self._is_of_states(each):
+                continue
             command = self.command(each)
             if policy_of(command) is RequestPolicy.BY_KEYS:
                 self._monitor(session, command, each)
@@ -403,6 +416,10 @@ class ProxyDispatcher(Dispatcher):
             ProxyWatch(session.watched, targets, batch, batch.expect(session.is_silent)).send()
         else:
             batch.add(b"" if session.is_silent else b"+OK\r\n")
+
+    def _is_of_states(self, request: Request) -> bool:
+        """Tell whether state servers answer a queued request, or this proxy."""
+        return True
 
     def command(self, request: Request) -> Command:
         """Return the command of a request that was queued."""

@@ -34,6 +34,12 @@ class PinnedRequests:
         """Tell whether a client has a connection of its own."""
         return self._pool.pinned.get(session.id) is not None
 
+    def unwatch(self, session: Session) -> None:
+        """Forget the keys that a client watches at the upstream."""
+        pinned = self._pool.pinned.get(session.id)
+        if pinned is not None:
+            pinned.unwatch()
+
     def leave(self, session: Session) -> None:
         """Close the connection of a client that has left, or sent RESET."""
         self._pool.pinned.release(session.id)

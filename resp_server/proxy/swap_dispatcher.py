@@ -6,12 +6,13 @@ client gets all replies in its order. The sides have no common order (see `docs/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from resp_server.command_table.table import Command
 from resp_server.commands.sort import check_request
 from resp_server.execution.context import CommandContext, ServerContext
+from resp_server.execution.dispatcher import QUEUED
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink
 from resp_server.protocol.errors import NoPermError
@@ -25,17 +26,20 @@ from resp_server.proxy.pinned_requests import PinnedRequests
 from resp_server.proxy.preferred_reads import ClientSenders, PreferredRead, SplitRead
 from resp_server.proxy.request_policy import split_by_slot, within
 from resp_server.proxy.requests import ServerRequest
+from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.swap_control import OwnershipControl
+from resp_server.proxy.swap_exec import OK, SwapExec, Watched
 from resp_server.proxy.swap_keyspace import KeyFilter, SwapScan, query_both
+from resp_server.proxy.swap_watch import watch_both
+from resp_server.proxy.transactions import StartableExec
 from resp_server.session.session import Account, Session
-from resp_server.session.transaction import Mark
+from resp_server.session.transaction import Mark, Transaction
 from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.ownership import Ownership, OwnershipChange
 from resp_server.upstream.pool import UpstreamPool
-from resp_server.upstream.routing import CommandRule, Route, Side, SwapRouter, not_yet
+from resp_server.upstream.routing import CommandRule, Route, Side, SwapRouter
 from resp_server.upstream.rules import Owner
 
-OK = b"+OK\r\n"
 # Takes the place of a watched key's mark when the key gets another owner: no digest equals it, so EXEC replies nil.
 CHANGED = Mark("", -1, "owner", covers_value=False)
 
@@ -46,13 +50,22 @@ class SwapDispatcher(ProxyDispatcher):
     has_upstream = True
 
     def __init__(
-        self, server: ServerContext, applications: Applications, pool: UpstreamPool, ownership: Ownership
+        self,
+        server: ServerContext,
+        applications: Applications,
+        pool: UpstreamPool,
+        ownership: Ownership,
+        *,
+        is_strict: bool = False,
     ) -> None:
         super().__init__(server, applications)
-        self._pool = pool
+        self.is_strict = is_strict
+        self.defer = server.clients.defer
+        pool.pinned.on_state_lost = server.clients.cut
+        self.pool = pool
         self._ownership = ownership
-        self._router = SwapRouter(self._table, ownership, pool.url.database)
-        pool.on_facts = self._router.take_facts
+        self.router = SwapRouter(self._table, ownership, pool.url.database)
+        pool.on_facts = self.router.take_facts
         applications.on_key_formats = self._learn
         self._pinned = PinnedRequests(pool)
         server.leave_upstream = self._pinned.leave
@@ -75,6 +88,8 @@ class SwapDispatcher(ProxyDispatcher):
             for at in session.watched:
                 if change.affects(at[1]):
                     session.watched[at] = CHANGED
+        for pinned in self.pool.pinned:
+            pinned.is_dirty |= any(map(change.affects, pinned.watched))
         self._tracking.changed(None)
 
     def _learn(self, formats: Mapping[str, Mapping[str, str]]) -> None:
@@ -87,7 +102,7 @@ class SwapDispatcher(ProxyDispatcher):
         """Return the fields of INFO: those of the servers, of the upstream, and of the owners of keys."""
         return {
             **self._applications.info_fields(),
-            **self._pool.info_fields(),
+            **self.pool.info_fields(),
             **self._ownership.info_fields(),
             "dropped_writes": self._dropped_writes,
         }
@@ -97,19 +112,23 @@ class SwapDispatcher(ProxyDispatcher):
         session = context.session
         if not session.is_authenticated:
             return Taken.NO  # the error is a server's: it does not tell whose key it is
-        route = self._router.route(request)
+        route = self.router.route(request)
         if route is None or route.side is Side.STATES:
             return Taken.NO
         rule = route.rule
         if route.side is Side.LOCAL:
             return self._take_local(context, rule, request, batch)
         if session.transaction is not None:
-            raise not_yet(f"{rule.name} within MULTI")
+            return self._take_queued(context, session.transaction, route, request, batch)
         self._check_rights(context, rule, request)
-        if route.is_blocking and len(batch):
-            return Taken.IN_NEXT_BATCH  # the replies before must not wait
+        is_first_watch = rule.name == "watch" and not self._pinned.has_own(session)
+        if (route.is_blocking or is_first_watch) and len(batch):
+            return Taken.IN_NEXT_BATCH  # the replies before must not wait, and use other connections
         session.last_command = rule.name
         self._stats.command_stats(rule.name).calls += 1
+        if rule.name == "watch":
+            watch_both(self.pool.pinned, self._cluster_of, route, request, session, batch, self.defer)
+            return Taken.LAST
         if route.side is Side.SELECT and len(request) == 2:
             batch.add(b"" if session.is_silent else OK)
         elif route.side is Side.BOTH:
@@ -127,15 +146,53 @@ class SwapDispatcher(ProxyDispatcher):
         else:
             packed = pack(request if route.request is None else route.request)
             index = batch.expect(session.is_silent)
-            self._pool.send(session.id, session.protocol, packed, batch, index, is_read=rule.is_read)
+            self.pool.send(session.id, session.protocol, packed, batch, index, is_read=rule.is_read)
         return Taken.YES
+
+    def _take_queued(
+        self, context: CommandContext, transaction: Transaction, route: Route, request: Request, batch: ReplyBatch
+    ) -> Taken:
+        """Queue a request for EXEC that is not, or not only, about states."""
+        rule = route.rule
+        if route.side in (Side.ALL_KEYS, Side.SELECT) or rule.name == "watch":
+            return Taken.NO  # it is refused as at any proxy
+        self.router.check_form(rule, request)
+        self._check_rights(context, rule, request)
+        context.session.last_command = rule.name
+        if not transaction.is_aborted:
+            transaction.add(request)
+        batch.add(b"" if context.session.is_silent else QUEUED)
+        return Taken.YES
+
+    def _exec(
+        self,
+        context: CommandContext,
+        requests: Sequence[Request],
+        watched: Watched,
+        sink: ReplySink,
+        index: int,
+    ) -> StartableExec:
+        return SwapExec(self, context.session, requests, watched, sink, index, partial(super()._exec, context))
+
+    def _cluster_of(self, key: bytes) -> StateCluster:
+        return self._applications.each[self.target_of(key)[0]]
+
+    def _is_of_states(self, request: Request) -> bool:
+        route = self.router.route(request)
+        return route is None or route.side in (Side.LOCAL, Side.STATES)
 
     def _take_local(self, context: CommandContext, rule: CommandRule, request: Request, batch: ReplyBatch) -> Taken:
         """Answer what is about clients' own connections to the upstream."""
         session = context.session
         if rule.name == "reset" and len(batch) and self._pinned.has_own(session):
             return Taken.IN_NEXT_BATCH  # its connection is closed only after all replies
-        if rule.name == "client|unblock" and session.transaction is None:
+        transaction = session.transaction
+        is_end = transaction is not None and (
+            rule.name == "discard" or (rule.name == "exec" and transaction.is_aborted)
+        )
+        if len(request) == 1 and (is_end or (rule.name == "unwatch" and transaction is None)):
+            self._pinned.unwatch(session)
+        if rule.name == "client|unblock" and transaction is None:
             self._check_rights(context, rule, request)
             if self._pinned.unblock(request, session, batch):
                 return Taken.YES
@@ -155,7 +212,7 @@ class SwapDispatcher(ProxyDispatcher):
         protocol = session.protocol
 
         def to_upstream(request: Request, sink: ReplySink, index: int) -> None:
-            self._pool.send(session.id, protocol, pack(request), sink, index, is_read=True)
+            self.pool.send(session.id, protocol, pack(request), sink, index, is_read=True)
 
         def to_states(key: bytes, request: Request, sink: ReplySink, index: int) -> None:
             number, slot = self.target_of(key)
@@ -197,7 +254,7 @@ class SwapDispatcher(ProxyDispatcher):
         send()
 
     def _query_keyspace(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
-        sides = ClientSides(self._pool, self._applications, session, self._server.clients.defer)
+        sides = ClientSides(self.pool, self._applications, session, self._server.clients.defer)
         keys = self._visible_keys(session.user)
         index = batch.expect(session.is_silent)
         send: Callable[[], None]
@@ -227,7 +284,7 @@ class SwapDispatcher(ProxyDispatcher):
     def stop(self) -> None:
         super().stop()
         self._checks.stop()
-        self._pool.stop()
+        self.pool.stop()
 
 
 class OwnRequests:

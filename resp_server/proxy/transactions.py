@@ -67,6 +67,13 @@ class QueuedCommands(CommandRouting, Protocol):
         """Return the error reply for an exception."""
 
 
+class StartableExec(Protocol):
+    """One EXEC of a client."""
+
+    def start(self, before: Steps[None]) -> None:
+        """Run it. before: steps to run first; a ReplyError of theirs is the reply."""
+
+
 class ProxyExec(ReplyStage):
     """One EXEC of a client."""
 

@@ -56,7 +56,7 @@ class UpstreamRequest:
     """A request to the upstream.
 
     is_read: it changes nothing, so it may be sent twice. sent_s: when it was sent. is_blocking: it may wait for other
-    clients' writes, so no time limit applies.
+    clients' writes, so no time limit applies. replies_before: the replies to drop, to MULTI and to queued commands.
     """
 
     packed: bytes
@@ -66,6 +66,7 @@ class UpstreamRequest:
     sends: int = 0
     sent_s: float = 0.0
     is_blocking: bool = False
+    replies_before: int = 0
 
 
 class ConnectionEvents(Protocol):
@@ -171,7 +172,11 @@ class UpstreamConnection:
                 continue
             if not self._in_flight:
                 raise FrameError("more replies than requests")
-            request = self._in_flight.popleft()
+            request = self._in_flight[0]
+            if request.replies_before:
+                request.replies_before -= 1
+                continue
+            self._in_flight.popleft()
             request.sink.put(request.index, reply)
 
     def disconnected(self, reason: str) -> None:

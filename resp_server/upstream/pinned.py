@@ -29,12 +29,14 @@ CLIENT_ID = pack((b"CLIENT", b"ID"))
 # A write that goes to replicas and to nobody else: a sharded channel has only subscribers that name it.
 MARK_WRITE = pack((b"SPUBLISH", b"sparkis:wait", b""))
 PING = pack((b"PING",))
+UNWATCH = pack((b"UNWATCH",))
 
 
 class PinnedConnection(UpstreamConnection):
     """A client's own connection. It is opened once: when it is lost, what it held is lost, too.
 
-    upstream_id: the id that CLIENT UNBLOCK at the upstream takes; None: not known.
+    upstream_id: the id that CLIENT UNBLOCK at the upstream takes; None: not known. watched: the keys that WATCH watches
+    there. is_dirty: one of them has another owner now, so EXEC must run nothing.
     """
 
     def __init__(self, owner: PinnedConnections, client: int, protocol: int) -> None:
@@ -44,12 +46,14 @@ class PinnedConnection(UpstreamConnection):
         self.client = client
         self.upstream_id: int | None = None
         self._has_marked_write = False
+        self.watched: set[bytes] = set()
+        self.is_dirty = False
         self._ask(CLIENT_ID, _IdSink(self))
 
     @property
     def is_idle(self) -> bool:
         """Tell whether the connection holds nothing, so that it may be closed."""
-        return not self.pending_count
+        return not (self.watched or self._queue) and all(each.sink is DISCARD for each in self._in_flight)
 
     @property
     def is_blocked(self) -> bool:
@@ -77,15 +81,26 @@ class PinnedConnection(UpstreamConnection):
             self._ask(PING, DISCARD)
         self.send(request, protocol)
 
+    def unwatch(self) -> None:
+        """Forget all watched keys."""
+        if self.watched:
+            self.forget_watched()
+            self._ask(UNWATCH, DISCARD)
+
+    def forget_watched(self) -> None:
+        """Handle that the upstream has forgotten all watched keys."""
+        self.watched, self.is_dirty = set(), False
+
     def close(self) -> None:
         """Close the connection, because its client has left: what was not sent is not sent any more."""
         self._out = []
+        self.forget_watched()
         for request in [*self._in_flight, *self._queue]:
             request.sink = DISCARD
         self.stop()
 
     def disconnected(self, reason: str) -> None:
-        """End: the client's connection is closed if it waits for a reply."""
+        """End: the client's connection is closed if it waits for a reply, or if it would not notice what it lost."""
         self._link = None
         lost, self._out = list(self._in_flight), []
         self._in_flight.clear()
@@ -94,6 +109,8 @@ class PinnedConnection(UpstreamConnection):
         self._end(reason)
         for request in lost:
             request.sink.fail(request.index, UnansweredError(reason))
+        if self.watched:
+            self._owner.on_state_lost(self.client, reason)
 
     def _ask(self, packed: bytes, sink: UpstreamSink) -> None:
         self.add(UpstreamRequest(packed, sink, 0, is_read=False))
@@ -111,12 +128,16 @@ class PinnedConnection(UpstreamConnection):
 
 
 class PinnedConnections:
-    """The connections of single clients, by client, the one used last at the end. pool: is told of what happens."""
+    """The connections of single clients, by client, the one used last at the end.
+
+    pool: is told of what happens. on_state_lost: called with a client whose connection was lost with what it held.
+    """
 
     def __init__(self, pool: ConnectionEvents, count_max: int = PINNED_MAX) -> None:
         self._pool = pool
         self._count_max = count_max
         self._of: dict[int, PinnedConnection] = {}
+        self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
         self.failure = ""  # of the last try to connect
 
     def __iter__(self) -> Iterator[PinnedConnection]:

@@ -77,7 +77,10 @@ class UpstreamPool:
 
     def send(self, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int, *, is_read: bool) -> None:
         """Send a client's request; the sink gets the reply later, or an error at once or later."""
-        request = UpstreamRequest(packed, sink, index, is_read)
+        self.send_request(client, protocol, UpstreamRequest(packed, sink, index, is_read))
+
+    def send_request(self, client: int, protocol: int, request: UpstreamRequest) -> None:
+        """Send a client's request over the client's own connection, if it has one, else over a shared one."""
         pinned = self.pinned.get(client)
         if pinned is None:
             self._connection(client, protocol).add(request)

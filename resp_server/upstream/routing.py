@@ -13,7 +13,14 @@ from typing import NamedTuple
 from resp_server.command_table.facts import Facts
 from resp_server.command_table.key_specs import key_positions
 from resp_server.command_table.table import Command, CommandTable
-from resp_server.protocol.errors import LoadingError, PlainError, client_text
+from resp_server.protocol.errors import (
+    LoadingError,
+    PlainError,
+    client_text,
+    unknown_command,
+    unknown_subcommand,
+    wrong_arity,
+)
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.command_facts import tells_all_keys
 from resp_server.upstream.key_matcher import Decision
@@ -179,6 +186,20 @@ class SwapRouter:
             raise PlainError(f"only database {self._database} of the upstream is available through --upstream yet")
         return Route(rule.side, rule, is_blocking=rule.side is Side.UPSTREAM and "blocking" in rule.facts.flags)
 
+    def check_form(self, rule: CommandRule, request: Request) -> None:
+        """Raise the error of a request for the upstream that is not queued after MULTI, whatever its arguments are."""
+        name, _, sub = rule.name.partition("|")
+        if self._upstream_facts and name not in self._upstream_facts:
+            raise unknown_command(request)
+        subcommands = self._upstream_facts[name].subcommands if self._upstream_facts else rule.facts.subcommands
+        if subcommands and len(request) > 1 and sub not in subcommands:
+            raise unknown_subcommand(name, request[1])
+        arity = rule.facts.arity
+        if (len(request) != arity) if arity > 0 else (len(request) < -arity):
+            raise wrong_arity(rule.name)
+        if "no_multi" in rule.facts.flags:
+            raise PlainError("Command not allowed inside a transaction")
+
     def _by_keys(self, rule: CommandRule, request: Request) -> Route:
         self._check_known()
         if rule.single_key_at and rule.single_key_at < len(request):
@@ -188,14 +209,13 @@ class SwapRouter:
         decide = self._ownership.decide
         others = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
         owned = [row for row in others if row[1].owner is Owner.STATE]
-        if rule.name == "watch" and len(owned) < len(others):
-            raise PlainError(f"command 'watch' is not available: {self._whose(request, positions)}")
-        if rule.name == "watch" and len(owned) < len(positions):
-            raise not_yet(rule.name)
         if not others:
             return self._to_upstream(rule, request)
         if rule.command is not None:
             rule.command.check_arity(request)
+        if rule.name == "watch" and len(owned) < len(positions):
+            preferred = [at for at, found in others if found.owner is Owner.PREFER_STATE]
+            return Route(Side.BOTH, rule, [at for at, _ in owned], preferred=preferred)
         if len(owned) < len(others) and rule.is_read:
             return self._preferred(rule, request, positions, others)
         if not owned:

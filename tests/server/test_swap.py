@@ -109,7 +109,7 @@ def test_a_read_that_cannot_be_split_tells_whose_keys_they_are(client: Connectio
 @pytest.mark.parametrize(
     "line",
     [
-        *("SUBSCRIBE a", "PSUBSCRIBE a*", "MONITOR", "WATCH a", "WATCH a job:speed:1"),
+        *("SUBSCRIBE a", "PSUBSCRIBE a*", "MONITOR"),
         "CLIENT TRACKING ON",
     ],
 )
@@ -149,18 +149,6 @@ def test_what_needs_a_connection_of_its_own_is_not_available_yet(client: Connect
 def test_what_harms_the_upstreams_host_is_not_passed_on(client: Connection, line: str) -> None:
     reply = client.call(*line.split(" "))
     assert reply.is_error and reply.plain.endswith(b"is not passed on to the upstream"), reply
-
-
-def test_a_transaction_reads_states_only(client: Connection) -> None:
-    assert client.call("MULTI").plain == b"OK"
-    assert client.call("GET", "job:speed:1").plain == b"QUEUED"
-    assert client.call("EXEC").plain == [b"10"]
-    assert client.call("MULTI").plain == b"OK"
-    assert (
-        client.call("SET", "a", "1").plain == b"ERR command 'set within MULTI' is not available through --upstream yet"
-    )
-    assert client.call("EXEC").plain.startswith(b"EXECABORT")
-    assert client.call("WATCH", "job:speed:1").plain == b"OK"
 
 
 def test_there_is_one_database(client: Connection) -> None:

@@ -14,7 +14,7 @@ from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
-from tests.server.swap import ABSENT, OLD, VALUES, Swap
+from tests.server.swap import ABSENT, OLD, STATES, VALUES, Swap
 
 RULES = '[[rule]]\nname = "aside"\nkeys = "job:speed:<car>"\nowner = "prefer-state"\n'
 MIXED = ["job:speed:1", "job:speed:absent", "dash/7/apdex", "a", "job:speed:none", "job:speed:2"]
@@ -119,7 +119,6 @@ def test_keys_of_both_sides_are_listed_once(client: Connection) -> None:
     ("line", "before", "after"),
     [
         ("SUNION job:speed:1 a", "command 'sunion' needs its keys on one side: ", ", key 'a' is the upstream's"),
-        ("WATCH job:speed:1", "command 'watch' is not available: ", ""),
         ("XREAD BLOCK 0 STREAMS job:speed:1 0", "command 'xread' cannot block: ", ""),
     ],
 )
@@ -128,6 +127,38 @@ def test_what_cannot_be_answered_by_one_side_is_an_error(
 ) -> None:
     whose = "key 'job:speed:1' is a state's if it has the key, by the rule 'aside'"
     assert client.call(*line.split(" ")).plain.decode() == f"ERR {before}{whose}{after}"
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_transaction_answers_each_key_from_the_states_if_they_have_it(client: Connection, protocol: int) -> None:
+    client.call("HELLO", protocol)
+    lines = [["SET", "a", "1"], ["GET", "job:speed:1"], ["GET", ABSENT], ["MGET", *MIXED], ["EXISTS", *MIXED]]
+    lines += [["LRANGE", "job:speed:1", 0, -1], ["LRANGE", ABSENT, 0, -1], ["XRANGE", "job:speed:1", "-", "+"]]
+    lines += [["XRANGE", "job:speed:none", "-", "+"], ["MGET", "job:speed:2", "job:speed:1"], ["GET", "a"]]
+    client.call("MULTI")
+    assert {client.call(*line).plain for line in lines} == {b"QUEUED"}
+    found = client.call("EXEC").plain
+    assert found[:5] == [b"OK", b"10", OLD, [b"10", OLD, b"0.9", b"1", None, b"20"], 5]
+    assert found[5].startswith(b"WRONGTYPE") and found[6].startswith(b"WRONGTYPE")
+    assert found[7].endswith(b"and the states have it") and found[8:] == [[], [b"20", b"10"], b"1"]
+
+
+def test_a_watched_key_is_watched_at_both_sides(swap: PreferringSwap, client: Connection) -> None:
+    with swap.upstream.connect() as upstream, swap.proxy.connect() as reader:
+        assert client.call("WATCH", "job:speed:6", "dash/7/apdex").plain == b"OK"
+        upstream.call("SET", "job:speed:6", "another")
+        client.call("MULTI")
+        client.call("GET", "a")
+        assert client.call("EXEC").plain is None
+        assert client.call("WATCH", "job:speed:6", "a").plain == b"OK"
+        with LogWriter(swap.log, "job", STATES, "first") as writer:
+            writer.publish([Change("speed", Op.PUT, b"job:speed:6", value=b"61")])
+            eventually(lambda: reader.call("GET", "job:speed:6").plain == b"61")
+            client.call("MULTI")
+            client.call("GET", "a")
+            assert client.call("EXEC").plain is None
+            writer.publish([Change("speed", Op.PUT, b"job:speed:6", value=b"60")])
+        eventually(lambda: reader.call("GET", "job:speed:6").plain == b"60")
 
 
 def test_a_read_that_states_do_not_serve_is_the_upstreams_if_they_do_not_have_the_key(client: Connection) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from resp_server.command_table.facts import Facts
@@ -108,6 +110,41 @@ def test_a_request_that_needs_keys_of_both_sides_in_one_place_tells_whose_they_a
 def test_a_request_that_may_wait_for_other_clients_is_told(line: str, is_blocking: bool) -> None:
     route = router().route([word.encode() for word in line.split(" ")])
     assert route is not None and route.side is Side.UPSTREAM and route.is_blocking is is_blocking
+
+
+def test_watched_keys_may_be_of_both_sides() -> None:
+    route = router().route([b"WATCH", b"a", b"job:speed:1", b"b"])
+    assert route is not None and route.side is Side.BOTH and list(route.state_keys) == [2]
+    assert side("WATCH a b") is Side.UPSTREAM
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("GET", "wrong number of arguments for 'get' command"),
+        ("OBJECT ENCODING", "wrong number of arguments for 'object|encoding' command"),
+        ("OBJECT NOPE a", "unknown subcommand 'NOPE'. Try OBJECT HELP."),
+        ("SAVE", "Command not allowed inside a transaction"),
+    ],
+)
+def test_what_the_upstream_would_not_queue_is_refused(line: str, error: str) -> None:
+    made, request = router(), [word.encode() for word in line.split(" ")]
+    route = made.route(request)
+    assert route is not None
+    with pytest.raises(PlainError, match=re.escape(error)):
+        made.check_form(route.rule, request)
+    made.take_facts({"object": Facts("", "", -2, subcommands={"freq": Facts("", "", 3)})})
+    with pytest.raises(PlainError):
+        made.check_form(route.rule, request)
+
+
+def test_a_command_that_the_upstream_does_not_have_is_not_queued() -> None:
+    made = router()
+    made.take_facts({"get": Facts("", "", 2)})
+    route = made.route([b"HEXPIRE", b"a"])
+    assert route is not None
+    with pytest.raises(PlainError, match="unknown command 'HEXPIRE'"):
+        made.check_form(route.rule, [b"HEXPIRE", b"a"])
 
 
 def test_no_key_is_answered_before_the_owners_are_known() -> None:

@@ -1,0 +1,81 @@
+"""A queued read with keys of both sides: its requests for each side, and the join of their replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, result_of
+from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
+from resp_server.protocol.request_parser import Request
+from resp_server.proxy.preferred_reads import ABSENT
+from resp_server.proxy.request_policy import SUMMED
+from resp_server.upstream.routing import Route, Side
+
+# The parts of a request for both sides.
+UPSTREAM_PART, STATES_PART = 0, 1
+
+
+class SideSplit(NamedTuple):
+    """The requests for each side. join: makes one reply of the replies to both sides' requests."""
+
+    upstream: Sequence[Request]
+    states: Sequence[Request]
+    join: Callable[[Sequence[RawReply], Sequence[RawReply]], Steps[RawReply]]
+
+
+def split_over_sides(route: Route, request: Request) -> SideSplit:
+    """Split a request of `Side.BOTH` or `Side.PREFERRED`. The states' requests must be answered from one epoch.
+
+    A read of a key whose rule is `prefer-state` is sent to both sides, and to the states with an EXISTS before it.
+    """
+    if route.side is Side.PREFERRED:
+        return _preferred(route, request)
+    command = route.rule.command
+    assert command is not None  # `routing.SPLIT` has commands of Redis only
+    is_sum = SUMMED in command.facts.tips
+    others = {*route.state_keys, *route.preferred}
+    theirs = [at for at in range(1, len(request)) if at not in others]
+    ours = list(route.state_keys)
+    upstream = [_part(request, theirs)] if theirs else []
+    states = [_part(request, ours)] if ours else []
+    for at in route.preferred:
+        upstream.append((request[0], request[at]))
+        states += [(b"EXISTS", request[at]), (request[0], request[at])]
+    groups = [group for group in (theirs, ours, *([at] for at in route.preferred)) if group]
+    places = [[at - 1 for at in group] for group in groups]
+
+    def join(from_upstream: Sequence[RawReply], from_states: Sequence[RawReply]) -> Steps[RawReply]:
+        replies = [*from_upstream[: len(theirs) and 1], *from_states[: len(ours) and 1]]
+        pairs = from_states[len(ours) and 1 :]
+        for number, reply in enumerate(from_upstream[len(theirs) and 1 :]):
+            replies.append(_chosen(reply, *pairs[2 * number : 2 * number + 2]))
+        error = next(filter(is_error, replies), None)
+        if error is not None:
+            return error
+        return (yield from result_of(sum_of_replies(replies) if is_sum else array_in_order(replies, places)))
+
+    return SideSplit(upstream, states, join)
+
+
+def _preferred(route: Route, request: Request) -> SideSplit:
+    exists: Request = (b"EXISTS", request[route.key_at])
+
+    def join(from_upstream: Sequence[RawReply], from_states: Sequence[RawReply]) -> Steps[RawReply]:
+        yield
+        if route.unserved is not None and from_states[0] != ABSENT:
+            return b"-%b\r\n" % route.unserved.line
+        return _chosen(from_upstream[0], from_states[0], from_states[-1])
+
+    return SideSplit([request], [exists] if route.unserved is not None else [exists, request], join)
+
+
+def _chosen(upstream: RawReply, exists: RawReply, states: RawReply) -> RawReply:
+    """Return the states' reply if they have the key, else the upstream's."""
+    if is_error(exists):
+        return exists
+    return upstream if exists == ABSENT else states
+
+
+def _part(request: Request, positions: Sequence[int]) -> Request:
+    return (request[0], *(request[at] for at in positions))

@@ -1,0 +1,202 @@
+"""EXEC at a proxy with an upstream: the states' part is read first, then the upstream's runs as one MULTI ... EXEC.
+
+The states' part is one `ProxyExec`, at one epoch of each job. It also checks the watched keys of states; if one has
+changed, the upstream's part is not sent. The upstream's part goes out in one write, so it needs no connection of the
+client's own, unless the client watches keys there. There is no instant at which both sides were as the replies say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from resp_server.execution.exec_runner import NOTHING_RUN
+from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, raw_reply_of
+from resp_server.forwarding.reply_splitter import items_of, pack
+from resp_server.forwarding.reply_stages import (
+    MALFORMED_REPLY_ERRORS,
+    Defer,
+    ReplySink,
+    ReplyStage,
+    malformed_reply,
+)
+from resp_server.protocol.errors import ExecAbortError, PlainError, ReplyError
+from resp_server.protocol.request_parser import Request
+from resp_server.proxy.side_split import STATES_PART, UPSTREAM_PART, SideSplit, split_over_sides
+from resp_server.proxy.transaction_plan import EXEC, MULTI
+from resp_server.proxy.transactions import StartableExec
+from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
+from resp_server.session.session import Session
+from resp_server.session.transaction import Mark
+from resp_server.upstream.connection import UnansweredError, UpstreamRequest
+from resp_server.upstream.pool import UpstreamPool
+from resp_server.upstream.routing import Side, SwapRouter
+
+OK = b"+OK\r\n"
+Watched = dict[tuple[int, bytes], Mark]
+
+
+class Sides(Protocol):
+    """What runs both parts. is_strict: a transaction over both sides is refused."""
+
+    router: SwapRouter
+    pool: UpstreamPool
+    is_strict: bool
+
+    @property
+    def defer(self) -> Defer: ...
+    def error_reply(self, error: Exception) -> bytes:
+        """Return the error reply for an exception."""
+
+
+class SwapExec(ReplyStage):
+    """One EXEC of a client. run_states: returns the part of states for requests, watched keys, a sink and its index."""
+
+    def __init__(
+        self,
+        sides: Sides,
+        session: Session,
+        requests: Sequence[Request],
+        watched: Watched,
+        sink: ReplySink,
+        index: int,
+        run_states: Callable[[Sequence[Request], Watched, ReplySink, int], StartableExec],
+    ) -> None:
+        super().__init__(sink, index)
+        self._sides, self._session, self._protocol = sides, session, session.protocol
+        self._requests, self._watched = requests, watched
+        self._run_states = run_states
+        self._pinned = sides.pool.pinned.get(session.id)
+        self._packed: list[bytes] = []  # for the upstream
+        self._of_states: list[Request] = []
+        # For each queued command: its reply; or its part at one side, and the position there; or where its parts begin.
+        self._parts: list[bytes | tuple[int, int] | tuple[SideSplit, int, int]] = []
+        self._needs_states = bool(watched)
+        self._replies: list[RawReply] = [b"*0\r\n", b"*0\r\n"]
+        self._epochs = NO_EPOCHS
+
+    @property
+    def _watches_upstream(self) -> bool:
+        return self._pinned is not None and bool(self._pinned.watched)
+
+    @property
+    def _needs_upstream(self) -> bool:
+        return bool(self._packed) or self._watches_upstream
+
+    def start(self, before: Steps[None]) -> None:
+        """Run the transaction. before: steps to run first; a ReplyError of theirs is the reply."""
+        self.attempt(self.run_steps, self._plan(before), lambda _: self._send(), self._sides.defer)
+
+    def _plan(self, before: Steps[None]) -> Steps[None]:
+        try:
+            yield from before
+            for request in self._requests:
+                self._add(request)
+                yield
+            if self._sides.is_strict and self._needs_states and self._needs_upstream:
+                raise PlainError(
+                    "it is about keys of states and of the upstream, which '--transactions strict' refuses"
+                )
+        except ExecAbortError as error:
+            self._end(self._sides.error_reply(error))
+        except ReplyError as error:  # keys may have got other owners since they were queued
+            self._end(self._sides.error_reply(ExecAbortError(error)))
+
+    def _add(self, request: Request) -> None:
+        route = self._sides.router.route(request)
+        if route is not None and route.side is Side.DROPPED:
+            self._parts.append(OK)
+        elif route is not None and route.side is Side.UPSTREAM:
+            self._parts.append((UPSTREAM_PART, len(self._packed)))
+            self._packed.append(pack(request if route.request is None else route.request))
+        elif route is not None and route.side in (Side.BOTH, Side.PREFERRED):
+            split = split_over_sides(route, request)
+            self._needs_states = True
+            self._parts.append((split, len(self._packed), len(self._of_states)))
+            self._packed += map(pack, split.upstream)
+            self._of_states += split.states
+        else:
+            self._needs_states |= route is not None and route.side is Side.STATES
+            self._parts.append((STATES_PART, len(self._of_states)))
+            self._of_states.append(request)
+
+    def _send(self) -> None:
+        if self._is_over:
+            return
+        if self._pinned is not None and self._pinned.is_dirty:
+            self._end(NOTHING_RUN[self._protocol])
+        elif self._of_states or self._watched:
+            self._run_states(self._of_states, self._watched, self, STATES_PART).start(_no_steps())
+        else:
+            self._send_upstream()
+
+    def _send_upstream(self) -> None:
+        if not self._needs_upstream:
+            self._merge()
+            return
+        if self._watches_upstream:
+            assert self._pinned is not None
+            if self._sides.pool.pinned.get(self._session.id) is not self._pinned:
+                raise UnansweredError("the connection to the upstream, which watches its keys, was lost")
+        packed = b"".join([MULTI, *self._packed, EXEC])
+        replies_before = len(self._packed) + 1
+        request = UpstreamRequest(packed, self, UPSTREAM_PART, is_read=False, replies_before=replies_before)
+        self._sides.pool.send_request(self._session.id, self._protocol, request)
+        if self._pinned is not None:
+            self._pinned.forget_watched()
+
+    def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
+        """Take the reply to the EXEC of one side."""
+        self._replies[index] = reply
+        if index == STATES_PART:
+            self._epochs = epochs
+        if is_error(reply) or reply in NOTHING_RUN.values():
+            self._end(reply)
+        elif index == STATES_PART:
+            self._send_upstream()
+        else:
+            self._merge()
+
+    def _merge(self) -> None:
+        if all(type(part) is tuple and part[0] == UPSTREAM_PART for part in self._parts):
+            self.finish(self._replies[UPSTREAM_PART], self._epochs)
+        elif all(type(part) is tuple and part[0] == STATES_PART for part in self._parts):
+            self.finish(self._replies[STATES_PART], self._epochs)
+        else:
+            self.run_steps(self._merged(), lambda reply: self.finish(reply, self._epochs), self._sides.defer)
+
+    def _merged(self) -> Steps[RawReply]:
+        try:
+            items = {}
+            for side in (UPSTREAM_PART, STATES_PART):
+                items[side] = yield from items_of(self._replies[side])
+            replies: list[RawReply] = []
+            for part in self._parts:
+                if isinstance(part, bytes):
+                    replies.append(part)
+                elif len(part) == 2:
+                    replies.append(items[part[0]][part[1]])
+                else:
+                    split, first, first_of_states = part
+                    theirs = items[UPSTREAM_PART][first : first + len(split.upstream)]
+                    ours = items[STATES_PART][first_of_states : first_of_states + len(split.states)]
+                    replies.append((yield from split.join(theirs, ours)))
+                yield
+            return raw_reply_of([b"*%d\r\n" % len(replies), *replies])
+        except MALFORMED_REPLY_ERRORS as error:
+            return malformed_reply(error)
+
+    def _end(self, reply: RawReply) -> None:
+        """Finish without the upstream's part, which forgets the watched keys."""
+        if self._pinned is not None:
+            self._pinned.unwatch()
+        self.finish(reply, self._epochs)
+
+    def fail(self, index: int, error: Exception) -> None:
+        if self._pinned is not None:
+            self._pinned.unwatch()
+        super().fail(index, error)
+
+
+def _no_steps() -> Steps[None]:
+    yield from ()

@@ -1,0 +1,209 @@
+"""Transactions over the upstream, over states, and over both."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import redis
+
+from compat.conformance.wire import Connection, request
+from compat.waiting import eventually
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.records import Change, Op
+from tests.server.swap import STATES, VALUES, Swap
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+    with ExitStack() as stack:
+        yield Swap(tmp_path_factory.mktemp("swap"), stack, "--upstream-pinned", "2")
+
+
+@pytest.fixture
+def client(swap: Swap) -> Iterator[Connection]:
+    with swap.proxy.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def direct(swap: Swap) -> Iterator[Connection]:
+    with swap.upstream.connect() as connection:
+        connection.call("FLUSHALL")
+        yield connection
+
+
+def call_each(client: Connection, *lines: str) -> list[object]:
+    """Send a pipeline; return the plain replies."""
+    client.send(b"".join(request(*line.split(" ")) for line in lines))
+    return [client.read().plain for _ in lines]
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_replies_of_both_sides_are_in_the_order_of_the_commands(
+    client: Connection, direct: Connection, protocol: int
+) -> None:
+    client.call("HELLO", protocol)
+    lines = ["SET a 1", "GET job:speed:1", "PING", "INCR a", "MGET a job:speed:2 none", "EXISTS job:speed:1 a", "GET a"]
+    *queued, last = call_each(client, "MULTI", *lines, "EXEC")
+    assert queued == [b"OK"] + len(lines) * [b"QUEUED"]
+    assert last == [b"OK", b"10", b"PONG", 2, [b"2", b"20", None], 2, b"2"]
+
+
+def test_a_transaction_without_watched_keys_needs_no_connection_of_its_own(swap: Swap, direct: Connection) -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(swap.proxy.connect()) for _ in range(5)]
+        for each in clients:
+            assert call_each(each, "MULTI", "INCR n", "GET job:speed:1")[0] == b"OK"
+        assert [each.call("EXEC").plain for each in clients] == [[n, b"10"] for n in range(1, 6)]
+        assert swap.info()["upstream_pinned"] == "0"
+
+
+def test_redis_py_runs_its_pipelines_over_both_sides(swap: Swap, direct: Connection) -> None:
+    for protocol in (2, 3):
+        with redis.Redis(port=swap.proxy.port, protocol=protocol) as client:
+            with client.pipeline() as pipe:
+                pipe.set("a", 1).get("job:speed:3").hset("h", "f", 1).mget("a", "job:speed:4").hgetall("h")
+                assert pipe.execute() == [True, b"30", protocol == 2, [b"1", b"40"], {b"f": b"1"}]
+
+            def add(pipe: redis.client.Pipeline) -> None:
+                value = int(pipe.get("a") or 0)
+                pipe.multi()
+                pipe.set("a", value + 1)
+                pipe.get("job:speed:1")
+
+            assert client.transaction(add, "a", "job:speed:1") == [True, b"10"]
+            assert client.get("a") == b"2"
+
+
+def test_a_changed_key_of_the_upstream_aborts_the_transaction(client: Connection, direct: Connection) -> None:
+    assert client.call("WATCH", "a", "job:speed:1").plain == b"OK"
+    direct.call("SET", "a", "other")
+    assert call_each(client, "MULTI", "SET b 1", "GET job:speed:1", "EXEC")[-1] is None
+    assert direct.call("EXISTS", "b").plain == 0
+    assert call_each(client, "MULTI", "SET b 1", "GET job:speed:1", "EXEC")[-1] == [b"OK", b"10"]
+
+
+@pytest.mark.parametrize("watched", ["job:speed:7", "a job:speed:7"])
+def test_a_changed_key_of_a_state_aborts_the_upstreams_part(swap: Swap, direct: Connection, watched: str) -> None:
+    before = swap.proxy.connect()
+    with before as client, swap.proxy.connect() as reader:
+        old = reader.call("GET", "job:speed:7").plain
+        assert call_each(client, f"WATCH {watched}", "MULTI", "SET b 1")[-1] == b"QUEUED"
+        with LogWriter(swap.log, "job", STATES, "first") as writer:
+            writer.publish([Change("speed", Op.PUT, b"job:speed:7", value=old + b"1")])
+        eventually(lambda: reader.call("GET", "job:speed:7").plain == old + b"1")
+        assert client.call("EXEC").plain is None
+        assert direct.call("EXISTS", "b").plain == 0
+        # Nothing is watched any more.
+        direct.call("SET", "a", "2")
+        assert call_each(client, "MULTI", "SET b 1", "EXEC")[-1] == [b"OK"]
+
+
+@pytest.mark.parametrize("end", [["UNWATCH"], ["MULTI", "DISCARD"], ["MULTI", "NOSUCH", "EXEC"], ["RESET"]])
+def test_what_ends_a_watch_ends_it_at_the_upstream(client: Connection, direct: Connection, end: list[str]) -> None:
+    call_each(client, "WATCH a b", *end)
+    direct.call("SET", "a", "other")
+    assert call_each(client, "MULTI", "GET a", "EXEC")[-1] == [b"other"]
+
+
+def test_a_refused_command_aborts_the_transaction(client: Connection, direct: Connection) -> None:
+    for line in ("SET job:speed:1 2", "SADD", "DEBUG SLEEP 0", "KEYS *", "SINTER a job:speed:1", "OBJECT NOPE a"):
+        replies = call_each(client, "MULTI", "SET a 1", line, "EXEC")
+        assert replies[1] == b"QUEUED" and replies[3] == (
+            b"EXECABORT Transaction discarded because of previous errors."
+        ), line
+    assert direct.call("EXISTS", "a").plain == 0
+
+
+def test_an_error_of_one_command_is_only_its_own(client: Connection, direct: Connection) -> None:
+    found = call_each(client, "MULTI", "SET a x", "INCR a", "LPUSH job:none a", "HGET job:speed:1 f", "GET a", "EXEC")[
+        -1
+    ]
+    assert found[1] == b"ERR value is not an integer or out of range"  # type: ignore[index]
+    assert found[3].startswith(b"WRONGTYPE") and found[4] == b"x"  # type: ignore[index]
+
+
+def test_an_exec_that_the_upstream_does_not_answer_closes_the_connection(
+    swap: Swap, client: Connection, direct: Connection
+) -> None:
+    assert call_each(client, "MULTI", "SET a 1", "GET job:speed:1")[-1] == b"QUEUED"
+    swap.signal_upstream(signal.SIGSTOP)
+    client.send(request("EXEC"))
+    eventually(lambda: swap.info()["upstream_waiting"] == "1")
+    swap.signal_upstream(signal.SIGKILL)
+    assert client.read_to_end() == b""
+    with swap.proxy.connect() as other:
+        found = call_each(other, "MULTI", "SET a 1", "GET job:speed:1", "EXEC")[-1]
+        assert found.startswith(b"TRYAGAIN the upstream")  # type: ignore[attr-defined]
+        assert call_each(other, "MULTI", "GET job:speed:1", "EXEC")[-1] == [b"10"]
+        swap.start_upstream()
+        eventually(lambda: other.call("SET", "a", "5").plain == b"OK")
+        assert call_each(other, "MULTI", "GET a", "GET job:speed:1", "EXEC")[-1] == [b"5", b"10"]
+
+
+def test_a_client_whose_watch_was_lost_is_disconnected(client: Connection, direct: Connection) -> None:
+    assert call_each(client, "WATCH a", "GET a") == [b"OK", None]
+    direct.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert client.read_to_end() == b""
+
+
+def test_a_watching_client_keeps_its_connection(swap: Swap, direct: Connection) -> None:
+    with swap.proxy.connect() as one, swap.proxy.connect() as two, swap.proxy.connect() as three:
+        assert call_each(one, "WATCH a") == call_each(two, "WATCH a") == [b"OK"]
+        assert three.call("WATCH", "a").raw.startswith(b"-ERR max number of clients with an upstream connection")
+        assert call_each(one, "UNWATCH") == [b"OK"]
+        assert call_each(three, "WATCH a") == [b"OK"]
+        direct.call("SET", "a", "1")
+        assert call_each(two, "MULTI", "SET a 2", "EXEC")[-1] is None
+        assert call_each(three, "MULTI", "SET a 2", "EXEC")[-1] is None
+        assert call_each(one, "MULTI", "SET a 2", "EXEC")[-1] == [b"OK"]
+
+
+def test_requests_before_a_watch_are_not_overtaken_by_those_after_it(swap: Swap, direct: Connection) -> None:
+    for number in range(50):
+        with swap.proxy.connect() as client:
+            line = [f"SET k {number}", "WATCH k", "GET k", "MULTI", f"APPEND k x{number}", "EXEC"]
+            assert call_each(client, *line)[2] == b"%d" % number
+
+
+def test_a_key_that_gets_another_owner_aborts_the_transaction(swap: Swap, direct: Connection) -> None:
+    with swap.proxy.connect() as client, swap.proxy.connect() as admin:
+        assert call_each(client, "WATCH job:speed:1 a", "MULTI", "GET job:speed:1", "GET a")[-1] == b"QUEUED"
+        admin.call("STATE", "RELEASE", "job")
+        assert client.call("EXEC").plain is None
+        assert call_each(client, "WATCH job:speed:1", "MULTI", "SET job:speed:1 mine")[-1] == b"QUEUED"
+        admin.call("STATE", "CONFIRM", "job")
+        assert client.call("EXEC").plain.startswith(b"EXECABORT Transaction discarded because of: key 'job:speed:1'")
+        assert call_each(client, "MULTI", "GET job:speed:1", "EXEC")[-1] == [VALUES[b"job:speed:1"]]
+
+
+def test_a_long_transaction_over_both_sides_is_joined(client: Connection, direct: Connection) -> None:
+    lines = [f"RPUSH l {n}" if n % 2 else f"GET job:speed:{n % 6}" for n in range(3000)]
+    found = call_each(client, "MULTI", *lines, "EXEC")[-1]
+    assert found == [(n + 1) // 2 if n % 2 else b"%d" % (n % 6 * 10) for n in range(3000)]
+
+
+def test_suppressed_replies_of_a_transaction_are_not_sent(client: Connection, direct: Connection) -> None:
+    client.send(b"".join(request(*line.split(" ")) for line in ("CLIENT REPLY OFF", "MULTI", "INCR n", "EXEC")))
+    client.send(request("CLIENT", "REPLY", "ON"))
+    assert client.read().plain == b"OK"
+    assert client.call("GET", "n").plain == b"1"
+
+
+def test_with_strict_a_transaction_over_both_sides_is_refused(swap: Swap, direct: Connection) -> None:
+    proxy = swap.start_at(f"redis://127.0.0.1:{swap.upstream.port}", "--transactions", "strict")
+    with proxy.connect() as client:
+        eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
+        for lines in (["SET a 1", "GET job:speed:1"], ["MGET a job:speed:1"]):
+            assert call_each(client, "MULTI", *lines, "EXEC")[-1] == (
+                b"EXECABORT Transaction discarded because of: it is about keys of states and of the upstream, which "
+                b"'--transactions strict' refuses"
+            )
+        assert call_each(client, "WATCH a", "MULTI", "GET job:speed:1", "EXEC")[-1].startswith(b"EXECABORT")  # type: ignore[attr-defined]
+        assert call_each(client, "WATCH job:speed:1", "MULTI", "GET a", "EXEC")[-1].startswith(b"EXECABORT")  # type: ignore[attr-defined]
+        assert direct.call("EXISTS", "a").plain == 0
+        assert call_each(client, "MULTI", "SET a 1", "PING", "EXEC")[-1] == [b"OK", b"PONG"]
+        assert call_each(client, "MULTI", "GET job:speed:1", "PING", "EXEC")[-1] == [b"10", b"PONG"]
