@@ -93,17 +93,28 @@ class SlotCounts(KeyCounts):
             if int.from_bytes(slot, "big") in self._owned:
                 counts.update(added)
         if owned != self._owned:
-            counts = sum((self._stored(slot) for slot in owned), Counter[int]())
+            counts = self._sum(owned)
         names = self.meta.names()
         keys = {names[number]: count for number, count in counts.items() if number < EXPIRING and count}
         self.meta.applied = replace(applied, keys=keys, expiring=counts[EXPIRING], expiring_maps=counts[EXPIRING_MAPS])
 
-    def _stored(self, slot: int) -> Counter[int]:
-        stored = self._txn.get(slot_counts_name(slot.to_bytes(SLOT_BYTES, "big")), db=self._tables.meta)
-        return Counter(dict(SLOT_COUNT.iter_unpack(checked(stored)) if stored else ()))
+    def _sum(self, slots: KeyGroups) -> Counter[int]:
+        """Sum the counts of some slots, reading in order the rows of all slots that have keys."""
+        counts: Counter[int] = Counter()
+        prefix = slot_counts_name(b"")
+        with self._txn.cursor(db=self._tables.meta) as rows:
+            for name, stored in rows.iternext() if rows.set_range(prefix) else ():
+                if not name.startswith(prefix):
+                    break
+                slot = int.from_bytes(name[len(prefix) :], "big")
+                if slot in slots:
+                    for number, keys in SLOT_COUNT.iter_unpack(checked(stored)):
+                        counts[number] += keys
+        return counts
 
     def _write(self, slot: bytes, added: Counter[int]) -> None:
-        counts = self._stored(int.from_bytes(slot, "big"))
+        stored = self._txn.get(slot_counts_name(slot), db=self._tables.meta)
+        counts = Counter(dict(SLOT_COUNT.iter_unpack(checked(stored)) if stored else ()))
         counts.update(added)
         packed = b"".join(SLOT_COUNT.pack(*each) for each in counts.items() if each[1])
         if packed:

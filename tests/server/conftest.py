@@ -37,7 +37,7 @@ CHANGES = [
     *(Change("temp", Op.PUT, b"job:temp:%d" % i, value=b"%d" % i) for i in range(KEYS)),
     Change("temp", Op.PUT, b"job:temp:large", value=b"x" * LARGE_BYTES),
     Change("stats", Op.PUT, b"job:stats:a", value=packed_map.pack([(b"low", b"1"), (b"high", b"9")])),
-    *(Change("visits", Op.PUT, b"job:visits:/", field=b"u%d" % i, value=b"%d" % i) for i in range(5000)),
+    Change("visits", Op.PUT, b"job:visits:/", value=packed_map.pack((b"u%d" % i, b"%d" % i) for i in range(5000))),
 ]
 
 

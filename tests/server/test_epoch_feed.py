@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from resp_server.cluster.topology import Topology
+from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
@@ -28,8 +29,10 @@ EPOCHS = 60
 
 def publish(store: Store, epoch: int, *, term: int = 1) -> None:
     text = b"%d" % epoch
-    changes = [Change("temp", Op.PUT, KEY, value=text)]
-    changes += [Change("map", Op.PUT, b"job:map:a", field=b"%d" % each, value=text) for each in range(FIELDS)]
+    fields = packed_map.pack(
+        (b"%d" % each, text) for each in range(FIELDS)
+    )  # as one change: the memory store copies a map
+    changes = [Change("temp", Op.PUT, KEY, value=text), Change("map", Op.PUT, b"job:map:a", value=fields)]
     store.apply(EpochChanges(epoch, term, epoch + 1, list(runs_of(changes, ["temp", "map"]))), STATES)
 
 
