@@ -116,6 +116,10 @@ class ProxyDispatcher(Dispatcher):
         """Answer a request that is not, or not only, about states. Only with an upstream."""
         return Taken.NO
 
+    def has_keys(self, session: Session) -> bool:
+        """Tell whether requests about keys are forwarded. All databases but 0 are empty."""
+        return session.db == 0
+
     def poll(self, poller: Any) -> None:
         for cluster in self._applications.each:
             cluster.poller = poller
@@ -250,7 +254,7 @@ class ProxyDispatcher(Dispatcher):
         split = self._split_of(command, request)
         if session.transaction is not None and not may_run_unsplit(request):
             raise too_long(command)
-        if split is None or split.shape is Frames or session.transaction is not None or session.db != 0:
+        if split is None or split.shape is Frames or session.transaction is not None or not self.has_keys(session):
             return False
         session.last_command = command.name
         self._stats.command_stats(command.name).calls += 1
@@ -331,7 +335,7 @@ class ProxyDispatcher(Dispatcher):
         session, transaction = context.session, context.session.transaction
         name, words = command.name, len(request)
         is_exec = name == "exec" and words == 1 and transaction is not None and not transaction.is_aborted
-        is_watch = name == "watch" and words > 1 and transaction is None and session.db == 0
+        is_watch = name == "watch" and words > 1 and transaction is None and self.has_keys(session)
         if not (is_exec or is_watch) or not self._may_forward(context, command, request):
             return False
         if transaction is not None:
@@ -387,7 +391,7 @@ class ProxyDispatcher(Dispatcher):
             yield
         is_tracked = session.tracking_state is not None and not session.tracking_state.is_bcast
         for each in requests if is_tracked or session.is_observed else ():
-            if not self._is_of_states(each):
+            if not self._is_of_states(session, each):
                 continue
             command = self.command(each)
             if policy_of(command) is RequestPolicy.BY_KEYS:
@@ -417,7 +421,7 @@ class ProxyDispatcher(Dispatcher):
         else:
             batch.add(b"" if session.is_silent else b"+OK\r\n")
 
-    def _is_of_states(self, request: Request) -> bool:
+    def _is_of_states(self, session: Session, request: Request) -> bool:
         """Tell whether state servers answer a queued request, or this proxy."""
         return True
 
@@ -452,8 +456,10 @@ class ProxyDispatcher(Dispatcher):
         except ReplyError:
             return False
         policy = policy_of(command)
-        # All databases but 0 are empty, so this proxy can answer.
-        if policy is RequestPolicy.LOCAL or session.db != 0 or not self._may_forward(context, command, request):
+        # This proxy can answer a request to an empty database.
+        if policy is RequestPolicy.LOCAL or not self.has_keys(session):
+            return False
+        if not self._may_forward(context, command, request):
             return False
         is_forwarded = self._forward_by_policy(command, policy, request, session, batch)
         if is_forwarded:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 from resp_server.command_table.table import Command
 from resp_server.commands.sort import check_request
@@ -15,7 +16,7 @@ from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import QUEUED
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink
-from resp_server.protocol.errors import NoPermError
+from resp_server.protocol.errors import NoPermError, PlainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import ReplyBatch
@@ -35,11 +36,14 @@ from resp_server.proxy.transactions import StartableExec
 from resp_server.session.session import Account, Session
 from resp_server.session.transaction import Mark, Transaction
 from resp_server.upstream.connection import UpstreamSink
+from resp_server.upstream.databases import Databases
 from resp_server.upstream.ownership import Ownership, OwnershipChange
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.routing import CommandRule, Route, Side, SwapRouter
 from resp_server.upstream.rules import Owner
 
+# The replies of states that have no keys.
+NO_KEYS = {b"scan": b"*2\r\n$1\r\n0\r\n*0\r\n", b"keys": b"*0\r\n", b"randomkey": b"$-1\r\n", b"dbsize": b":0\r\n"}
 # Takes the place of a watched key's mark when the key gets another owner: no digest equals it, so EXEC replies nil.
 CHANGED = Mark("", -1, "owner", covers_value=False)
 
@@ -62,12 +66,12 @@ class SwapDispatcher(ProxyDispatcher):
         self.is_strict = is_strict
         self.defer = server.clients.defer
         pool.pinned.on_state_lost = server.clients.cut
-        self.pool = pool
+        self._databases = Databases(pool)
         self._ownership = ownership
-        self.router = SwapRouter(self._table, ownership, pool.url.database)
+        self.router = SwapRouter(self._table, ownership)
         pool.on_facts = self.router.take_facts
         applications.on_key_formats = self._learn
-        self._pinned = PinnedRequests(pool)
+        self._pinned = PinnedRequests(self._databases)
         server.leave_upstream = self._pinned.leave
         self._checks = NewFormatChecks(ownership, OwnRequests(pool), server.clients.defer)
         ownership.on_new = self._checks.add
@@ -88,7 +92,7 @@ class SwapDispatcher(ProxyDispatcher):
             for at in session.watched:
                 if change.affects(at[1]):
                     session.watched[at] = CHANGED
-        for pinned in self.pool.pinned:
+        for pinned in chain.from_iterable(pool.pinned for pool in self._databases):
             pinned.is_dirty |= any(map(change.affects, pinned.watched))
         self._tracking.changed(None)
 
@@ -102,7 +106,7 @@ class SwapDispatcher(ProxyDispatcher):
         """Return the fields of INFO: those of the servers, of the upstream, and of the owners of keys."""
         return {
             **self._applications.info_fields(),
-            **self.pool.info_fields(),
+            **self._databases.info_fields(),
             **self._ownership.info_fields(),
             "dropped_writes": self._dropped_writes,
         }
@@ -112,7 +116,7 @@ class SwapDispatcher(ProxyDispatcher):
         session = context.session
         if not session.is_authenticated:
             return Taken.NO  # the error is a server's: it does not tell whose key it is
-        route = self.router.route(request)
+        route = self.router.route(request, session.db)
         if route is None or route.side is Side.STATES:
             return Taken.NO
         rule = route.rule
@@ -121,17 +125,18 @@ class SwapDispatcher(ProxyDispatcher):
         if session.transaction is not None:
             return self._take_queued(context, session.transaction, route, request, batch)
         self._check_rights(context, rule, request)
-        is_first_watch = rule.name == "watch" and not self._pinned.has_own(session)
+        is_first_watch = rule.name == "watch" and self.pool_of(session).pinned.get(session.id) is None
         if (route.is_blocking or is_first_watch) and len(batch):
             return Taken.IN_NEXT_BATCH  # the replies before must not wait, and use other connections
+        if route.side is Side.SELECT and len(request) == 2:
+            return self._select(request[1], session, batch)
         session.last_command = rule.name
         self._stats.command_stats(rule.name).calls += 1
         if rule.name == "watch":
-            watch_both(self.pool.pinned, self._cluster_of, route, request, session, batch, self.defer)
+            pinned = self.pool_of(session).pinned
+            watch_both(pinned, self._cluster_of, route, request, session, batch, self.defer)
             return Taken.LAST
-        if route.side is Side.SELECT and len(request) == 2:
-            batch.add(b"" if session.is_silent else OK)
-        elif route.side is Side.BOTH:
+        if route.side is Side.BOTH:
             self._send_both(route, request, session, batch)
         elif route.side is Side.PREFERRED:
             self._send_preferred(route, request, session, batch)
@@ -146,7 +151,8 @@ class SwapDispatcher(ProxyDispatcher):
         else:
             packed = pack(request if route.request is None else route.request)
             index = batch.expect(session.is_silent)
-            self.pool.send(session.id, session.protocol, packed, batch, index, is_read=rule.is_read)
+            pool = self.pool_of(session)
+            pool.send(session.id, session.protocol, packed, batch, index, is_read=rule.is_read)
         return Taken.YES
 
     def _take_queued(
@@ -177,9 +183,32 @@ class SwapDispatcher(ProxyDispatcher):
     def _cluster_of(self, key: bytes) -> StateCluster:
         return self._applications.each[self.target_of(key)[0]]
 
-    def _is_of_states(self, request: Request) -> bool:
-        route = self.router.route(request)
+    def _is_of_states(self, session: Session, request: Request) -> bool:
+        route = self.router.route(request, session.db)
         return route is None or route.side in (Side.LOCAL, Side.STATES)
+
+    def pool_of(self, session: Session) -> UpstreamPool:
+        """Return the connections to the database that a client has selected."""
+        return self._databases.of(session.db)
+
+    def has_keys(self, session: Session) -> bool:
+        return True  # the router has decided
+
+    def _select(self, word: bytes, session: Session, batch: ReplyBatch) -> Taken:
+        """Select a database, after all replies to earlier requests: each database has connections of its own."""
+        number = self._databases.number_of(word)
+        if number != session.db and len(batch):
+            return Taken.IN_NEXT_BATCH
+        if number != session.db and self._pinned.has_watched(session):
+            raise PlainError("another database cannot be selected between WATCH and EXEC")
+        session.last_command = "select"
+        self._stats.command_stats("select").calls += 1
+        if self._databases.is_open(number) or number in self._ownership.matcher.databases:
+            session.select(number)
+            batch.add(b"" if session.is_silent else OK)
+            return Taken.YES
+        self._databases.open(number, partial(session.select, number), batch, batch.expect(session.is_silent))
+        return Taken.LAST
 
     def _take_local(self, context: CommandContext, rule: CommandRule, request: Request, batch: ReplyBatch) -> Taken:
         """Answer what is about clients' own connections to the upstream."""
@@ -209,10 +238,10 @@ class SwapDispatcher(ProxyDispatcher):
 
     def _senders(self, session: Session) -> ClientSenders:
         """Return what sends a client's requests to either side."""
-        protocol = session.protocol
+        protocol, pool = session.protocol, self.pool_of(session)
 
         def to_upstream(request: Request, sink: ReplySink, index: int) -> None:
-            self.pool.send(session.id, protocol, pack(request), sink, index, is_read=True)
+            pool.send(session.id, protocol, pack(request), sink, index, is_read=True)
 
         def to_states(key: bytes, request: Request, sink: ReplySink, index: int) -> None:
             number, slot = self.target_of(key)
@@ -254,8 +283,14 @@ class SwapDispatcher(ProxyDispatcher):
         send()
 
     def _query_keyspace(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
-        sides = ClientSides(self.pool, self._applications, session, self._server.clients.defer)
-        keys = self._visible_keys(session.user)
+        sides = ClientSides(
+            self.pool_of(session),
+            self._applications,
+            session,
+            self._server.clients.defer,
+            has_states=session.db in self._ownership.matcher.databases,
+        )
+        keys = self._visible_keys(session.user, session.db)
         index = batch.expect(session.is_silent)
         send: Callable[[], None]
         if name == "scan":
@@ -265,9 +300,9 @@ class SwapDispatcher(ProxyDispatcher):
         batch.set_retry(index, send)
         send()
 
-    def _visible_keys(self, user: Account) -> KeyFilter:
+    def _visible_keys(self, user: Account, database: int) -> KeyFilter:
         """Return which keys of each side a user sees in SCAN, KEYS and RANDOMKEY."""
-        decide = self._ownership.matcher.decide
+        decide = self._ownership.matcher.decider(database)
 
         def of_states(key: bytes) -> bool:
             return decide(key).owner is not Owner.UPSTREAM
@@ -284,7 +319,7 @@ class SwapDispatcher(ProxyDispatcher):
     def stop(self) -> None:
         super().stop()
         self._checks.stop()
-        self.pool.stop()
+        self._databases.stop()
 
 
 class OwnRequests:
@@ -305,8 +340,11 @@ class ClientSides:
 
     node_count = 1
 
-    def __init__(self, pool: UpstreamPool, applications: Applications, session: Session, defer: Defer) -> None:
+    def __init__(
+        self, pool: UpstreamPool, applications: Applications, session: Session, defer: Defer, *, has_states: bool
+    ) -> None:
         self._pool, self._applications, self._session = pool, applications, session
+        self._has_states = has_states
         self.defer = defer
 
     def send_to_node(self, node: int, request: Request, sink: UpstreamSink, index: int) -> None:
@@ -316,5 +354,9 @@ class ClientSides:
 
     def send_to_states(self, request: Request, sink: ReplySink, index: int) -> None:
         """Send a request to all state servers, or for SCAN to that of the cursor."""
-        session = self._session
+        session, name = self._session, request[0].lower()
+        # To count states' keys in another database than 0 would mean to read all their names.
+        if not self._has_states or (session.db and name == b"dbsize"):
+            sink.put(index, NO_KEYS[name])
+            return
         KeyspaceQuery(self._applications, request, session.protocol, sink, index, within(session.user)).send()

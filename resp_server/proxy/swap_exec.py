@@ -40,11 +40,13 @@ class Sides(Protocol):
     """What runs both parts. is_strict: a transaction over both sides is refused."""
 
     router: SwapRouter
-    pool: UpstreamPool
     is_strict: bool
 
     @property
     def defer(self) -> Defer: ...
+    def pool_of(self, session: Session) -> UpstreamPool:
+        """Return the connections to the database that a client has selected."""
+
     def error_reply(self, error: Exception) -> bytes:
         """Return the error reply for an exception."""
 
@@ -66,7 +68,8 @@ class SwapExec(ReplyStage):
         self._sides, self._session, self._protocol = sides, session, session.protocol
         self._requests, self._watched = requests, watched
         self._run_states = run_states
-        self._pinned = sides.pool.pinned.get(session.id)
+        self._pool = sides.pool_of(session)
+        self._pinned = self._pool.pinned.get(session.id)
         self._packed: list[bytes] = []  # for the upstream
         self._of_states: list[Request] = []
         # For each queued command: its reply; or its part at one side, and the position there; or where its parts begin.
@@ -103,7 +106,7 @@ class SwapExec(ReplyStage):
             self._end(self._sides.error_reply(ExecAbortError(error)))
 
     def _add(self, request: Request) -> None:
-        route = self._sides.router.route(request)
+        route = self._sides.router.route(request, self._session.db)
         if route is not None and route.side is Side.DROPPED:
             self._parts.append(OK)
         elif route is not None and route.side is Side.UPSTREAM:
@@ -136,12 +139,12 @@ class SwapExec(ReplyStage):
             return
         if self._watches_upstream:
             assert self._pinned is not None
-            if self._sides.pool.pinned.get(self._session.id) is not self._pinned:
+            if self._pool.pinned.get(self._session.id) is not self._pinned:
                 raise UnansweredError("the connection to the upstream, which watches its keys, was lost")
         packed = b"".join([MULTI, *self._packed, EXEC])
         replies_before = len(self._packed) + 1
         request = UpstreamRequest(packed, self, UPSTREAM_PART, is_read=False, replies_before=replies_before)
-        self._sides.pool.send_request(self._session.id, self._protocol, request)
+        self._pool.send_request(self._session.id, self._protocol, request)
         if self._pinned is not None:
             self._pinned.forget_watched()
 

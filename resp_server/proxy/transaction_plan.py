@@ -21,6 +21,7 @@ from resp_server.proxy.requests import PING, REQUESTS_MAX, SENDS_MAX, ServerRequ
 from resp_server.proxy.server_connection import ConnectionKey
 from resp_server.proxy.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.session.epoch_feed import NO_EPOCHS, JobEpoch, ReplyEpochs
+from resp_server.session.session import Session
 from resp_server.session.transaction import Mark
 
 # Transactions with more commands use connections for slow requests (guess: they take a server a few milliseconds).
@@ -55,6 +56,9 @@ class CommandRouting(Protocol):
 
     def target_of(self, key: bytes) -> tuple[int, int]:
         """Return the number of a key's application, and the key's slot."""
+
+    def has_keys(self, session: Session) -> bool:
+        """Tell whether requests about keys are forwarded."""
 
 
 @dataclass
@@ -197,7 +201,7 @@ class TransactionPlanner:
 
     def _add(self, plan: TransactionPlan, request: Request) -> Steps[ReplyParts]:
         command = self._routing.command(request)
-        if policy_of(command) is not RequestPolicy.BY_KEYS or self._context.session.db != 0:
+        if policy_of(command) is not RequestPolicy.BY_KEYS or not self._routing.has_keys(self._context.session):
             return None
         found = yield from split_in_steps(command.facts, request, self._routing.target_of)
         if found is None:

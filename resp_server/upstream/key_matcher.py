@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from resp_server.upstream.key_patterns import glob_of, key_pattern
+from resp_server.upstream.key_patterns import covers, glob_of, key_pattern
 from resp_server.upstream.rules import Owner, Rule
 from state_backend.model.descriptor import KeyFormat
 
@@ -29,11 +29,18 @@ class Decision(NamedTuple):
 UPSTREAMS = Decision(Owner.UPSTREAM)
 
 
+def all_upstreams(key: bytes) -> Decision:
+    """Decide about a key of a database without rules."""
+    return UPSTREAMS
+
+
 class KeyMatcher:
     """The owners of keys at one time. The first rule that covers a key decides; without one, the key formats do.
 
-    patterns: Redis patterns that match exactly the keys of rules and formats, in this order, each with whether its keys
-    are plain: read from the states under their own names, whatever the request.
+    The key formats are about database 0, unless a rule puts all keys of a format into another one.
+
+    patterns: for database 0, Redis patterns that match exactly the keys of rules and formats, in this order, each with
+    whether its keys are plain: read from the states under their own names, whatever the request.
     """
 
     def __init__(self, formats: Sequence[OwnedFormat] = (), rules: Sequence[Rule] = ()) -> None:
@@ -43,25 +50,39 @@ class KeyMatcher:
         self.format_count = len(rows)
         by_format = [(key_format, Decision(Owner.STATE, owner)) for key_format, owner in rows]
         self._formats = _Alternatives(by_format)
-        self._all = _Alternatives([(rule.keys, Decision(rule.owner, "", rule)) for rule in rules] + by_format)
-        self.patterns = [(glob_of(rule.keys), rule.is_plain) for rule in rules]
-        self.patterns += [(glob_of(key_format), True) for key_format, _ in rows]
-        # On the path of each request.
-        self.decide = self._all.decide
+        elsewhere = [rule.keys for rule in rules if rule.database and rule.has_state_keys]
+        by_format = [row for row in by_format if not any(covers(keys, row[0]) for keys in elsewhere)]
+        self._deciders: dict[int, Callable[[bytes], Decision]] = {}
+        for database in {0, *(rule.database for rule in rules)}:
+            by_rule = [(rule.keys, Decision(rule.owner, "", rule)) for rule in rules if rule.database == database]
+            self._deciders[database] = _Alternatives(by_rule if database else by_rule + by_format).decide
+        self.patterns = [(glob_of(rule.keys), rule.is_plain) for rule in rules if not rule.database]
+        self.patterns += [(glob_of(key_format), True) for key_format, _ in by_format]
+        # On the path of each request, in database 0.
+        self.decide = self._deciders[0]
 
-    def owner_of(self, key: bytes) -> str | None:
+    @property
+    def databases(self) -> Collection[int]:
+        """The databases for which there are rules, and 0."""
+        return self._deciders.keys()
+
+    def decider(self, database: int) -> Callable[[bytes], Decision]:
+        """Return the function that decides about the keys of a database."""
+        return self._deciders.get(database, all_upstreams)
+
+    def owner_of(self, key: bytes, database: int = 0) -> str | None:
         """Return the state that owns a key, as `job:state`; None: the upstream owns it.
 
         Empty: a rule says that the key is a state's, and no state that was ever seen has such keys.
         """
-        decision = self.decide(key)
+        decision = self.decider(database)(key)
         if decision.owner is Owner.UPSTREAM:
             return None
         return decision.state or self._formats.decide(key).state
 
-    def whose(self, key: bytes) -> str:
+    def whose(self, key: bytes, database: int = 0) -> str:
         """Return the owner of a key for messages."""
-        decision, state = self.decide(key), self.owner_of(key)
+        decision, state = self.decider(database)(key), self.owner_of(key, database)
         if state is None:
             return "the upstream's"
         if decision.owner is Owner.PREFER_STATE and decision.rule is not None:

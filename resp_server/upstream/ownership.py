@@ -66,8 +66,10 @@ class OwnershipChange(NamedTuple):
     after: KeyMatcher
 
     def affects(self, key: bytes) -> bool:
-        """Tell whether a key has another owner now."""
-        return self.before.decide(key) != self.after.decide(key)
+        """Tell whether a key has another owner now, in any database."""
+        before, after = self.before, self.after
+        databases = {*before.databases, *after.databases}
+        return any(before.decider(each)(key) != after.decider(each)(key) for each in databases)
 
 
 class JobOwnership(NamedTuple):
@@ -118,9 +120,9 @@ class Ownership:
         """Return the state that owns a key, as `job:state`; None: the upstream owns it."""
         return self.matcher.owner_of(key)
 
-    def whose(self, key: bytes) -> str:
+    def whose(self, key: bytes, database: int = 0) -> str:
         """Return the owner of a key for messages."""
-        return self.matcher.whose(key)
+        return self.matcher.whose(key, database)
 
     def take_rules(self, rules: Rules) -> None:
         """Take other rules. New formats that a rule decided about, and none does any more, are checked."""
@@ -238,7 +240,8 @@ class Ownership:
     def _rule_of(self, new: NewFormat) -> Rule | None:
         """Return the first rule that covers all keys of a new format."""
         key_format = KeyFormat.parse(new.text)
-        return next((rule for rule in self.rules if covers(rule.keys, key_format)), None)
+        deciding = (rule for rule in self.rules if not rule.database or rule.has_state_keys)
+        return next((rule for rule in deciding if covers(rule.keys, key_format)), None)
 
     def _is_given_to_state(self, new: NewFormat) -> bool:
         rule = self._rule_of(new)

@@ -135,7 +135,7 @@ class PinnedConnections:
 
     def __init__(self, pool: ConnectionEvents, count_max: int = PINNED_MAX) -> None:
         self._pool = pool
-        self._count_max = count_max
+        self.count_max = count_max
         self._of: dict[int, PinnedConnection] = {}
         self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
         self.failure = ""  # of the last try to connect
@@ -159,11 +159,11 @@ class PinnedConnections:
         found = self.get(client)
         if found is not None:
             return found
-        if len(self._of) >= self._count_max:
+        if len(self._of) >= self.count_max:
             idle = next((each for each in self._of.values() if each.is_idle), None)
             if idle is None:
                 raise PlainError(
-                    f"max number of clients with an upstream connection of their own reached, {self._count_max}; "
+                    f"max number of clients with an upstream connection of their own reached, {self.count_max}; "
                     "see --upstream-pinned"
                 )
             self.release(idle.client)
@@ -187,7 +187,7 @@ class PinnedConnections:
         """Return the fields of INFO."""
         return {
             "upstream_pinned": len(self._of),
-            "upstream_pinned_max": self._count_max,
+            "upstream_pinned_max": self.count_max,
             "upstream_blocked": sum(each.is_blocked for each in self._of.values()),
         }
 

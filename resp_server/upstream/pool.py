@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from resp_server.command_table.facts import Facts
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
@@ -50,11 +51,25 @@ class UpstreamPool:
         self.url, self.tls = url, tls
         self.timeout_s = timeout_s
         self.breaker = Breaker()
-        self.on_facts: Callable[[Mapping[str, Facts]], None] = lambda facts: None
+        self.on_facts: Callable[[Mapping[str, Facts]], None] | None = None
         self._count = connections
         self._connections: dict[tuple[int, int], UpstreamConnection] = {}
         self._losses = 0
         self.pinned = PinnedConnections(self, pinned_max)
+
+    @property
+    def is_unused(self) -> bool:
+        """Tell whether there are no connections."""
+        return not len(self.pinned) and not any(
+            each.is_open or each.pending_count for each in self._connections.values()
+        )
+
+    def for_database(self, number: int) -> UpstreamPool:
+        """Return a pool for another database. Its breaker is its own: the upstream may not have this database."""
+        url = replace(self.url, database=number)
+        made = UpstreamPool(url, self.timeout_s, 1, self.tls, self.pinned.count_max)
+        made.pinned.on_state_lost = self.pinned.on_state_lost
+        return made
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -107,7 +122,7 @@ class UpstreamPool:
         if self.breaker.is_open:
             logger.warning("the upstream %s is reached again", self.url.address)
         self.breaker.succeeded()
-        if connection is self._connections.get((2, 0)):
+        if connection is self._connections.get((2, 0)) and self.on_facts is not None:
             connection.add(UpstreamRequest(COMMAND, _CommandSink(self), 0, is_read=True))
 
     def failed(self, connection: UpstreamConnection, reason: str) -> float:
@@ -148,7 +163,8 @@ class _CommandSink:
 
     def put(self, index: int, reply: RawReply) -> None:
         try:
-            self._pool.on_facts(facts_in(as_bytes(reply)))
+            if self._pool.on_facts is not None:
+                self._pool.on_facts(facts_in(as_bytes(reply)))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             logger.warning("the upstream's reply to COMMAND is not understood: %s", error)
         except Exception as error:

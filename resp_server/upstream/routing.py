@@ -109,7 +109,7 @@ class Side(Enum):
     UPSTREAM = auto()
     BOTH = auto()
     ALL_KEYS = auto()  # both sides, all keys of each
-    SELECT = auto()  # here, for the one database of the upstream
+    SELECT = auto()  # here: the upstream says whether it has the database
     BY_SECTIONS = auto()  # INFO
     NOT_YET = auto()
     PREFERRED = auto()  # the states if they have the only key, otherwise the upstream
@@ -151,10 +151,9 @@ class Route(NamedTuple):
 class SwapRouter:
     """Decides which side answers a request."""
 
-    def __init__(self, table: CommandTable, ownership: Ownership, database: int = 0) -> None:
+    def __init__(self, table: CommandTable, ownership: Ownership) -> None:
         self._table = table
         self._ownership = ownership
-        self._database = database
         self._upstream_facts: Mapping[str, Facts] = {}
         self._rules: dict[bytes, CommandRule | None] = {}
 
@@ -163,13 +162,16 @@ class SwapRouter:
         self._upstream_facts = facts
         self._rules.clear()
 
-    def route(self, request: Request) -> Route | None:
-        """Return which side answers; None for an unknown command. ReplyError for a request that no side may answer."""
+    def route(self, request: Request, database: int = 0) -> Route | None:
+        """Return which side answers; None for an unknown command. ReplyError for a request that no side may answer.
+
+        database: the client's.
+        """
         rule = self._rule(request)
         if rule is None:
             return None
         if rule.side is Side.BY_KEYS:
-            return self._by_keys(rule, request)
+            return self._by_keys(rule, request, database)
         if rule.side is Side.ALL_KEYS:
             self._check_known()
             if rule.command is not None:
@@ -182,8 +184,6 @@ class SwapRouter:
         if rule.side is Side.BY_SECTIONS:
             is_own = any(word.lower() in OWN_SECTIONS for word in request[1:])
             return Route(Side.LOCAL if is_own else Side.UPSTREAM, rule)
-        if rule.side is Side.SELECT and len(request) == 2 and request[1] not in (b"0", b"%d" % self._database):
-            raise PlainError(f"only database {self._database} of the upstream is available through --upstream yet")
         return Route(rule.side, rule, is_blocking=rule.side is Side.UPSTREAM and "blocking" in rule.facts.flags)
 
     def check_form(self, rule: CommandRule, request: Request) -> None:
@@ -200,13 +200,13 @@ class SwapRouter:
         if "no_multi" in rule.facts.flags:
             raise PlainError("Command not allowed inside a transaction")
 
-    def _by_keys(self, rule: CommandRule, request: Request) -> Route:
+    def _by_keys(self, rule: CommandRule, request: Request, database: int) -> Route:
         self._check_known()
         if rule.single_key_at and rule.single_key_at < len(request):
             positions: Sequence[int] = (rule.single_key_at,)
         else:
             positions = self._positions(rule, request)
-        decide = self._ownership.decide
+        decide = self._ownership.matcher.decider(database) if database else self._ownership.decide
         others = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
         owned = [row for row in others if row[1].owner is Owner.STATE]
         if not others:
@@ -217,32 +217,45 @@ class SwapRouter:
             preferred = [at for at, found in others if found.owner is Owner.PREFER_STATE]
             return Route(Side.BOTH, rule, [at for at, _ in owned], preferred=preferred)
         if len(owned) < len(others) and rule.is_read:
-            return self._preferred(rule, request, positions, others)
+            return self._preferred(rule, request, positions, others, database)
         if not owned:
             return self._to_upstream(rule, request)
         if not rule.is_read and rule.name != "watch":
-            return self._write(rule, request, positions, owned)
+            return self._write(rule, request, positions, owned, database)
         is_served = rule.command is not None and rule.command.declaration is not None
         if len(owned) == len(positions) and is_served:
             return Route(Side.STATES, rule)
         if rule.name in SPLIT:
             return Route(Side.BOTH, rule, [at for at, _ in owned])
         if len(owned) < len(positions):
-            raise PlainError(f"command '{rule.name}' needs its keys on one side: {self._whose(request, positions)}")
-        raise PlainError(self._whose(request, [owned[0][0]]))
+            raise PlainError(
+                f"command '{rule.name}' needs its keys on one side: {self._whose(request, positions, database)}"
+            )
+        raise PlainError(self._whose(request, [owned[0][0]], database))
 
     def _preferred(
-        self, rule: CommandRule, request: Request, positions: Sequence[int], others: Sequence[tuple[int, Decision]]
+        self,
+        rule: CommandRule,
+        request: Request,
+        positions: Sequence[int],
+        others: Sequence[tuple[int, Decision]],
+        database: int,
     ) -> Route:
         """Return the route of a read with keys that the states answer if they have them."""
         if "blocking" in rule.facts.flags and not _is_nonblocking_read(rule, request):
-            raise PlainError(f"command '{rule.name}' cannot block: {self._whose(request, positions)}")
+            raise PlainError(f"command '{rule.name}' cannot block: {self._whose(request, positions, database)}")
         if len(positions) == 1:
             is_served = rule.command is not None and rule.command.declaration is not None
-            unserved = None if is_served else PlainError(f"{self._whose(request, positions)}, and the states have it")
+            unserved = (
+                None
+                if is_served
+                else PlainError(f"{self._whose(request, positions, database)}, and the states have it")
+            )
             return Route(Side.PREFERRED, rule, key_at=positions[0], unserved=unserved)
         if rule.name not in SPLIT:
-            raise PlainError(f"command '{rule.name}' needs its keys on one side: {self._whose(request, positions)}")
+            raise PlainError(
+                f"command '{rule.name}' needs its keys on one side: {self._whose(request, positions, database)}"
+            )
         by_owner = {owner: [at for at, found in others if found.owner is owner] for owner in Owner}
         return Route(Side.BOTH, rule, by_owner[Owner.STATE], preferred=by_owner[Owner.PREFER_STATE])
 
@@ -251,11 +264,16 @@ class SwapRouter:
         return Route(Side.UPSTREAM, rule, is_blocking=is_blocking)
 
     def _write(
-        self, rule: CommandRule, request: Request, positions: Sequence[int], owned: Sequence[tuple[int, Decision]]
+        self,
+        rule: CommandRule,
+        request: Request,
+        positions: Sequence[int],
+        owned: Sequence[tuple[int, Decision]],
+        database: int,
     ) -> Route:
         plan = write_plan(rule.name, request, owned)
         if plan.refused is not None:
-            whose = self._whose(request, [plan.refused])
+            whose = self._whose(request, [plan.refused], database)
             found = dict(owned)[plan.refused].rule
             if found is not None and found.writes is Writes.DROP:
                 whose += f"; the rule '{found.name}' drops plain SET, SETEX, PSETEX and MSET only"
@@ -266,9 +284,9 @@ class SwapRouter:
             return Route(Side.DROPPED, rule)
         return Route(Side.UPSTREAM, rule, request=without_pairs(request, plan.dropped))
 
-    def _whose(self, request: Request, positions: Sequence[int]) -> str:
+    def _whose(self, request: Request, positions: Sequence[int], database: int) -> str:
         named = [request[at] for at in positions[:NAMED_KEYS_MAX]]
-        return ", ".join(f"key '{client_text(key)}' is {self._ownership.whose(key)}" for key in named)
+        return ", ".join(f"key '{client_text(key)}' is {self._ownership.whose(key, database)}" for key in named)
 
     def _check_known(self) -> None:
         if not self._ownership.is_known:

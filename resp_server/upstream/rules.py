@@ -7,6 +7,7 @@ A file of rules is TOML:
     keys = "dash/<account>/apdex"     # as a state's key_format: a placeholder stands for any text
     owner = "state"                   # or "upstream", "prefer-state"
     writes = "refuse"                 # or "drop", "pass"
+    database = 0                      # as clients select it
 
 The first rule that covers a key decides. A file is taken whole or not at all: `parse_rules` collects all mistakes.
 """
@@ -28,6 +29,7 @@ from state_backend.model.errors import SparkisError
 # A key is compared with one rule after the other (measured: 40 ns for each rule).
 RULES_MAX = 1000
 FILE_BYTES_MAX = 1 << 20
+DATABASE_MAX = 2**31 - 1
 TABLE = re.compile(r"^[ \t]*\[\[[ \t]*(?:rule|\"rule\"|'rule')[ \t]*\]\]", re.MULTILINE)
 SHOWN_CHARACTERS_MAX = 100
 
@@ -50,12 +52,13 @@ class Writes(Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """The owner of the keys of a format. name: for messages. writes: of states' keys."""
+    """The owner of the keys of a format. name: for messages. writes: of states' keys. database: where the keys are."""
 
     name: str
     keys: KeyFormat
     owner: Owner
     writes: Writes = Writes.REFUSE
+    database: int = 0
 
     @property
     def has_state_keys(self) -> bool:
@@ -143,11 +146,12 @@ class _RuleReader:
         if owner is not Owner.STATE and "writes" in self._row:
             self.mistakes.append("'writes' is for owner = \"state\"")
         writes = self._option("writes", Writes, Writes.REFUSE)
+        database = self._database()
         name = self._text("name", keys.text if keys is not None else "")
         self.mistakes += [f"unknown setting {_shown(key)}" for key in self._row]
         if self.mistakes or keys is None or owner is None or name is None or writes is None:
             return None
-        return Rule(name, keys, owner, writes)
+        return Rule(name, keys, owner, writes, database)
 
     def _keys(self) -> KeyFormat | None:
         if "keys" not in self._row:
@@ -176,6 +180,13 @@ class _RuleReader:
         self.mistakes.append(f"{setting} is {_shown(value)}; it must be a text that is not empty")
         return None
 
+    def _database(self) -> int:
+        value = self._row.pop("database", 0)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= DATABASE_MAX:
+            return value
+        self.mistakes.append(f"database is {_shown(value)}; it must be a number from 0 to {DATABASE_MAX}")
+        return 0
+
     def _option(self, setting: str, options: type[Option], default: Option | None) -> Option | None:
         names = ", ".join(f'"{each.value}"' for each in options)
         if setting not in self._row:
@@ -197,7 +208,8 @@ def _conflicts(rules: Mapping[int, Rule], places: Sequence[str]) -> list[str]:
         earlier = first_of.setdefault(rule.name, number)
         if earlier != number:
             found.append(f"{places[number]}: it has the name of {places[earlier]}")
-        hiding = next((at for at, other in rules.items() if at < number and covers(other.keys, rule.keys)), None)
+        before = [(at, each) for at, each in rules.items() if at < number and each.database == rule.database]
+        hiding = next((at for at, each in before if covers(each.keys, rule.keys)), None)
         if hiding is not None:
             found.append(
                 f"{places[number]}: it conflicts with {places[hiding]}, which covers all of its keys and comes first, "

@@ -151,13 +151,6 @@ def test_what_harms_the_upstreams_host_is_not_passed_on(client: Connection, line
     assert reply.is_error and reply.plain.endswith(b"is not passed on to the upstream"), reply
 
 
-def test_there_is_one_database(client: Connection) -> None:
-    assert client.call("SELECT", "0").plain == b"OK"
-    assert (
-        client.call("SELECT", "1").plain == b"ERR only database 0 of the upstream is available through --upstream yet"
-    )
-
-
 def test_info_is_the_upstreams_and_the_proxy_shows_its_own_section(swap: Swap, client: Connection) -> None:
     assert f"tcp_port:{swap.upstream.port}".encode() in client.call("INFO").plain
     assert b"maxmemory_policy:noeviction" in client.call("INFO", "memory").plain

@@ -16,11 +16,11 @@ from resp_server.upstream.routing import Side, SwapRouter
 TABLE = command_table()
 
 
-def router(database: int = 0) -> SwapRouter:
+def router() -> SwapRouter:
     ownership = Ownership()
     ownership.learn({"job": {"speed": "job:speed:<car>"}})
     ownership.complete()
-    return SwapRouter(TABLE, ownership, database)
+    return SwapRouter(TABLE, ownership)
 
 
 def side(line: str, made: SwapRouter | None = None) -> Side:
@@ -153,13 +153,6 @@ def test_no_key_is_answered_before_the_owners_are_known() -> None:
         with pytest.raises(LoadingError):
             side(line, unknowing)
     assert side("TIME", unknowing) is Side.UPSTREAM
-
-
-def test_a_client_may_select_the_upstreams_database_by_its_number_or_as_the_first() -> None:
-    third = router(3)
-    assert side("SELECT 0", third) is side("SELECT 3", third) is Side.SELECT
-    with pytest.raises(PlainError, match="only database 3"):
-        side("SELECT 1", third)
 
 
 ROW = b"*10\r\n$8\r\njson.set\r\n:-4\r\n*1\r\n+write\r\n:1\r\n:1\r\n:1\r\n*0\r\n*0\r\n*1\r\n*6\r\n"

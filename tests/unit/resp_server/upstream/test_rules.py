@@ -141,3 +141,19 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b" " * (FILE_BYTES_MAX + 1))
     with pytest.raises(RulesError, match="it has more than 1048576 bytes"):
         RulesFile(path).read()
+
+
+def test_rules_of_another_database_conflict_only_with_each_other() -> None:
+    row = '[[rule]]\nname = "{}"\nkeys = "a"\nowner = "state"\ndatabase = {}\n'
+    assert [rule.database for rule in parse_rules(row.format("one", 1) + row.format("two", 2), "")] == [1, 2]
+    (found,) = mistakes_of(row.format("one", 1) + row.format("two", 1))
+    assert "conflicts with rule 1 'one'" in found
+    for wrong in ("-1", "true", '"1"', str(2**31)):
+        assert mistakes_of(row.format("one", wrong))[0].startswith("rule 1 'one' (line 1): database is ")
+
+
+def test_a_rule_moves_a_format_that_it_covers_into_its_database() -> None:
+    text = '[[rule]]\nkeys = "a:<x>"\nowner = "state"\ndatabase = 2\n'
+    made = KeyMatcher([OwnedFormat("a:<b>", "job:a"), OwnedFormat("<b>", "job:b")], parse_rules(text, ""))
+    assert [made.owner_of(b"a:1", each) for each in (0, 1, 2)] == ["job:b", None, "job:a"]
+    assert made.patterns == [(b"*", True)]

@@ -1,0 +1,178 @@
+"""Several databases of the upstream, and states' keys in another one than the first."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from compat.conformance.servers import redis_server
+from compat.conformance.wire import Connection
+from compat.waiting import eventually
+from tests.server.swap import OLD, Swap
+from tests.server.test_swap_rules import sparkis
+
+RULES = '[[rule]]\nkeys = "dash/<account>/apdex"\nowner = "state"\ndatabase = 2\n'
+
+
+class MovedSwap(Swap):
+    """A swap; `rule` puts the keys of one of its states into database 2."""
+
+    @property
+    def routes(self) -> Path:
+        return self.folder / "routes.toml"
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MovedSwap]:
+    folder = tmp_path_factory.mktemp("swap")
+    routes = folder / "routes.toml"
+    routes.write_text("")
+    with ExitStack() as stack:
+        made = MovedSwap(folder, stack, "--routes", str(routes))
+        routes.write_text(RULES)
+        assert sparkis(made.proxy, "reload").returncode == 0
+        yield made
+
+
+@pytest.fixture
+def client(swap: MovedSwap) -> Iterator[Connection]:
+    with swap.proxy.connect() as connection:
+        yield connection
+
+
+def scanned(client: Connection, *options: str) -> set[bytes]:
+    seen: set[bytes] = set()
+    cursor = b""
+    while cursor != b"0":
+        cursor, keys = client.call("SCAN", cursor or b"0", *options).plain
+        seen |= set(keys)
+    return seen
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_each_database_of_the_upstream_has_keys_of_its_own(client: Connection, protocol: int) -> None:
+    client.call("HELLO", protocol)
+    client.send(b"SET n zero\r\nSELECT 1\r\nSET n one\r\nGET n\r\nSELECT 0\r\nGET n\r\nSELECT 1\r\nGET n\r\nDEL n\r\n")
+    expected = [b"OK", b"OK", b"OK", b"one", b"OK", b"zero", b"OK", b"one", 1]
+    assert [client.read().plain for _ in expected] == expected
+    assert client.call("GET", "job:speed:1").plain is None  # a key of states in database 0
+
+
+@pytest.mark.parametrize(
+    ("word", "error"),
+    [
+        *(("99", b"ERR DB index is out of range"), ("-1", b"ERR DB index is out of range")),
+        *(("x", b"ERR value is not an integer or out of range"), ("", b"ERR value is not an integer or out of range")),
+    ],
+)
+def test_a_database_that_the_upstream_does_not_have_is_refused_and_costs_nobody_anything(
+    swap: MovedSwap, client: Connection, word: str, error: bytes
+) -> None:
+    client.send(b"SELECT 3\r\n")
+    assert client.read().plain == b"OK"
+    assert client.call("SELECT", word).plain == error
+    assert client.call("SET", "where", "three").plain == b"OK"
+    assert client.call("FLUSHDB").plain == b"OK"
+    assert swap.info()["upstream_status"] == "up" and int(swap.info()["upstream_databases"]) <= 4
+
+
+def test_a_rule_puts_states_keys_into_another_database(client: Connection) -> None:
+    assert client.call("GET", "dash/7/apdex").plain == OLD  # in database 0 it is the upstream's
+    assert client.call("GET", "job:speed:1").plain == b"10"
+    assert client.call("SELECT", "2").plain == b"OK"
+    client.call("FLUSHDB")
+    assert client.call("SET", "mine", "2").plain == b"OK"
+    assert client.call("MGET", "dash/7/apdex", "mine", "job:speed:1").plain == [b"0.9", b"2", None]
+    assert client.call("SET", "dash/7/apdex", "x").plain == b"ERR key 'dash/7/apdex' is owned by state job:apdex"
+    assert client.call("TYPE", "dash/7/apdex").plain == b"string"
+    assert sorted(client.call("KEYS", "*").plain) == [b"dash/7/apdex", b"mine"]
+    assert scanned(client) == {b"dash/7/apdex", b"mine"} and client.call("DBSIZE").plain == 1
+    client.call("SELECT", "4")
+    client.call("FLUSHDB")
+    assert client.call("KEYS", "*").plain == [] and scanned(client) == set() and client.call("DBSIZE").plain == 0
+    assert client.call("RANDOMKEY").plain is None
+
+
+def test_a_transaction_and_a_watch_read_states_in_their_database(swap: MovedSwap, client: Connection) -> None:
+    client.call("SELECT", "2")
+    assert client.call("WATCH", "dash/7/apdex").plain == b"OK"
+    client.call("MULTI")
+    assert client.call("GET", "dash/7/apdex").plain == b"QUEUED"
+    assert client.call("EXEC").plain == [b"0.9"]
+    assert client.call("WATCH", "dash/7/apdex").plain == b"OK"
+    swap.routes.write_text(RULES.replace("= 2", "= 5"))
+    assert sparkis(swap.proxy, "reload").returncode == 0
+    try:
+        client.call("MULTI")
+        assert client.call("EXEC").plain is None
+    finally:
+        swap.routes.write_text(RULES)
+        assert sparkis(swap.proxy, "reload").returncode == 0
+
+
+def test_a_transaction_runs_in_its_database(client: Connection) -> None:
+    client.call("SET", "t", "zero")
+    client.call("SELECT", "1")
+    client.call("SET", "t", "one")
+    assert client.call("WATCH", "t").plain == b"OK"
+    assert client.call("SELECT", "0").plain == b"ERR another database cannot be selected between WATCH and EXEC"
+    client.send(b"MULTI\r\nGET t\r\nSET t more\r\nEXEC\r\nSELECT 0\r\nGET t\r\n")
+    assert [client.read().plain for _ in range(6)][3:] == [[b"one", b"OK"], b"OK", b"zero"]
+    client.call("SELECT", "1")
+    assert client.call("WATCH", "t").plain == b"OK"
+    client.send(b"SET t changed\r\nMULTI\r\nGET t\r\nEXEC\r\n")
+    assert [client.read().plain for _ in range(4)][3] is None
+
+
+def test_a_blocking_command_waits_in_its_database(swap: MovedSwap, client: Connection) -> None:
+    client.call("SELECT", "1")
+    client.send(b"BLPOP queue 0\r\n")
+    with swap.upstream.connect() as upstream:
+        eventually(lambda: b"blocked_clients:1" in upstream.call("INFO", "clients").plain)
+        upstream.call("LPUSH", "queue", "zero")
+        upstream.call("SELECT", "1")
+        upstream.call("LPUSH", "queue", "one")
+    assert client.read().plain == [b"queue", b"one"]
+    client.call("SELECT", "0")
+    assert client.call("LPOP", "queue").plain == b"zero"
+
+
+def test_a_states_database_can_be_selected_while_the_upstream_is_away(swap: MovedSwap) -> None:
+    with swap.proxy.connect() as client:
+        swap.signal_upstream(signal.SIGSTOP)
+        try:
+            assert client.call("SELECT", "2").plain == b"OK"
+            assert client.call("GET", "dash/7/apdex").plain == b"0.9"
+        finally:
+            swap.signal_upstream(signal.SIGCONT)
+
+
+def test_the_database_of_the_url_is_the_first_one(tmp_path: Path, swap: MovedSwap) -> None:
+    with redis_server(tmp_path) as upstream:
+        proxy = swap.start_at(f"redis://127.0.0.1:{upstream.port}/3")
+        with proxy.connect() as client, upstream.connect() as direct:
+            eventually(lambda: client.call("SET", "k", "three").plain == b"OK")
+            assert client.call("SELECT", "3").plain == b"OK" and client.call("GET", "k").plain == b"three"
+            assert client.call("SELECT", "4").plain == b"OK" and client.call("GET", "k").plain is None
+            client.call("SET", "k", "four")
+            assert client.call("SELECT", "0").plain == b"OK" and client.call("GET", "k").plain == b"three"
+            direct.call("SELECT", "4")
+            assert direct.call("GET", "k").plain == b"four"
+
+
+def test_users_see_only_their_keys_in_any_database(tmp_path: Path, swap: MovedSwap) -> None:
+    users = tmp_path / "users"
+    users.write_text("user default off\nuser app on >app ~mine* +@all\n")
+    proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
+    with proxy.connect() as client:
+        client.call("AUTH", "app", "app")
+        eventually(lambda: client.call("SELECT", "6").plain == b"OK")
+        with swap.upstream.connect() as upstream:
+            upstream.call("SELECT", "6")
+            upstream.call("MSET", "mine", "1", "other", "2")
+        eventually(lambda: client.call("KEYS", "*").plain == [b"mine"])
+        assert scanned(client) == {b"mine"}
