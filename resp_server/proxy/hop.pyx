@@ -1,11 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""A proxy's hop: forwards plain reads from a client's buffer to the servers of their slots, and returns the replies.
+"""A proxy's hop: forwards plain requests from a client's buffer to their servers, and returns the replies.
+
+Plain are reads of states' keys, which go to the servers of their slots. With an upstream, also requests for its keys
+alone are plain, if their keys are at fixed places and they do not block. They go over one connection to the upstream.
 
 The hop cuts a client's input into requests, and appends each unchanged to a `PipelineBatch`: the requests that go over
 one connection in one round of the event loop. An MGET becomes one STATE MGET for each server. Replies are copied out of
 a server's data without decoding. When all replies of a `ClientBatch` have arrived, they are sent to the client.
 
-The hop stops at the first request that is no plain read; the general path answers it. Errors, pushes, incomplete
+The hop stops at the first request that is not plain; the general path answers it. Requests that write at the upstream
+may not be sent twice, so the hop leaves input to the general path that has such requests and reads of states. Errors, pushes, incomplete
 replies and lost connections are also handled by the general path, which treats a batch as an `InFlightRequest`.
 """
 
@@ -20,19 +24,22 @@ from state_backend.native.lookup cimport slot_of
 
 from resp_server.session.epoch_feed import NO_EPOCHS, union_of
 from resp_server.protocol.request_parser import RequestParser
+from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
 from resp_server.forwarding.reply_stages import malformed_reply
-from resp_server.proxy.requests import PING, REQUESTS_MAX, SENDS_MAX, ServerRequest, send_mget_by_slots
+from resp_server.proxy.requests import PING, SENDS_MAX, ServerRequest, send_mget_by_slots
 from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX, RawReplySender
 from resp_server.forwarding.reply_splitter import FrameError
 from resp_server.proxy.epoch_floors import has_reached, indexes_behind
+from resp_server.upstream.connection import UnansweredError, UpstreamRequest
 
 cdef enum:
     WORDS_MAX = 1024  # of a request; a longer one is forwarded in portions
     WORD_BYTES_MAX = 16384
     BATCH_REQUESTS_MAX = 256  # of one client's batch; bounds the buffered replies
     ITEMS_MAX = 2048
-    COMMANDS_MAX = 128
+    COMMANDS_MAX = 255
     CONNECTIONS_MAX = 256
+    UPSTREAM = 255  # the number of the connection to the upstream
     SLOTS = 16384
     LINE_BYTES_MAX = 65536
     PARTIAL_BYTES_MAX = 32768  # of an incomplete request, which is parsed again with the next input (guess)
@@ -52,6 +59,7 @@ cdef struct Request:
     uint32_t first  # of its items
     uint32_t items
     uint8_t command
+    bint is_read
     bint is_array
     bint is_error  # the reply is an error, stored in the first item
 
@@ -64,10 +72,22 @@ cdef struct PendingReply:  # a server's reply that is still to come
     uint8_t number  # of the connection, in `open_connections`
     bint is_done
 
+# Who answers requests for a key.
+cdef enum Side:
+    GENERAL_PATH = 0
+    STATES = 1
+    UPSTREAM_SIDE = 2
+
 cdef struct KeyPattern:  # a Redis pattern of keys
     const uint8_t* text
     size_t size
-    bint is_forwarded
+    int side
+
+cdef struct Plan:  # what the hop may do with a command
+    bint reads_states
+    bint is_for_upstream
+    bint is_read  # at the upstream: it may be sent twice
+    bint has_many_keys  # all words after the name are keys; otherwise only the first
 
 
 cdef Py_ssize_t line_bytes(const uint8_t* start, const uint8_t* end) noexcept nogil:
@@ -86,7 +106,7 @@ cdef Py_ssize_t line_bytes(const uint8_t* start, const uint8_t* end) noexcept no
 cdef Py_ssize_t reply_bytes(const uint8_t* start, const uint8_t* end, int depth) noexcept nogil:
     """Return the size of a reply; 0: it is incomplete; -1: the general path handles it.
 
-    Bulk strings, nils, numbers, simple strings, and arrays of these are handled here.
+    All types are handled here but errors, pushes, attributes, blob errors, and verbatim and streamed strings.
     """
     cdef const uint8_t* at = start
     cdef size_t size = 0, i
@@ -105,18 +125,20 @@ cdef Py_ssize_t reply_bytes(const uint8_t* start, const uint8_t* end, int depth)
         if <size_t>(end - at) < size + 2:
             return 0
         return at + size + 2 - start if at[size] == 13 and at[size + 1] == 10 else -1
-    if at[0] == 42 and depth < DEPTH_MAX:
+    if (at[0] == c"*" or at[0] == c"%" or at[0] == c"~") and depth < DEPTH_MAX:
         took = number_line(at + 1, end, &size)
         if took <= 0:
             return took
         at += 1 + took
+        if start[0] == c"%":
+            size *= 2
         for i in range(size):
             took = reply_bytes(at, end, depth + 1)
             if took <= 0:
                 return took
             at += took
         return at - start
-    if at[0] == 43:
+    if at[0] == c"+" or at[0] == c"_" or at[0] == c"#" or at[0] == c"," or at[0] == c"(":
         return line_bytes(at, end)
     if at[0] == 58:
         at += 1
@@ -137,6 +159,8 @@ cdef class ClientBatch:
     cdef Item* items
     cdef Request* requests
     cdef size_t item_count, request_count, missing
+    cdef bint has_writes  # at the upstream: no request is sent again because of another one
+    cdef size_t ends_at  # the first request that the upstream left unanswered: the connection ends before its reply
     cdef list epoch_sets  # the distinct epochs of replies, by their ids
     cdef object last_epochs
     cdef uint8_t last_epochs_id
@@ -316,7 +340,9 @@ cdef class PipelineBatch:
     cdef Hop hop
     cdef object connection
     cdef readonly double deadline_s
+    cdef public double sent_s
     cdef readonly bint has_partial
+    cdef readonly bint is_batch, is_blocking
     cdef PendingReply* pending
     cdef size_t count, size, next, room
     cdef Output out
@@ -326,6 +352,7 @@ cdef class PipelineBatch:
     def __cinit__(self, Hop hop, connection, double deadline_s, size_t room):
         self.hop, self.connection, self.deadline_s, self.room = hop, connection, deadline_s, room
         self.client_batches = []
+        self.is_batch = True
 
     def __dealloc__(self):
         free(self.pending)
@@ -437,9 +464,21 @@ cdef class PipelineBatch:
         """Fail a pending reply. index: see `put`."""
         cdef size_t at = -1 - index if index < 0 else index
         cdef ClientBatch client_batch = <ClientBatch>self.pending[at].client_batch
+        if self.pending[at].number == UPSTREAM and not self.pending[at].is_done:
+            self.fail_at_upstream(at, client_batch, error)
+            return
         self.pending[at].is_done = True
         if not client_batch.is_finished:
             self.hop.fail_batch(client_batch, error)
+
+    cdef int fail_at_upstream(self, size_t at, ClientBatch client_batch, error) except -1:
+        """Reply to a request with an exception's error; if it may have run, end the connection before its reply."""
+        cdef bytes reply = b""
+        if type(error) is UnansweredError:
+            client_batch.ends_at = min(client_batch.ends_at, self.pending[at].request)
+        elif not client_batch.is_finished:
+            reply = client_batch.sink.error_reply(error)
+        self.accept(at, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), NO_EPOCHS)
 
     def next_request(self):
         """Return the next request as one of its own; for an MGET a PING, as an MGET is not sent again unchanged."""
@@ -448,6 +487,9 @@ cdef class PipelineBatch:
         if index >= self.count:
             raise IndexError("no reply is pending")
         self.next += 1
+        if entry.number == UPSTREAM:
+            is_read = (<ClientBatch>entry.client_batch).requests[entry.request].is_read
+            return UpstreamRequest(self.text[entry.start : entry.end], self, index, is_read, 1, self.sent_s)
         if (<ClientBatch>entry.client_batch).requests[entry.request].is_array:
             return ServerRequest(PING, 0, 2, self.deadline_s, self, index, self.connection.key.address, sends=SENDS_MAX)
         return ServerRequest(self.text[entry.start : entry.end], entry.slot, 2, self.deadline_s, self, index, sends=1)
@@ -484,18 +526,21 @@ cdef class PipelineBatch:
 
 
 cdef class Hop:
-    """Forwards plain reads of a proxy's clients to the servers of one application.
+    """Forwards plain requests of a proxy's clients to the servers of one application, and to an upstream.
 
     commands: (name, minimum of words, maximum of words, `CommandStats`); the first one is GET, the second MGET.
     has_partial: the last input ends with an incomplete request.
     """
 
-    # Set by `set_patterns`: the first pattern that a key matches decides; a key that matches none is not forwarded.
-    cdef bint has_patterns
+    # With an upstream, the first pattern that a key matches decides; a key that matches none is the upstream's.
+    cdef object upstream  # returns the connection of a client; None: there is no upstream
     cdef list pattern_texts
     cdef KeyPattern* patterns
     cdef size_t pattern_count
-
+    cdef object upstream_connection  # of the client whose input is being forwarded
+    cdef Plan plans[COMMANDS_MAX]
+    cdef dict command_indexes
+    cdef bint has_states, has_writes  # the requests that were cut last
     cdef readonly object cluster
     cdef object server, stats
     cdef list names, command_stats
@@ -518,46 +563,96 @@ cdef class Hop:
         cdef int i = 0
         self.cluster, self.server, self.stats = cluster, server, server.stats
         self.names, self.command_stats, self.batches = [], [], [None] * CONNECTIONS_MAX
-        for name, least, most, command_stats in commands[:COMMANDS_MAX]:
-            set_spec(&self.specs[i], name.encode(), least, most)
-            self.names.append(name)
-            self.command_stats.append(command_stats)
-            i += 1
-        self.commands = i
+        self.command_indexes = {}
+        for name, least, most, command_stats in commands:
+            i = self.add_command(name, least, most, command_stats)
+            self.plans[i].reads_states, self.plans[i].has_many_keys = True, i == 1
         self.stats.collectors.append(self.collect)
 
     def __dealloc__(self):
         free(self.patterns)
 
+    cdef int add_command(self, name, least, most, command_stats) except -1:
+        """Add a command that the hop forwards; return its index."""
+        cdef int i = self.commands
+        if i == COMMANDS_MAX:
+            raise ValueError(f"the hop forwards at most {COMMANDS_MAX} commands")
+        set_spec(&self.specs[i], name.encode(), least, most)
+        memset(&self.plans[i], 0, sizeof(Plan))
+        self.names.append(name)
+        self.command_stats.append(command_stats)
+        self.command_indexes[name] = i
+        self.commands += 1
+        return i
+
+    def set_upstream(self, upstream, commands):
+        """Forward requests for an upstream's keys.
+
+        upstream: returns the connection for a client's id and its version of the protocol; None: the client's requests
+        take the general path. commands: (name, whether it only reads, whether all words are keys, `CommandStats`);
+        those that are missing here are not forwarded any more.
+        """
+        cdef int i
+        self.upstream = upstream
+        for i in range(self.commands):
+            self.plans[i].is_for_upstream = False
+        for name, is_read, has_many_keys, command_stats in commands:
+            if name not in self.command_indexes:
+                if self.commands == COMMANDS_MAX:
+                    continue  # the general path answers it
+                self.add_command(name, 2, WORDS_MAX, command_stats)
+            i = self.command_indexes[name]
+            if self.plans[i].reads_states and has_many_keys != self.plans[i].has_many_keys:
+                continue
+            self.plans[i].is_for_upstream, self.plans[i].is_read = True, is_read
+            self.plans[i].has_many_keys = has_many_keys
+
     def set_patterns(self, patterns):
-        """Forward only keys of states: (Redis pattern, whether its keys are forwarded); the first match decides."""
+        """Set who owns keys, for a hop with an upstream: (Redis pattern, side); the first match decides.
+
+        The sides are those of the enumeration above. A key that matches no pattern is the upstream's.
+        """
         cdef list texts = [text for text, _ in patterns]
         cdef size_t i
         cdef KeyPattern* new = <KeyPattern*>malloc((len(texts) + 1) * sizeof(KeyPattern))
         if new == NULL:
             raise MemoryError
-        for i, (text, is_forwarded) in enumerate(patterns):
-            new[i].text, new[i].size = <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)
-            new[i].is_forwarded = is_forwarded
+        for i, (text, side) in enumerate(patterns):
+            new[i].text, new[i].size, new[i].side = <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), side
         free(self.patterns)
-        self.patterns, self.pattern_count, self.pattern_texts, self.has_patterns = new, len(texts), texts, True
+        self.patterns, self.pattern_count, self.pattern_texts = new, len(texts), texts
 
-    cdef bint can_forward(self, const Word* key) noexcept:
-        """Tell whether patterns allow to forward a request for a key."""
+    cdef int side_of(self, const Word* key) noexcept:
+        """Return who answers requests for a key."""
         cdef size_t i
         for i in range(self.pattern_count):
             if glob(self.patterns[i].text, self.patterns[i].size, key.at, key.size):
-                return self.patterns[i].is_forwarded
-        return False
+                return self.patterns[i].side
+        return UPSTREAM_SIDE
+
+    cdef int side_of_request(self, size_t words, bint has_many_keys) noexcept:
+        """Return who answers a request, by its keys."""
+        cdef size_t i
+        cdef int side = self.side_of(&self.words[1])
+        if has_many_keys:
+            for i in range(2, words):
+                if self.side_of(&self.words[i]) != side:
+                    return GENERAL_PATH
+        return side
 
     def forward(self, sink, bytes data, int protocol):
-        """Forward the plain reads at the front of a buffer; return their size; 0: none can be forwarded now."""
+        """Forward the plain requests at the front of a buffer; return their size; 0: none can be forwarded now."""
         return self.forward_buffer(sink, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), protocol)
 
     cdef size_t forward_buffer(self, sink, const uint8_t* data, size_t size, int protocol) except? 0:
-        cdef size_t took = self.cut_requests(data, data + size, protocol)
+        cdef size_t took
         cdef ClientBatch client_batch
+        self.upstream_connection = None
+        took = self.cut_requests(sink, data, data + size, protocol)
         if not took:
+            return 0
+        if self.has_writes and self.has_states:  # see above
+            self.has_partial = False
             return 0
         if not self.reserve_batches(sink):
             self.has_partial = False
@@ -572,7 +667,8 @@ cdef class Hop:
         memcpy(client_batch.items, self.items, self.item_count * sizeof(Item))
         memcpy(client_batch.requests, self.requests, self.request_count * sizeof(Request))
         client_batch.item_count = client_batch.missing = self.item_count
-        client_batch.request_count = self.request_count
+        client_batch.request_count = client_batch.ends_at = self.request_count
+        client_batch.has_writes = self.has_writes
         try:
             self.send(client_batch)
         except BaseException:
@@ -580,19 +676,21 @@ cdef class Hop:
             raise
         return took
 
-    cdef size_t cut_requests(self, const uint8_t* start, const uint8_t* end, int protocol) except? 0:
-        """Parse the plain reads at the front of a buffer, and find the connection of each key; return their size."""
+    cdef size_t cut_requests(self, sink, const uint8_t* start, const uint8_t* end, int protocol) except? 0:
+        """Parse the plain requests at the front of a buffer, and find the connection of each key; return their size."""
         cdef const uint8_t* at = start
         cdef bytes table = self.cluster.connection_numbers
         cdef const uint8_t* numbers = <const uint8_t*>PyBytes_AS_STRING(table)
+        cdef bint has_numbers = PyBytes_GET_SIZE(table) >= SLOTS
         cdef size_t count = 0, i, first
         cdef Py_ssize_t took
-        cdef int command
+        cdef int command, side = STATES
+        cdef Plan* plan
         cdef Request* request
         cdef Item* item
-        self.has_partial = False
+        self.has_partial = self.has_states = self.has_writes = False
         self.item_count = self.request_count = 0
-        if PyBytes_GET_SIZE(table) < SLOTS:
+        if not has_numbers and self.upstream is None:
             return 0
         while at < end and self.request_count < BATCH_REQUESTS_MAX:
             took = cut(at, end, self.words, WORDS_MAX, WORD_BYTES_MAX, &count)
@@ -600,32 +698,47 @@ cdef class Hop:
                 self.has_partial = took == 0
                 break
             command = command_of(self.specs, self.commands, self.words)
-            if command < 0 or (command > 1 and protocol != 2):
+            if command < 0 or count < 2:
                 break
-            if not self.specs[command].least <= count <= self.specs[command].most:
-                break
-            count = count - 1 if command == 1 else 1
+            plan = &self.plans[command]
+            if self.upstream is not None:
+                side = self.side_of_request(count, plan.has_many_keys)
             first = self.item_count
-            if first + count > ITEMS_MAX:
-                break
-            for i in range(count):
-                item = &self.items[first + i]
-                item.slot = slot_of(self.words[1 + i].at, self.words[1 + i].size)
-                item.number = numbers[item.slot]
-                item.at = item.size = item.epochs = 0
-                if not item.number or (self.has_patterns and not self.can_forward(&self.words[1 + i])):
+            if side == UPSTREAM_SIDE:
+                if self.upstream_connection is None:
+                    self.upstream_connection = self.upstream(sink.client_id, protocol)
+                if self.upstream_connection is None or not plan.is_for_upstream or first == ITEMS_MAX:
                     break
+                item = &self.items[first]
+                item.slot, item.number = 0, UPSTREAM
+                item.at = item.size = item.epochs = 0
+                count = 1
+                self.has_writes |= not plan.is_read
             else:
-                request = &self.requests[self.request_count]
-                request.at, request.size = at, took
-                request.keys = self.words[0].at + self.words[0].size + 2
-                request.first, request.items = first, count
-                request.command, request.is_array, request.is_error = command, command == 1, False
-                self.item_count += count
-                self.request_count += 1
-                at += took
-                continue
-            break
+                if side != STATES or not plan.reads_states or not has_numbers or (command > 1 and protocol != 2):
+                    break
+                if not self.specs[command].least <= count <= self.specs[command].most:
+                    break
+                count = count - 1 if plan.has_many_keys else 1
+                if first + count > ITEMS_MAX:
+                    break
+                for i in range(count):
+                    item = &self.items[first + i]
+                    item.slot = slot_of(self.words[1 + i].at, self.words[1 + i].size)
+                    item.number = numbers[item.slot]
+                    item.at = item.size = item.epochs = 0
+                    if not item.number:
+                        return at - start
+                self.has_states = True
+            request = &self.requests[self.request_count]
+            request.at, request.size = at, took
+            request.keys = self.words[0].at + self.words[0].size + 2
+            request.first, request.items = first, count
+            request.command, request.is_error, request.is_read = command, False, plan.is_read
+            request.is_array = plan.has_many_keys and side == STATES
+            self.item_count += count
+            self.request_count += 1
+            at += took
         return at - start
 
     cdef bint reserve_batches(self, sink) except -1:
@@ -644,11 +757,11 @@ cdef class Hop:
             self.new_replies[number] += 1  # an upper limit: an MGET expects one reply for all its keys
         for i in range(self.used_count):
             number = self.used[i]
-            connection = open_connections[number] if number < len(open_connections) else None
+            connection = self.connection_of(number, open_connections)
             if connection is None:
                 return False
             batch = connection.batch
-            if not self.cluster.is_aligned:
+            if number != UPSTREAM and not self.cluster.is_aligned:
                 floor = self.cluster.client_floor(sink.seen)
                 if not has_reached(connection.epochs, floor, self.cluster.removed_jobs):
                     return False
@@ -661,11 +774,17 @@ cdef class Hop:
         for i in range(self.used_count):
             number = self.used[i]
             if self.batches[number] is None:
-                connection = open_connections[number]
+                connection = self.connection_of(number, open_connections)
                 batch = PipelineBatch(self, connection, self.cluster.deadline_s(), REQUESTS_MAX - min(<size_t>REQUESTS_MAX, connection.pending_count))
                 connection.begin_batch(batch)
                 self.batches[number] = batch
         return True
+
+    cdef object connection_of(self, int number, list open_connections):
+        """Return the connection with a number; None: it is not open."""
+        if number == UPSTREAM:
+            return self.upstream_connection
+        return open_connections[number] if number < len(open_connections) else None
 
     cdef int send(self, ClientBatch client_batch) except -1:
         """Append the requests to the batches of their connections."""
@@ -729,6 +848,10 @@ cdef class Hop:
     cdef int deliver(self, ClientBatch client_batch) except -1:
         """Send a client its replies; if one is from an earlier epoch than a reply before it, resend the requests."""
         client_batch.is_finished = True
+        if client_batch.ends_at < client_batch.request_count:
+            client_batch.request_count = client_batch.ends_at
+            client_batch.sink.end(client_batch.joined_replies())
+            return 0
         epochs = client_batch.last_epochs if len(client_batch.epoch_sets) == 1 else client_batch.epochs()
         if client_batch.has_older_reply():
             self.resend(client_batch, epochs)
@@ -757,7 +880,10 @@ cdef class Hop:
         """Handle an exception: it fails a single request; several requests are resent, as it may concern only one."""
         client_batch.is_finished = True
         try:
-            if client_batch.request_count == 1:
+            if client_batch.has_writes:
+                self.server.report(error)
+                client_batch.sink.end(b"")
+            elif client_batch.request_count == 1:
                 client_batch.sink.fail(error)
             else:
                 self.server.report(error)
@@ -768,7 +894,7 @@ cdef class Hop:
 
 
 cdef class ClientForwarder(InputInterceptor):
-    """Forwards the plain reads of one client of a proxy, and sends it the replies.
+    """Forwards the plain requests of one client of a proxy, and sends it the replies.
 
     Until the replies are sent, the client's connection is handed over (`client.connection.Connection.hand_over`).
     """
@@ -788,7 +914,7 @@ cdef class ClientForwarder(InputInterceptor):
         return size
 
     def forward_input(self, bytes data):
-        """Forward the plain reads at the front of received data; return the data if there are none, else b""."""
+        """Forward the plain requests at the front of received data; return the data if there are none, else b""."""
         if self.partial_request:
             data, self.partial_request = self.partial_request + data, b""
         if self.try_forward(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)) or self.store_partial(data):
@@ -796,12 +922,12 @@ cdef class ClientForwarder(InputInterceptor):
         return data
 
     cdef bint try_forward(self, const uint8_t* data, size_t size) except -1:
-        """Forward the plain reads at the front of received data, if the connection has no other work; return whether any are."""
+        """Forward the plain requests at the front of received data, if the connection has no other work; return whether any are."""
         self.hop.has_partial = False
         return self.connection.is_idle and self.session.can_use_fast_path and self.forward_buffer(data, size)
 
     def forward(self, bytes data):
-        """Forward the plain reads at the front of buffered input; return whether there are any."""
+        """Forward the plain requests at the front of buffered input; return whether there are any."""
         return self.forward_buffer(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
     cdef bint forward_buffer(self, const uint8_t* data, size_t size) except -1:
@@ -830,9 +956,34 @@ cdef class ClientForwarder(InputInterceptor):
         """The epochs that this client has seen."""
         return self.session.seen.epochs
 
+    @property
+    def client_id(self):
+        """The number of this client."""
+        return self.session.id
+
     def resend(self, data, epochs):
         """Have the general path answer the requests, from servers that have reached these epochs."""
         self.connection.resend(data, epochs)
+
+    def error_reply(self, error):
+        """Return the error reply for an exception."""
+        return self.connection.error_reply(error)
+
+    def end(self, replies):
+        """Send the last replies, and end the connection: the upstream did not answer a request that may have run."""
+        connection = self.connection
+        try:
+            if not connection.take_back():
+                return
+            self.session.close()
+            if type(replies) is bytes:
+                self.hop.output_bytes += len(replies)
+                self.write(replies)
+                connection.close()
+            else:
+                connection.send_in_steps(replies)
+        except Exception as error:
+            connection.break_off(error)
 
     def fail(self, error):
         """Send an error reply for an exception."""

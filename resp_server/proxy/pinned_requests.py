@@ -28,7 +28,7 @@ class PinnedRequests:
         if name in WAITS:
             pinned.send_wait(sent, session.protocol)
         else:
-            pinned.send(sent, session.protocol)
+            pinned.send_request(sent, session.protocol)
 
     def has_own(self, session: Session) -> bool:
         """Tell whether a client has a connection of its own."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import array_in_order, pack
@@ -18,8 +18,6 @@ from resp_server.protocol.errors import ReplyError, internal_error
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
 from state_backend.model.slots import slot_of
 
-# Requests that may wait at one connection (guess).
-REQUESTS_MAX = 100_000
 # A request is sent at most twice: again when its connection was lost.
 SENDS_MAX = 2
 PING = pack((b"PING",))
@@ -28,8 +26,12 @@ PING = pack((b"PING",))
 class InFlightRequest(Protocol):
     """Requests that were sent to a server together, one or several, and wait for their replies.
 
-    remaining: the number of missing replies. deadline_s: the time by which they have to arrive.
+    remaining: the number of missing replies. is_batch: it is a batch of the compiled hop. deadline_s: the time by which
+    the replies have to arrive.
     """
+
+    @property
+    def is_batch(self) -> bool: ...
 
     deadline_s: float
     remaining: int
@@ -66,6 +68,7 @@ class ServerRequest:
     floor: Epochs | None = None
     queued_until_s: float | None = None
     remaining: int = 1
+    is_batch: ClassVar[bool] = False
 
     def take(self, replies: Sequence[RawReply], epochs: ReplyEpochs) -> None:
         """Pass the reply on."""

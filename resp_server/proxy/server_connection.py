@@ -11,23 +11,22 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
 from resp_server.forwarding.handshake import Handshake, HandshakeError
+from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, WAITING_BYTES_MAX, PipelinedConnection
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import FrameError, Frames, pack
 from resp_server.net.tls import Certificates, reason_of
 from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.compiled import PipelineBatch
 from resp_server.proxy.epoch_floors import has_reached
-from resp_server.proxy.requests import PING, REQUESTS_MAX, DiscardSink, InFlightRequest, ServerRequest
+from resp_server.proxy.requests import PING, DiscardSink, InFlightRequest, ServerRequest
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs
 
 logger = logging.getLogger("sparkis.proxy")
@@ -36,14 +35,10 @@ logger = logging.getLogger("sparkis.proxy")
 # same holds for a server that accepts and then closes: the pause starts again only after a connection that lasts.
 PAUSE_S = 0.02
 PAUSE_S_MAX = 0.25
-# Bytes of requests that may wait at one connection (guess).
-WAITING_BYTES_MAX = 64 << 20
 # The longest reply that is passed on: it is buffered until it is complete (guess).
 REPLY_BYTES_MAX = 256 << 20
 # A longer reply gets a connection of its own (guess: 10 ms of a gigabit).
 LONG_REPLY_BYTES = 1 << 20
-# Bytes of an incomplete reply that are parsed again with the next ones (guess).
-PARTIAL_BYTES_MAX = 32 << 10
 # The start of a push about changed keys; the keys follow as one text, or nil.
 CHANGED = b">2\r\n$7\r\nchanged\r\n"
 
@@ -130,19 +125,16 @@ class ClusterEvents(ClusterFacts, Protocol):
         """Take over a socket whose next reply is long."""
 
 
-class ServerConnection:
+class ServerConnection(PipelinedConnection[InFlightRequest]):
     """One connection to a server, its queue, and its requests in flight."""
 
     def __init__(self, cluster: ClusterEvents, key: ConnectionKey) -> None:
+        super().__init__()
         self._cluster = cluster
         self.key = key
         self._loop = asyncio.get_running_loop()
         self._queue: list[ServerRequest] = []  # not sent: no connection yet, or the server lags
         self._queued_bytes = 0
-        self._out: list[bytes] = []  # goes out with this turn's write
-        self._in_flight: deque[InFlightRequest] = deque()
-        self.batch: Any = None  # the compiled hop's open batch: takes more requests in this turn
-        self._awaited_replies = 0  # by all requests in flight
         self._link: ServerProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._pause_s = 0.0
@@ -196,28 +188,15 @@ class ServerConnection:
             self._queued_bytes += len(request.packed)
             self.connect()
 
+    @property
+    def _open_link(self) -> ServerProtocol | None:
+        return self._link
+
+    def _at_end_of_turn(self, then: Callable[[], None]) -> None:
+        self._cluster.at_end_of_turn(then)
+
     def has_room(self, count: int) -> bool:
-        """Tell whether so many short requests may be sent."""
-        link = self._link
-        is_open = self.is_ready and link is not None and link.output_bytes <= WAITING_BYTES_MAX
-        return is_open and self._awaited_replies + count <= REQUESTS_MAX
-
-    def send(self, packed: bytes, in_flight: InFlightRequest) -> None:
-        """Send with this turn's write. The connection has to be ready."""
-        self._close_batch()
-        if not self._out:
-            self._cluster.at_end_of_turn(self._flush)
-        self._out.append(packed)
-        self._in_flight.append(in_flight)
-        self._awaited_replies += in_flight.remaining
-
-    def begin_batch(self, batch: Any) -> None:
-        """Send the hop's batch with this turn's write, after the requests before. The connection has to be ready."""
-        self._close_batch()
-        if not self._out:
-            self._cluster.at_end_of_turn(self._flush)
-        self._in_flight.append(batch)
-        self.batch = batch
+        return self.is_ready and super().has_room(count)
 
     def take_queued(self) -> list[ServerRequest]:
         """Return the queued requests, and empty the queue."""
@@ -278,24 +257,12 @@ class ServerConnection:
 
     # -- called by the protocol ---------------------------------------------------------------------------------------
 
-    def take_batch_replies(self, data: bytes) -> bytes:
-        """Take the replies to the hop's batches off the front of the data; return the rest."""
-        at, in_flight = 0, self._in_flight
-        while in_flight and type(in_flight[0]) is PipelineBatch and at < len(data):
-            batch: Any = in_flight[0]
-            if batch is self.batch:
-                self._close_batch()
-            before = batch.remaining
-            at = batch.feed(data, at, self.reply_epochs)
-            if not in_flight or in_flight[0] is not batch:
-                break
-            self._awaited_replies -= before - batch.remaining
-            if batch.remaining:
-                break
-            in_flight.popleft()
-        if at:
+    def receive_batch_replies(self, data: bytes) -> bytes:
+        """Take the replies to the hop's batches off the front of received data; return the rest."""
+        rest = self.take_batch_replies(data, self.reply_epochs)
+        if rest is not data:
             self._last_received_s = self._cluster.clock()
-        return data[at:] if at else data
+        return rest
 
     def receive_replies(self, replies: Sequence[RawReply]) -> None:
         """Take replies, in the order of the requests."""
@@ -320,12 +287,6 @@ class ServerConnection:
                     in_flight.fail_all(error)
                     if remaining > 1:
                         in_flight.remaining = remaining - 1
-
-    @property
-    def has_partial_batch(self) -> bool:
-        """Tell whether the data ended within a reply to the hop's batch."""
-        first: Any = self._in_flight[0] if self._in_flight else None
-        return type(first) is PipelineBatch and first.has_partial
 
     def handle_push(self, push: bytes) -> None:
         """Handle a push about epochs, the topology or changed keys."""
@@ -387,37 +348,10 @@ class ServerConnection:
 
     def _take_in_flight(self) -> list[ServerRequest]:
         """Return the requests in flight, each as one of its own, and clear them."""
-        self._close_batch()
-        requests = []
-        for in_flight in self._in_flight:
-            requests += [in_flight.next_request() for _ in range(in_flight.remaining)]
-        self._in_flight.clear()
-        self._awaited_replies = 0
-        return requests
+        return [each.next_request() for each in self._clear() for _ in range(each.remaining)]
 
     def _output_bytes(self) -> int:
         return self._queued_bytes + (self._link.output_bytes if self._link is not None else 0)
-
-    def _close_batch(self) -> None:
-        """Close the hop's open batch: no more requests join it."""
-        batch, self.batch = self.batch, None
-        if batch is None:
-            return
-        if not batch.remaining:  # it is empty
-            self._in_flight.pop()
-            return
-        self._awaited_replies += batch.remaining
-        self._out.append(batch.close())
-
-    def _flush(self) -> None:
-        try:
-            self._close_batch()
-            out, self._out = self._out, []
-            if self._link is not None:
-                self._link.write(b"".join(out))
-        except Exception as error:
-            internal_error(error)
-            self.cut("it could not be written to")
 
     def _is_given_up(self) -> bool:
         """Tell whether to refuse at once: unreachable for longer than a request may wait, and in a pause of tries."""
@@ -522,7 +456,6 @@ class ServerProtocol(asyncio.Protocol):
         self._frames = Frames(REPLY_BYTES_MAX)
         self._handshake: Handshake | None = None
         self._is_lost = False
-        self._partial_reply = b""  # the start of a reply to the hop's batch
         self._reason = f"{connection.key.address} closed the connection"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -584,18 +517,9 @@ class ServerProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            if (
-                PipelineBatch is not None
-                and self._receiver is self._connection
-                and self._handshake is None
-                and self._frames.is_empty
-            ):
-                data = self._connection.take_batch_replies(self._partial_reply + data if self._partial_reply else data)
-                self._partial_reply = b""
+            if self._receiver is self._connection and self._handshake is None and self._frames.is_empty:
+                data = self._connection.receive_batch_replies(data)
                 if not data:
-                    return
-                if len(data) <= PARTIAL_BYTES_MAX and self._connection.has_partial_batch:
-                    self._partial_reply = data
                     return
             replies = self._frames.feed(data)
             if self._handshake is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer
 from resp_server.net.awake import AwakeClock
+from resp_server.net.connecting import connected
 from resp_server.net.tls import Certificates
 from resp_server.protocol.errors import ClusterDownError, PlainError, TryAgainError, internal_error
 from resp_server.proxy.epoch_floors import EpochFloors, has_reached
@@ -49,7 +49,7 @@ REMOVED_AFTER_S = 5.0
 # Errors of a server, or a shard, that can answer in a moment.
 RETRY_ERRORS = (b"-LOADING ", b"-CLUSTERDOWN ", b"-TRYAGAIN ")
 # Connections that the compiled hop can number: a byte each.
-OPEN_CONNECTIONS_MAX = 255
+OPEN_CONNECTIONS_MAX = 254
 CLOSED = bytes(4 * SLOTS)
 
 
@@ -122,7 +122,7 @@ class StateCluster:
         if context is not None or self.poller is None:
             return (await self._loop.create_connection(make, host, port, ssl=context))[1]
         made = make()
-        self.poller.add(await connected(self._loop, host, port), made)
+        self.poller.add(await connected(self._loop, (host, port)), made)
         return made
 
     def stop(self) -> None:
@@ -560,24 +560,6 @@ class TopologyReplySink(BackgroundSink):
 
     def receive(self, reply: bytes) -> None:
         self.cluster.receive_topology(reply, self.address)
-
-
-async def connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
-    """Return a socket, connected to the first of a host's addresses that accepts. OSError."""
-    failed: OSError | None = None
-    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        made = socket.socket(family, kind, protocol)
-        try:
-            made.setblocking(False)
-            await loop.sock_connect(made, address)
-        except BaseException as error:
-            made.close()
-            if not isinstance(error, OSError):
-                raise
-            failed = failed or error
-        else:
-            return made
-    raise failed or OSError(f"{host} has no address")
 
 
 class LongReply:

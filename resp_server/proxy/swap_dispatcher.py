@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from typing import Any
 
+from resp_server.command_table.facts import Facts
 from resp_server.command_table.table import Command
 from resp_server.commands.sort import check_request
 from resp_server.execution.context import CommandContext, ServerContext
@@ -20,7 +22,7 @@ from resp_server.protocol.errors import NoPermError, PlainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import ReplyBatch
-from resp_server.proxy.dispatcher import ProxyDispatcher, Taken
+from resp_server.proxy.dispatcher import HOP_NAME_BYTES_MAX, ProxyDispatcher, Taken
 from resp_server.proxy.keyspace_queries import KeyspaceQuery
 from resp_server.proxy.new_format_check import NewFormatChecks
 from resp_server.proxy.pinned_requests import PinnedRequests
@@ -37,6 +39,7 @@ from resp_server.session.session import Account, Session
 from resp_server.session.transaction import Mark, Transaction
 from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.databases import Databases
+from resp_server.upstream.key_matcher import PlainSide
 from resp_server.upstream.ownership import Ownership, OwnershipChange
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.routing import CommandRule, Route, Side, SwapRouter
@@ -69,7 +72,7 @@ class SwapDispatcher(ProxyDispatcher):
         self._databases = Databases(pool)
         self._ownership = ownership
         self.router = SwapRouter(self._table, ownership)
-        pool.on_facts = self.router.take_facts
+        pool.on_facts = self._take_facts
         applications.on_key_formats = self._learn
         self._pinned = PinnedRequests(self._databases)
         server.leave_upstream = self._pinned.leave
@@ -78,16 +81,37 @@ class SwapDispatcher(ProxyDispatcher):
         ownership.on_changed = self._owners_changed
         self.control = server.swap_control = OwnershipControl(ownership)
         self._dropped_writes = 0  # requests, answered OK, that were for no side
-        self._update_hop()
+        self._set_hop_commands()
+        self._set_hop_patterns()
 
-    def _update_hop(self) -> None:
-        """Have the hop forward requests for the keys of states; none before all owners are known."""
+    def _take_facts(self, facts: Mapping[str, Facts]) -> None:
+        self.router.take_facts(facts)
+        self._set_hop_commands()
+
+    def _set_hop_commands(self) -> None:
+        """Have the hop forward the upstream's plain commands."""
         if self.hop is not None:
-            self.hop.set_patterns(self._ownership.matcher.patterns if self._ownership.is_known else ())
+            plain = [each for each in self.router.plain_commands() if len(each.name) <= HOP_NAME_BYTES_MAX]
+            rows = [(*each, self._stats.command_stats(each.name)) for each in plain]
+            self.hop.set_upstream(self._databases.of(0).shared_connection, rows)
+
+    def _set_hop_patterns(self) -> None:
+        """Tell the hop who owns keys; before all owners are known, it forwards nothing."""
+        if self.hop is None:
+            return
+        if self._ownership.is_known:
+            self.hop.set_patterns(self._ownership.matcher.patterns)
+        else:
+            self.hop.set_patterns([(b"*", PlainSide.NEITHER)])
+
+    def poll(self, poller: Any) -> None:
+        super().poll(poller)
+        for pool in self._databases:
+            pool.poller = poller
 
     def _owners_changed(self, change: OwnershipChange) -> None:
         """Fail the EXEC of clients that watch a key with a new owner, and invalidate all cached keys."""
-        self._update_hop()
+        self._set_hop_patterns()
         for session in self._server.sessions.values():
             for at in session.watched:
                 if change.affects(at[1]):
@@ -100,7 +124,7 @@ class SwapDispatcher(ProxyDispatcher):
         self._ownership.learn(formats)
         if self._applications.has_key_formats:
             self._ownership.complete()
-            self._update_hop()
+            self._set_hop_patterns()
 
     def info_fields(self) -> Mapping[str, object]:
         """Return the fields of INFO: those of the servers, of the upstream, and of the owners of keys."""

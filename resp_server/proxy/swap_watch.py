@@ -46,5 +46,5 @@ def watch_both(
         sink = ReplyAggregator(2, lambda replies: replies[0], batch, index, defer)
         ProxyWatch(session.watched, targets, sink, STATES_PART).send()
     sent = UpstreamRequest(pack((request[0], *theirs)), sink, UPSTREAM_PART if targets else index, is_read=False)
-    pinned.send(sent, session.protocol)
+    pinned.send_request(sent, session.protocol)
     pinned.watched.update(theirs)

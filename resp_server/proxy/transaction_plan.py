@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import ClassVar, Protocol, cast
 
 from resp_server.command_table.table import Command
 from resp_server.commands.sort import check_request
 from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import NOTHING_RUN
+from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, split_header
 from resp_server.forwarding.reply_splitter import items_of, pack
 from resp_server.forwarding.reply_stages import ReplySink
@@ -17,7 +18,7 @@ from resp_server.protocol.errors import ClusterDownError, PlainError, ReplyError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.request_policy import RequestPolicy, policy_of, split_in_steps
-from resp_server.proxy.requests import PING, REQUESTS_MAX, SENDS_MAX, ServerRequest
+from resp_server.proxy.requests import PING, SENDS_MAX, ServerRequest
 from resp_server.proxy.server_connection import ConnectionKey
 from resp_server.proxy.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.session.epoch_feed import NO_EPOCHS, JobEpoch, ReplyEpochs
@@ -75,6 +76,7 @@ class TransactionBlock(ReplySink):
     remaining: int = 0
     deadline_s: float = 0.0
     protocol: int = 2
+    is_batch: ClassVar[bool] = False
 
     def add(self, request: Request) -> int:
         """Add a command; return its number."""

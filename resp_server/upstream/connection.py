@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from resp_server.forwarding.handshake import Handshake, HandshakeError
+from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, WAITING_BYTES_MAX, PipelinedConnection
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import FrameError, Frames
+from resp_server.net.connecting import connected
 from resp_server.net.keepalive import keep_alive
 from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import TryAgainError, internal_error
+from resp_server.session.epoch_feed import NO_EPOCHS
 from resp_server.upstream.breaker import Breaker
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import UpstreamUrl
 
-# Requests, and their bytes, that may wait at one connection (guess: as at a connection to a state server).
-REQUESTS_MAX = 100_000
-WAITING_BYTES_MAX = 64 << 20
 # The longest reply that is passed on: twice the longest value of Redis.
 REPLY_BYTES_MAX = 1 << 30
 # The time to connect and to log in (guess).
@@ -67,6 +66,27 @@ class UpstreamRequest:
     sent_s: float = 0.0
     is_blocking: bool = False
     replies_before: int = 0
+    remaining: ClassVar[int] = 1
+    is_batch: ClassVar[bool] = False
+
+    def next_request(self) -> UpstreamRequest:
+        """Return the request itself."""
+        return self
+
+
+class UpstreamInFlight(Protocol):
+    """A request that was sent, or a batch of the compiled hop."""
+
+    sent_s: float
+
+    @property
+    def is_batch(self) -> bool: ...
+    @property
+    def is_blocking(self) -> bool: ...
+    @property
+    def remaining(self) -> int: ...
+    def next_request(self) -> UpstreamRequest:
+        """Return the next request without a reply as a single request, which takes over waiting for the reply."""
 
 
 class ConnectionEvents(Protocol):
@@ -80,6 +100,11 @@ class ConnectionEvents(Protocol):
     def breaker(self) -> Breaker: ...
     @property
     def clock(self) -> Callable[[], float]: ...
+    @property
+    def poller(self) -> Any: ...
+
+    def at_end_of_turn(self, then: Callable[[], None]) -> None:
+        """Call back at the end of this turn of the event loop."""
 
     def opened(self, connection: UpstreamConnection) -> None:
         """Handle a connection that was opened."""
@@ -91,10 +116,11 @@ class ConnectionEvents(Protocol):
         """Handle a lost connection."""
 
 
-class UpstreamConnection:
+class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
     """One connection to the upstream, in one version of the protocol."""
 
     def __init__(self, pool: ConnectionEvents, protocol: int) -> None:
+        super().__init__()
         self._pool = pool
         self.protocol = protocol
         self._loop = asyncio.get_running_loop()
@@ -103,8 +129,6 @@ class UpstreamConnection:
         self._retry: asyncio.TimerHandle | None = None
         self._queue: list[UpstreamRequest] = []  # not sent: the connection is being opened
         self._queued_bytes = 0
-        self._out: list[bytes] = []  # goes out at the end of this turn
-        self._in_flight: deque[UpstreamRequest] = deque()
         self._received_s = 0.0
         self._is_stopping = False
 
@@ -116,7 +140,18 @@ class UpstreamConnection:
     @property
     def pending_count(self) -> int:
         """The number of requests without a reply."""
-        return len(self._queue) + len(self._in_flight)
+        return len(self._queue) + self._awaited_replies
+
+    @property
+    def _open_link(self) -> UpstreamProtocol | None:
+        return self._link
+
+    def _at_end_of_turn(self, then: Callable[[], None]) -> None:
+        self._pool.at_end_of_turn(then)
+
+    def begin_batch(self, batch: Any) -> None:
+        batch.sent_s = self._pool.clock()
+        super().begin_batch(batch)
 
     def add(self, request: UpstreamRequest) -> None:
         """Send a request; if there is no connection, as soon as one is opened. At once TRYAGAIN if that is hopeless."""
@@ -125,12 +160,9 @@ class UpstreamConnection:
         if self.pending_count >= REQUESTS_MAX or waiting_bytes + len(request.packed) > WAITING_BYTES_MAX:
             request.sink.fail(request.index, TryAgainError("too many requests wait for the upstream"))
         elif link is not None:
-            if not self._out:
-                self._loop.call_soon(self._flush)
-            self._out.append(request.packed)
             request.sends += 1
             request.sent_s = self._pool.clock()
-            self._in_flight.append(request)
+            self.send(request.packed, request)
         elif self._pool.breaker.is_open or self._is_stopping:
             request.sink.fail(request.index, self._unreachable())
         else:
@@ -164,6 +196,11 @@ class UpstreamConnection:
             self._link.cut("the proxy stops")
         self._refuse_queued()
 
+    def receive_batch_replies(self, data: bytes) -> bytes:
+        """Take the replies to the hop's batches off the front of received data; return the rest."""
+        self._received_s = self._pool.clock()
+        return self.take_batch_replies(data, NO_EPOCHS)
+
     def receive_replies(self, replies: Sequence[RawReply]) -> None:
         """Take replies, in the order of the requests. Pushes are dropped: no shared connection asks for any."""
         self._received_s = self._pool.clock()
@@ -172,18 +209,22 @@ class UpstreamConnection:
                 continue
             if not self._in_flight:
                 raise FrameError("more replies than requests")
-            request = self._in_flight[0]
+            in_flight = self._in_flight[0]
+            if in_flight is self.batch:
+                self._close_batch()
+            request = in_flight.next_request()
             if request.replies_before:
                 request.replies_before -= 1
                 continue
-            self._in_flight.popleft()
+            self._awaited_replies -= 1
+            if not in_flight.is_batch or not in_flight.remaining:
+                self._in_flight.popleft()
             request.sink.put(request.index, reply)
 
     def disconnected(self, reason: str) -> None:
         """Handle the loss of the connection."""
         self._link = None
-        lost, self._out = list(self._in_flight), []
-        self._in_flight.clear()
+        lost = self._take_requests()
         self._pool.lost(reason)
         for request in lost:
             if not request.is_read or request.sends >= SENDS_MAX:
@@ -195,14 +236,9 @@ class UpstreamConnection:
         else:
             self.connect()
 
-    def _flush(self) -> None:
-        try:
-            out, self._out = self._out, []
-            if self._link is not None:
-                self._link.write(b"".join(out))
-        except Exception as error:
-            internal_error(error)
-            self.cut("it could not be written to")
+    def _take_requests(self) -> list[UpstreamRequest]:
+        """Return the requests in flight, each as one of its own, and clear them."""
+        return [each.next_request() for each in self._clear() for _ in range(each.remaining)]
 
     def _unreachable(self) -> TryAgainError:
         return unreachable(self._pool.url, self._pool.breaker.reason or "the proxy stops")
@@ -239,13 +275,18 @@ class UpstreamConnection:
 
     async def _open(self) -> UpstreamProtocol:
         url, tls = self._pool.url, self._pool.tls
+        if tls is None and self._pool.poller is not None:
+            made = UpstreamProtocol(self)
+            self._pool.poller.add(await connected(self._loop, url.path or (url.host, url.port)), made)
+            return made
         if url.path:
             return (await self._loop.create_unix_connection(lambda: UpstreamProtocol(self), url.path))[1]
         context, name = (None, None) if tls is None else (tls.context(), tls.server_name or url.host)
-        made = await self._loop.create_connection(
-            lambda: UpstreamProtocol(self), url.host, url.port, ssl=context, server_hostname=name
-        )
-        return made[1]
+        return (
+            await self._loop.create_connection(
+                lambda: UpstreamProtocol(self), url.host, url.port, ssl=context, server_hostname=name
+            )
+        )[1]
 
     def _try_later(self, pause_s: float) -> None:
         if not self._is_stopping and self._retry is None:
@@ -265,6 +306,7 @@ class UpstreamProtocol(asyncio.Protocol):
     """The socket of a connection."""
 
     _transport: asyncio.Transport
+    is_idle = False  # the compiled sockets read this attribute; the fast path is not for servers
 
     def __init__(self, connection: UpstreamConnection) -> None:
         self._connection: UpstreamConnection | None = connection
@@ -309,6 +351,10 @@ class UpstreamProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
+            if self._handshake is None and self._connection is not None and self._frames.is_empty:
+                data = self._connection.receive_batch_replies(data)
+                if not data:
+                    return
             replies = self._frames.feed(data)
             if self._handshake is not None:
                 for reply in map(as_bytes, replies):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
 from resp_server.upstream.key_patterns import covers, glob_of, key_pattern
@@ -34,13 +35,24 @@ def all_upstreams(key: bytes) -> Decision:
     return UPSTREAMS
 
 
+class PlainSide(IntEnum):
+    """Who answers each plain request for a key, under the same name (`proxy/hop.pyx` has the same numbers)."""
+
+    NEITHER = 0  # it depends on the request, or on what the states have
+    STATES = 1
+    UPSTREAM = 2
+
+
+PLAIN_SIDES = {Owner.STATE: PlainSide.STATES, Owner.UPSTREAM: PlainSide.UPSTREAM}
+
+
 class KeyMatcher:
     """The owners of keys at one time. The first rule that covers a key decides; without one, the key formats do.
 
     The key formats are about database 0, unless a rule puts all keys of a format into another one.
 
-    patterns: for database 0, Redis patterns that match exactly the keys of rules and formats, in this order, each with
-    whether its keys are plain: read from the states under their own names, whatever the request.
+    patterns: for database 0, Redis patterns that match exactly the keys of rules and formats, in this order, and who
+    answers plain requests for their keys. A key that matches none is the upstream's.
     """
 
     def __init__(self, formats: Sequence[OwnedFormat] = (), rules: Sequence[Rule] = ()) -> None:
@@ -56,8 +68,10 @@ class KeyMatcher:
         for database in {0, *(rule.database for rule in rules)}:
             by_rule = [(rule.keys, Decision(rule.owner, "", rule)) for rule in rules if rule.database == database]
             self._deciders[database] = _Alternatives(by_rule if database else by_rule + by_format).decide
-        self.patterns = [(glob_of(rule.keys), rule.is_plain) for rule in rules if not rule.database]
-        self.patterns += [(glob_of(key_format), True) for key_format, _ in by_format]
+        self.patterns = [
+            (glob_of(rule.keys), PLAIN_SIDES.get(rule.owner, PlainSide.NEITHER)) for rule in rules if not rule.database
+        ]
+        self.patterns += [(glob_of(key_format), PlainSide.STATES) for key_format, _ in by_format]
         # On the path of each request, in database 0.
         self.decide = self._deciders[0]
 

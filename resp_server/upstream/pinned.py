@@ -7,6 +7,7 @@ order. It is closed with the client, or if another client needs one and this one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import pack
@@ -53,14 +54,16 @@ class PinnedConnection(UpstreamConnection):
     @property
     def is_idle(self) -> bool:
         """Tell whether the connection holds nothing, so that it may be closed."""
-        return not (self.watched or self._queue) and all(each.sink is DISCARD for each in self._in_flight)
+        if self.watched or self._queue:
+            return False
+        return all(isinstance(each, UpstreamRequest) and each.sink is DISCARD for each in self._in_flight)
 
     @property
     def is_blocked(self) -> bool:
         """Tell whether a blocking command waits at the upstream."""
         return bool(self._in_flight) and self._in_flight[-1].is_blocking
 
-    def send(self, request: UpstreamRequest, protocol: int) -> None:
+    def send_request(self, request: UpstreamRequest, protocol: int) -> None:
         """Send a request in a version of the protocol, which the client may have changed."""
         if protocol != self.protocol:
             self.protocol = protocol
@@ -79,7 +82,7 @@ class PinnedConnection(UpstreamConnection):
             request.sink = sink
             self._ask(MARK_WRITE, _MarkSink(sink))
             self._ask(PING, DISCARD)
-        self.send(request, protocol)
+        self.send_request(request, protocol)
 
     def unwatch(self) -> None:
         """Forget all watched keys."""
@@ -93,17 +96,16 @@ class PinnedConnection(UpstreamConnection):
 
     def close(self) -> None:
         """Close the connection, because its client has left: what was not sent is not sent any more."""
-        self._out = []
+        self._clear()
         self.forget_watched()
-        for request in [*self._in_flight, *self._queue]:
+        for request in self._queue:
             request.sink = DISCARD
         self.stop()
 
     def disconnected(self, reason: str) -> None:
         """End: the client's connection is closed if it waits for a reply, or if it would not notice what it lost."""
         self._link = None
-        lost, self._out = list(self._in_flight), []
-        self._in_flight.clear()
+        lost = self._take_requests()
         if not self._is_stopping:
             self._pool.lost(reason)
         self._end(reason)
@@ -212,6 +214,15 @@ class PinnedConnections:
     def clock(self) -> Callable[[], float]:
         """The clock of time limits."""
         return self._pool.clock
+
+    @property
+    def poller(self) -> Any:
+        """The compiled core's epoll, where there is one."""
+        return self._pool.poller
+
+    def at_end_of_turn(self, then: Callable[[], None]) -> None:
+        """Call back at the end of this turn of the event loop."""
+        self._pool.at_end_of_turn(then)
 
     def opened(self, connection: UpstreamConnection) -> None:
         """Handle a connection that was opened."""

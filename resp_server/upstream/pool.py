@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from resp_server.command_table.facts import Facts
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
@@ -56,6 +57,8 @@ class UpstreamPool:
         self._connections: dict[tuple[int, int], UpstreamConnection] = {}
         self._losses = 0
         self.pinned = PinnedConnections(self, pinned_max)
+        # The compiled core's epoll for clients and servers, where there is one.
+        self.poller: Any = None
 
     @property
     def is_unused(self) -> bool:
@@ -68,7 +71,7 @@ class UpstreamPool:
         """Return a pool for another database. Its breaker is its own: the upstream may not have this database."""
         url = replace(self.url, database=number)
         made = UpstreamPool(url, self.timeout_s, 1, self.tls, self.pinned.count_max)
-        made.pinned.on_state_lost = self.pinned.on_state_lost
+        made.pinned.on_state_lost, made.poller = self.pinned.on_state_lost, self.poller
         return made
 
     @property
@@ -100,7 +103,18 @@ class UpstreamPool:
         if pinned is None:
             self._connection(client, protocol).add(request)
         else:
-            pinned.send(request, protocol)
+            pinned.send_request(request, protocol)
+
+    def shared_connection(self, client: int, protocol: int) -> UpstreamConnection | None:
+        """Return the shared connection that a client's requests take; None: it has a connection of its own."""
+        return self._connection(client, protocol) if self.pinned.get(client) is None else None
+
+    def at_end_of_turn(self, then: Callable[[], None]) -> None:
+        """Call back at the end of this turn of the event loop; without a poller, in the next turn."""
+        if self.poller is not None:
+            self.poller.call_before_flush(then)
+        else:
+            self._loop.call_soon(then)
 
     def info_fields(self) -> Mapping[str, object]:
         """Return the fields of INFO."""

@@ -95,6 +95,8 @@ OWN_SECTIONS = (b"proxy", b"sparkis")
 SPLIT = ("mget", "exists", "touch")
 # The words that an option of XREAD and XREADGROUP takes, with its name.
 STREAM_OPTIONS = {b"GROUP": 3, b"COUNT": 2, b"NOACK": 1}
+# The compiled hop finds these first.
+USUAL = ("get", "mget", "set", "incr", "setex", "del", "hget", "hset", "hgetall", "expire", "exists", "lpush", "rpop")
 # Spellings of command names that are remembered.
 SPELLINGS_MAX = 1024
 # Keys that an error names.
@@ -148,6 +150,14 @@ class Route(NamedTuple):
     unserved: PlainError | None = None
 
 
+class PlainCommand(NamedTuple):
+    """A command whose keys are its first word, or all words."""
+
+    name: str
+    is_read: bool
+    has_many_keys: bool
+
+
 class SwapRouter:
     """Decides which side answers a request."""
 
@@ -199,6 +209,21 @@ class SwapRouter:
             raise wrong_arity(rule.name)
         if "no_multi" in rule.facts.flags:
             raise PlainError("Command not allowed inside a transaction")
+
+    def plain_commands(self) -> Sequence[PlainCommand]:
+        """Return the commands that the upstream answers if its keys are at fixed places, the most used ones first."""
+        names = [*USUAL, *self._upstream_facts, *(each.name for each in self._table)]
+        found = []
+        for name in dict.fromkeys(names):
+            rule = self._find(name)
+            if rule is None or rule.side is not Side.BY_KEYS or rule.facts.subcommands or name == "watch":
+                continue
+            facts = rule.facts
+            has_fixed_keys = facts.first_key == 1 and facts.step == 1 and facts.last_key in (1, -1)
+            is_plain = has_fixed_keys and len(facts.key_specs) == 1 and "not_key" not in facts.key_specs[0]["flags"]
+            if is_plain and not {"blocking", "movablekeys"} & set(facts.flags):
+                found.append(PlainCommand(name, rule.is_read, facts.last_key == -1))
+        return found
 
     def _by_keys(self, rule: CommandRule, request: Request, database: int) -> Route:
         self._check_known()

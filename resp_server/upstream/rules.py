@@ -65,11 +65,6 @@ class Rule:
         """Tell whether states may have keys of this rule."""
         return self.owner is not Owner.UPSTREAM
 
-    @property
-    def is_plain(self) -> bool:
-        """Tell whether each read of a key is answered by the states alone, under the same name."""
-        return self.owner is Owner.STATE
-
 
 Rules = Sequence[Rule]
 Option = TypeVar("Option", bound=Enum)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resp_server.forwarding.raw_replies import as_bytes
 from resp_server.forwarding.reply_splitter import Frames, items_of, pack
 from resp_server.metrics.stats import CommandStats, Stats
+from resp_server.protocol.errors import ReplyError, TryAgainError
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.proxy.compiled import hop
 from resp_server.proxy.requests import ServerRequest
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs
-from resp_server.upstream.key_matcher import KeyMatcher, OwnedFormat
+from resp_server.upstream.connection import UnansweredError, UpstreamRequest
+from resp_server.upstream.key_matcher import KeyMatcher, OwnedFormat, PlainSide
 from resp_server.upstream.rules import Owner, Rule
 from state_backend.model.descriptor import KeyFormat
 from state_backend.model.slots import SLOTS, slot_of
@@ -65,6 +68,7 @@ class HopSink:
     def __init__(self) -> None:
         self.replies: list[bytes] = []
         self.again: list[bytes] = []
+        self.ended: list[bytes] = []
         self.failed: list[Exception] = []
 
     def deliver(self, reply: bytes, epochs: ReplyEpochs) -> None:
@@ -75,6 +79,14 @@ class HopSink:
 
     def fail(self, error: Exception) -> None:
         self.failed.append(error)
+
+    client_id = 1
+
+    def end(self, replies: bytes) -> None:
+        self.ended.append(replies)
+
+    def error_reply(self, error: ReplyError) -> bytes:
+        return b"-%b\r\n" % error.line
 
 
 class Scene:
@@ -102,6 +114,17 @@ class Scene:
             SimpleNamespace(report=print, stats=Stats()),
             [(*row, self.tallies[row[0]]) for row in rows],
         )
+
+        self.upstream = ServerConnection()
+
+    def use_upstream(
+        self, patterns: Sequence[tuple[bytes, int]], connection_of: Callable[[int, int], Any] | None = None
+    ) -> None:
+        rows = [("get", True, False), ("mget", True, True), ("set", False, False), ("del", False, True)]
+        self.hop.set_upstream(
+            connection_of or (lambda client, protocol: self.upstream), [(*row, CommandStats()) for row in rows]
+        )
+        self.hop.set_patterns(patterns)
 
     def connection_of(self, key: bytes) -> ServerConnection:
         return self.connections[slot_of(key) % 2]
@@ -237,34 +260,129 @@ def test_what_was_lost_is_asked_again_as_it_was_and_an_mget_by_slots() -> None:
 texts = st.text(st.sampled_from("ab*?[\\:\n"), max_size=3)
 formats = st.builds("{}<x>{}".format, texts, texts) | st.builds("{}<x>:{}<y>{}".format, texts, texts, texts) | texts
 near = st.lists(st.sampled_from([b"a", b"b", b"*", b"?", b"[", b"\\", b":", b"\n", b"\xff"]), max_size=6).map(b"".join)
+WRITES = (b"SET", b"DEL")
 
 
 @given(
     formats=st.lists(formats, max_size=4),
     rules=st.lists(st.tuples(formats, st.sampled_from([Owner.STATE, Owner.UPSTREAM])), max_size=3),
-    asked=st.lists(st.tuples(st.just(b"GET"), near) | st.tuples(st.just(b"MGET"), near, near), min_size=1, max_size=6),
+    asked=st.lists(
+        st.one_of(
+            st.tuples(st.just(b"GET"), near),
+            st.tuples(st.just(b"MGET"), near, near),
+            st.tuples(st.just(b"SET"), near, near),
+            st.tuples(st.just(b"DEL"), near, near),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
 )
-def test_with_patterns_only_keys_that_a_state_owns_are_forwarded(
+def test_with_an_upstream_requests_go_to_the_owner_of_their_keys(
     formats: list[str], rules: list[tuple[str, Owner]], asked: list[tuple[bytes, ...]]
 ) -> None:
+    """The hop stops at writes of states' keys and at keys of both sides. It leaves writes with states' reads alone."""
     owners = KeyMatcher(
         [OwnedFormat(text, "job:state") for text in formats],
         [Rule(text, KeyFormat.parse(text), owner) for text, owner in rules],
     )
     scene = Scene()
-    scene.hop.set_patterns(owners.patterns)
-    forwarded = list(takewhile(lambda words: all(owners.owner_of(key) is not None for key in words[1:]), asked))
+    scene.use_upstream(owners.patterns)
+
+    def side_of(words: tuple[bytes, ...]) -> str:
+        keys = words[1:2] if words[0] in (b"GET", b"SET") else words[1:]
+        sides = {"upstream" if owners.owner_of(key) is None else "states" for key in keys}
+        return sides.pop() if len(sides) == 1 else "both"
+
+    forwarded = list(
+        takewhile(
+            lambda words: side_of(words) == "upstream" or (side_of(words), words[0] in WRITES) == ("states", False),
+            asked,
+        )
+    )
+    sides = {side_of(words) for words in forwarded}
+    if "states" in sides and any(words[0] in WRITES for words in forwarded):
+        forwarded = []
     took = scene.hop.forward(HopSink(), b"".join(map(pack, asked)), 2)
     assert took == len(b"".join(map(pack, forwarded)))
+    of_upstream = b"".join(pack(words) for words in forwarded if side_of(words) == "upstream")
+    assert scene.upstream.asked() == of_upstream
 
 
 def test_the_first_pattern_of_a_key_decides() -> None:
     scene = Scene()
-    scene.hop.set_patterns([(b"a:b", False), (b"a:*", True)])
-    assert scene.hop.forward(HopSink(), pack((b"GET", b"a:b")), 2) == 0
-    assert scene.hop.forward(HopSink(), pack((b"GET", b"a:c")), 2) > 0
-    scene.hop.set_patterns([])
-    assert scene.hop.forward(HopSink(), pack((b"GET", b"a:c")), 2) == 0
+    scene.use_upstream([(b"a:b", PlainSide.NEITHER), (b"a:*", PlainSide.STATES)])
+    for key, size in ((b"a:b", 0), (b"a:c", 22), (b"b:c", 22)):
+        assert scene.hop.forward(HopSink(), pack((b"GET", key)), 2) == size
+    assert parsed(scene.upstream.asked()) == [[b"GET", b"b:c"]]
+    assert parsed(scene.connection_of(b"a:c").asked()) == [[b"GET", b"a:c"]]
+
+
+def test_a_client_whose_upstream_connection_is_its_own_takes_the_general_path() -> None:
+    scene = Scene()
+    scene.use_upstream([], connection_of=lambda client, protocol: None)
+    assert scene.hop.forward(HopSink(), pack((b"GET", b"k")), 2) == 0
+
+
+@given(reads=st.lists(st.booleans(), min_size=1, max_size=8), answered=st.integers(0, 8))
+def test_a_lost_upstream_ends_the_client_before_the_reply_of_the_first_write(reads: list[bool], answered: int) -> None:
+    scene, sink = Scene(), HopSink()
+    scene.use_upstream([])
+    scene.hop.forward(sink, b"".join(pack((b"GET", b"k") if is_read else (b"SET", b"k", b"v")) for is_read in reads), 2)
+    scene.upstream.asked()
+    (batch,) = scene.upstream.batches
+    answered = min(answered, len(reads))
+    batch.feed(b"$1\r\n1\r\n" * answered, 0, NO_EPOCHS)
+    again = []
+    for is_read in reads[answered:]:
+        request = batch.next_request()
+        assert isinstance(request, UpstreamRequest) and request.is_read == is_read and request.sends == 1
+        if is_read:
+            again.append(request)
+        else:
+            request.sink.fail(request.index, UnansweredError("lost"))
+    for request in again[:-1]:
+        request.sink.put(request.index, b"$1\r\n2\r\n")
+    for request in again[-1:]:
+        request.sink.fail(request.index, TryAgainError("still lost"))
+    expected = [b"$1\r\n1\r\n"] * answered + [b"$1\r\n2\r\n"] * len(reads[answered:])
+    if again:
+        last = max(at for at, is_read in enumerate(reads) if is_read and at >= answered)
+        expected[last] = b"-TRYAGAIN still lost\r\n"
+    first_lost = next((at for at, is_read in enumerate(reads) if at >= answered and not is_read), len(reads))
+    replies = b"".join(expected[:first_lost])
+    assert (sink.replies, sink.ended) == ([replies], []) if first_lost == len(reads) else ([], [replies])
+
+
+@given(
+    replies=st.lists(
+        st.sampled_from(
+            [
+                b"_\r\n",
+                b"#t\r\n",
+                b",1.5\r\n",
+                b"(123\r\n",
+                b"%1\r\n+a\r\n:1\r\n",
+                b"~2\r\n$1\r\na\r\n_\r\n",
+                b"*1\r\n%0\r\n",
+            ]
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    cut=st.integers(0, 100),
+)
+def test_replies_of_the_newer_protocol_are_cut_as_frames_cuts_them(replies: list[bytes], cut: int) -> None:
+    sent = b"".join(replies)[:cut]
+    scene, sinks = Scene(), [HopSink() for _ in replies]
+    scene.use_upstream([])
+    for sink in sinks:
+        scene.hop.forward(sink, pack((b"GET", b"k")), 3)
+    scene.upstream.asked()
+    took = scene.upstream.batches[0].feed(sent, 0, NO_EPOCHS)
+    frames = Frames(1 << 20)
+    found = frames.feed(sent)
+    assert [reply for sink in sinks for reply in sink.replies] == found
+    assert took == len(b"".join(map(as_bytes, found)))
 
 
 def test_a_newer_protocol_has_its_own_nil_and_no_other_command() -> None:

@@ -1,0 +1,144 @@
+"""What connections to servers have in common: the requests in flight, and the output of this turn of the event loop.
+
+Requests go out in one write at the end of a turn, and replies come in the order of the requests. A request is one of
+the general path, or a batch of the compiled hop, which takes more requests until the end of the turn.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from resp_server.protocol.errors import internal_error
+
+# Requests that may wait at one connection (guess).
+REQUESTS_MAX = 100_000
+# Bytes of requests that may wait at one connection (guess).
+WAITING_BYTES_MAX = 64 << 20
+# Bytes of an incomplete reply that are parsed again with the next ones (guess).
+PARTIAL_BYTES_MAX = 32 << 10
+
+
+class Sent(Protocol):
+    """A request in flight, or several. remaining: the number of missing replies. is_batch: it is the hop's."""
+
+    @property
+    def is_batch(self) -> bool: ...
+    @property
+    def remaining(self) -> int: ...
+
+
+InFlight = TypeVar("InFlight", bound=Sent)
+
+
+class Link(Protocol):
+    """The socket of a connection."""
+
+    @property
+    def output_bytes(self) -> int: ...
+    def write(self, data: bytes) -> None: ...
+    def cut(self, reason: str) -> None: ...
+
+
+class PipelinedConnection(Generic[InFlight]):
+    """A connection to a server. batch: the hop's open batch."""
+
+    def __init__(self) -> None:
+        self.batch: Any = None
+        self._in_flight: deque[InFlight] = deque()
+        self._awaited_replies = 0  # by all requests in flight
+        self._out: list[bytes] = []  # goes out with this turn's write
+        self._partial_reply = b""  # the start of a reply to the hop's batch
+
+    @property
+    def _open_link(self) -> Link | None:
+        """The socket, if requests may be sent over it."""
+        raise NotImplementedError
+
+    def _at_end_of_turn(self, then: Callable[[], None]) -> None:
+        """Call back at the end of this turn of the event loop."""
+        raise NotImplementedError
+
+    def has_room(self, count: int) -> bool:
+        """Tell whether so many short requests may be sent."""
+        link = self._open_link
+        return (
+            link is not None
+            and link.output_bytes <= WAITING_BYTES_MAX
+            and self._awaited_replies + count <= REQUESTS_MAX
+        )
+
+    def send(self, packed: bytes, in_flight: InFlight) -> None:
+        """Send with this turn's write. The connection has to be open."""
+        self._close_batch()
+        if not self._out:
+            self._at_end_of_turn(self._flush)
+        self._out.append(packed)
+        self._in_flight.append(in_flight)
+        self._awaited_replies += in_flight.remaining
+
+    def begin_batch(self, batch: Any) -> None:
+        """Send the hop's batch with this turn's write, after the requests before. The connection has to be open."""
+        self._close_batch()
+        if not self._out:
+            self._at_end_of_turn(self._flush)
+        self._in_flight.append(batch)
+        self.batch = batch
+
+    def take_batch_replies(self, data: bytes, epochs: Any) -> bytes:
+        """Take the replies to the hop's batches off the front of received data; return the rest."""
+        if self._partial_reply:
+            data, self._partial_reply = self._partial_reply + data, b""
+        at, in_flight = 0, self._in_flight
+        batch: Any = None
+        while in_flight and in_flight[0].is_batch and at < len(data):
+            batch = in_flight[0]
+            if batch is self.batch:
+                self._close_batch()
+            before = batch.remaining
+            at = batch.feed(data, at, epochs)
+            if not in_flight or in_flight[0] is not batch:
+                break  # a reply's client ended this connection
+            self._awaited_replies -= before - batch.remaining
+            if batch.remaining:
+                break
+            in_flight.popleft()
+        rest = data[at:] if at else data
+        is_first = bool(in_flight) and in_flight[0] is batch
+        if len(rest) > PARTIAL_BYTES_MAX or not is_first or not batch.has_partial:
+            return rest
+        self._partial_reply = rest
+        return b""
+
+    def _close_batch(self) -> None:
+        """Close the hop's open batch: no more requests join it."""
+        batch, self.batch = self.batch, None
+        if batch is None:
+            return
+        if not batch.remaining:  # it is empty
+            self._in_flight.pop()
+            return
+        self._awaited_replies += batch.remaining
+        self._out.append(batch.close())
+
+    def _clear(self) -> list[InFlight]:
+        """Return what is in flight, and forget it: the connection is lost."""
+        self._close_batch()
+        in_flight = list(self._in_flight)
+        self._in_flight.clear()
+        self._awaited_replies = 0
+        self._out, self._partial_reply = [], b""
+        return in_flight
+
+    def _flush(self) -> None:
+        link = self._open_link
+        try:
+            self._close_batch()
+            out, self._out = self._out, []
+            if out and link is not None:
+                link.write(b"".join(out))
+        except Exception as error:
+            internal_error(error)
+            if link is not None:
+                link.cut("it could not be written to")
