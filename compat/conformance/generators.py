@@ -6,7 +6,6 @@ escapes, options in any order and case, keys of the data set, and missing keys. 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 
 from hypothesis import HealthCheck, settings
@@ -14,20 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from compat.conformance.dataset import SMALL_MAP_FIELDS_MAX, standard
+from compat.examples import examples, factor
 
 DATASET = standard()
 
-# A factor for the number of examples; with it, they are random in each run, to search for differences.
-EXAMPLES_VARIABLE = "SPARKIS_EXAMPLES"
 
-
-def checked(examples: int) -> settings:
-    """Return hypothesis' settings: the same examples in every run, unless the environment asks for more."""
-    factor = int(os.environ.get(EXAMPLES_VARIABLE, "1"))
+def checked(count: int) -> settings:
+    """Return hypothesis' settings: the same examples in every run; random ones if `SPARKIS_EXAMPLES` asks for more."""
     return settings(
         deadline=None,
-        max_examples=examples * factor,
-        derandomize=factor == 1,
+        max_examples=examples(count),
+        derandomize=factor() == 1,
         database=None,
         suppress_health_check=list(HealthCheck),
     )

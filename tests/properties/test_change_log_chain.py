@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from compat.examples import examples
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.filesystems import LocalFilesystem
 from state_backend.log.log_writer import LogWriter, OnRewind
@@ -221,5 +222,5 @@ class LogChain(RuleBasedStateMachine):
 
 TestLogChain = LogChain.TestCase
 TestLogChain.settings = settings(
-    max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(20), stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 
 from compat.conformance.wire import replies_in, requests
+from compat.examples import examples
 from compat.fuzz.subject import RecordingTransport
 from compat.fuzz.targets import HERE, NOW_MS, STATES
 from resp_server.client.connection import Connection
@@ -271,7 +272,7 @@ def apply(store: LmdbStore, turn: int) -> None:
 
 @patch("resp_server.serving.server.NOTIFY_SECONDS", 3600)  # no client is notified by the clock
 @pytest.mark.parametrize("settings_of", [{}, {"password": "secret"}])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     requests_sent,
     endings,

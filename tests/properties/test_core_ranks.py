@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 
 from compat.conformance.wire import requests
+from compat.examples import examples
 from compat.fuzz.subject import RecordingTransport
 from resp_server.client.connection import Connection
 from resp_server.config import ServerConfig
@@ -107,7 +108,7 @@ class Expected:
         return b"*%d\r\n" % (len(items) * (2 if has_scores and not self.is_resp3 else 1)) + b"".join(items)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     st.dictionaries(members, scores, min_size=1, max_size=80),
     st.dictionaries(members, scores | st.none(), max_size=20),

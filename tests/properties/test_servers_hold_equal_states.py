@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from compat.examples import examples
 from state_backend.apply import snapshots
 from state_backend.apply.applier import Applier
 from state_backend.apply.compact import compact_log
@@ -183,5 +184,5 @@ def as_a_set(changes: Any) -> set[Any]:
 
 TestServersHoldEqualStates = ServersHoldEqualStates.TestCase
 TestServersHoldEqualStates.settings = settings(
-    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(10), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )

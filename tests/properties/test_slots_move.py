@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from compat.examples import examples
 from state_backend.apply import snapshots
 from state_backend.apply.applier import Applier
 from state_backend.lmdb.layout import read_meta, state_number_of
@@ -260,5 +261,5 @@ def die_after(transactions: int, *, is_committed: bool) -> None:
 
 TestSlotsMove = SlotsMove.TestCase
 TestSlotsMove.settings = settings(
-    max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(6), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

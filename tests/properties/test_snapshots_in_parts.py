@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from compat.examples import examples
 from state_backend.apply.applier import Applier
 from state_backend.apply.compactor import Compactor, compact
 from state_backend.apply.replay import read_snapshot
@@ -161,5 +162,5 @@ def die_behind(operations: int, patches: ExitStack) -> None:
 
 TestSnapshotsInParts = SnapshotsInParts.TestCase
 TestSnapshotsInParts.settings = settings(
-    max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(5), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from compat.examples import examples
 from state_backend import lmdb as lmdb_modules
 from state_backend.codec import packed_list, packed_map, packed_sorted
 from state_backend.codec.checksums import checked, with_checksum
@@ -805,7 +806,9 @@ class StoresAgreeOnSomeOfThreeSlots(StoresAgreeOnSomeSlots, StoresAgreeWhenPosit
     """All keys share three positions, each in a slot of its own."""
 
 
-SETTINGS = settings(max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(
+    max_examples=examples(8), stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 TestStoresAgree = StoresAgree.TestCase
 TestStoresAgree.settings = SETTINGS
@@ -814,7 +817,7 @@ TestStoresAgreeWithSmallRuns.settings = SETTINGS
 TestStoresAgreeWhenPositionsCollide = StoresAgreeWhenPositionsCollide.TestCase
 TestStoresAgreeWhenPositionsCollide.settings = SETTINGS
 TestStoresAgreeOnSomeSlots = StoresAgreeOnSomeSlots.TestCase
-SETTINGS = settings(SETTINGS, max_examples=12, stateful_step_count=30)
+SETTINGS = settings(SETTINGS, max_examples=examples(5), stateful_step_count=30)
 TestStoresAgreeOnSomeSlots.settings = SETTINGS
 TestStoresAgreeOnSomeSlotsWithSmallRuns = StoresAgreeOnSomeSlotsWithSmallRuns.TestCase
 TestStoresAgreeOnSomeSlotsWithSmallRuns.settings = SETTINGS

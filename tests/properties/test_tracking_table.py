@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from compat.examples import examples
 from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.tracking import PUSH, TrackingState
 
@@ -172,4 +173,4 @@ class Tables(RuleBasedStateMachine):
 
 
 TestTables = Tables.TestCase
-TestTables.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
+TestTables.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
