@@ -11,6 +11,8 @@ ARGS   ?=
 
 # More rounds for the tests that kill processes (make test runs a few).
 SPARKIS_KILL_ROUNDS ?= 200
+# More random examples for the tests of properties (make test tries as many as each test says).
+SPARKIS_EXAMPLES ?= 5
 
 # The number of test files that run at a time; each may start a separate Spark (1 GB).
 TEST_FILES ?= 4
@@ -23,7 +25,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
        PYSPARK_PYTHON="$(CURDIR)/$(VENV_PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-pure test-slow test-large test-cluster bench soak chaos conformance fuzz fuzz-native mutation demo example commands docs lock clean
+.PHONY: help setup setup-test jdk fmt check test test-pure test-pure-all test-slow test-large test-cluster bench soak chaos conformance fuzz fuzz-native mutation demo example commands docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,12 +48,18 @@ check: $(READY) ## check format, lint, types and import rules
 
 test: setup-test ## run the tests; ARGS go to pytest
 	@$(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@echo "left out: make test-pure (without the compiled core), test-slow, test-large, test-cluster"
 
-test-pure: setup-test ## run the tests without the compiled core; ARGS go to pytest
+# Only these folders have files that are marked.
+test-pure: setup-test ## run the tests marked `pure` without the compiled core; ARGS go to pytest
+	@SPARKIS_PURE=1 $(RUN) python -m pytest -m pure $(ARGS) tests/server tests/unit/resp_server
+
+test-pure-all: setup-test ## run all tests without the compiled core; ARGS go to pytest
 	@SPARKIS_PURE=1 $(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-slow: setup-test ## run the slow tests, which make test leaves out, and the kill tests with many rounds (SPARKIS_KILL_ROUNDS)
+test-slow: setup-test ## run the slow tests, which make test leaves out, many rounds of the kill tests, many examples of the properties
 	@$(RUN) SPARKIS_KILL_ROUNDS=$(SPARKIS_KILL_ROUNDS) python -m pytest -m "kill or slow" $(ARGS)
+	@$(RUN) SPARKIS_EXAMPLES=$(SPARKIS_EXAMPLES) python -m pytest $(ARGS) tests/properties
 
 test-large: setup-test ## run the tests of real sizes, and print their measurements: minutes and gigabytes
 	@$(RUN) python -m pytest -m large -s $(ARGS) tests/large

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 # Tests (by the start of their id) that may be skipped where CI is set: none, it has everything.
 EXPECTED_SKIPS: tuple[str, ...] = ()
-if os.environ.get("SPARKIS_PURE"):  # `make test-pure`: but what is about the compiled core
+if os.environ.get("SPARKIS_PURE"):  # `make test-pure-all`: but what is about the compiled core
     EXPECTED_SKIPS = (
         "tests/properties/test_core_agrees.py",
         "tests/properties/test_core_ranks.py",
@@ -32,7 +32,6 @@ if os.environ.get("SPARKIS_PURE"):  # `make test-pure`: but what is about the co
         "tests/server/test_sockets.py",
         "tests/server/test_tls_sockets.py",
         "tests/server/test_split_of_a_request.py",
-        "tests/server/test_without_the_core.py",
         "tests/unit/resp_server/native/test_glob.py",
         "tests/unit/state_backend/lmdb/test_store.py::test_a_compiled_step_of_a_scan_is_python_s",
         "tests/unit/state_backend/native/test_lookup.py",
