@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from resp_server.acl.visibility import Visibility
 from resp_server.cluster import replies
 from resp_server.cluster.node_view import NodeView
+from resp_server.cluster.single_node import single_node
 from resp_server.cluster.topology import Node
 from resp_server.command_table.declaration import command, integer
 from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, sliced_reply
@@ -18,6 +19,8 @@ from state_backend.model.slots import HASH_BITS, SLOTS, slot_at, slot_of
 
 def _node_view(context: CommandContext) -> NodeView:
     """Return this node's view of the cluster; PlainError outside a cluster, before arguments are checked."""
+    if context.server.is_single_node:
+        return single_node(context.session.local_address)
     if context.server.cluster is None:
         raise cluster_disabled()
     return context.server.cluster
@@ -130,7 +133,7 @@ def cluster_keyslot(context: CommandContext, key: bytes) -> int:
 @command("cluster|countkeysinslot")
 def cluster_countkeysinslot(context: CommandContext, slot: bytes) -> Reply:
     """Returns the number of keys in a hash slot."""
-    _node_view(context)
+    _keys_are_here(context)
     number = integer(slot)
     if not 0 <= number < SLOTS:
         raise PlainError("Invalid slot")
@@ -142,11 +145,17 @@ def cluster_countkeysinslot(context: CommandContext, slot: bytes) -> Reply:
 @command("cluster|getkeysinslot")
 def cluster_getkeysinslot(context: CommandContext, slot: bytes, count: bytes) -> Reply:
     """Returns the key names in a hash slot."""
-    _node_view(context)
+    _keys_are_here(context)
     number, keys_max = integer(slot), integer(count)
     if not 0 <= number < SLOTS or keys_max < 0:
         raise PlainError("Invalid slot or number of keys")
     return sliced_reply(context, lambda view: _at_most(_keys_in(context.visibility_of(view), number), keys_max))
+
+
+def _keys_are_here(context: CommandContext) -> None:
+    _node_view(context)
+    if context.server.is_single_node:
+        raise PlainError("the keys of a slot are at the upstream; ask its nodes")
 
 
 def _keys_in(visibility: Visibility, slot: int) -> Iterator[Sequence[bytes]]:

@@ -101,6 +101,8 @@ class ServerContext:
     state_servers: Callable[[], Mapping[str, object]] | None = None
     # The owners of keys at a proxy with an upstream; None: this is no such proxy.
     swap_control: SwapControl | None = None
+    # CLUSTER describes this process as the only node.
+    is_single_node: bool = False
     # Closes a client's own connection to the upstream.
     leave_upstream: Callable[[Session], None] = lambda session: None
     # Incremented whenever the next reply may be from another epoch or topology than the last one.

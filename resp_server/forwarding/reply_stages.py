@@ -126,10 +126,13 @@ class ReplyStage(ReplySink):
 
 
 class ReplyAggregator(ReplyStage):
-    """Merges the replies of several servers. The first error among them is the reply."""
+    """Merges the replies of several servers. The first error among them is the reply, unless errors are merged, too."""
 
-    def __init__(self, count: int, merge: Merge, sink: ReplySink, index: int, defer: Defer) -> None:
+    def __init__(
+        self, count: int, merge: Merge, sink: ReplySink, index: int, defer: Defer, *, takes_errors: bool = False
+    ) -> None:
         super().__init__(sink, index)
+        self._takes_errors = takes_errors
         self._replies: list[RawReply | None] = [None] * count
         self._missing = count
         self._merge = merge
@@ -143,7 +146,7 @@ class ReplyAggregator(ReplyStage):
         if self._missing:
             return
         replies = [each for each in self._replies if each is not None]
-        error = next(filter(is_error, replies), None)
+        error = None if self._takes_errors else next(filter(is_error, replies), None)
         if error is None:
             self.run_steps(
                 merge_or_error(self._merge, replies), lambda reply: self.finish(reply, self._epochs), self._defer

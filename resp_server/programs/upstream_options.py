@@ -10,9 +10,10 @@ from resp_server.net.tls import TlsError, TlsFiles
 from resp_server.programs.command_line import whole_number
 from resp_server.upstream.ownership import Ownership, OwnershipError
 from resp_server.upstream.pinned import PINNED_MAX
-from resp_server.upstream.pool import CONNECTIONS, TIMEOUT_S, UpstreamPool
+from resp_server.upstream.pool import CONNECTIONS, TIMEOUT_S
 from resp_server.upstream.rules import RulesFile
 from resp_server.upstream.tls import PREFIX, UpstreamTls
+from resp_server.upstream.upstream import Upstream, upstream_at
 from resp_server.upstream.url import UpstreamUrl
 
 MS_PER_S = 1000
@@ -36,7 +37,8 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
         "--upstream",
         default=os.environ.get(VARIABLE),
         metavar="URL",
-        help="a Redis that has all keys that no state owns: redis[s]://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE] or "
+        help="a Redis that has all keys that no state owns: redis[s]://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], "
+        "redis[s]+cluster://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]...] or "
         f"unix://[[USER]:PASSWORD@]/PATH[?db=DATABASE] (default: {VARIABLE} of the environment)",
     )
     parser.add_argument(
@@ -96,7 +98,7 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(server_name, metavar="NAME", help="the name in the upstream's certificate (default: the host)")
 
 
-def swap_of(options: argparse.Namespace) -> tuple[UpstreamPool, Ownership] | None:
+def swap_of(options: argparse.Namespace) -> tuple[Upstream, Ownership] | None:
     """Return the upstream and the owners of keys; None without an upstream.
 
     ValueError, or RulesError, for invalid options.
@@ -124,7 +126,7 @@ def swap_of(options: argparse.Namespace) -> tuple[UpstreamPool, Ownership] | Non
         raise ValueError(f"--ownership: {error}") from None
     tls = _tls(options, url)
     timeout_s, connections = options.upstream_timeout / MS_PER_S, options.upstream_connections
-    return UpstreamPool(url, timeout_s, connections, tls, options.upstream_pinned), ownership
+    return upstream_at(url, timeout_s, connections, tls, options.upstream_pinned), ownership
 
 
 def _tls(options: argparse.Namespace, url: UpstreamUrl) -> UpstreamTls | None:

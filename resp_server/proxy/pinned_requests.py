@@ -6,11 +6,9 @@ from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.session.session import Session
-from resp_server.upstream.connection import UpstreamRequest
 from resp_server.upstream.databases import Databases
+from resp_server.upstream.routing import CommandRule
 
-# About the writes of a connection. All other commands that block are about keys.
-WAITS = ("wait", "waitaof")
 UNBLOCK_REASONS = (b"TIMEOUT", b"ERROR")
 
 
@@ -20,35 +18,31 @@ class PinnedRequests:
     def __init__(self, databases: Databases) -> None:
         self._databases = databases
 
-    def block(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
+    def block(self, rule: CommandRule, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Send a blocking command, the only request of its batch; PlainError if too many clients have connections."""
-        pinned = self._databases.of(session.db).pinned.pin(session.id, session.protocol)
         batch.block()
-        sent = UpstreamRequest(pack(request), batch, batch.expect(session.is_silent), is_read=False, is_blocking=True)
-        if name in WAITS:
-            pinned.send_wait(sent, session.protocol)
-        else:
-            pinned.send_request(sent, session.protocol)
+        index = batch.expect(session.is_silent)
+        self._databases.of(session.db).block(session.id, session.protocol, rule, request, batch, index)
 
     def has_own(self, session: Session) -> bool:
         """Tell whether a client has a connection of its own."""
-        return any(pool.pinned.get(session.id) is not None for pool in self._databases)
+        return any(pool.pinned.get(session.id) is not None for pool in self._databases.pools)
 
     def unwatch(self, session: Session) -> None:
         """Forget the keys that a client watches at the upstream."""
-        for pool in self._databases:
+        for pool in self._databases.pools:
             pinned = pool.pinned.get(session.id)
             if pinned is not None:
                 pinned.unwatch()
 
     def has_watched(self, session: Session) -> bool:
         """Tell whether a client watches keys at the upstream."""
-        pinned = (pool.pinned.get(session.id) for pool in self._databases)
+        pinned = (pool.pinned.get(session.id) for pool in self._databases.pools)
         return any(each is not None and bool(each.watched) for each in pinned)
 
     def leave(self, session: Session) -> None:
         """Close the connection of a client that has left, or sent RESET."""
-        for pool in self._databases:
+        for pool in self._databases.pools:
             pool.pinned.release(session.id)
 
     def unblock(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
@@ -57,11 +51,11 @@ class PinnedRequests:
             return False
         if len(request) == 4 and request[3].upper() not in UNBLOCK_REASONS:
             return False
-        pinned = [pool.pinned.get(int(request[2])) for pool in self._databases]
-        blocked = next((each for each in pinned if each is not None and each.is_blocked), None)
-        if blocked is None or blocked.upstream_id is None:
-            return False
-        packed = pack((*request[:2], b"%d" % blocked.upstream_id, *request[3:]))
-        index = batch.expect(session.is_silent)
-        self._databases.of(0).send(session.id, session.protocol, packed, batch, index, is_read=False)
-        return True
+        for pool in self._databases.pools:
+            blocked = pool.pinned.get(int(request[2]))
+            if blocked is not None and blocked.is_blocked and blocked.upstream_id is not None:
+                packed = pack((*request[:2], b"%d" % blocked.upstream_id, *request[3:]))
+                index = batch.expect(session.is_silent)
+                pool.send(session.id, session.protocol, packed, batch, index, is_read=False)
+                return True
+        return False

@@ -41,9 +41,9 @@ from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.databases import Databases
 from resp_server.upstream.key_matcher import PlainSide
 from resp_server.upstream.ownership import Ownership, OwnershipChange
-from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.routing import CommandRule, Route, Side, SwapRouter
 from resp_server.upstream.rules import Owner
+from resp_server.upstream.upstream import Upstream
 
 # The replies of states that have no keys.
 NO_KEYS = {b"scan": b"*2\r\n$1\r\n0\r\n*0\r\n", b"keys": b"*0\r\n", b"randomkey": b"$-1\r\n", b"dbsize": b":0\r\n"}
@@ -60,23 +60,24 @@ class SwapDispatcher(ProxyDispatcher):
         self,
         server: ServerContext,
         applications: Applications,
-        pool: UpstreamPool,
+        upstream: Upstream,
         ownership: Ownership,
         *,
         is_strict: bool = False,
     ) -> None:
         super().__init__(server, applications)
         self.is_strict = is_strict
-        self.defer = server.clients.defer
-        pool.pinned.on_state_lost = server.clients.cut
-        self._databases = Databases(pool)
+        self.defer = upstream.defer = server.clients.defer
+        upstream.on_state_lost = server.clients.cut
+        self._databases = Databases(upstream)
         self._ownership = ownership
         self.router = SwapRouter(self._table, ownership)
-        pool.on_facts = self._take_facts
+        upstream.on_facts = self._take_facts
+        server.is_single_node = bool(upstream.url.seeds)  # its clients may be those of a Redis Cluster
         applications.on_key_formats = self._learn
         self._pinned = PinnedRequests(self._databases)
         server.leave_upstream = self._pinned.leave
-        self._checks = NewFormatChecks(ownership, OwnRequests(pool), server.clients.defer)
+        self._checks = NewFormatChecks(ownership, OwnRequests(upstream), server.clients.defer)
         ownership.on_new = self._checks.add
         ownership.on_changed = self._owners_changed
         self.control = server.swap_control = OwnershipControl(ownership)
@@ -106,8 +107,8 @@ class SwapDispatcher(ProxyDispatcher):
 
     def poll(self, poller: Any) -> None:
         super().poll(poller)
-        for pool in self._databases:
-            pool.poller = poller
+        for each in (*self._databases, *self._databases.pools):
+            each.poller = poller
 
     def _owners_changed(self, change: OwnershipChange) -> None:
         """Fail the EXEC of clients that watch a key with a new owner, and invalidate all cached keys."""
@@ -116,7 +117,7 @@ class SwapDispatcher(ProxyDispatcher):
             for at in session.watched:
                 if change.affects(at[1]):
                     session.watched[at] = CHANGED
-        for pinned in chain.from_iterable(pool.pinned for pool in self._databases):
+        for pinned in chain.from_iterable(pool.pinned for pool in self._databases.pools):
             pinned.is_dirty |= any(map(change.affects, pinned.watched))
         self._tracking.changed(None)
 
@@ -149,7 +150,7 @@ class SwapDispatcher(ProxyDispatcher):
         if session.transaction is not None:
             return self._take_queued(context, session.transaction, route, request, batch)
         self._check_rights(context, rule, request)
-        is_first_watch = rule.name == "watch" and self.pool_of(session).pinned.get(session.id) is None
+        is_first_watch = rule.name == "watch" and not self._pinned.has_own(session)
         if (route.is_blocking or is_first_watch) and len(batch):
             return Taken.IN_NEXT_BATCH  # the replies before must not wait, and use other connections
         if route.side is Side.SELECT and len(request) == 2:
@@ -157,26 +158,26 @@ class SwapDispatcher(ProxyDispatcher):
         session.last_command = rule.name
         self._stats.command_stats(rule.name).calls += 1
         if rule.name == "watch":
-            pinned = self.pool_of(session).pinned
-            watch_both(pinned, self._cluster_of, route, request, session, batch, self.defer)
+            watch_both(self.upstream_of(session), self._cluster_of, route, request, session, batch, self.defer)
             return Taken.LAST
         if route.side is Side.BOTH:
             self._send_both(route, request, session, batch)
+            if self.upstream_of(session).node_count > 1:
+                return Taken.LAST  # parts may be sent later
         elif route.side is Side.PREFERRED:
             self._send_preferred(route, request, session, batch)
         elif route.side is Side.ALL_KEYS:
             self._query_keyspace(rule.name, request, session, batch)
         elif route.is_blocking:
-            self._pinned.block(rule.name, request, session, batch)
+            self._pinned.block(rule, request, session, batch)
             return Taken.LAST
         elif route.side is Side.DROPPED:
             self._dropped_writes += 1
             batch.add(b"" if session.is_silent else OK)
         else:
-            packed = pack(request if route.request is None else route.request)
-            index = batch.expect(session.is_silent)
-            pool = self.pool_of(session)
-            pool.send(session.id, session.protocol, packed, batch, index, is_read=rule.is_read)
+            sent, index = route.request or request, batch.expect(session.is_silent)
+            if self.upstream_of(session).send_request(session.id, session.protocol, rule, sent, batch, index):
+                return Taken.LAST
         return Taken.YES
 
     def _take_queued(
@@ -211,7 +212,7 @@ class SwapDispatcher(ProxyDispatcher):
         route = self.router.route(request, session.db)
         return route is None or route.side in (Side.LOCAL, Side.STATES)
 
-    def pool_of(self, session: Session) -> UpstreamPool:
+    def upstream_of(self, session: Session) -> Upstream:
         """Return the connections to the database that a client has selected."""
         return self._databases.of(session.db)
 
@@ -260,12 +261,12 @@ class SwapDispatcher(ProxyDispatcher):
             raise NoPermError(f"User {name} has no permissions to run the '{rule.name}' command")
         self._check_user(context, rule.command, request)
 
-    def _senders(self, session: Session) -> ClientSenders:
-        """Return what sends a client's requests to either side."""
-        protocol, pool = session.protocol, self.pool_of(session)
+    def _senders(self, session: Session, rule: CommandRule) -> ClientSenders:
+        """Return what sends a client's requests of one command to either side."""
+        protocol, upstream = session.protocol, self.upstream_of(session)
 
         def to_upstream(request: Request, sink: ReplySink, index: int) -> None:
-            pool.send(session.id, protocol, pack(request), sink, index, is_read=True)
+            upstream.send_request(session.id, protocol, rule, request, sink, index)
 
         def to_states(key: bytes, request: Request, sink: ReplySink, index: int) -> None:
             number, slot = self.target_of(key)
@@ -278,7 +279,7 @@ class SwapDispatcher(ProxyDispatcher):
         """Split a read over both sides, and join the replies in the order of the keys."""
         command = route.rule.command
         assert command is not None  # `routing.SPLIT` has commands of Redis only
-        split = SplitRead(route, request, self._senders(session))
+        split = SplitRead(route, request, self._senders(session, route.rule))
         index = batch.expect(session.is_silent)
         send_to_states = partial(self._send_states, command, session)
         send = partial(split.send, send_to_states, batch, index)
@@ -297,7 +298,7 @@ class SwapDispatcher(ProxyDispatcher):
         """Send a read of one key to the states and to the upstream."""
         if route.rule.name == "sort_ro":
             check_request(session.user, request)
-        senders, key = self._senders(session), request[route.key_at]
+        senders, key = self._senders(session, route.rule), request[route.key_at]
         index = batch.expect(session.is_silent)
 
         def send() -> None:
@@ -308,7 +309,7 @@ class SwapDispatcher(ProxyDispatcher):
 
     def _query_keyspace(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
         sides = ClientSides(
-            self.pool_of(session),
+            self.upstream_of(session),
             self._applications,
             session,
             self._server.clients.defer,
@@ -349,32 +350,34 @@ class SwapDispatcher(ProxyDispatcher):
 class OwnRequests:
     """Sends the proxy's own reads to the upstream."""
 
-    node_count = 1
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
 
-    def __init__(self, pool: UpstreamPool) -> None:
-        self._pool = pool
+    @property
+    def node_count(self) -> int:
+        """The number of the upstream's nodes."""
+        return self._upstream.node_count
 
     def send_to_node(self, node: int, packed: bytes, sink: UpstreamSink, index: int) -> None:
-        """Send a read to the upstream."""
-        self._pool.send(0, 2, packed, sink, index, is_read=True)
+        """Send a read to a node of the upstream."""
+        self._upstream.send_to_node(node, 0, 2, packed, sink, index)
 
 
 class ClientSides:
     """Sends one client's requests about keys in general to either side."""
 
-    node_count = 1
-
     def __init__(
-        self, pool: UpstreamPool, applications: Applications, session: Session, defer: Defer, *, has_states: bool
+        self, upstream: Upstream, applications: Applications, session: Session, defer: Defer, *, has_states: bool
     ) -> None:
-        self._pool, self._applications, self._session = pool, applications, session
+        self._upstream, self._applications, self._session = upstream, applications, session
         self._has_states = has_states
+        self.node_count = upstream.node_count
         self.defer = defer
 
     def send_to_node(self, node: int, request: Request, sink: UpstreamSink, index: int) -> None:
-        """Send a read to the upstream."""
+        """Send a read to a node of the upstream."""
         session = self._session
-        self._pool.send(session.id, session.protocol, pack(request), sink, index, is_read=True)
+        self._upstream.send_to_node(node, session.id, session.protocol, pack(request), sink, index)
 
     def send_to_states(self, request: Request, sink: ReplySink, index: int) -> None:
         """Send a request to all state servers, or for SCAN to that of the cursor."""

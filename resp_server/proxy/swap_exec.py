@@ -20,7 +20,7 @@ from resp_server.forwarding.reply_stages import (
     ReplyStage,
     malformed_reply,
 )
-from resp_server.protocol.errors import ExecAbortError, PlainError, ReplyError
+from resp_server.protocol.errors import CrossSlotError, ExecAbortError, PlainError, ReplyError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.side_split import STATES_PART, UPSTREAM_PART, SideSplit, split_over_sides
 from resp_server.proxy.transaction_plan import EXEC, MULTI
@@ -29,8 +29,10 @@ from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import Session
 from resp_server.session.transaction import Mark
 from resp_server.upstream.connection import UnansweredError, UpstreamRequest
+from resp_server.upstream.pinned import PinnedConnection
 from resp_server.upstream.pool import UpstreamPool
-from resp_server.upstream.routing import Side, SwapRouter
+from resp_server.upstream.routing import CommandRule, Side, SwapRouter
+from resp_server.upstream.upstream import Upstream
 
 OK = b"+OK\r\n"
 Watched = dict[tuple[int, bytes], Mark]
@@ -44,7 +46,7 @@ class Sides(Protocol):
 
     @property
     def defer(self) -> Defer: ...
-    def pool_of(self, session: Session) -> UpstreamPool:
+    def upstream_of(self, session: Session) -> Upstream:
         """Return the connections to the database that a client has selected."""
 
     def error_reply(self, error: Exception) -> bytes:
@@ -68,8 +70,10 @@ class SwapExec(ReplyStage):
         self._sides, self._session, self._protocol = sides, session, session.protocol
         self._requests, self._watched = requests, watched
         self._run_states = run_states
-        self._pool = sides.pool_of(session)
-        self._pinned = self._pool.pinned.get(session.id)
+        self._upstream = sides.upstream_of(session)
+        # Of the node of the upstream that runs its part; and the client's own connection that watches keys there.
+        self._pool, self._pinned = _watching(self._upstream, session)
+        self._any_pool: UpstreamPool | None = None  # if no request has keys
         self._packed: list[bytes] = []  # for the upstream
         self._of_states: list[Request] = []
         # For each queued command: its reply; or its part at one side, and the position there; or where its parts begin.
@@ -80,7 +84,7 @@ class SwapExec(ReplyStage):
 
     @property
     def _watches_upstream(self) -> bool:
-        return self._pinned is not None and bool(self._pinned.watched)
+        return self._pinned is not None
 
     @property
     def _needs_upstream(self) -> bool:
@@ -111,17 +115,26 @@ class SwapExec(ReplyStage):
             self._parts.append(OK)
         elif route is not None and route.side is Side.UPSTREAM:
             self._parts.append((UPSTREAM_PART, len(self._packed)))
-            self._packed.append(pack(request if route.request is None else route.request))
+            self._add_upstream(route.rule, request if route.request is None else route.request)
         elif route is not None and route.side in (Side.BOTH, Side.PREFERRED):
             split = split_over_sides(route, request)
             self._needs_states = True
             self._parts.append((split, len(self._packed), len(self._of_states)))
-            self._packed += map(pack, split.upstream)
+            for part in split.upstream:
+                self._add_upstream(route.rule, part)
             self._of_states += split.states
         else:
             self._needs_states |= route is not None and route.side is Side.STATES
             self._parts.append((STATES_PART, len(self._of_states)))
             self._of_states.append(request)
+
+    def _add_upstream(self, rule: CommandRule, request: Request) -> None:
+        self._any_pool = pool = self._upstream.pool_of(rule, request)
+        if rule.facts.key_specs:
+            self._pool = self._pool or pool
+            if pool is not self._pool:
+                raise CrossSlotError
+        self._packed.append(pack(request))
 
     def _send(self) -> None:
         if self._is_over:
@@ -139,20 +152,24 @@ class SwapExec(ReplyStage):
             return
         if self._watches_upstream:
             assert self._pinned is not None
-            if self._pool.pinned.get(self._session.id) is not self._pinned:
+            if self._pool is None or self._pool.pinned.get(self._session.id) is not self._pinned:
                 raise UnansweredError("the connection to the upstream, which watches its keys, was lost")
         packed = b"".join([MULTI, *self._packed, EXEC])
         replies_before = len(self._packed) + 1
         request = UpstreamRequest(packed, self, UPSTREAM_PART, is_read=False, replies_before=replies_before)
-        self._pool.send_request(self._session.id, self._protocol, request)
+        pool = self._pool or self._any_pool
+        assert pool is not None
+        pool.add(self._session.id, self._protocol, request)
         if self._pinned is not None:
             self._pinned.forget_watched()
 
     def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
         """Take the reply to the EXEC of one side."""
-        self._replies[index] = reply
         if index == STATES_PART:
             self._epochs = epochs
+        else:
+            reply = self._upstream.checked(reply)
+        self._replies[index] = reply
         if is_error(reply) or reply in NOTHING_RUN.values():
             self._end(reply)
         elif index == STATES_PART:
@@ -199,6 +216,15 @@ class SwapExec(ReplyStage):
         if self._pinned is not None:
             self._pinned.unwatch()
         super().fail(index, error)
+
+
+def _watching(upstream: Upstream, session: Session) -> tuple[UpstreamPool | None, PinnedConnection | None]:
+    """Return the connection that watches keys of a client, and its pool."""
+    for pool in upstream.pools:
+        pinned = pool.pinned.get(session.id)
+        if pinned is not None and (pinned.watched or pinned.is_dirty):
+            return pool, pinned
+    return None, None
 
 
 def _no_steps() -> Steps[None]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink
+from resp_server.protocol.errors import CrossSlotError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.proxy.side_split import STATES_PART, UPSTREAM_PART
@@ -14,12 +16,13 @@ from resp_server.proxy.transactions import ProxyWatch
 from resp_server.session.session import Session
 from resp_server.session.transaction import check_watch_limits
 from resp_server.upstream.connection import UpstreamRequest
-from resp_server.upstream.pinned import PinnedConnections
+from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.routing import Route
+from resp_server.upstream.upstream import Upstream
 
 
 def watch_both(
-    pinned_connections: PinnedConnections,
+    upstream: Upstream,
     cluster_of: Callable[[bytes], StateCluster],
     route: Route,
     request: Request,
@@ -37,7 +40,11 @@ def watch_both(
     of_states = dict.fromkeys(request[at] for at in (*route.state_keys, *route.preferred))
     ours = [key for key in of_states if (0, key) not in session.watched]
     check_watch_limits(session.watched, ours)
-    pinned = pinned_connections.pin(session.id, session.protocol)
+    sent = (request[0], *theirs)
+    pool = upstream.pool_of(route.rule, sent)
+    if any(each is not pool and _watches(each, session) for each in upstream.pools):
+        raise CrossSlotError
+    pinned = pool.pinned.pin(session.id, session.protocol)
     check_watch_limits({*session.watched, *((0, key) for key in pinned.watched)}, theirs)
     targets = [(cluster_of(key), key) for key in ours]
     index = batch.expect(session.is_silent)
@@ -45,6 +52,24 @@ def watch_both(
     if targets:
         sink = ReplyAggregator(2, lambda replies: replies[0], batch, index, defer)
         ProxyWatch(session.watched, targets, sink, STATES_PART).send()
-    sent = UpstreamRequest(pack((request[0], *theirs)), sink, UPSTREAM_PART if targets else index, is_read=False)
-    pinned.send_request(sent, session.protocol)
+    checked = _Checked(upstream, sink, UPSTREAM_PART if targets else index)
+    pinned.send_request(UpstreamRequest(pack(sent), checked, 0, is_read=False), session.protocol)
     pinned.watched.update(theirs)
+
+
+def _watches(pool: UpstreamPool, session: Session) -> bool:
+    pinned = pool.pinned.get(session.id)
+    return pinned is not None and bool(pinned.watched)
+
+
+class _Checked:
+    """Takes the reply to WATCH."""
+
+    def __init__(self, upstream: Upstream, sink: ReplySink, index: int) -> None:
+        self._upstream, self._sink, self._index = upstream, sink, index
+
+    def put(self, index: int, reply: RawReply) -> None:
+        self._sink.put(self._index, self._upstream.checked(reply))
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._sink.fail(self._index, error)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, cast
 from resp_server.forwarding.handshake import Handshake, HandshakeError
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, WAITING_BYTES_MAX, PipelinedConnection
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
-from resp_server.forwarding.reply_splitter import FrameError, Frames
+from resp_server.forwarding.reply_splitter import FrameError, Frames, pack
 from resp_server.net.connecting import connected
 from resp_server.net.keepalive import keep_alive
 from resp_server.net.tls import reason_of
@@ -34,6 +34,7 @@ CONNECT_S_MAX = 1.0
 KEEPALIVE_S = 60
 # A request is sent at most twice, and twice only if it only reads.
 SENDS_MAX = 2
+ASKING = pack((b"ASKING",))
 
 
 class UnansweredError(Exception):
@@ -55,7 +56,8 @@ class UpstreamRequest:
     """A request to the upstream.
 
     is_read: it changes nothing, so it may be sent twice. sent_s: when it was sent. is_blocking: it may wait for other
-    clients' writes, so no time limit applies. replies_before: the replies to drop, to MULTI and to queued commands.
+    clients' writes, so no time limit applies. is_asking: ASKING goes before it, as after
+    an ASK of a Redis Cluster. replies_before: the replies to drop, to MULTI and to queued commands, or to ASKING.
     """
 
     packed: bytes
@@ -65,6 +67,7 @@ class UpstreamRequest:
     sends: int = 0
     sent_s: float = 0.0
     is_blocking: bool = False
+    is_asking: bool = False
     replies_before: int = 0
     remaining: ClassVar[int] = 1
     is_batch: ClassVar[bool] = False
@@ -162,7 +165,10 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         elif link is not None:
             request.sends += 1
             request.sent_s = self._pool.clock()
-            self.send(request.packed, request)
+            packed = request.packed
+            if request.is_asking:
+                packed, request.replies_before = ASKING + packed, 1
+            self.send(packed, request)
         elif self._pool.breaker.is_open or self._is_stopping:
             request.sink.fail(request.index, self._unreachable())
         else:

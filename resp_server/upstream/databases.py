@@ -7,12 +7,14 @@ client first selects its database; the upstream's reply says whether there is su
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import PlainError
 from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.pool import UpstreamPool
+from resp_server.upstream.upstream import Upstream
 
 # Each has a connection or two, as long as the proxy runs (guess: four times Redis' default).
 DATABASES_MAX = 64
@@ -23,11 +25,16 @@ PING = pack((b"PING",))
 class Databases:
     """The pools of an upstream, by the numbers that clients select. Runs on the event loop's thread."""
 
-    def __init__(self, pool: UpstreamPool) -> None:
-        self._first = pool
-        self._others: dict[int, UpstreamPool] = {}
+    def __init__(self, upstream: Upstream) -> None:
+        self._first = upstream
+        self._others: dict[int, Upstream] = {}
 
-    def __iter__(self) -> Iterator[UpstreamPool]:
+    @property
+    def pools(self) -> Iterator[UpstreamPool]:
+        """The pools of all nodes, for all databases."""
+        return chain.from_iterable(each.pools for each in self)
+
+    def __iter__(self) -> Iterator[Upstream]:
         yield self._first
         yield from list(self._others.values())
 
@@ -43,10 +50,10 @@ class Databases:
 
     def is_open(self, number: int) -> bool:
         """Tell whether a database is known to exist."""
-        return number == 0 or (number in self._others and not self._others[number].breaker.is_open)
+        return number == 0 or (number in self._others and not self._others[number].is_down)
 
-    def of(self, number: int) -> UpstreamPool:
-        """Return the pool of a database; PlainError if there are too many."""
+    def of(self, number: int) -> Upstream:
+        """Return the connections to a database; PlainError if there are too many."""
         if number == 0:
             return self._first
         pool = self._others.get(number)
@@ -59,7 +66,7 @@ class Databases:
 
     def open(self, number: int, then: Callable[[], None], sink: UpstreamSink, index: int) -> None:
         """Find out whether the upstream has a database: if so, call back; otherwise the sink gets the error."""
-        self.of(number).send(0, 2, PING, _Opening(self, number, then, sink), index, is_read=True)
+        self.of(number).send_to_node(0, 0, 2, PING, _Opening(self, number, then, sink), index)
 
     def forget_unused(self, number: int) -> None:
         """Forget a database without connections."""

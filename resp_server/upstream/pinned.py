@@ -185,12 +185,17 @@ class PinnedConnections:
         for client in list(self._of):
             self.release(client)
 
+    @property
+    def blocked(self) -> int:
+        """The number of clients whose blocking command waits at the upstream."""
+        return sum(each.is_blocked for each in self._of.values())
+
     def info_fields(self) -> dict[str, object]:
         """Return the fields of INFO."""
         return {
             "upstream_pinned": len(self._of),
             "upstream_pinned_max": self.count_max,
-            "upstream_blocked": sum(each.is_blocked for each in self._of.values()),
+            "upstream_blocked": self.blocked,
         }
 
     # -- called by connections ----------------------------------------------------------------------------------------

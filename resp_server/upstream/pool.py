@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from resp_server.command_table.facts import Facts
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import Defer, ReplySink
 from resp_server.net.awake import AwakeClock
 from resp_server.protocol.errors import internal_error
+from resp_server.protocol.request_parser import Request
 from resp_server.upstream.breaker import Breaker
 from resp_server.upstream.command_facts import facts_in
 from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
 from resp_server.upstream.pinned import PINNED_MAX, PinnedConnections
+from resp_server.upstream.routing import CommandRule
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import UpstreamUrl
 
@@ -31,13 +34,16 @@ CHECKS_PER_TIMEOUT = 20
 # Connections for each version of the protocol (guess: the upstream has one thread that runs commands).
 CONNECTIONS = 4
 COMMAND = pack((b"COMMAND",))
+# About the writes of a connection. All other commands that block are about keys.
+ABOUT_WRITES = ("wait", "waitaof")
 
 
 class UpstreamPool:
     """The connections to one upstream. Runs on the event loop's thread.
 
-    on_facts: called with the facts of the upstream's commands, at each reconnection: its modules may be others.
-    tls: for a URL with TLS only.
+    on_facts: called with the facts of the upstream's commands, at each reconnection: its modules may be others; None:
+    nobody needs them. on_failed: called after each failure. on_state_lost: called with a client whose own connection
+    was lost with what it held. tls: for a URL with TLS only.
     pinned: the connections that one client has alone.
     """
 
@@ -55,8 +61,12 @@ class UpstreamPool:
         self.on_facts: Callable[[Mapping[str, Facts]], None] | None = None
         self._count = connections
         self._connections: dict[tuple[int, int], UpstreamConnection] = {}
-        self._losses = 0
+        self.losses = 0
+        self.on_failed: Callable[[], None] = lambda: None
+        self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
+        self.defer: Defer
         self.pinned = PinnedConnections(self, pinned_max)
+        self.pinned.on_state_lost = lambda client, reason: self.on_state_lost(client, reason)
         # The compiled core's epoll for clients and servers, where there is one.
         self.poller: Any = None
 
@@ -71,7 +81,7 @@ class UpstreamPool:
         """Return a pool for another database. Its breaker is its own: the upstream may not have this database."""
         url = replace(self.url, database=number)
         made = UpstreamPool(url, self.timeout_s, 1, self.tls, self.pinned.count_max)
-        made.pinned.on_state_lost, made.poller = self.pinned.on_state_lost, self.poller
+        made.on_state_lost, made.poller, made.defer = self.on_state_lost, self.poller, self.defer
         return made
 
     @property
@@ -93,12 +103,40 @@ class UpstreamPool:
             connection.stop()
         self.pinned.stop()
 
-    def send(self, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int, *, is_read: bool) -> None:
-        """Send a client's request; the sink gets the reply later, or an error at once or later."""
-        self.send_request(client, protocol, UpstreamRequest(packed, sink, index, is_read))
+    node_count = 1
 
-    def send_request(self, client: int, protocol: int, request: UpstreamRequest) -> None:
-        """Send a client's request over the client's own connection, if it has one, else over a shared one."""
+    def send_request(
+        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: ReplySink, index: int
+    ) -> bool:
+        """Send a client's request; the sink gets the reply later, or an error at once or later.
+
+        True: parts of it are sent later, so that the client's later requests have to wait.
+        """
+        self.send(client, protocol, pack(request), sink, index, is_read=rule.is_read)
+        return False
+
+    def send_to_node(
+        self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
+    ) -> None:
+        """Send a read about all keys; there is one node."""
+        self.send(client, protocol, packed, sink, index, is_read=True)
+
+    def send(
+        self,
+        client: int,
+        protocol: int,
+        packed: bytes,
+        sink: UpstreamSink,
+        index: int,
+        *,
+        is_read: bool,
+        is_asking: bool = False,
+    ) -> None:
+        """Send a request; the sink gets the reply later, or an error at once or later."""
+        self.add(client, protocol, UpstreamRequest(packed, sink, index, is_read, is_asking=is_asking))
+
+    def add(self, client: int, protocol: int, request: UpstreamRequest) -> None:
+        """Send a request over the client's own connection, if it has one, else over a shared one."""
         pinned = self.pinned.get(client)
         if pinned is None:
             self._connection(client, protocol).add(request)
@@ -116,15 +154,74 @@ class UpstreamPool:
         else:
             self._loop.call_soon(then)
 
+    def block(
+        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: UpstreamSink, index: int
+    ) -> None:
+        """Send a blocking command over the client's own connection; PlainError if too many clients have one."""
+        self.send_blocking(client, protocol, pack(request), sink, index, is_about_writes=rule.name in ABOUT_WRITES)
+
+    def send_blocking(
+        self,
+        client: int,
+        protocol: int,
+        packed: bytes,
+        sink: UpstreamSink,
+        index: int,
+        *,
+        is_about_writes: bool = False,
+        is_asking: bool = False,
+    ) -> None:
+        """Send a blocking command over the client's own connection. is_about_writes: WAIT or WAITAOF."""
+        pinned = self.pinned.pin(client, protocol)
+        request = UpstreamRequest(packed, sink, index, is_read=False, is_asking=is_asking, is_blocking=True)
+        if is_about_writes:
+            pinned.send_wait(request, protocol)
+        else:
+            pinned.send_request(request, protocol)
+
+    @property
+    def pools(self) -> Sequence[UpstreamPool]:
+        """The pools of all nodes."""
+        return (self,)
+
+    def pool_of(self, rule: CommandRule, request: Request) -> UpstreamPool:
+        """Return the pool of the node that has a request's keys."""
+        return self
+
+    def checked(self, reply: RawReply) -> RawReply:
+        """Return the reply to a request that was sent to such a pool."""
+        return reply
+
+    @property
+    def is_down(self) -> bool:
+        """Tell whether the upstream cannot be reached."""
+        return self.breaker.is_open
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests without a reply."""
+        return sum(each.pending_count for each in (*self._connections.values(), *self.pinned))
+
+    @property
+    def open_connections(self) -> int:
+        """The number of open shared connections."""
+        return sum(each.is_open for each in self._connections.values())
+
+    def ask_facts(self) -> None:
+        """Ask which commands the upstream has, if it is reached."""
+        connection = self._connection(0, 2)
+        if connection.is_open and self.on_facts is not None:
+            connection.add(UpstreamRequest(COMMAND, _CommandSink(self.on_facts), 0, is_read=True))
+
     def info_fields(self) -> Mapping[str, object]:
         """Return the fields of INFO."""
         return {
             "upstream": self.url.address,
             "upstream_status": "down" if self.breaker.is_open else "up",
             "upstream_error": self.breaker.reason,
-            "upstream_connections": sum(each.is_open for each in self._connections.values()),
-            "upstream_waiting": sum(each.pending_count for each in self._connections.values()),
-            "upstream_losses": self._losses,
+            "upstream_connections": self.open_connections,
+            "upstream_waiting": self.waiting,
+            "upstream_losses": self.losses,
             "upstream_outages": self.breaker.times_opened,
             **self.pinned.info_fields(),
         }
@@ -136,19 +233,21 @@ class UpstreamPool:
         if self.breaker.is_open:
             logger.warning("the upstream %s is reached again", self.url.address)
         self.breaker.succeeded()
-        if connection is self._connections.get((2, 0)) and self.on_facts is not None:
-            connection.add(UpstreamRequest(COMMAND, _CommandSink(self), 0, is_read=True))
+        if connection is self._connections.get((2, 0)):
+            self.ask_facts()
 
     def failed(self, connection: UpstreamConnection, reason: str) -> float:
         """Open the breaker; return the pause before the next try to connect."""
         if not self.breaker.is_open:
             logger.warning("the upstream %s cannot be reached: %s", self.url.address, reason)
+        self.on_failed()
         return self.breaker.failed(reason)
 
     def lost(self, reason: str) -> None:
         """Count a lost connection."""
-        self._losses += 1
+        self.losses += 1
         logger.info("lost a connection to the upstream %s: %s", self.url.address, reason)
+        self.on_failed()
 
     def _connection(self, client: int, protocol: int) -> UpstreamConnection:
         key = protocol, client % self._count
@@ -172,13 +271,12 @@ class UpstreamPool:
 class _CommandSink:
     """Takes the upstream's reply to COMMAND."""
 
-    def __init__(self, pool: UpstreamPool) -> None:
-        self._pool = pool
+    def __init__(self, take: Callable[[Mapping[str, Facts]], None]) -> None:
+        self._take = take
 
     def put(self, index: int, reply: RawReply) -> None:
         try:
-            if self._pool.on_facts is not None:
-                self._pool.on_facts(facts_in(as_bytes(reply)))
+            self._take(facts_in(as_bytes(reply)))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             logger.warning("the upstream's reply to COMMAND is not understood: %s", error)
         except Exception as error:

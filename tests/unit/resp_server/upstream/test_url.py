@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resp_server.upstream.url import UpstreamUrl
+from resp_server.upstream.url import Address, UpstreamUrl
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,11 @@ from resp_server.upstream.url import UpstreamUrl
         ("redis://:secret@cache", UpstreamUrl("cache", password="secret")),
         ("redis://app:p%40ss%3A@cache?db=7", UpstreamUrl("cache", user="app", password="p@ss:", database=7)),
         ("rediss://cache:6380/2", UpstreamUrl("cache", 6380, database=2, is_tls=True)),
+        (
+            "redis+cluster://app:x@A:1,[::1]:2,c",
+            UpstreamUrl(user="app", password="x", seeds=(Address("a", 1), Address("::1", 2), Address("c", 6379))),
+        ),
+        ("rediss+cluster://a", UpstreamUrl(is_tls=True, seeds=(Address("a", 6379),))),
         ("unix:///run/redis.sock", UpstreamUrl(path="/run/redis.sock")),
         (
             "unix://app:x@/run/redis.sock?db=1",
@@ -30,8 +35,10 @@ def test_a_url_names_a_server_a_user_and_a_database(text: str, expected: Upstrea
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("cache:6379", "begins with redis://, rediss:// or unix://"),
-        ("redis+cluster://:secret@cache", "redis+cluster:// is not available yet"),
+        ("cache:6379", "begins with redis://, rediss://"),
+        ("redis+cluster://:secret@cache/1", "a Redis Cluster has database 0 only"),
+        ("redis+cluster://:secret@a,,b", "has no host"),
+        ("redis://:secret@a,b", "several hosts"),
         ("redis+sentinel://:secret@a,b/m", "is not available yet"),
         ("redis://:secret@", "has no host"),
         ("redis://:secret@h:99999", "no number from 1 to 65535"),

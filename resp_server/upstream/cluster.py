@@ -1,0 +1,400 @@
+"""A Redis Cluster as the upstream: a pool of connections to each master, and the table of the slots.
+
+The table is read from CLUSTER SLOTS at the start, after each MOVED, and after each failure of a node. MOVED and ASK are
+followed here, so no client sees them. A client's requests about one slot keep their order: they go over one connection,
+and a node's redirects come in the order of its requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+from resp_server.command_table.facts import Facts
+from resp_server.command_table.key_specs import key_positions
+from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
+from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink, ReplyStage
+from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
+from resp_server.protocol.request_parser import Request
+from resp_server.upstream.cluster_requests import KEYS_AT_ONCE, Part, Plan, plan_of
+from resp_server.upstream.connection import UpstreamSink
+from resp_server.upstream.pool import ABOUT_WRITES, UpstreamPool
+from resp_server.upstream.routing import CommandRule
+from resp_server.upstream.slot_table import Redirect, SlotTable, redirect_in
+from resp_server.upstream.url import Address, UpstreamUrl
+from state_backend.model.slots import SLOTS, slot_of
+
+logger = logging.getLogger("sparkis.proxy")
+
+CLUSTER_SLOTS = pack((b"CLUSTER", b"SLOTS"))
+# The pause before the table is read again (guess: a failover takes seconds), and the time for a node to reply.
+REFRESH_PAUSE_S = 0.1
+REFRESH_S_MAX = 1.0
+# After so many redirects of one request the nodes disagree (guess: a failover makes two).
+REDIRECTS_MAX = 5
+# Standard: the largest cluster that Redis recommends, and replicas that became masters.
+NODES_MAX = 2000
+# The pause before a node that left the cluster is looked at again: its last replies may be missing.
+RETIRED_S = 1.0
+
+
+class UpstreamCluster:
+    """The connections to the nodes of a Redis Cluster. Runs on the event loop's thread. As `UpstreamPool`."""
+
+    def __init__(self, url: UpstreamUrl, pool_at: Callable[[UpstreamUrl], UpstreamPool]) -> None:
+        self.url = url
+        self.on_facts: Callable[[Mapping[str, Facts]], None] | None = None
+        self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
+        self.defer: Defer
+        self.poller: Any = None
+        self._pool_at = pool_at
+        self._nodes: dict[Address, UpstreamPool] = {}
+        self._table = SlotTable([None] * SLOTS)
+        self._error = "its topology is not known yet"
+        self._losses = self._outages = 0  # of nodes that left
+        self._asked = 0  # the number of tries to read the table
+        self._refresh: asyncio.TimerHandle | None = None
+        self._retiring: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Read the table."""
+        self._loop = asyncio.get_running_loop()
+        self._ask()
+
+    def stop(self) -> None:
+        """Close all connections."""
+        for timer in (self._refresh, self._retiring):
+            if timer is not None:
+                timer.cancel()
+        for node in self._nodes.values():
+            node.on_failed = _ignore
+            node.stop()
+
+    @property
+    def node_count(self) -> int:
+        """The number of masters, each with keys of its own."""
+        return len(self._table.masters) or 1
+
+    def send_request(
+        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: ReplySink, index: int
+    ) -> bool:
+        """Send a client's request; the sink gets the reply later, or an error at once or later.
+
+        True: parts of it are sent later, so that the client's later requests have to wait.
+        """
+        plan = plan_of(rule, request)
+        if isinstance(plan, Plan) and len(plan.parts) == 1 and not plan.on_all_masters:
+            self._send_part(client, protocol, plan.parts[0], rule.is_read, sink, index)
+            return False
+        sending = _Sending(sink, index)
+        sending.run(self._send_parts(client, protocol, plan, rule.is_read, sink, index), self.defer)
+        return not sending.is_sent
+
+    def _send_parts(
+        self, client: int, protocol: int, found: Plan | Steps[Plan], is_read: bool, sink: ReplySink, index: int
+    ) -> Steps[None]:
+        plan = (yield from found) if isinstance(found, Generator) else found
+        nodes = [self._node(each) for each in self._table.masters] if plan.on_all_masters else []
+        joined = ReplyAggregator(
+            len(nodes) or len(plan.parts), plan.merge, sink, index, self.defer, takes_errors=plan.takes_errors
+        )
+        if plan.on_all_masters:
+            packed = pack(plan.parts[0].request)
+            for number, node in enumerate(nodes):
+                node.send(client, protocol, packed, joined, number, is_read=is_read)
+            if not nodes:
+                joined.fail(0, self._unreachable())
+            return
+        for number, part in enumerate(plan.parts):
+            self._send_part(client, protocol, part, is_read, joined, number)
+            if not number % KEYS_AT_ONCE:
+                yield
+
+    def _send_part(
+        self,
+        client: int,
+        protocol: int,
+        part: Part,
+        is_read: bool,
+        sink: UpstreamSink,
+        index: int,
+        *,
+        is_blocking: bool = False,
+    ) -> None:
+        masters = self._table.masters
+        if not masters:
+            sink.fail(index, self._unreachable())
+            return
+        # A slot without a node: any node replies CLUSTERDOWN.
+        address = (None if part.slot is None else self._table.master_of(part.slot)) or masters[0]
+        packed = pack(part.request)
+        _ClusterRequest(self, client, protocol, packed, sink, index, is_read, is_blocking).send(address)
+
+    def send_to_node(
+        self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
+    ) -> None:
+        """Send a read about all keys of a master."""
+        masters = self._table.masters
+        if node < len(masters):
+            self._node(masters[node]).send(client, protocol, packed, sink, index, is_read=True)
+        else:
+            sink.fail(index, self._unreachable())
+
+    def block(
+        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: UpstreamSink, index: int
+    ) -> None:
+        """Send a blocking command over the client's own connection to a node; ReplyError if that is not possible."""
+        if rule.name in ABOUT_WRITES:
+            raise PlainError(f"command '{rule.name}' is not available with a Redis Cluster as the upstream")
+        positions = [at for at, _ in key_positions(rule.facts, request) or ()]
+        part = Part(slot_of(request[positions[0]]) if positions else None, request)
+        self._send_part(client, protocol, part, False, sink, index, is_blocking=True)
+
+    def for_database(self, number: int) -> UpstreamCluster:
+        """Raise the error of a Redis Cluster, which has one database."""
+        raise PlainError("SELECT is not allowed in cluster mode")
+
+    def shared_connection(self, client: int, protocol: int) -> None:
+        """Return None: a client's requests take connections to several nodes."""
+
+    @property
+    def is_down(self) -> bool:
+        """Tell whether a node cannot be reached."""
+        return not self._table.masters or any(node.breaker.is_open for node in self._nodes.values())
+
+    @property
+    def is_unused(self) -> bool:
+        """Tell whether there are no connections."""
+        return not self._nodes
+
+    @property
+    def pools(self) -> Sequence[UpstreamPool]:
+        """The pools of all nodes."""
+        return list(self._nodes.values())
+
+    def pool_of(self, rule: CommandRule, request: Request) -> UpstreamPool:
+        """Return the pool of the node that has a request's keys, by the first one; ReplyError if none is known."""
+        masters = self._table.masters
+        if not masters:
+            raise self._unreachable()
+        positions = key_positions(rule.facts, request)
+        slot = slot_of(request[positions[0][0]]) if positions else None
+        return self._node((None if slot is None else self._table.master_of(slot)) or masters[0])
+
+    def checked(self, reply: RawReply) -> RawReply:
+        """Return the reply to a request that was sent to such a pool. A redirect becomes an error to try again."""
+        if type(reply) is bytes and reply.startswith((b"-MOVED ", b"-ASK ", b"-EXECABORT ")):
+            self._refresh_later()
+            if reply[:2] != b"-E":
+                return b"-%b\r\n" % TryAgainError("the slot of the keys moves to another node of the upstream").line
+        return reply
+
+    def send_to(self, address: Address, request: _ClusterRequest, *, is_asking: bool) -> None:
+        """Send a request to a node."""
+        node, client, protocol, packed = self._node(address), request.client, request.protocol, request.packed
+        if request.is_blocking:
+            node.send_blocking(client, protocol, packed, request, 0, is_asking=is_asking)
+        else:
+            node.send(client, protocol, packed, request, 0, is_read=request.is_read, is_asking=is_asking)
+
+    def redirected(self, redirect: Redirect) -> None:
+        """Handle a MOVED: the slot has another master."""
+        if self._table.master_of(redirect.slot) != redirect.address:
+            self._table.move(redirect.slot, redirect.address)
+            self._refresh_later()
+
+    def info_fields(self) -> Mapping[str, object]:
+        """Return the fields of INFO."""
+        nodes = list(self._nodes.values())
+        down = [node for node in nodes if node.breaker.is_open]
+        return {
+            "upstream": self.url.address,
+            "upstream_status": "down" if self.is_down else "up",
+            "upstream_error": down[0].breaker.reason if down else self._error,
+            "upstream_nodes": len(self._table.masters),
+            "upstream_nodes_down": len(down),
+            "upstream_connections": sum(node.open_connections for node in nodes),
+            "upstream_waiting": sum(node.waiting for node in nodes),
+            "upstream_losses": self._losses + sum(node.losses for node in nodes),
+            "upstream_outages": self._outages + sum(node.breaker.times_opened for node in nodes),
+            "upstream_pinned": sum(len(node.pinned) for node in nodes),
+            "upstream_blocked": sum(node.pinned.blocked for node in nodes),
+        }
+
+    def _unreachable(self) -> TryAgainError:
+        return TryAgainError(f"the upstream {self.url.address} cannot be reached: {self._error}")
+
+    def _node(self, address: Address) -> UpstreamPool:
+        node = self._nodes.get(address)
+        if node is None:
+            if len(self._nodes) >= NODES_MAX:
+                raise TryAgainError("the upstream's nodes name too many other nodes")
+            node = self._nodes[address] = self._pool_at(self.url.at(address))
+            node.on_failed, node.on_state_lost = self._refresh_later, self.on_state_lost
+            node.poller, node.defer = self.poller, self.defer
+            node.start()
+        return node
+
+    # -- the table ----------------------------------------------------------------------------------------------------
+
+    def _refresh_later(self) -> None:
+        if self._refresh is None:
+            self._refresh = self._loop.call_later(REFRESH_PAUSE_S, self._ask)
+
+    def _ask(self) -> None:
+        """Ask the next node for the table; another one if it does not reply in time."""
+        candidates = list(dict.fromkeys([*self._table.masters, *self.url.seeds]))
+        address = candidates[self._asked % len(candidates)]
+        self._asked += 1
+        self._refresh = self._loop.call_later(REFRESH_S_MAX, self._ask)
+        self._node(address).send(0, 2, CLUSTER_SLOTS, _TableSink(self, address), self._asked, is_read=True)
+
+    def take_table(self, number: int, table: SlotTable) -> None:
+        """Take the reply to the last question for the table."""
+        if number != self._asked:
+            return
+        if not table.masters:
+            self.ask_again(number, "no node has slots")
+            return
+        if self._refresh is not None:
+            self._refresh.cancel()
+        self._refresh, self._asked = None, 0  # the first master is asked next
+        before, self._table, self._error = self._table, table, ""
+        if list(before.masters) != list(table.masters):
+            logger.info("the masters of the upstream are %s", ", ".join(map(str, table.masters)))
+            for number, address in enumerate(table.masters):
+                node = self._node(address)
+                node.on_facts = None if number else self.on_facts
+                if not number:
+                    node.ask_facts()
+        self._retire()
+
+    def ask_again(self, number: int, reason: str) -> None:
+        """Ask another node after a pause."""
+        if number == self._asked:
+            self._error = self._error and reason
+            if self._refresh is not None:
+                self._refresh.cancel()
+            self._refresh = self._loop.call_later(REFRESH_PAUSE_S, self._ask)
+
+    def _retire(self) -> None:
+        """Close the connections to nodes that are no masters, once their last replies have arrived."""
+        if self._retiring is not None:
+            self._retiring.cancel()
+            self._retiring = None
+        masters = set(self._table.masters)
+        for address, node in [each for each in self._nodes.items() if each[0] not in masters]:
+            if node.waiting:
+                self._retiring = self._loop.call_later(RETIRED_S, self._retire)
+                continue
+            del self._nodes[address]
+            self._losses += node.losses
+            self._outages += node.breaker.times_opened
+            node.on_failed = _ignore
+            node.stop()
+
+
+def _ignore() -> None:
+    """Do nothing about a failure."""
+
+
+class _Sending(ReplyStage):
+    """The steps in which the parts of a request are sent. is_sent: all are."""
+
+    is_sent = False
+
+    def run(self, steps: Steps[None], defer: Defer) -> None:
+        """Run the steps."""
+        self.attempt(self.run_steps, steps, self._end, defer)
+
+    def _end(self, result: None) -> None:
+        self.is_sent = True
+
+    def fail(self, index: int, error: Exception) -> None:
+        self.is_sent = True
+        super().fail(index, error)
+
+
+class _ClusterRequest:
+    """A request to a node of the cluster, which may be redirected to another node."""
+
+    __slots__ = (
+        "_cluster",
+        "_index",
+        "_node",
+        "_redirects",
+        "_sink",
+        "client",
+        "is_blocking",
+        "is_read",
+        "packed",
+        "protocol",
+    )
+
+    def __init__(
+        self,
+        cluster: UpstreamCluster,
+        client: int,
+        protocol: int,
+        packed: bytes,
+        sink: UpstreamSink,
+        index: int,
+        is_read: bool,
+        is_blocking: bool,
+    ) -> None:
+        self._cluster, self._sink, self._index = cluster, sink, index
+        self.client, self.protocol, self.packed = client, protocol, packed
+        self.is_read, self.is_blocking = is_read, is_blocking
+        self._redirects = 0
+
+    def send(self, address: Address, *, is_asking: bool = False) -> None:
+        """Send the request to a node."""
+        self._node = address
+        self._cluster.send_to(address, self, is_asking=is_asking)
+
+    def put(self, index: int, reply: RawReply) -> None:
+        """Take a node's reply: follow a redirect, pass on anything else."""
+        redirect = redirect_in(reply, self._node) if type(reply) is bytes and reply[:1] == b"-" else None
+        if redirect is None:
+            self._sink.put(self._index, reply)
+            return
+        try:
+            self._follow(redirect)
+        except Exception as error:
+            self.fail(0, error)
+
+    def _follow(self, redirect: Redirect) -> None:
+        self._redirects += 1
+        if self._redirects > REDIRECTS_MAX:
+            raise TryAgainError(f"the upstream's nodes do not agree about slot {redirect.slot}")
+        if not redirect.is_ask:
+            self._cluster.redirected(redirect)
+        self.send(redirect.address, is_asking=redirect.is_ask)
+
+    def fail(self, index: int, error: Exception) -> None:
+        """Pass on an exception."""
+        self._sink.fail(self._index, error)
+
+
+class _TableSink:
+    """Takes a node's reply to CLUSTER SLOTS."""
+
+    def __init__(self, cluster: UpstreamCluster, asked: Address) -> None:
+        self._cluster, self._asked = cluster, asked
+
+    def put(self, index: int, reply: RawReply) -> None:
+        try:
+            table = SlotTable.parse(as_bytes(reply), self._asked)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            self._cluster.ask_again(index, f"the reply of {self._asked} to CLUSTER SLOTS is not understood: {error}")
+            return
+        try:
+            self._cluster.take_table(index, table)
+        except Exception as error:
+            internal_error(error)
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._cluster.ask_again(index, str(error))

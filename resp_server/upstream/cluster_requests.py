@@ -1,0 +1,119 @@
+"""What of a request goes to which nodes of a Redis Cluster, and how their replies are joined. Pure.
+
+The commands that clients of a Redis Cluster split are split here. Other commands go whole to the master of their first
+key; if their keys are in several slots, that node replies CROSSSLOT. Commands without keys go where their tips say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from resp_server.command_table.key_specs import key_positions
+from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
+from resp_server.forwarding.reply_splitter import array_in_order, items_of, sum_of_replies
+from resp_server.forwarding.reply_stages import Merge
+from resp_server.protocol.request_parser import Request
+from resp_server.upstream.routing import CommandRule
+from state_backend.model.slots import slot_of
+
+
+def first_of(replies: Sequence[RawReply]) -> RawReply:
+    """Return the first reply: all are equal."""
+    return replies[0]
+
+
+def all_true(replies: Sequence[RawReply]) -> Steps[RawReply]:
+    """Return, for each item of arrays of 0 and 1, whether it is 1 in all of them."""
+    found: list[bytes] = []
+    for reply in replies:
+        items = list(map(as_bytes, (yield from items_of(reply))))
+        found = list(map(min, found, items)) if found else items
+    return b"*%d\r\n" % len(found) + b"".join(found)
+
+
+# The words of a key: MSET has a value after each. Replies are summed, or put in order, or all `OK`.
+SPLIT = {"mget": 1, "exists": 1, "del": 1, "unlink": 1, "touch": 1, "mset": 2}
+# Tips of commands that every master has to run, and how their replies are joined.
+ALL_MASTERS = frozenset(["request_policy:all_shards", "request_policy:all_nodes"])
+JOINS: dict[str, Merge] = {
+    "response_policy:all_succeeded": first_of,
+    "response_policy:agg_sum": sum_of_replies,
+    "response_policy:agg_logical_and": all_true,
+}
+# Keys of a request that are hashed in one step (guess: 0.2 ms).
+KEYS_AT_ONCE = 128
+# One success is enough: others may have nothing to do, as with SCRIPT KILL.
+ONE_SUCCEEDED = "response_policy:one_succeeded"
+
+
+def one_success(replies: Sequence[RawReply]) -> RawReply:
+    """Return the first reply that is no error, if there is one."""
+    return next((reply for reply in replies if not is_error(reply)), replies[0])
+
+
+class Part(NamedTuple):
+    """A part of a request. slot: of its keys; None: it has none."""
+
+    slot: int | None
+    request: Request
+
+
+class Plan(NamedTuple):
+    """How to run a request: its parts, or on all masters; and how the replies are joined.
+
+    takes_errors: errors are joined as well; else the first error is the reply.
+    """
+
+    parts: Sequence[Part]
+    merge: Merge = first_of
+    on_all_masters: bool = False
+    takes_errors: bool = False
+
+
+def plan_of(rule: CommandRule, request: Request) -> Plan | Steps[Plan]:
+    """Return how to run a request that an upstream has to answer; in steps if it has to be split."""
+    if rule.single_key_at and rule.single_key_at < len(request):
+        return Plan([Part(slot_of(request[rule.single_key_at]), request)])
+    positions = [at for at, _ in key_positions(rule.facts, request) or ()]
+    if not positions:
+        return _without_keys(rule, request)
+    width = SPLIT.get(rule.name)
+    if width is None or len(positions) == 1 or len(request) != 1 + width * len(positions):
+        return Plan([Part(slot_of(request[positions[0]]), request)])
+    return _split(rule.name, request, positions, width)
+
+
+def _split(name: str, request: Request, positions: Sequence[int], width: int) -> Steps[Plan]:
+    places: dict[int, list[int]] = {}
+    for place, at in enumerate(positions):
+        places.setdefault(slot_of(request[at]), []).append(place)
+        if not place % KEYS_AT_ONCE:
+            yield
+    if len(places) == 1:
+        return Plan([Part(next(iter(places)), request)])
+    parts = []
+    for slot, some in places.items():
+        words = [word for place in some for word in request[positions[place] : positions[place] + width]]
+        parts.append(Part(slot, (request[0], *words)))
+        if not len(parts) % KEYS_AT_ONCE:
+            yield
+    merge: Merge = sum_of_replies
+    if name == "mget":
+        merge = partial(array_in_order, places=list(places.values()))
+    elif name == "mset":
+        merge = first_of
+    return Plan(parts, merge)
+
+
+def _without_keys(rule: CommandRule, request: Request) -> Plan:
+    parts = [Part(None, request)]
+    # Redis before 7 has no tips; the command table has those of Redis 7.4.
+    tips = rule.facts.tips or (rule.command.facts.tips if rule.command is not None else ())
+    if ALL_MASTERS.isdisjoint(tips):
+        return Plan(parts)
+    if ONE_SUCCEEDED in tips:
+        return Plan(parts, one_success, on_all_masters=True, takes_errors=True)
+    merge = next((JOINS[tip] for tip in tips if tip in JOINS), None)
+    return Plan(parts) if merge is None else Plan(parts, merge, on_all_masters=True)

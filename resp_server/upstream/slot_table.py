@@ -1,0 +1,64 @@
+"""Which node of a Redis Cluster has which slots, as CLUSTER SLOTS and MOVED tell. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import hiredis
+
+from resp_server.upstream.url import Address
+from state_backend.model.slots import SLOTS
+
+
+class Redirect(NamedTuple):
+    """A MOVED or an ASK. is_ask: for this request only."""
+
+    slot: int
+    address: Address
+    is_ask: bool
+
+
+class SlotTable:
+    """The master of each slot. masters: in the order of their first slots, as a scan walks them."""
+
+    def __init__(self, owners: Sequence[Address | None]) -> None:
+        self._owners = list(owners)
+        self.masters: Sequence[Address] = list(dict.fromkeys(each for each in owners if each is not None))
+
+    @classmethod
+    def parse(cls, reply: bytes, asked: Address) -> SlotTable:
+        """Return the table in a reply to CLUSTER SLOTS; ValueError, TypeError or LookupError for anything else.
+
+        asked: the node that replied. A node that does not know its own address leaves its host empty.
+        """
+        reader = hiredis.Reader(encoding="utf-8", errors="surrogateescape")
+        reader.feed(reply)
+        rows = reader.gets()
+        if not isinstance(rows, list):
+            raise ValueError(str(rows)[:200])
+        owners: list[Address | None] = [None] * SLOTS
+        for first, last, (host, port, *_), *_ in rows:
+            if not 0 <= first <= last < SLOTS:
+                raise ValueError(f"slots {first} to {last}")
+            owners[first : last + 1] = [Address(host or asked.host, port)] * (last + 1 - first)
+        return cls(owners)
+
+    def master_of(self, slot: int) -> Address | None:
+        """Return the master of a slot; None if no node has it."""
+        return self._owners[slot]
+
+    def move(self, slot: int, address: Address) -> None:
+        """Change the master of a slot, as a MOVED says. A new master has no place in a scan before the next table."""
+        self._owners[slot] = address
+
+
+def redirect_in(reply: bytes, asked: Address) -> Redirect | None:
+    """Return the redirect that an error reply of a node is; None: it is another reply."""
+    if not reply.startswith((b"-MOVED ", b"-ASK ")):
+        return None
+    words = reply[:-2].decode("utf-8", "replace").split(" ")
+    host, _, port = words[-1].rpartition(":")
+    if len(words) != 3 or not (words[1].isdigit() and port.isdigit()) or int(words[1]) >= SLOTS:
+        return None
+    return Redirect(int(words[1]), Address(host or asked.host, int(port)), words[0] == "-ASK")

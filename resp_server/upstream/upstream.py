@@ -1,0 +1,95 @@
+"""An upstream of any kind: one Redis, or a Redis Cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from resp_server.command_table.facts import Facts
+from resp_server.forwarding.raw_replies import RawReply
+from resp_server.forwarding.reply_stages import Defer, ReplySink
+from resp_server.protocol.request_parser import Request
+from resp_server.upstream.cluster import UpstreamCluster
+from resp_server.upstream.connection import UpstreamConnection, UpstreamSink
+from resp_server.upstream.pool import UpstreamPool
+from resp_server.upstream.routing import CommandRule
+from resp_server.upstream.tls import UpstreamTls
+from resp_server.upstream.url import UpstreamUrl
+
+
+class Upstream(Protocol):
+    """The connections to an upstream. defer: calls back in a later turn. on_facts: called with the upstream's commands.
+
+    on_state_lost: called with a client whose own connection was lost with what it held. node_count: the number of
+    nodes; each has keys of its own. poller: the compiled core's epoll for clients and servers, where there is one.
+    """
+
+    url: UpstreamUrl
+    defer: Defer
+    on_facts: Callable[[Mapping[str, Facts]], None] | None
+    on_state_lost: Callable[[int, str], None]
+    poller: Any
+
+    @property
+    def node_count(self) -> int: ...
+    def start(self) -> None:
+        """Open the first connections."""
+
+    def stop(self) -> None:
+        """Close all connections."""
+
+    def send_request(
+        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: ReplySink, index: int
+    ) -> bool:
+        """Send a client's request; the sink gets the reply later, or an error at once or later.
+
+        True: parts of it are sent later, so that the client's later requests have to wait.
+        """
+
+    def send_to_node(
+        self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
+    ) -> None:
+        """Send a read about all keys to a node."""
+
+    def block(
+        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: UpstreamSink, index: int
+    ) -> None:
+        """Send a blocking command over a connection of the client's own; ReplyError if that is not possible."""
+
+    def for_database(self, number: int) -> Upstream:
+        """Return the connections to another database; PlainError if there is only one."""
+
+    def shared_connection(self, client: int, protocol: int) -> UpstreamConnection | None:
+        """Return the one connection that all of a client's requests take; None: there is no such connection."""
+
+    @property
+    def is_down(self) -> bool:
+        """Tell whether the upstream, or a part of it, cannot be reached."""
+
+    @property
+    def is_unused(self) -> bool:
+        """Tell whether there are no connections."""
+
+    @property
+    def pools(self) -> Sequence[UpstreamPool]:
+        """The pools of all nodes."""
+
+    def pool_of(self, rule: CommandRule, request: Request) -> UpstreamPool:
+        """Return the pool of the node that has a request's keys, by the first one; ReplyError if none is known."""
+
+    def checked(self, reply: RawReply) -> RawReply:
+        """Return the reply to a request that was sent to such a pool. A redirect becomes an error to try again."""
+
+    def info_fields(self) -> Mapping[str, object]:
+        """Return the fields of INFO."""
+
+
+def upstream_at(
+    url: UpstreamUrl, timeout_s: float, connections: int, tls: UpstreamTls | None, pinned_max: int
+) -> Upstream:
+    """Return the connections to the upstream of a URL. connections, pinned_max: of each node."""
+
+    def pool_at(server: UpstreamUrl) -> UpstreamPool:
+        return UpstreamPool(server, timeout_s, connections, tls, pinned_max)
+
+    return UpstreamCluster(url, pool_at) if url.seeds else pool_at(url)

@@ -1,0 +1,95 @@
+"""A real Redis Cluster of three masters, as processes of a test."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from compat.conformance.servers import Running, free_port, redis_server
+from compat.conformance.wire import Connection
+from compat.waiting import eventually
+from state_backend.model.slots import SLOTS, slot_of
+
+# A failover begins after this time without an answer.
+NODE_TIMEOUT_MS = "1000"
+
+
+class RedisCluster:
+    """The masters have a third of the slots each; replicas are started by name of their master."""
+
+    def __init__(self, folder: Path, stack: ExitStack, masters: int = 3) -> None:
+        self._folder, self._stack = folder, stack
+        self._bus_ports: dict[int, int] = {}
+        self.nodes = [self._start() for _ in range(masters)]
+        bounds = [SLOTS * at // masters for at in range(masters + 1)]
+        for at, node in enumerate(self.nodes):
+            self.call(node, "CLUSTER", "ADDSLOTSRANGE", bounds[at], bounds[at + 1] - 1)
+        for at, node in enumerate(self.nodes[1:], 1):
+            self.call(node, "CLUSTER", "SET-CONFIG-EPOCH", at + 1)
+            self._meet(node)
+        self.wait_until_ok()
+
+    def _start(self) -> Running:
+        bus_port = free_port()
+        folder = self._folder / str(bus_port)
+        folder.mkdir()
+        options = ("--cluster-enabled", "yes", "--cluster-port", str(bus_port), "--repl-diskless-sync-delay", "0")
+        server = redis_server(folder, *options, "--cluster-node-timeout", NODE_TIMEOUT_MS)
+        node = self._stack.enter_context(server)
+        self._bus_ports[node.port] = bus_port
+        return node
+
+    def _meet(self, node: Running) -> None:
+        first = self.nodes[0]
+        self.call(node, "CLUSTER", "MEET", "127.0.0.1", first.port, self._bus_ports[first.port])
+
+    def start_replica(self, master: Running) -> Running:
+        """Start a replica, and wait until it has the master's data."""
+        node = self._start()
+        self._meet(node)
+        eventually(lambda: self.call(node, "CLUSTER", "REPLICATE", self.id(master)) == b"OK")
+        eventually(lambda: b"master_link_status:up" in self.call(node, "INFO", "replication"))
+        self.wait_until_ok()
+        return node
+
+    def wait_until_ok(self) -> None:
+        """Wait until all masters that run see all masters."""
+        for node in self.nodes:
+            if node.process.poll() is None:
+                eventually(lambda node=node: b"cluster_state:ok" in self.call(node, "CLUSTER", "INFO"))  # type: ignore[misc]
+
+    @staticmethod
+    def call(node: Running, *words: object) -> bytes:
+        """Return a node's reply to one request."""
+        with node.connect() as connection:
+            found = connection.call(*words).plain  # type: ignore[arg-type]
+            return found if isinstance(found, bytes) else str(found).encode()
+
+    def id(self, node: Running) -> str:
+        """Return a node's id."""
+        return self.call(node, "CLUSTER", "MYID").decode()
+
+    def master_of(self, key: str) -> Running:
+        """Return the master that has a key's slot, by its own word."""
+        for node in self.nodes:
+            with node.connect() as connection:
+                if not connection.call("EXISTS", key).is_error:
+                    return node
+        raise LookupError(key)
+
+    def begin_move(self, key: str, target: Running) -> Connection:
+        """Begin to move the slot of a key; return a connection to the source."""
+        source, slot = self.master_of(key), slot_of(key.encode())
+        self.call(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self.id(source))
+        self.call(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", self.id(target))
+        return source.connect()
+
+    def move_key(self, source: Connection, key: str, target: Running) -> None:
+        """Move one key of a slot that is being moved."""
+        assert source.call("MIGRATE", "127.0.0.1", target.port, key, 0, 10_000).plain in (b"OK", b"NOKEY")
+
+    def end_move(self, key: str, target: Running) -> None:
+        """End the move of a slot: at the target first."""
+        slot, owner = slot_of(key.encode()), self.id(target)
+        for node in (target, *(each for each in self.nodes if each is not target)):
+            self.call(node, "CLUSTER", "SETSLOT", slot, "NODE", owner)

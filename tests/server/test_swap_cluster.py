@@ -1,0 +1,243 @@
+"""A Redis Cluster as the upstream: one address, redirects that no client sees, and requests for several slots."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from redis.cluster import RedisCluster as ClusterClient
+
+from compat.conformance.servers import Running
+from compat.conformance.wire import Connection, replies_to
+from compat.waiting import eventually
+from state_backend.model.slots import slot_of
+from tests.server.redis_cluster import RedisCluster
+from tests.server.swap import Swap
+
+NAMES = [f"key{number}" for number in range(300)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    with ExitStack() as stack:
+        yield RedisCluster(tmp_path_factory.mktemp("cluster"), stack)
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+    with ExitStack() as stack:
+        yield Swap(tmp_path_factory.mktemp("swap"), stack)
+
+
+def url_of(cluster: RedisCluster) -> str:
+    return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
+
+
+@pytest.fixture(scope="module")
+def proxy(swap: Swap, cluster: RedisCluster) -> Running:
+    proxy = swap.start_at(url_of(cluster))
+    with proxy.connect() as client:
+        eventually(lambda: client.call("GET", "job:speed:3").plain == b"30")
+        eventually(lambda: not client.call("GET", "nobody's").is_error)
+    return proxy
+
+
+@pytest.fixture
+def client(cluster: RedisCluster, proxy: Running) -> Iterator[Connection]:
+    for node in cluster.nodes:
+        cluster.call(node, "FLUSHALL")
+    with proxy.connect() as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_requests_go_to_the_masters_of_their_keys(cluster: RedisCluster, client: Connection, protocol: int) -> None:
+    client.call("HELLO", protocol)
+    for name in NAMES:
+        assert client.call("SET", name, name).plain == b"OK"
+    assert [client.call("GET", name).plain for name in NAMES] == [name.encode() for name in NAMES]
+    sizes = [int(cluster.call(node, "DBSIZE")) for node in cluster.nodes]
+    assert sum(sizes) == len(NAMES) and all(sizes)
+    assert client.call("GET", "job:speed:2").plain == b"20"
+
+
+def test_what_cluster_clients_split_is_split_and_joined_in_order(client: Connection) -> None:
+    words = [word for name in NAMES for word in (name, f"of {name}")]
+    assert client.call("MSET", *words).plain == b"OK"
+    assert client.call("MGET", *NAMES, "none", NAMES[0]).plain == [
+        *(f"of {name}".encode() for name in NAMES),
+        None,
+        b"of key0",
+    ]
+    mixed = [word for name in NAMES[:8] for word in (name, f"job:speed:{name[3:]}")]
+    assert client.call("MGET", *mixed).plain == [
+        value for number in range(8) for value in (b"of key%d" % number, b"%d" % (10 * number))
+    ]
+    assert client.call("EXISTS", *NAMES, "none").plain == len(NAMES)
+    assert client.call("TOUCH", *NAMES[:10], "job:speed:1").plain == 11
+    assert client.call("DEL", *NAMES[:100]).plain == 100
+    assert client.call("UNLINK", *NAMES).plain == len(NAMES) - 100
+    assert client.call("MSET", "{a}", "1", "{a}b").plain == b"ERR wrong number of arguments for 'mset' command"
+
+
+def test_a_write_with_a_states_key_does_nothing_on_any_node(client: Connection) -> None:
+    client.call("MSET", "a", "1", "b", "2")
+    assert client.call("DEL", "a", "b", "job:speed:1").plain == b"ERR key 'job:speed:1' is owned by state job:speed"
+    assert client.call("EXISTS", "a", "b").plain == 2
+
+
+def test_a_long_request_is_split_in_steps_and_later_requests_wait(proxy: Running, client: Connection) -> None:
+    names = [b"long%d" % number for number in range(20_000)]
+    pipeline = [
+        [b"SET", names[-1], b"before"],
+        [b"MSET", *(word for name in names for word in (name, name))],
+        [b"GET", names[-1]],
+        [b"DEL", *names],
+        [b"EXISTS", *names],
+    ]
+    found = [each.plain for each in replies_to(proxy.port, pipeline)]
+    assert found == [b"OK", b"OK", names[-1], len(names), 0]
+
+
+def test_other_requests_for_several_slots_get_the_clusters_own_error(client: Connection) -> None:
+    for line in ("SUNION a b", "RENAME a b", "MSETNX a 1 b 2", "EVAL return(1) 2 a b", "BLPOP a b 1"):
+        assert client.call(*line.split(" ")).plain == b"CROSSSLOT Keys in request don't hash to the same slot", line
+    assert client.call("RENAME", "{t}a", "{t}b").plain == b"ERR no such key"
+
+
+def test_all_masters_are_scanned_counted_and_flushed(client: Connection) -> None:
+    client.call("MSET", *(word for name in NAMES for word in (name, "x")))
+    found, cursor = [], b"0"
+    while True:
+        cursor, page = client.call("SCAN", cursor, "COUNT", 20).plain
+        found += page
+        if cursor == b"0":
+            break
+    expected = {name.encode() for name in NAMES} | {b"dash/7/apdex"} | {b"job:speed:%d" % at for at in range(8)}
+    assert set(found) == expected and len(found) == len(expected)
+    assert set(client.call("KEYS", "*").plain) == expected
+    assert client.call("DBSIZE").plain == len(expected)
+    assert {client.call("RANDOMKEY").plain for _ in range(50)} <= expected
+    assert client.call("FLUSHDB").plain == b"OK"
+    assert client.call("DBSIZE").plain == 9
+
+
+def test_scripts_are_loaded_on_all_masters(client: Connection) -> None:
+    sha = client.call("SCRIPT", "LOAD", "return redis.call('incr', KEYS[1])").plain
+    assert [client.call("EVALSHA", sha, 1, name).plain for name in NAMES[:20]] == [1] * 20
+    assert client.call("SCRIPT", "EXISTS", sha, "0" * 40).plain == [1, 0]
+    assert client.call("SCRIPT", "FLUSH").plain == b"OK"
+    assert client.call("EVALSHA", sha, 1, "a").plain.startswith(b"NOSCRIPT")
+
+
+def test_a_blocking_command_waits_at_the_master_of_its_key(proxy: Running, client: Connection) -> None:
+    with proxy.connect() as other:
+        for name in ("l1", "l2", "l3"):
+            client.send(b"BLPOP %b 0\r\n" % name.encode())
+            assert other.call("RPUSH", name, "x").plain == 1
+            assert client.read().plain == [name.encode(), b"x"]
+
+
+def test_a_transaction_runs_at_the_master_of_its_keys(proxy: Running, client: Connection) -> None:
+    for name in ("t1", "t2", "t3"):
+        found = [client.call(*line.split()).plain for line in (f"WATCH {{{name}}}", "MULTI", f"INCR {{{name}}}")]
+        assert found == [b"OK", b"OK", b"QUEUED"]
+        assert client.call("GET", "job:speed:2").plain == b"QUEUED"
+        assert client.call("PUBLISH", "channel", "x").plain == b"QUEUED"
+        assert client.call("RPUSH", f"{{{name}}}list", "x").plain == b"QUEUED"
+        assert client.call("EXEC").plain == [1, b"20", 0, 1]
+        assert client.call("WATCH", name).plain == b"OK"
+        with proxy.connect() as other:
+            other.call("SET", name, "changed")
+        assert [client.call(*line.split()).plain for line in ("MULTI", f"GET {name}", "EXEC")] == [
+            b"OK",
+            b"QUEUED",
+            None,
+        ]
+    client.call("MULTI")
+    client.call("SET", "a", "1")
+    client.call("SET", "b", "1")
+    assert client.call("EXEC").plain.startswith(b"EXECABORT")
+    assert client.call("EXISTS", "a", "b").plain == 0
+
+
+def test_a_slot_moves_while_its_keys_are_read_and_written(cluster: RedisCluster, proxy: Running) -> None:
+    names = [f"{{moving}}{number}" for number in range(20)]
+    with proxy.connect() as client:
+        for name in names:
+            client.call("SET", name, 0)
+        target = next(node for node in cluster.nodes if node is not cluster.master_of(names[0]))
+        source = cluster.begin_move(names[0], target)
+
+        def count() -> None:
+            """Increment and read all keys, pipelined: the order of requests about one key is kept."""
+            nonlocal turns
+            turns += 1
+            pipeline = [words for name in names for words in ([b"INCR", name.encode()], [b"GET", name.encode()])]
+            found = [each.plain for each in replies_to(proxy.port, pipeline)]
+            assert found == [turns, b"%d" % turns] * len(names)
+
+        turns = 0
+        count()
+        for name in names:  # ASK for the keys that have moved
+            cluster.move_key(source, name, target)
+            count()
+        assert client.call("SET", "{moving}new", "1").plain == b"OK"
+        assert client.call("GET", "{moving}new").plain == b"1"
+        cluster.end_move(names[0], target)  # MOVED from now on
+        count()
+        assert cluster.master_of(names[0]) is target
+        count()
+        eventually(lambda: client.call("GET", names[0]).plain == b"%d" % turns)
+
+
+def test_clients_of_a_cluster_see_one_node_with_all_slots(proxy: Running, client: Connection) -> None:
+    (row,) = client.call("CLUSTER", "SLOTS").plain
+    assert row[:2] == [0, 16383] and row[2][:2] == [b"127.0.0.1", proxy.port]
+    assert b"cluster_state:ok" in client.call("CLUSTER", "INFO").plain
+    assert client.call("CLUSTER", "NODES").plain.count(b"\n") == 1
+    assert client.call("CLUSTER", "KEYSLOT", "a").plain == slot_of(b"a")
+    assert [client.call(name).plain for name in ("READONLY", "READWRITE", "ASKING")] == [b"OK"] * 3
+    assert client.call("CLUSTER", "COUNTKEYSINSLOT", 1).is_error
+
+
+def test_a_client_library_for_clusters_works_unchanged(proxy: Running) -> None:
+    with ClusterClient(host="127.0.0.1", port=proxy.port, decode_responses=True) as library:
+        library.mset_nonatomic({"x": "1", "y": "2", "z": "3"})
+        assert library.mget_nonatomic("x", "y", "z", "job:speed:3") == ["1", "2", "3", "30"]
+        with library.pipeline() as pipeline:
+            assert pipeline.set("x", "5").get("x").get("job:speed:4").execute() == [True, "5", "40"]
+
+
+def test_a_master_that_dies_fails_its_own_slots_until_its_replica_takes_over(tmp_path: Path, swap: Swap) -> None:
+    with ExitStack() as stack:
+        cluster = RedisCluster(tmp_path, stack)
+        replica = cluster.start_replica(cluster.nodes[1])
+        proxy = swap.start_at(url_of(cluster))
+        names = [f"name{number}" for number in range(30)]
+        with proxy.connect() as client:
+            eventually(lambda: client.call("MSET", *(w for name in names for w in (name, name))).plain == b"OK")
+            lost = [name for name in names if cluster.master_of(name) is cluster.nodes[1]]
+            eventually(lambda: cluster.call(replica, "DBSIZE") == cluster.call(cluster.nodes[1], "DBSIZE"))
+            cluster.nodes[1].process.send_signal(signal.SIGKILL)
+            cluster.nodes[1].process.wait()
+        with proxy.connect() as client:
+            for name in set(names) - set(lost):
+                assert client.call("GET", name).plain == name.encode()
+                assert client.call("GET", "job:speed:1").plain == b"10"
+            eventually(lambda: client.call("GET", lost[0]).plain == lost[0].encode())
+            assert client.call("MGET", *names).plain == [name.encode() for name in names]
+            assert client.call("SET", lost[0], "new").plain == b"OK"
+        assert swap.info(proxy)["upstream_nodes"] == "3"
+
+
+def test_without_any_node_the_upstream_is_down_for_its_own_keys_only(swap: Swap) -> None:
+    proxy = swap.start_at("redis+cluster://127.0.0.1:1,127.0.0.1:2")
+    with proxy.connect() as client:
+        eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
+        for words in (("GET", "a"), ("MGET", "a", "b"), ("SCRIPT", "LOAD", "x"), ("DBSIZE",), ("BLPOP", "a", "0")):
+            assert client.call(*words).plain.startswith(b"TRYAGAIN the upstream 127.0.0.1:1,127.0.0.1:2"), words
+        assert swap.info(proxy)["upstream_status"] == "down"
