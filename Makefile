@@ -25,7 +25,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
        PYSPARK_PYTHON="$(CURDIR)/$(VENV_PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-pure test-pure-all test-slow test-large test-cluster bench soak chaos conformance fuzz fuzz-native mutation demo example commands docs lock clean
+.PHONY: help setup setup-test jdk fmt check test test-pure test-slow test-large test-cluster bench soak chaos conformance fuzz fuzz-native mutation demo example commands docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,11 +50,7 @@ test: setup-test ## run the tests; ARGS go to pytest
 	@$(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
 	@echo "left out: make test-pure (without the compiled core), test-slow, test-large, test-cluster"
 
-# Only these folders have files that are marked.
-test-pure: setup-test ## run the tests marked `pure` without the compiled core; ARGS go to pytest
-	@SPARKIS_PURE=1 $(RUN) python -m pytest -m pure $(ARGS) tests/server tests/unit/resp_server
-
-test-pure-all: setup-test ## run all tests without the compiled core; ARGS go to pytest
+test-pure: setup-test ## run the tests without the compiled core; ARGS go to pytest
 	@SPARKIS_PURE=1 $(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: setup-test ## run the slow tests, which make test leaves out, many rounds of the kill tests, many examples of the properties
@@ -86,10 +82,9 @@ fuzz: setup ## send random bytes in random chunks, guided by coverage; ARGS="--s
 fuzz-native: setup ## fuzz the compiled core under AddressSanitizer and UBSan (needs gcc); ARGS="--seconds 600"
 	@$(RUN) python -m compat.fuzz.native $(ARGS)
 
-mutation: setup-test ## list changes of a folder's code that no unit test notices (FOLDER=state_backend/log): hours
+mutation: setup-test ## list changes of a folder's code that no unit test notices (FOLDER=state_backend/log); ARGS="--sample 200"
 	@$(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input mutmut==3.8.1
-	@$(RUN) mutmut run "$(subst /,.,$(or $(FOLDER),state_backend/log)).*" $(ARGS)
-	@$(RUN) mutmut results
+	@$(RUN) python scripts/mutation.py $(or $(FOLDER),state_backend/log) $(ARGS)
 
 demo: setup ## replay flights and weather through Spark, and serve their state; ARGS go to sparkis demo
 	@$(RUN) sparkis demo $(ARGS)

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 # Tests (by the start of their id) that may be skipped where CI is set: none, it has everything.
 EXPECTED_SKIPS: tuple[str, ...] = ()
-if os.environ.get("SPARKIS_PURE"):  # `make test-pure-all`: but what is about the compiled core
+if os.environ.get("SPARKIS_PURE"):  # `make test-pure`: but what is about the compiled core
     EXPECTED_SKIPS = (
         "tests/properties/test_core_agrees.py",
         "tests/properties/test_core_ranks.py",

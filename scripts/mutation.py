@@ -1,0 +1,165 @@
+"""Change code in one place at a time, run its tests, and list the changes that no test notices.
+
+    python scripts/mutation.py state_backend/log                 a sample of 60 changes
+    python scripts/mutation.py resp_server/acl --sample 0        all changes: hours
+    python scripts/mutation.py state_backend/log/terms.py --seed 7
+
+The changes are those of mutmut. Its own runner first runs all tests to note which of them call which function, which
+takes longer than a sample of changes. Here a folder's tests are those of the folder of the same name in tests/unit, and
+the properties below. Two processes work on a copy of the checkout each; the checkout itself is not changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from mutmut.mutation.file_mutation import create_mutations, deep_replace
+
+ROOT = Path(__file__).parents[1]
+PROPERTIES = {
+    "resp_server/protocol": ("test_requests.py", "test_encoding.py", "test_proxy_frames.py"),
+    "state_backend/lmdb": ("test_stores_agree.py", "test_snapshots_in_parts.py", "test_whole_epochs.py"),
+    "state_backend/log": ("test_change_log_chain.py", "test_whole_epochs.py"),
+}
+PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile", "mutation")
+# A change that makes the tests this much slower counts as noticed: it may run for ever.
+SLOWER_MAX = 4.0
+LEAST_TIMEOUT_S = 20.0
+# Lines that only make text for people.
+TEXTS = ("logger.", "log.", "raise ", 'f"', '"""')
+
+
+class Mutant(NamedTuple):
+    """One change. code: the whole file after it."""
+
+    path: str
+    code: str
+
+    def diff(self) -> str:
+        """Return the change as a diff without context."""
+        before = (ROOT / self.path).read_text().splitlines()
+        lines = difflib.unified_diff(before, self.code.splitlines(), self.path, self.path, lineterm="", n=0)
+        return "\n".join(list(lines)[2:])
+
+
+def mutants_of(path: Path) -> Iterator[Mutant]:
+    """Yield the changes of a file, but those that `tool.mutmut` in pyproject.toml leaves out."""
+    code, name = path.read_text(), str(path.relative_to(ROOT))
+    module, mutations, _, _ = create_mutations(name, code)
+    for mutation in mutations:
+        changed = deep_replace(module, mutation.original_node, mutation.mutated_node)
+        yield Mutant(name, changed.code)
+
+
+def tests_of(path: str) -> list[str]:
+    """Return the tests of a file or folder."""
+    folder = Path(path) if not path.endswith(".py") else Path(path).parent
+    found = [f"tests/unit/{folder}"]
+    found += [f"tests/properties/{name}" for name in PROPERTIES.get(str(folder), ())]
+    return [each for each in found if (ROOT / each).exists()]
+
+
+class Copy:
+    """A copy of the checkout in which files are changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._root = folder
+        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        compiled = (str(each.relative_to(ROOT)) for each in ROOT.glob("*_*/*/*.so"))
+        for name in [*listed.splitlines(), *compiled]:
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, target)
+
+    def passes(self, tests: Sequence[str], timeout_s: float | None = None) -> bool:
+        """Run tests; return whether they pass in time."""
+        environment = {**os.environ, "PYTHONPATH": str(self._root), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, *PYTEST, *tests]
+        try:
+            done = subprocess.run(command, cwd=self._root, env=environment, capture_output=True, timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return done.returncode == 0
+
+    def notices(self, mutant: Mutant, tests: Sequence[str], timeout_s: float) -> bool:
+        """Tell whether tests notice a change."""
+        path = self._root / mutant.path
+        path.write_text(mutant.code)
+        try:
+            return not self.passes(tests, timeout_s)
+        finally:
+            shutil.copyfile(ROOT / mutant.path, path)
+
+
+def run(paths: Sequence[str], sample: int, seed: int, processes: int) -> list[Mutant]:
+    """Run the changes of files and folders; return those that no test notices.
+
+    SystemExit if the tests fail without any change.
+    """
+    files = sorted(
+        file for path in paths for file in ([ROOT / path] if path.endswith(".py") else (ROOT / path).rglob("*.py"))
+    )
+    mutants = [mutant for file in files for mutant in mutants_of(file)]
+    chosen = random.Random(seed).sample(mutants, min(sample or len(mutants), len(mutants)))
+    print(f"{len(mutants)} changes in {len(files)} files; {len(chosen)} of them with seed {seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="sparkis-mutation-") as folder:
+        copies: SimpleQueue[Copy] = SimpleQueue()
+        for number in range(processes):
+            copies.put(Copy(Path(folder) / str(number)))
+        timeouts: dict[str, float] = {}
+        for path in sorted({str(Path(mutant.path).parent) for mutant in chosen}):
+            copy, started_s = copies.get(), time.monotonic()
+            if not copy.passes(tests_of(path)):
+                sys.exit(f"the tests of {path} fail without a change: {' '.join(tests_of(path))}")
+            timeouts[path] = max(LEAST_TIMEOUT_S, SLOWER_MAX * (time.monotonic() - started_s))
+            copies.put(copy)
+
+        def is_noticed(mutant: Mutant) -> bool:
+            copy = copies.get()
+            try:
+                path = str(Path(mutant.path).parent)
+                return copy.notices(mutant, tests_of(path), timeouts[path])
+            finally:
+                copies.put(copy)
+
+        left = []
+        with ThreadPoolExecutor(processes) as pool:
+            for number, (mutant, noticed) in enumerate(zip(chosen, pool.map(is_noticed, chosen), strict=True), 1):
+                if not noticed:
+                    left.append(mutant)
+                    print(f"\n{mutant.path}\n{mutant.diff()}", flush=True)
+                if sys.stderr.isatty():
+                    print(f"\r{number} of {len(chosen)}, {len(left)} unnoticed", end="", file=sys.stderr)
+    return left
+
+
+def main() -> None:
+    """Run what the arguments name, and print the unnoticed changes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="files or folders of state_backend or resp_server")
+    parser.add_argument("--sample", type=int, default=60, help="the number of changes; 0: all (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="chooses the sample (default %(default)s)")
+    parser.add_argument("--processes", type=int, default=2, help="(default %(default)s)")
+    options = parser.parse_args()
+    for path in options.paths:
+        if not (ROOT / path).exists() or not tests_of(path):
+            parser.error(f"{path} does not exist, or has no folder of tests in tests/unit")
+    left = run(options.paths, options.sample, options.seed, options.processes)
+    print(f"\n{len(left)} changes are not noticed by any test")
+
+
+if __name__ == "__main__":
+    main()
