@@ -119,11 +119,12 @@ class SplitRead:
         assert command is not None  # `routing.SPLIT` has commands of Redis only
         if len(route.preferred) > PREFERRED_KEYS_MAX:
             raise PlainError(f"a request may have {PREFERRED_KEYS_MAX} keys whose rule is prefer-state")
-        self._senders, self._request = senders, request
-        others = {*route.state_keys, *route.preferred}
+        self._senders, self._request = senders, request if route.request is None else route.request
+        others = {*route.state_keys, *route.preferred, *route.fields}
         self._upstream = [at for at in range(1, len(request)) if at not in others]
-        self._states, self._preferred = route.state_keys, route.preferred
-        groups = [group for group in (self._upstream, self._states, *([at] for at in self._preferred)) if group]
+        self._states, self._preferred, self._fields = route.state_keys, route.preferred, route.fields
+        singles = [[at] for at in (*self._preferred, *self._fields)]
+        groups = [group for group in (self._upstream, self._states, *singles) if group]
         self._places = [[at - 1 for at in group] for group in groups]
         self._is_sum = SUMMED in command.facts.tips
 
@@ -144,6 +145,9 @@ class SplitRead:
             part += 1
         for number, at in enumerate(self._preferred):
             PreferredRead(self._senders, request[at], (request[0], request[at]), None, both, part + number).send()
+        part += len(self._preferred)
+        for number, each in enumerate(self._fields.values()):
+            both.attempt(self._senders.to_states, each[1], each, both, part + number)
 
     def _part(self, positions: Sequence[int]) -> Request:
         return (self._request[0], *(self._request[at] for at in positions))

@@ -31,10 +31,11 @@ def split_over_sides(route: Route, request: Request) -> SideSplit:
     """
     if route.side is Side.PREFERRED:
         return _preferred(route, request)
+    request = request if route.request is None else route.request
     command = route.rule.command
     assert command is not None  # `routing.SPLIT` has commands of Redis only
     is_sum = SUMMED in command.facts.tips
-    others = {*route.state_keys, *route.preferred}
+    others = {*route.state_keys, *route.preferred, *route.fields}
     theirs = [at for at in range(1, len(request)) if at not in others]
     ours = list(route.state_keys)
     upstream = [_part(request, theirs)] if theirs else []
@@ -42,7 +43,8 @@ def split_over_sides(route: Route, request: Request) -> SideSplit:
     for at in route.preferred:
         upstream.append((request[0], request[at]))
         states += [(b"EXISTS", request[at]), (request[0], request[at])]
-    groups = [group for group in (theirs, ours, *([at] for at in route.preferred)) if group]
+    states += route.fields.values()
+    groups = [group for group in (theirs, ours, *([at] for at in (*route.preferred, *route.fields))) if group]
     places = [[at - 1 for at in group] for group in groups]
 
     def join(from_upstream: Sequence[RawReply], from_states: Sequence[RawReply]) -> Steps[RawReply]:
@@ -50,12 +52,25 @@ def split_over_sides(route: Route, request: Request) -> SideSplit:
         pairs = from_states[len(ours) and 1 :]
         for number, reply in enumerate(from_upstream[len(theirs) and 1 :]):
             replies.append(_chosen(reply, *pairs[2 * number : 2 * number + 2]))
+        replies += pairs[2 * len(route.preferred) :]
         error = next(filter(is_error, replies), None)
         if error is not None:
             return error
         return (yield from result_of(sum_of_replies(replies) if is_sum else array_in_order(replies, places)))
 
     return SideSplit(upstream, states, join)
+
+
+def mapped_split(route: Route) -> SideSplit:
+    """Return the request of `Side.MAPPED`, which is for the states only."""
+    assert route.request is not None
+    convert = route.convert
+
+    def join(from_upstream: Sequence[RawReply], from_states: Sequence[RawReply]) -> Steps[RawReply]:
+        yield
+        return from_states[0] if convert is None else convert(from_states[0])
+
+    return SideSplit([], [route.request], join)
 
 
 def _preferred(route: Route, request: Request) -> SideSplit:

@@ -27,7 +27,7 @@ from resp_server.proxy.keyspace_queries import KeyspaceQuery
 from resp_server.proxy.new_format_check import NewFormatChecks
 from resp_server.proxy.pinned_requests import PinnedRequests
 from resp_server.proxy.preferred_reads import ClientSenders, PreferredRead, SplitRead
-from resp_server.proxy.request_policy import split_by_slot, within
+from resp_server.proxy.request_policy import RequestPolicy, split_by_slot, within
 from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.swap_control import OwnershipControl
@@ -39,10 +39,10 @@ from resp_server.session.session import Account, Session
 from resp_server.session.transaction import Mark, Transaction
 from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.databases import Databases
-from resp_server.upstream.key_matcher import PlainSide
+from resp_server.upstream.key_matcher import Decision, PlainSide
 from resp_server.upstream.ownership import Ownership, OwnershipChange
 from resp_server.upstream.routing import CommandRule, Route, Side, SwapRouter
-from resp_server.upstream.rules import Owner
+from resp_server.upstream.rules import Owner, Rule
 from resp_server.upstream.upstream import Upstream
 
 # The replies of states that have no keys.
@@ -157,7 +157,11 @@ class SwapDispatcher(ProxyDispatcher):
             return self._select(request[1], session, batch)
         session.last_command = rule.name
         self._stats.command_stats(rule.name).calls += 1
+        if rule.name == "watch" and route.side is Side.MAPPED and route.request is not None:
+            self._watch(context, route.request, batch)
+            return Taken.LAST
         if rule.name == "watch":
+            request = request if route.request is None else route.request
             watch_both(self.upstream_of(session), self._cluster_of, route, request, session, batch, self.defer)
             return Taken.LAST
         if route.side is Side.BOTH:
@@ -166,6 +170,8 @@ class SwapDispatcher(ProxyDispatcher):
                 return Taken.LAST  # parts may be sent later
         elif route.side is Side.PREFERRED:
             self._send_preferred(route, request, session, batch)
+        elif route.side is Side.MAPPED:
+            self._send_mapped(route, session, batch)
         elif route.side is Side.ALL_KEYS:
             self._query_keyspace(rule.name, request, session, batch)
         elif route.is_blocking:
@@ -307,15 +313,34 @@ class SwapDispatcher(ProxyDispatcher):
         batch.set_retry(index, send)
         send()
 
+    def _send_mapped(self, route: Route, session: Session, batch: ReplyBatch) -> None:
+        """Send a request to the states, which know its keys by other names."""
+        request, convert = route.request, route.convert
+        assert request is not None
+        if convert is None:
+            if not self._forward_by_policy(self.command(request), RequestPolicy.BY_KEYS, request, session, batch):
+                raise PlainError("the request is malformed")
+            return
+        to_states = self._senders(session, route.rule).to_states
+        index = batch.expect(session.is_silent)
+
+        def send() -> None:
+            stage = ReplyAggregator(1, lambda replies: convert(replies[0]), batch, index, self.defer)
+            stage.attempt(to_states, request[1], request, stage, 0)
+
+        batch.set_retry(index, send)
+        send()
+
     def _query_keyspace(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
+        keys = self._visible_keys(session.user, session.db)
         sides = ClientSides(
             self.upstream_of(session),
             self._applications,
             session,
             self._server.clients.defer,
             has_states=session.db in self._ownership.matcher.databases,
+            is_named=keys.is_named,
         )
-        keys = self._visible_keys(session.user, session.db)
         index = batch.expect(session.is_silent)
         send: Callable[[], None]
         if name == "scan":
@@ -336,6 +361,10 @@ class SwapDispatcher(ProxyDispatcher):
             return decide(key).owner is not Owner.STATE
 
         has_common = any(rule.owner is Owner.PREFER_STATE for rule in self._ownership.rules)
+        mapped = [rule for rule in self._ownership.rules if rule.database == database and rule.lists_names]
+        if mapped:
+            names_of = partial(_names_of, decide, mapped, user)
+            return KeyFilter(lambda key: of_upstream(key) and user.can_read(key), names_of, has_common, is_named=True)
         if user.reads_all_keys:
             return KeyFilter(of_upstream, of_states, has_common)
         # Servers of states know which keys the user may read.
@@ -345,6 +374,19 @@ class SwapDispatcher(ProxyDispatcher):
         super().stop()
         self._checks.stop()
         self._databases.stop()
+
+
+def _names_of(
+    decide: Callable[[bytes], Decision], mapped: Sequence[Rule], user: Account, state_key: bytes
+) -> Sequence[bytes]:
+    """Return the names by which a client knows a key of states: its own, and those of rules."""
+    own = decide(state_key)
+    names = [state_key] if own.owner is not Owner.UPSTREAM and (own.rule is None or own.rule.mapping is None) else []
+    for rule in mapped:
+        name = rule.mapping.key_of(state_key) if rule.mapping is not None else None
+        if name is not None and decide(name).rule is rule:
+            names.append(name)
+    return [name for name in names if user.can_read(name)]
 
 
 class OwnRequests:
@@ -367,10 +409,17 @@ class ClientSides:
     """Sends one client's requests about keys in general to either side."""
 
     def __init__(
-        self, upstream: Upstream, applications: Applications, session: Session, defer: Defer, *, has_states: bool
+        self,
+        upstream: Upstream,
+        applications: Applications,
+        session: Session,
+        defer: Defer,
+        *,
+        has_states: bool,
+        is_named: bool,
     ) -> None:
         self._upstream, self._applications, self._session = upstream, applications, session
-        self._has_states = has_states
+        self._has_states, self._is_named = has_states, is_named
         self.node_count = upstream.node_count
         self.defer = defer
 
@@ -386,4 +435,6 @@ class ClientSides:
         if not self._has_states or (session.db and name == b"dbsize"):
             sink.put(index, NO_KEYS[name])
             return
-        KeyspaceQuery(self._applications, request, session.protocol, sink, index, within(session.user)).send()
+        # Servers of states know which keys the user may read, but not by which other names.
+        readable = () if self._is_named and name != b"randomkey" else within(session.user)
+        KeyspaceQuery(self._applications, request, session.protocol, sink, index, readable).send()

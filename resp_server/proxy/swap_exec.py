@@ -22,7 +22,7 @@ from resp_server.forwarding.reply_stages import (
 )
 from resp_server.protocol.errors import CrossSlotError, ExecAbortError, PlainError, ReplyError
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.side_split import STATES_PART, UPSTREAM_PART, SideSplit, split_over_sides
+from resp_server.proxy.side_split import STATES_PART, UPSTREAM_PART, SideSplit, mapped_split, split_over_sides
 from resp_server.proxy.transaction_plan import EXEC, MULTI
 from resp_server.proxy.transactions import StartableExec
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
@@ -116,8 +116,8 @@ class SwapExec(ReplyStage):
         elif route is not None and route.side is Side.UPSTREAM:
             self._parts.append((UPSTREAM_PART, len(self._packed)))
             self._add_upstream(route.rule, request if route.request is None else route.request)
-        elif route is not None and route.side in (Side.BOTH, Side.PREFERRED):
-            split = split_over_sides(route, request)
+        elif route is not None and route.side in (Side.BOTH, Side.PREFERRED, Side.MAPPED):
+            split = mapped_split(route) if route.side is Side.MAPPED else split_over_sides(route, request)
             self._needs_states = True
             self._parts.append((split, len(self._packed), len(self._of_states)))
             for part in split.upstream:

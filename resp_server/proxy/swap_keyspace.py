@@ -15,6 +15,7 @@ from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_err
 from resp_server.forwarding.reply_splitter import items_of, sum_of_replies
 from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink, ReplyStage, merge_or_error
 from resp_server.protocol.errors import PlainError, TryAgainError
+from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
 from resp_server.session.epoch_feed import ReplyEpochs
@@ -45,12 +46,44 @@ class KeyspaceSides(Protocol):
         """Send a request to the owners of states."""
 
 
+# Tells whether a client sees a key, or returns the names under which it does.
+Shown = Callable[[bytes], bool | Sequence[bytes]]
+
+
 class KeyFilter(NamedTuple):
-    """Which keys of each side a client sees. has_common: both sides may show the same key."""
+    """Which keys of each side a client sees. has_common: both sides may show the same key.
+
+    is_named: clients know some keys of states by other names, so patterns are matched here.
+    """
 
     of_upstream: Callable[[bytes], bool]
-    of_states: Callable[[bytes], bool]
+    of_states: Shown
     has_common: bool = False
+    is_named: bool = False
+
+    def states_request(self, request: Request) -> tuple[Request, Shown]:
+        """Return the states' part of a SCAN or KEYS, and which of the keys in its reply the client sees."""
+        if not self.is_named:
+            return request, self.of_states
+        kept, pattern = [request[0]], None
+        if request[0].lower() == b"keys":
+            kept, pattern = [request[0], b"*"], request[1]
+        else:
+            kept = [*request[:2]]
+            for at in range(2, len(request), 2):
+                if request[at].upper() == b"MATCH" and at + 1 < len(request):
+                    pattern = request[at + 1]
+                else:
+                    kept += request[at : at + 2]
+        if pattern is None:
+            return kept, self.of_states
+        matches, of_states = matcher(pattern), self.of_states
+
+        def shown(key: bytes) -> Sequence[bytes]:
+            names = of_states(key)
+            return [name for name in (names if isinstance(names, Sequence) else [key] * names) if matches(name)]
+
+        return kept, shown
 
 
 class SwapScan(ReplyStage):
@@ -60,8 +93,10 @@ class SwapScan(ReplyStage):
         super().__init__(sink, index)
         self._sides = sides
         self._position = position_of(cursor_number(request[1]), sides.node_count)
-        self._request = (request[0], b"%d" % self._position.inner, *request[2:])
-        self._is_visible = keys.of_states if self._position.node is None else keys.of_upstream
+        self._request: Request = (request[0], b"%d" % self._position.inner, *request[2:])
+        self._is_visible: Shown = keys.of_upstream
+        if self._position.node is None:
+            self._request, self._is_visible = keys.states_request(self._request)
 
     def send(self) -> None:
         """Send the request to its side."""
@@ -85,9 +120,7 @@ class SwapScan(ReplyStage):
         self.run_steps(steps, lambda merged: self.finish(merged, epochs), self._sides.defer)
 
 
-def _scan_reply(
-    reply: RawReply, position: ScanPosition, node_count: int, is_visible: Callable[[bytes], bool]
-) -> Steps[RawReply]:
+def _scan_reply(reply: RawReply, position: ScanPosition, node_count: int, is_visible: Shown) -> Steps[RawReply]:
     cursor, keys = yield from items_of(reply)
     try:
         following = after(position, int(text_of(cursor)), node_count)
@@ -102,22 +135,31 @@ def text_of(item: RawReply) -> bytes:
     return as_bytes(item).partition(b"\r\n")[2][:-2]
 
 
-def visible_keys(
-    arrays: Sequence[RawReply], filters: Sequence[Callable[[bytes], bool]], has_common: bool = False
-) -> Steps[RawReply]:
+def visible_keys(arrays: Sequence[RawReply], filters: Sequence[Shown], has_common: bool = False) -> Steps[RawReply]:
     """Return one array of the keys of all arrays that their filters let through. has_common: each key once."""
     found: list[RawReply] = []
     seen: set[bytes] = set()
     for array, is_visible in zip(arrays, filters, strict=True):
         for number, item in enumerate((yield from items_of(array))):
             name = text_of(item)
-            if is_visible(name) and name not in seen:
+            shown = is_visible(name)
+            if not isinstance(shown, bool):
+                found += [encode(each, 2) for each in shown]
+            elif shown and name not in seen:
                 found.append(item)
                 if has_common:
                     seen.add(name)
             if not number % KEYS_AT_ONCE:
                 yield
     return raw_reply_of([b"*%d\r\n" % len(found), *found])
+
+
+def _shown_item(item: RawReply, is_visible: Shown) -> RawReply | None:
+    """Return a key as the client sees it; None if it does not."""
+    shown = is_visible(text_of(item))
+    if isinstance(shown, bool):
+        return item if shown else None
+    return encode(shown[0], 2) if shown else None
 
 
 def query_both(sides: KeyspaceSides, keys: KeyFilter, name: str, request: Request, sink: ReplySink, index: int) -> None:
@@ -127,15 +169,18 @@ def query_both(sides: KeyspaceSides, keys: KeyFilter, name: str, request: Reques
         _draw(sides, keys, sink, index)
         return
 
+    states_request, of_states = (request, keys.of_states) if name == "dbsize" else keys.states_request(request)
+
     def merge(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
         if name == "dbsize":
             return sum_of_replies(replies)
-        return visible_keys(replies, [keys.of_upstream] * count + [keys.of_states], keys.has_common)
+        filters: list[Shown] = [keys.of_upstream] * count
+        return visible_keys(replies, [*filters, of_states], keys.has_common)
 
     both = ReplyAggregator(count + 1, merge, sink, index, sides.defer)
     for node in range(count):
         sides.send_to_node(node, request, both, node)
-    both.attempt(sides.send_to_states, request, both, count)
+    both.attempt(sides.send_to_states, states_request, both, count)
 
 
 def _draw(sides: KeyspaceSides, keys: KeyFilter, sink: ReplySink, index: int) -> None:
@@ -147,9 +192,9 @@ def _draw(sides: KeyspaceSides, keys: KeyFilter, sink: ReplySink, index: int) ->
         at, candidates, weights, is_hidden = 0, [], [], False
         for part in range(count + 1):
             draws = UPSTREAM_DRAWS if part < count else STATES_DRAWS
-            is_visible = keys.of_upstream if part < count else keys.of_states
+            is_visible: Shown = keys.of_upstream if part < count else keys.of_states
             drawn = [each for each in replies[at + 1 : at + 1 + draws] if each not in NOTHING]
-            found = [each for each in drawn if is_visible(text_of(each))]
+            found = [item for each in drawn if (item := _shown_item(each, is_visible)) is not None]
             is_hidden |= len(found) < len(drawn)
             if found:
                 candidates.append(found[0])

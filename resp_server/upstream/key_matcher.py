@@ -68,9 +68,7 @@ class KeyMatcher:
         for database in {0, *(rule.database for rule in rules)}:
             by_rule = [(rule.keys, Decision(rule.owner, "", rule)) for rule in rules if rule.database == database]
             self._deciders[database] = _Alternatives(by_rule if database else by_rule + by_format).decide
-        self.patterns = [
-            (glob_of(rule.keys), PLAIN_SIDES.get(rule.owner, PlainSide.NEITHER)) for rule in rules if not rule.database
-        ]
+        self.patterns = [(glob_of(rule.keys), _plain_side(rule)) for rule in rules if not rule.database]
         self.patterns += [(glob_of(key_format), PlainSide.STATES) for key_format, _ in by_format]
         # On the path of each request, in database 0.
         self.decide = self._deciders[0]
@@ -92,6 +90,8 @@ class KeyMatcher:
         decision = self.decider(database)(key)
         if decision.owner is Owner.UPSTREAM:
             return None
+        if decision.rule is not None and decision.rule.mapping is not None:
+            key = decision.rule.mapping.state_name_of(key).key
         return decision.state or self._formats.decide(key).state
 
     def whose(self, key: bytes, database: int = 0) -> str:
@@ -104,6 +104,10 @@ class KeyMatcher:
         if state or decision.rule is None:
             return f"owned by state {state}"
         return f"the states', by the rule '{decision.rule.name}'"
+
+
+def _plain_side(rule: Rule) -> PlainSide:
+    return PlainSide.NEITHER if rule.mapping is not None else PLAIN_SIDES.get(rule.owner, PlainSide.NEITHER)
 
 
 class _Alternatives:

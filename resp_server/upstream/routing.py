@@ -13,6 +13,7 @@ from typing import NamedTuple
 from resp_server.command_table.facts import Facts
 from resp_server.command_table.key_specs import key_positions
 from resp_server.command_table.table import Command, CommandTable
+from resp_server.forwarding.raw_replies import RawReply
 from resp_server.protocol.errors import (
     LoadingError,
     PlainError,
@@ -24,6 +25,7 @@ from resp_server.protocol.errors import (
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.command_facts import tells_all_keys
 from resp_server.upstream.key_matcher import Decision
+from resp_server.upstream.mapped_names import StateName, field_read, with_names
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.rules import Owner, Writes
 from resp_server.upstream.state_writes import without_pairs, write_plan
@@ -97,6 +99,7 @@ SPLIT = ("mget", "exists", "touch")
 STREAM_OPTIONS = {b"GROUP": 3, b"COUNT": 2, b"NOACK": 1}
 # The compiled hop finds these first.
 USUAL = ("get", "mget", "set", "incr", "setex", "del", "hget", "hset", "hgetall", "expire", "exists", "lpush", "rpop")
+NO_FIELDS: Mapping[int, Request] = {}
 # Spellings of command names that are remembered.
 SPELLINGS_MAX = 1024
 # Keys that an error names.
@@ -114,6 +117,7 @@ class Side(Enum):
     SELECT = auto()  # here: the upstream says whether it has the database
     BY_SECTIONS = auto()  # INFO
     NOT_YET = auto()
+    MAPPED = auto()  # the states, which get another request, with their own names of keys
     PREFERRED = auto()  # the states if they have the only key, otherwise the upstream
     DROPPED = auto()  # a write that is answered OK
     DENIED = auto()
@@ -136,6 +140,8 @@ class Route(NamedTuple):
 
     state_keys: for `Side.BOTH`, the positions of the states' keys. is_blocking: the upstream may reply much later, so
     the request needs a connection of its client's own. request: what the side gets instead of the client's request.
+    fields: for `Side.BOTH`, the requests for keys that are fields of states' keys, by position. convert: for
+    `Side.MAPPED`, makes the states' reply that of the client's request.
     preferred: for `Side.BOTH`, the positions of keys that the states answer if they have them. key_at, unserved: for
     `Side.PREFERRED`, the position of the key, and the error if the states have it, but do not serve the command.
     """
@@ -145,6 +151,8 @@ class Route(NamedTuple):
     state_keys: Sequence[int] = ()
     is_blocking: bool = False
     request: Request | None = None
+    fields: Mapping[int, Request] = NO_FIELDS
+    convert: Callable[[RawReply], RawReply] | None = None
     preferred: Sequence[int] = ()
     key_at: int = 0
     unserved: PlainError | None = None
@@ -239,8 +247,7 @@ class SwapRouter:
         if rule.command is not None:
             rule.command.check_arity(request)
         if rule.name == "watch" and len(owned) < len(positions):
-            preferred = [at for at, found in others if found.owner is Owner.PREFER_STATE]
-            return Route(Side.BOTH, rule, [at for at, _ in owned], preferred=preferred)
+            return self._both(rule, request, others)
         if len(owned) < len(others) and rule.is_read:
             return self._preferred(rule, request, positions, others, database)
         if not owned:
@@ -249,9 +256,9 @@ class SwapRouter:
             return self._write(rule, request, positions, owned, database)
         is_served = rule.command is not None and rule.command.declaration is not None
         if len(owned) == len(positions) and is_served:
-            return Route(Side.STATES, rule)
+            return self._states(rule, request, owned, database)
         if rule.name in SPLIT:
-            return Route(Side.BOTH, rule, [at for at, _ in owned])
+            return self._both(rule, request, owned)
         if len(owned) < len(positions):
             raise PlainError(
                 f"command '{rule.name}' needs its keys on one side: {self._whose(request, positions, database)}"
@@ -281,8 +288,42 @@ class SwapRouter:
             raise PlainError(
                 f"command '{rule.name}' needs its keys on one side: {self._whose(request, positions, database)}"
             )
-        by_owner = {owner: [at for at, found in others if found.owner is owner] for owner in Owner}
-        return Route(Side.BOTH, rule, by_owner[Owner.STATE], preferred=by_owner[Owner.PREFER_STATE])
+        return self._both(rule, request, others)
+
+    def _states(
+        self, rule: CommandRule, request: Request, owned: Sequence[tuple[int, Decision]], database: int
+    ) -> Route:
+        """Return the route of a request with keys of states only."""
+        names = _state_names(request, owned)
+        if not names:
+            return Route(Side.STATES, rule)
+        if rule.name == "watch" or all(name.field is None for name in names.values()):
+            return Route(Side.MAPPED, rule, request=with_names(request, names))
+        if rule.name in SPLIT and len(owned) > 1:
+            return self._both(rule, request, owned)
+        (at, name), *others = names.items()
+        read = None if others or name.field is None else field_read(rule.name, request, name.key, name.field)
+        if read is None:
+            raise PlainError(
+                f"command '{rule.name}' is not available for fields of a state's key: "
+                f"{self._whose(request, [at], database)}"
+            )
+        return Route(Side.MAPPED, rule, request=read.request, convert=read.convert)
+
+    def _both(self, rule: CommandRule, request: Request, others: Sequence[tuple[int, Decision]]) -> Route:
+        """Return the route of a request that is split. others: the keys that are not the upstream's."""
+        owned = [at for at, found in others if found.owner is Owner.STATE]
+        preferred = [at for at, found in others if found.owner is Owner.PREFER_STATE]
+        names = _state_names(request, others)
+        if not names:
+            return Route(Side.BOTH, rule, owned, preferred=preferred)
+        fields = {}
+        for at, (key, field) in names.items():
+            read = None if field is None or rule.name == "watch" else field_read(rule.name, request, key, field)
+            if read is not None:
+                fields[at] = read.request
+        owned = [at for at in owned if at not in fields]
+        return Route(Side.BOTH, rule, owned, preferred=preferred, request=with_names(request, names), fields=fields)
 
     def _to_upstream(self, rule: CommandRule, request: Request) -> Route:
         is_blocking = "blocking" in rule.facts.flags and not _is_nonblocking_read(rule, request)
@@ -379,6 +420,15 @@ class SwapRouter:
         if theirs is not None and (command is None or tells_all_keys(theirs)):
             return theirs
         return command.facts if command is not None else None
+
+
+def _state_names(request: Request, others: Sequence[tuple[int, Decision]]) -> Mapping[int, StateName]:
+    """Return the states' names of the keys that clients know by another name, by position."""
+    found = {}
+    for at, decision in others:
+        if decision.rule is not None and decision.rule.mapping is not None:
+            found[at] = decision.rule.mapping.state_name_of(request[at])
+    return found
 
 
 def not_yet(name: str) -> PlainError:

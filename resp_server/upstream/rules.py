@@ -8,6 +8,8 @@ A file of rules is TOML:
     owner = "state"                   # or "upstream", "prefer-state"
     writes = "refuse"                 # or "drop", "pass"
     database = 0                      # as clients select it
+    state_key = "golden:<account>"    # the state's own name of the key
+    field = "apdex"                   # the key is this field of the state's key
 
 The first rule that covers a key decides. A file is taken whole or not at all: `parse_rules` collects all mistakes.
 """
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from resp_server.upstream.key_patterns import covers
+from resp_server.upstream.mapped_names import NameMapping
 from state_backend.model.descriptor import KeyFormat
 from state_backend.model.errors import SparkisError
 
@@ -52,18 +55,27 @@ class Writes(Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """The owner of the keys of a format. name: for messages. writes: of states' keys. database: where the keys are."""
+    """The owner of the keys of a format.
+
+    name: for messages. writes: of states' keys. database: where the keys are. mapping: the state's own names.
+    """
 
     name: str
     keys: KeyFormat
     owner: Owner
     writes: Writes = Writes.REFUSE
     database: int = 0
+    mapping: NameMapping | None = None
 
     @property
     def has_state_keys(self) -> bool:
         """Tell whether states may have keys of this rule."""
         return self.owner is not Owner.UPSTREAM
+
+    @property
+    def lists_names(self) -> bool:
+        """Tell whether SCAN and KEYS show states' keys by the names of this rule."""
+        return self.mapping is not None and self.mapping.field is None
 
 
 Rules = Sequence[Rule]
@@ -142,23 +154,42 @@ class _RuleReader:
             self.mistakes.append("'writes' is for owner = \"state\"")
         writes = self._option("writes", Writes, Writes.REFUSE)
         database = self._database()
+        mapping = None if keys is None else self._mapping(keys, owner)
         name = self._text("name", keys.text if keys is not None else "")
         self.mistakes += [f"unknown setting {_shown(key)}" for key in self._row]
         if self.mistakes or keys is None or owner is None or name is None or writes is None:
             return None
-        return Rule(name, keys, owner, writes, database)
+        return Rule(name, keys, owner, writes, database, mapping)
 
     def _keys(self) -> KeyFormat | None:
         if "keys" not in self._row:
             self.mistakes.append("it has no 'keys'")
             return None
-        text = self._text("keys", "")
+        return self._format("keys")
+
+    def _mapping(self, keys: KeyFormat, owner: Owner | None) -> NameMapping | None:
+        if "state_key" not in self._row:
+            if "field" in self._row:
+                del self._row["field"]
+                self.mistakes.append("it has a 'field', but no 'state_key'")
+            return None
+        if owner is not Owner.STATE:
+            self.mistakes.append("'state_key' is for owner = \"state\"")
+        state_key = self._format("state_key")
+        field = self._format("field") if "field" in self._row else None
+        if state_key is None:
+            return None
+        mapping = NameMapping(keys, state_key, field)
+        self.mistakes += mapping.mistakes()
+        return mapping
+
+    def _format(self, setting: str) -> KeyFormat | None:
+        text = self._text(setting, "")
         if not text:
             return None
         if "*" in text:
-            self.mistakes.append(
-                f"keys {_shown(text)} has a '*': write a placeholder, such as {_shown(text.replace('*', '<any>', 1))}"
-            )
+            remedy = _shown(text.replace("*", "<any>", 1))
+            self.mistakes.append(f"{setting} {_shown(text)} has a '*': write a placeholder, such as {remedy}")
             return None
         try:
             return KeyFormat.parse(text)

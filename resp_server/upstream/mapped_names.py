@@ -1,0 +1,131 @@
+"""Keys that clients know by another name than the state: `dash/<account>/apdex` is `golden:byAccount:<account>`.
+
+Both names are key formats with the same placeholders. A placeholder takes the shortest text that fits, the last one all
+that is left. With `field`, a key is one field of a hash of the state. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from resp_server.forwarding.raw_replies import RawReply, as_bytes
+from resp_server.protocol.request_parser import Request
+from state_backend.model.descriptor import KeyFormat
+
+NO_VALUES: Mapping[str, bytes] = {}
+
+
+class StateName(NamedTuple):
+    """Where a state has the value of a key. field: None for the whole key."""
+
+    key: bytes
+    field: bytes | None
+
+
+@dataclass(frozen=True)
+class NameMapping:
+    """The names of the keys of one rule. keys: the clients'; state_key, field: the state's."""
+
+    keys: KeyFormat
+    state_key: KeyFormat
+    field: KeyFormat | None = None
+
+    def state_name_of(self, key: bytes) -> StateName:
+        """Return the state's name of a key that the rule covers."""
+        values = _values(self._of_key, self.keys, key) or NO_VALUES
+        return StateName(_text(self.state_key, values), None if self.field is None else _text(self.field, values))
+
+    def key_of(self, state_key: bytes) -> bytes | None:
+        """Return the clients' name of a state's key; None: it has none. Only for whole keys."""
+        values = _values(self._of_state_key, self.state_key, state_key)
+        if values is None:
+            return None
+        key = _text(self.keys, values)
+        return key if self.state_name_of(key).key == state_key else None
+
+    def mistakes(self) -> list[str]:
+        """Return what is wrong with the placeholders."""
+        used = [*self.state_key.columns, *(self.field.columns if self.field is not None else ())]
+        found = []
+        for columns, what in ((self.keys.columns, "'keys'"), (used, "'state_key' and 'field'")):
+            twice = sorted({column for column in columns if list(columns).count(column) > 1})
+            found += [f"the placeholder <{column}> stands twice in {what}" for column in twice]
+        found += [
+            f"the placeholder <{column}> of 'keys' is in no name of the state"
+            for column in self.keys.columns
+            if column not in used
+        ]
+        found += [f"the placeholder <{column}> is not in 'keys'" for column in used if column not in self.keys.columns]
+        return found
+
+    @cached_property
+    def _of_key(self) -> re.Pattern[bytes]:
+        return _capturing(self.keys)
+
+    @cached_property
+    def _of_state_key(self) -> re.Pattern[bytes]:
+        return _capturing(self.state_key)
+
+
+def _capturing(key_format: KeyFormat) -> re.Pattern[bytes]:
+    """Return a regular expression for a format's keys, with a group for each column; linear, as `key_pattern`."""
+    first, *others = [re.escape(literal.encode()) for literal in key_format.literals]
+    if not others:
+        return re.compile(first + rb"\Z")
+    between = b"".join(b"(?>(.*?)%b)" % literal for literal in others[:-1])
+    return re.compile(first + between + b"(.*)" + others[-1] + rb"\Z", re.DOTALL)
+
+
+def _values(pattern: re.Pattern[bytes], key_format: KeyFormat, key: bytes) -> Mapping[str, bytes] | None:
+    match = pattern.match(key)
+    return None if match is None else dict(zip(key_format.columns, match.groups(), strict=True))
+
+
+def _text(key_format: KeyFormat, values: Mapping[str, bytes]) -> bytes:
+    parts = [key_format.literals[0].encode()]
+    for column, literal in zip(key_format.columns, key_format.literals[1:], strict=True):
+        parts += [values.get(column, b""), literal.encode()]
+    return b"".join(parts)
+
+
+class FieldRead(NamedTuple):
+    """A read of a field, in place of one of a key. convert: makes its reply that of the client's request."""
+
+    request: Request
+    convert: Callable[[RawReply], RawReply] | None = None
+
+
+def field_read(name: str, request: Request, key: bytes, field: bytes) -> FieldRead | None:
+    """Return the read of a field for a client's read of one key; None: there is none for this command."""
+    if name == "mget":
+        return FieldRead((b"HMGET", key, field))
+    if name in FIELD_COMMANDS:
+        return FieldRead((FIELD_COMMANDS[name], key, field))
+    if name == "type":
+        return FieldRead((b"HEXISTS", key, field), _type_of)
+    if name in TIMES:
+        return FieldRead((TIMES[name], key, b"FIELDS", b"1", field), _only_item)
+    return None
+
+
+FIELD_COMMANDS = {"get": b"HGET", "exists": b"HEXISTS", "touch": b"HEXISTS", "strlen": b"HSTRLEN"}
+TIMES = {"ttl": b"HTTL", "pttl": b"HPTTL", "expiretime": b"HEXPIRETIME", "pexpiretime": b"HPEXPIRETIME"}
+
+
+def _type_of(reply: RawReply) -> RawReply:
+    return {b":1\r\n": b"+string\r\n", b":0\r\n": b"+none\r\n"}.get(as_bytes(reply), reply)
+
+
+def _only_item(reply: RawReply) -> RawReply:
+    """Return the only item of an array; a missing key is as a missing field."""
+    text = as_bytes(reply)
+    return text[4:] if text.startswith(b"*1\r\n") else b":-2\r\n" if text in (b"*0\r\n", b"*-1\r\n", b"_\r\n") else text
+
+
+def with_names(request: Request, names: Mapping[int, StateName]) -> Request:
+    """Return a request with the states' names of keys in place of the clients'. names: by position."""
+    return [names[at].key if at in names else word for at, word in enumerate(request)]
