@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from resp_server.forwarding.reply_splitter import FrameError, pack
 from resp_server.protocol.request_parser import Request
@@ -14,9 +14,19 @@ class HandshakeError(Exception):
 
 
 class Handshake:
-    """Requests that a server has to accept. optional: the name of a command that it may refuse."""
+    """Requests that a server has to accept.
 
-    def __init__(self, requests: Sequence[Request], optional: bytes) -> None:
+    optional: the names of commands that it may refuse. refusal: returns why the reply to a command, by its name, is not
+    acceptable; empty: it is.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        optional: Collection[bytes],
+        refusal: Callable[[bytes, bytes], str] = lambda name, reply: "",
+    ) -> None:
+        self._refusal = refusal
         self._requests = requests
         self._optional = optional
         self._unanswered = [request[0] for request in requests]
@@ -31,8 +41,12 @@ class Handshake:
         """Take the next reply; FrameError if there are more replies than requests."""
         if not self._unanswered:
             raise FrameError("more replies than requests")
-        if self._unanswered.pop(0) != self._optional and reply[:1] == b"-":
-            self.fail(reply[1:-2].decode("utf-8", "replace"))
+        name = self._unanswered.pop(0)
+        reason = self._refusal(name, reply)
+        if name not in self._optional and reply[:1] == b"-":
+            reason = reply[1:-2].decode("utf-8", "replace")
+        if reason:
+            self.fail(reason)
         if not self._unanswered and not self._accepted.done():
             self._accepted.set_result(None)
 

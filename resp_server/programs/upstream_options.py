@@ -38,7 +38,8 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get(VARIABLE),
         metavar="URL",
         help="a Redis that has all keys that no state owns: redis[s]://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], "
-        "redis[s]+cluster://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]...] or "
+        "redis[s]+cluster://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]...], "
+        "redis[s]+sentinel://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]/MASTER[/DATABASE] or "
         f"unix://[[USER]:PASSWORD@]/PATH[?db=DATABASE] (default: {VARIABLE} of the environment)",
     )
     parser.add_argument(

@@ -470,7 +470,8 @@ class ServerProtocol(asyncio.Protocol):
         words += [(b"HELLO", b"%d" % protocol), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
         # The server announces its epochs after STATE FOLLOW's reply, so before the one to PING.
         words += [(b"READONLY",), follow_request(has_keys=has_keys), (b"PING",)]
-        self._handshake = Handshake(words, optional=b"READONLY")  # a server outside a cluster refuses it: it needs none
+        # A server outside a cluster refuses READONLY: it needs none.
+        self._handshake = Handshake(words, optional=(b"READONLY",))
         await self._handshake.run(self._transport)
         self._handshake = None
         if self._is_lost:

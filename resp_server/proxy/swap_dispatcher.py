@@ -19,6 +19,7 @@ from resp_server.execution.dispatcher import QUEUED
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink
 from resp_server.protocol.errors import NoPermError, PlainError
+from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import ReplyBatch
@@ -29,6 +30,7 @@ from resp_server.proxy.pinned_requests import PinnedRequests
 from resp_server.proxy.preferred_reads import ClientSenders, PreferredRead, SplitRead
 from resp_server.proxy.request_policy import RequestPolicy, split_by_slot, within
 from resp_server.proxy.requests import ServerRequest
+from resp_server.proxy.sentinel_replies import sentinel_reply
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.swap_control import OwnershipControl
 from resp_server.proxy.swap_exec import OK, SwapExec, Watched
@@ -70,10 +72,11 @@ class SwapDispatcher(ProxyDispatcher):
         self.defer = upstream.defer = server.clients.defer
         upstream.on_state_lost = server.clients.cut
         self._databases = Databases(upstream)
+        self._sentinel_master = upstream.url.master.encode()
         self._ownership = ownership
         self.router = SwapRouter(self._table, ownership)
         upstream.on_facts = self._take_facts
-        server.is_single_node = bool(upstream.url.seeds)  # its clients may be those of a Redis Cluster
+        server.is_single_node = upstream.url.is_cluster  # its clients may be those of a Redis Cluster
         applications.on_key_formats = self._learn
         self._pinned = PinnedRequests(self._databases)
         server.leave_upstream = self._pinned.leave
@@ -142,6 +145,11 @@ class SwapDispatcher(ProxyDispatcher):
         if not session.is_authenticated:
             return Taken.NO  # the error is a server's: it does not tell whose key it is
         route = self.router.route(request, session.db)
+        if route is None and self._sentinel_master and request[0].lower() == b"sentinel":
+            host, _, port = session.local_address.rpartition(":")
+            reply = sentinel_reply(request, self._sentinel_master, host.strip("[]").encode(), port.encode())
+            batch.add(b"" if session.is_silent else encode(reply, session.protocol))
+            return Taken.YES
         if route is None or route.side is Side.STATES:
             return Taken.NO
         rule = route.rule

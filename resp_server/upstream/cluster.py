@@ -22,6 +22,7 @@ from resp_server.protocol.request_parser import Request
 from resp_server.upstream.cluster_requests import KEYS_AT_ONCE, Part, Plan, plan_of
 from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.pool import ABOUT_WRITES, UpstreamPool
+from resp_server.upstream.role import AnyRole
 from resp_server.upstream.routing import CommandRule
 from resp_server.upstream.slot_table import Redirect, SlotTable, redirect_in
 from resp_server.upstream.url import Address, UpstreamUrl
@@ -234,7 +235,7 @@ class UpstreamCluster:
                 raise TryAgainError("the upstream's nodes name too many other nodes")
             node = self._nodes[address] = self._pool_at(self.url.at(address))
             node.on_failed, node.on_state_lost = self._refresh_later, self.on_state_lost
-            node.poller, node.defer = self.poller, self.defer
+            node.poller, node.defer, node.role = self.poller, self.defer, AnyRole()
             node.start()
         return node
 

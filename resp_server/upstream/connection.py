@@ -23,6 +23,7 @@ from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import TryAgainError, internal_error
 from resp_server.session.epoch_feed import NO_EPOCHS
 from resp_server.upstream.breaker import Breaker
+from resp_server.upstream.role import RoleCheck
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import UpstreamUrl
 
@@ -100,6 +101,8 @@ class ConnectionEvents(Protocol):
     @property
     def tls(self) -> UpstreamTls | None: ...
     @property
+    def role(self) -> RoleCheck: ...
+    @property
     def breaker(self) -> Breaker: ...
     @property
     def clock(self) -> Callable[[], float]: ...
@@ -108,6 +111,9 @@ class ConnectionEvents(Protocol):
 
     def at_end_of_turn(self, then: Callable[[], None]) -> None:
         """Call back at the end of this turn of the event loop."""
+
+    def located(self) -> UpstreamUrl:
+        """Return the server's URL; OSError if nobody knows it now."""
 
     def opened(self, connection: UpstreamConnection) -> None:
         """Handle a connection that was opened."""
@@ -257,9 +263,12 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
     async def _connect(self) -> None:
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
-                link = await self._open()
+                url = self._pool.located()
+                link = await self._open(url)
                 try:
-                    await link.greet(self._pool.url.greeting(self.protocol))
+                    await link.greet(url.greeting(self.protocol), self._pool.role)
+                    if url is not self._pool.url:
+                        raise OSError("the master has moved")
                 except BaseException:
                     link.forget()
                     raise
@@ -279,8 +288,8 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         for request in queue:
             self.add(request)
 
-    async def _open(self) -> UpstreamProtocol:
-        url, tls = self._pool.url, self._pool.tls
+    async def _open(self, url: UpstreamUrl) -> UpstreamProtocol:
+        tls = self._pool.tls
         if tls is None and self._pool.poller is not None:
             made = UpstreamProtocol(self)
             self._pool.poller.add(await connected(self._loop, url.path or (url.host, url.port)), made)
@@ -297,6 +306,12 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
     def _try_later(self, pause_s: float) -> None:
         if not self._is_stopping and self._retry is None:
             self._retry = self._loop.call_later(pause_s, self._try_again)
+
+    def try_now(self) -> None:
+        """End a pause before a try to connect."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._try_again()
 
     def _try_again(self) -> None:
         self._retry = None
@@ -327,10 +342,11 @@ class UpstreamProtocol(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(sock, KEEPALIVE_S)  # no time limit ends a blocking command whose upstream is gone
 
-    async def greet(self, words: list[tuple[bytes, ...]]) -> None:
+    async def greet(self, words: list[tuple[bytes, ...]], role: RoleCheck) -> None:
         """Log in, and wait until all is answered; HandshakeError if the upstream refuses."""
         # The name is for people: a user without the right to CLIENT does without it.
-        self._handshake = Handshake(words, optional=b"CLIENT")
+        # Nor does it need the right to ROLE: then nobody checks it.
+        self._handshake = Handshake(words, (b"CLIENT", b"ROLE"), role.refusal)
         await self._handshake.run(self._transport)
         self._handshake = None
 

@@ -21,6 +21,7 @@ from resp_server.upstream.connection import (
     UpstreamSink,
     unreachable,
 )
+from resp_server.upstream.role import RoleCheck
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import UpstreamUrl
 
@@ -209,6 +210,15 @@ class PinnedConnections:
     def tls(self) -> UpstreamTls | None:
         """The TLS of connections, if the URL has TLS."""
         return self._pool.tls
+
+    @property
+    def role(self) -> RoleCheck:
+        """The check of the upstream's role."""
+        return self._pool.role
+
+    def located(self) -> UpstreamUrl:
+        """Return the server's URL; OSError if nobody knows it now."""
+        return self._pool.located()
 
     @property
     def breaker(self) -> Breaker:

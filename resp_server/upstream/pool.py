@@ -22,9 +22,11 @@ from resp_server.upstream.breaker import Breaker
 from resp_server.upstream.command_facts import facts_in
 from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
 from resp_server.upstream.pinned import PINNED_MAX, PinnedConnections
+from resp_server.upstream.role import RoleCheck
 from resp_server.upstream.routing import CommandRule
+from resp_server.upstream.sentinel import MasterLocator
 from resp_server.upstream.tls import UpstreamTls
-from resp_server.upstream.url import UpstreamUrl
+from resp_server.upstream.url import Address, UpstreamUrl
 
 logger = logging.getLogger("sparkis.proxy")
 
@@ -43,7 +45,8 @@ class UpstreamPool:
 
     on_facts: called with the facts of the upstream's commands, at each reconnection: its modules may be others; None:
     nobody needs them. on_failed: called after each failure. on_state_lost: called with a client whose own connection
-    was lost with what it held. tls: for a URL with TLS only.
+    was lost with what it held. tls: for a URL with TLS only. role: which roles are accepted. locator: finds the
+    server, where sentinels know it.
     pinned: the connections that one client has alone.
     """
 
@@ -56,6 +59,8 @@ class UpstreamPool:
         pinned_max: int = PINNED_MAX,
     ) -> None:
         self.url, self.tls = url, tls
+        self.role = RoleCheck()
+        self.locator: MasterLocator | None = None
         self.timeout_s = timeout_s
         self.breaker = Breaker()
         self.on_facts: Callable[[Mapping[str, Facts]], None] | None = None
@@ -81,6 +86,7 @@ class UpstreamPool:
         """Return a pool for another database. Its breaker is its own: the upstream may not have this database."""
         url = replace(self.url, database=number)
         made = UpstreamPool(url, self.timeout_s, 1, self.tls, self.pinned.count_max)
+        made.locator, made.role = self.locator, self.role
         made.on_state_lost, made.poller, made.defer = self.on_state_lost, self.poller, self.defer
         return made
 
@@ -94,11 +100,16 @@ class UpstreamPool:
         self._loop = asyncio.get_running_loop()
         self._clock = AwakeClock(2 * self.timeout_s / CHECKS_PER_TIMEOUT, self._loop.time)
         self._check()
-        self._connection(0, 2).connect()
+        if self.locator is None:
+            self._connection(0, 2).connect()
+        else:
+            self.locator.add(self)
 
     def stop(self) -> None:
         """Close all connections."""
         self._checking.cancel()
+        if self.locator is not None:
+            self.locator.remove(self)
         for connection in self._connections.values():
             connection.stop()
         self.pinned.stop()
@@ -226,6 +237,22 @@ class UpstreamPool:
             **self.pinned.info_fields(),
         }
 
+    def located(self) -> UpstreamUrl:
+        """Return the server's URL; OSError if nobody knows it now."""
+        if self.locator is not None:
+            self.locator.check()
+        return self.url
+
+    def move(self, address: Address) -> None:
+        """Use another server: the connections to the one before are closed."""
+        self.url = self.url.at(address)
+        for connection in self._connections.values():
+            connection.cut("the master has moved")
+            connection.try_now()
+        for pinned in self.pinned:
+            pinned.cut("the master has moved")
+        self._connection(0, 2).connect()
+
     # -- called by connections ----------------------------------------------------------------------------------------
 
     def opened(self, connection: UpstreamConnection) -> None:
@@ -240,6 +267,8 @@ class UpstreamPool:
         """Open the breaker; return the pause before the next try to connect."""
         if not self.breaker.is_open:
             logger.warning("the upstream %s cannot be reached: %s", self.url.address, reason)
+        if self.locator is not None:
+            self.locator.ask_now()
         self.on_failed()
         return self.breaker.failed(reason)
 
@@ -247,6 +276,8 @@ class UpstreamPool:
         """Count a lost connection."""
         self.losses += 1
         logger.info("lost a connection to the upstream %s: %s", self.url.address, reason)
+        if self.locator is not None:
+            self.locator.ask_now()
         self.on_failed()
 
     def _connection(self, client: int, protocol: int) -> UpstreamConnection:

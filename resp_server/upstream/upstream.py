@@ -1,4 +1,4 @@
-"""An upstream of any kind: one Redis, or a Redis Cluster."""
+"""An upstream of any kind: one Redis, the master that sentinels know, or a Redis Cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from resp_server.protocol.request_parser import Request
 from resp_server.upstream.cluster import UpstreamCluster
 from resp_server.upstream.connection import UpstreamConnection, UpstreamSink
 from resp_server.upstream.pool import UpstreamPool
+from resp_server.upstream.role import RoleCheck
 from resp_server.upstream.routing import CommandRule
+from resp_server.upstream.sentinel import MasterLocator
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import UpstreamUrl
 
@@ -92,4 +94,9 @@ def upstream_at(
     def pool_at(server: UpstreamUrl) -> UpstreamPool:
         return UpstreamPool(server, timeout_s, connections, tls, pinned_max)
 
-    return UpstreamCluster(url, pool_at) if url.seeds else pool_at(url)
+    if url.is_cluster:
+        return UpstreamCluster(url, pool_at)
+    pool = pool_at(url)
+    if url.master:
+        pool.locator, pool.role = MasterLocator(url, tls), RoleCheck(must_be_master=True)
+    return pool

@@ -3,6 +3,7 @@
 redis[s]://[[user]:password@]host[:port][/database]
 unix://[[user]:password@]/path[?db=database]
 redis[s]+cluster://[[user]:password@]host[:port][,host[:port]...]
+redis[s]+sentinel://[[user]:password@]host[:port][,host[:port]...]/master[/database][?sentinel_password=password]
 """
 
 from __future__ import annotations
@@ -14,8 +15,14 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from resp_server.net.addresses import PORT_MAX
 
 DEFAULT_PORT = 6379
-SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
-LATER = ("redis+sentinel", "rediss+sentinel")
+SENTINEL_PORT = 26379
+KINDS = ("", "+cluster", "+sentinel")
+SCHEMES = ("unix", *(name + kind for name in ("redis", "rediss") for kind in KINDS))
+# Options of a URL. The login of sentinels is their own.
+DATABASE, SENTINEL_USER, SENTINEL_PASSWORD = "db", "sentinel_user", "sentinel_password"
+
+
+ROLE = (b"ROLE",)
 
 
 class Address(NamedTuple):
@@ -32,7 +39,8 @@ class Address(NamedTuple):
 class UpstreamUrl:
     """Where an upstream is, and as which user the proxy logs in. path: of a Unix socket; empty: TCP, maybe with TLS.
 
-    seeds: nodes of a Redis Cluster, which know the others; empty: a single server.
+    seeds: nodes of a Redis Cluster, which know the others; or sentinels; empty: a single server. master: the name of
+    the master that sentinels know, and `sentinel_user` and `sentinel_password` their login.
     """
 
     host: str = ""
@@ -43,26 +51,35 @@ class UpstreamUrl:
     database: int = 0
     is_tls: bool = False
     seeds: tuple[Address, ...] = ()
+    master: str = ""
+    sentinel_user: str = ""
+    sentinel_password: str | None = field(default=None, repr=False)
 
     @classmethod
     def parse(cls, text: str) -> UpstreamUrl:
         """Parse a URL; ValueError, whose text does not repeat the password."""
         parts = urlsplit(text)
-        if parts.scheme in LATER:
-            raise ValueError(f"{parts.scheme}:// is not available yet; give another kind")
         if parts.scheme not in SCHEMES:
-            raise ValueError("an upstream's URL begins with redis://, rediss://, redis+cluster:// or unix://")
+            raise ValueError(
+                "an upstream's URL begins with redis://, rediss://, redis+cluster://, redis+sentinel:// or unix://"
+            )
+        is_unix, _, kind = parts.scheme == "unix", *parts.scheme.partition("+")[1:]
         options = parse_qs(parts.query)
-        if parts.fragment or options.keys() - {"db"}:
-            raise ValueError("an upstream's URL has no options but db=NUMBER")
+        known = {DATABASE, SENTINEL_USER, SENTINEL_PASSWORD} if kind == "sentinel" else {DATABASE}
+        if parts.fragment or options.keys() - known:
+            raise ValueError(f"an upstream's URL of this kind has no options but {', '.join(sorted(known))}")
         login, _, place = parts.netloc.rpartition("@")
         user, has_password, password = login.partition(":")
         if user and not has_password:
             raise ValueError("the upstream's URL has a user without a password")
-        is_unix = parts.scheme == "unix"
         if is_unix and (place or not parts.path.strip("/")):
             raise ValueError("the URL of a Unix socket is unix:///path/of/the.sock")
-        database = options.get("db", ["0"])[-1] if is_unix or "db" in options else parts.path.strip("/") or "0"
+        path, master = parts.path.strip("/"), ""
+        if kind == "sentinel":
+            master, _, path = path.partition("/")
+            if not master:
+                raise ValueError("the URL of sentinels has the name of their master: redis+sentinel://HOST,HOST/MASTER")
+        database = options.get(DATABASE, ["0"])[-1] if is_unix or DATABASE in options else path or "0"
         if not (database.isascii() and database.isdigit()):
             raise ValueError(f"the database of the upstream's URL, {database!r}, is no number")
         url = cls(
@@ -71,26 +88,36 @@ class UpstreamUrl:
             password=unquote(password) if has_password else None,
             database=int(database),
             is_tls=parts.scheme.startswith("rediss"),
+            master=unquote(master),
+            sentinel_user=options.get(SENTINEL_USER, [""])[-1],
+            sentinel_password=options.get(SENTINEL_PASSWORD, [None])[-1],
         )
         if is_unix:
             return url
-        addresses = tuple(_address(each) for each in place.split(","))
-        if not parts.scheme.endswith("+cluster"):
+        port = SENTINEL_PORT if kind == "sentinel" else DEFAULT_PORT
+        addresses = tuple(_address(each, port) for each in place.split(","))
+        if not kind:
             if len(addresses) > 1:
-                raise ValueError("the upstream's URL has several hosts; only redis+cluster:// takes them")
+                raise ValueError("redis:// has one host; redis+cluster:// and redis+sentinel:// take several")
             return url.at(addresses[0])
-        if url.database:
+        if url.database and kind == "cluster":
             raise ValueError("a Redis Cluster has database 0 only")
         return replace(url, seeds=addresses)
 
     def at(self, address: Address) -> UpstreamUrl:
         """Return the URL of one server, with the same login."""
-        return replace(self, host=address.host, port=address.port, seeds=())
+        return replace(self, host=address.host, port=address.port, seeds=(), master="")
+
+    @property
+    def is_cluster(self) -> bool:
+        """Tell whether the upstream is a Redis Cluster."""
+        return bool(self.seeds) and not self.master
 
     @property
     def address(self) -> str:
         """The address for logs and INFO, without user and password."""
-        return ",".join(map(str, self.seeds)) or self.path or f"{self.host}:{self.port}"
+        name = f"{self.master} of " if self.master else ""
+        return name + ",".join(map(str, self.seeds)) if self.seeds else self.path or f"{self.host}:{self.port}"
 
     def greeting(self, protocol: int) -> list[tuple[bytes, ...]]:
         """Return the requests that open a connection. RESP2 needs no HELLO, which Redis before 6 does not know."""
@@ -102,16 +129,16 @@ class UpstreamUrl:
             words.append((b"HELLO", b"%d" % protocol))
         if self.database:
             words.append((b"SELECT", b"%d" % self.database))
-        return [*words, (b"CLIENT", b"SETNAME", b"sparkis-proxy"), (b"PING",)]
+        return [*words, (b"CLIENT", b"SETNAME", b"sparkis-proxy"), ROLE, (b"PING",)]
 
 
-def _address(text: str) -> Address:
+def _address(text: str, default_port: int) -> Address:
     """Parse `host[:port]`; an IPv6 address is in brackets."""
     host, bracket, rest = text.partition("]")
     if not bracket:
         host, _, rest = text.partition(":")
         rest = ":" + rest if rest else ""
-    port = rest.removeprefix(":") or str(DEFAULT_PORT)
+    port = rest.removeprefix(":") or str(default_port)
     if not (port.isascii() and port.isdigit() and 0 < int(port) <= PORT_MAX):
         raise ValueError("the port of the upstream's URL is no number from 1 to 65535")
     host = unquote(host.removeprefix("[")).lower()

@@ -17,6 +17,12 @@ from tests.server.swap import Swap
 
 # Short enough for a test, long enough for a busy machine to answer in time.
 TIMEOUT_MS = "1500"
+GREETING = {
+    b"PING": b"+PONG\r\n",
+    b"COMMAND": b"*0\r\n",
+    b"CLIENT": b"+OK\r\n",
+    b"ROLE": b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n",
+}
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +161,7 @@ class FakeUpstream:
             client.settimeout(WAIT_S_MAX)
             while words := _request_in(file):
                 name = words[0].upper()
-                reply: bytes | None = {b"PING": b"+PONG\r\n", b"COMMAND": b"*0\r\n", b"CLIENT": b"+OK\r\n"}.get(name)
+                reply = GREETING.get(name)
                 if reply is None:
                     self.seen.append(words)
                     reply = self._answer(words, len(self.seen))

@@ -20,6 +20,16 @@ from resp_server.upstream.url import Address, UpstreamUrl
             "redis+cluster://app:x@A:1,[::1]:2,c",
             UpstreamUrl(user="app", password="x", seeds=(Address("a", 1), Address("::1", 2), Address("c", 6379))),
         ),
+        (
+            "redis+sentinel://:x@a,b:5/main/2?sentinel_password=y",
+            UpstreamUrl(
+                password="x",
+                database=2,
+                seeds=(Address("a", 26379), Address("b", 5)),
+                master="main",
+                sentinel_password="y",
+            ),
+        ),
         ("rediss+cluster://a", UpstreamUrl(is_tls=True, seeds=(Address("a", 6379),))),
         ("unix:///run/redis.sock", UpstreamUrl(path="/run/redis.sock")),
         (
@@ -38,8 +48,9 @@ def test_a_url_names_a_server_a_user_and_a_database(text: str, expected: Upstrea
         ("cache:6379", "begins with redis://, rediss://"),
         ("redis+cluster://:secret@cache/1", "a Redis Cluster has database 0 only"),
         ("redis+cluster://:secret@a,,b", "has no host"),
-        ("redis://:secret@a,b", "several hosts"),
-        ("redis+sentinel://:secret@a,b/m", "is not available yet"),
+        ("redis://:secret@a,b", "redis:// has one host"),
+        ("redis+sentinel://:secret@a,b", "has the name of their master"),
+        ("redis+sentinel://:secret@a,b/m?password=x", "no options but db, sentinel_password, sentinel_user"),
         ("redis://:secret@", "has no host"),
         ("redis://:secret@h:99999", "no number from 1 to 65535"),
         ("redis://:secret@h/x", "database of the upstream's URL, 'x'"),
@@ -61,7 +72,7 @@ def test_a_password_is_in_no_text_of_a_url() -> None:
 
 
 def test_a_connection_begins_with_the_log_in_the_protocol_and_the_database() -> None:
-    last = [(b"CLIENT", b"SETNAME", b"sparkis-proxy"), (b"PING",)]
+    last = [(b"CLIENT", b"SETNAME", b"sparkis-proxy"), (b"ROLE",), (b"PING",)]
     assert UpstreamUrl.parse("redis://h").greeting(2) == last
     greeting = UpstreamUrl.parse("redis://app:x@h/3").greeting(3)
     assert greeting == [(b"AUTH", b"app", b"x"), (b"HELLO", b"3"), (b"SELECT", b"3"), *last]

@@ -1,0 +1,163 @@
+"""An upstream that sentinels know: its master is found, a failover is followed, and SENTINEL names the proxy."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from redis.sentinel import Sentinel
+
+from compat.conformance.servers import Running, free_port, redis_server
+from compat.conformance.wire import Connection
+from compat.waiting import eventually
+from tests.server.swap import Swap
+
+NAME = "the-master"
+DOWN_MS = 1000
+QUORUM = 2
+
+
+class Sentinels:
+    """A master, its replica, and three sentinels."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder, self._stack = folder, stack
+        self.master = self._start_redis("master")
+        self.replica = self._start_redis("replica", "--replicaof", "127.0.0.1", str(self.master.port))
+        self._wait_for_replica()
+        self.ports = [self._start_sentinel() for _ in range(3)]
+        for port in self.ports:
+            with Connection(port) as sentinel:
+                eventually(lambda sentinel=sentinel: self._sees(sentinel))  # type: ignore[misc]
+
+    def _wait_for_replica(self) -> None:
+        with self.replica.connect() as replica:
+            eventually(lambda: b"master_link_status:up" in replica.call("INFO", "replication").plain)
+
+    @staticmethod
+    def _sees(sentinel: Connection) -> bool:
+        words = sentinel.call("SENTINEL", "MASTER", NAME).plain
+        found = dict(zip(words[::2], words[1::2], strict=True))
+        return found[b"num-slaves"] == b"1" and found[b"num-other-sentinels"] == b"2"
+
+    def _start_redis(self, name: str, *options: str) -> Running:
+        folder = self._folder / name
+        folder.mkdir()
+        server = redis_server(folder, *options, "--repl-diskless-sync-delay", "0")
+        return self._stack.enter_context(server)
+
+    def _start_sentinel(self) -> int:
+        port = free_port()
+        folder = self._folder / f"sentinel{port}"
+        folder.mkdir()
+        path = folder / "sentinel.conf"
+        path.write_text(
+            f"port {port}\nbind 127.0.0.1\ndir {folder}\nloglevel warning\n"
+            f"sentinel monitor {NAME} 127.0.0.1 {self.master.port} {QUORUM}\n"
+            f"sentinel down-after-milliseconds {NAME} {DOWN_MS}\nsentinel failover-timeout {NAME} 5000\n"
+        )
+        command = ["redis-server", str(path), "--sentinel"]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.terminate)
+        eventually(lambda: _replies(port))
+        return port
+
+    @property
+    def url(self) -> str:
+        return "redis+sentinel://" + ",".join(f"127.0.0.1:{port}" for port in self.ports) + f"/{NAME}"
+
+
+def _replies(port: int) -> bool:
+    try:
+        with Connection(port) as connection:
+            return connection.call("PING").plain == b"PONG"
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+    with ExitStack() as stack:
+        yield Swap(tmp_path_factory.mktemp("swap"), stack)
+
+
+@pytest.fixture
+def sentinels(tmp_path: Path) -> Iterator[Sentinels]:
+    with ExitStack() as stack:
+        yield Sentinels(tmp_path, stack)
+
+
+def test_a_failover_is_followed_and_a_failed_sentinel_is_passed_over(swap: Swap, sentinels: Sentinels) -> None:
+    proxy = swap.start_at(sentinels.url.replace("//", "//127.0.0.1:1,"))  # nobody listens at the first address
+    with proxy.connect() as client:
+        eventually(lambda: client.call("SET", "k", "1").plain == b"OK")
+        assert swap.info(proxy)["upstream"] == f"127.0.0.1:{sentinels.master.port}"
+        with sentinels.replica.connect() as replica:
+            eventually(lambda: replica.call("GET", "k").plain == b"1")
+        sentinels.master.process.send_signal(signal.SIGKILL)
+        sentinels.master.process.wait()
+        assert client.call("GET", "job:speed:1").plain == b"10"
+    with proxy.connect() as client:
+        eventually(lambda: client.call("SET", "l", "2").plain == b"OK")
+        assert client.call("MGET", "k", "l", "job:speed:2").plain == [b"1", b"2", b"20"]
+        assert swap.info(proxy)["upstream"] == f"127.0.0.1:{sentinels.replica.port}"
+
+
+def test_connections_to_a_master_that_was_replaced_are_dropped(swap: Swap, sentinels: Sentinels) -> None:
+    """The old master lives on: only its role, and the sentinels, tell."""
+    proxy = swap.start_at(sentinels.url)
+    with proxy.connect() as client, proxy.connect() as blocked:
+        eventually(lambda: client.call("SET", "k", "1").plain == b"OK")
+        blocked.send(b"BLPOP queue 0\r\n")
+        eventually(lambda: swap.info(proxy)["upstream_blocked"] == "1")
+        with Connection(sentinels.ports[0]) as sentinel:
+            eventually(lambda: sentinel.call("SENTINEL", "FAILOVER", NAME).plain == b"OK")
+        assert not blocked.read_to_end().startswith(b"*2")  # its connection ends, or it gets Redis' own UNBLOCKED
+        eventually(lambda: swap.info(proxy)["upstream"] == f"127.0.0.1:{sentinels.replica.port}")
+    with proxy.connect() as client:
+        eventually(lambda: client.call("SET", "k", "2").plain == b"OK")
+        with sentinels.replica.connect() as master:
+            assert master.call("GET", "k").plain == b"2"
+
+
+def test_a_client_that_asks_sentinels_gets_the_proxy(swap: Swap, sentinels: Sentinels) -> None:
+    proxy = swap.start_at(sentinels.url)
+    with proxy.connect() as client:
+        eventually(lambda: client.call("SET", "k", "1").plain == b"OK")
+        address = [b"127.0.0.1", b"%d" % proxy.port]
+        assert client.call("SENTINEL", "get-master-addr-by-name", NAME).plain == address
+        assert client.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "another").plain is None
+        assert client.call("SENTINEL", "sentinels", NAME).plain == []
+        assert client.call("SENTINEL", "replicas", "another").plain == b"ERR No such master with that name"
+        assert client.call("SENTINEL", "failover", NAME).is_error
+    library = Sentinel([("127.0.0.1", proxy.port)])
+    with library.master_for(NAME, decode_responses=True) as master:
+        assert master.get("k") == "1" and master.get("job:speed:1") == "10"
+
+
+def test_without_sentinels_the_upstream_is_down_for_its_own_keys_only(swap: Swap) -> None:
+    proxy = swap.start_at("redis+sentinel://127.0.0.1:1,127.0.0.1:2/m")
+    with proxy.connect() as client:
+        eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
+        eventually(lambda: b"the sentinel 127.0.0.1:" in client.call("GET", "k").plain)
+        assert client.call("GET", "k").plain.startswith(b"TRYAGAIN the upstream m of 127.0.0.1:1,127.0.0.1:2")
+
+
+def test_a_master_that_became_a_replica_is_not_used(swap: Swap, tmp_path: Path) -> None:
+    """An upstream without sentinels: one address, behind which a failover happens."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with redis_server(tmp_path / "one") as one, redis_server(tmp_path / "two") as two, one.connect() as direct:
+        proxy = swap.start_at(f"redis://127.0.0.1:{one.port}")
+        with proxy.connect() as client:
+            eventually(lambda: client.call("SET", "k", "1").plain == b"OK")
+            direct.call("REPLICAOF", "127.0.0.1", two.port)
+            direct.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")  # as sentinels do
+            eventually(lambda: b"it is a replica now" in client.call("GET", "k").plain)
+            direct.call("REPLICAOF", "NO", "ONE")
+            eventually(lambda: client.call("SET", "k", "2").plain == b"OK")
