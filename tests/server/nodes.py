@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server
+from compat.conformance.wire import Connection
+from compat.waiting import eventually
 
 # A proxy's patience with servers that share a busy machine: as long as it may be.
 PATIENT = ("--server-timeout", "60000")
@@ -32,6 +35,7 @@ class Nodes:
     def show(self, *rows: Mapping[str, str]) -> None:
         """Write a new topology."""
         self._version += 1
+        self._first_slots = sorted(int(each) for row in rows for each in re.findall(r"(\d+)-", row.get("slots", "")))
         nodes = [{"host": "127.0.0.1", "port": port, **row} for port, row in zip(self.ports, rows, strict=True)]
         for node in nodes:
             if "replica_of" in node:
@@ -39,6 +43,13 @@ class Nodes:
         new = self.topology.with_suffix(".new")
         new.write_text(json.dumps({"version": self._version, "nodes": nodes}))
         os.replace(new, self.topology)
+
+    def wait_for_slots(self, connection: Connection) -> None:
+        """Wait until the process of a connection has the topology that was written last."""
+        eventually(
+            lambda: sorted(row[0] for row in connection.call("CLUSTER", "SLOTS").value),
+            lambda found: found == self._first_slots,
+        )
 
     def start(self, at: int, *options: str) -> Running:
         """Start a node."""
