@@ -21,7 +21,7 @@ from state_backend.model.errors import StoreError
 from state_backend.model.records import Change, Op
 from state_backend.store.store import Snapshot
 
-ROUNDS = int(os.environ.get("SPARKIS_KILL_ROUNDS", "8"))
+ROUNDS = int(os.environ.get("SPARKIS_KILL_ROUNDS", "5"))
 JOB = "job"
 QUERY_ID = "query"
 GENERATION = f"{QUERY_ID}.1"

@@ -31,7 +31,7 @@ from resp_server.serving.token_port import UNAUTHENTICATED_MAX, TokenPort
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 
-FLOOD = 4_000
+FLOOD = 1_500
 # Connections that asyncio takes before it looks at those that it has: as many as may wait (the default of its servers).
 TAKEN_IN_A_TURN = 100
 BIG = 600
@@ -143,7 +143,7 @@ def call(port: int) -> None:
         assert client.call("NOTICE", "job", "0") == "OK"
 
 
-def test_a_token_gets_in_through_thousands_that_send_a_byte_now_and_then(port_of_process: tuple[int, int]) -> None:
+def test_a_token_gets_in_through_many_that_send_a_byte_now_and_then(port_of_process: tuple[int, int]) -> None:
     port, pid = port_of_process
     call(port)
     before_bytes, before_files = memory_of(pid), len(os.listdir(f"/proc/{pid}/fd"))
