@@ -27,6 +27,7 @@ from state_backend.log.log_writer import LogWriter
 from tests.adversity import driver
 from tests.adversity.driver import JOB, counts, states
 from tests.adversity.scene import MARKERS, Scene
+from tests.spark.micro_batches import end_shared_session
 
 pytestmark = pytest.mark.spark
 
@@ -37,6 +38,7 @@ FIRST = f"{JOB}:n:{MARKERS[0]}"
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     """A session whose tasks may fail three times."""
+    end_shared_session()
     session = driver.session()
     yield session
     session.stop()

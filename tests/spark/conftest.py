@@ -15,7 +15,7 @@ import sparkis
 from compat.waiting import WAIT_S_MAX
 from spark_hooks.publish import publisher, sink, table
 from spark_hooks.serving import placement, supervised_process
-from tests.spark.micro_batches import Batches, Settings, local_session
+from tests.spark.micro_batches import Batches, Settings, end_shared_session, shared_session
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -49,12 +49,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.spark)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def spark_ends() -> Iterator[None]:
+    """Stop the session that modules share when all have ended."""
+    yield
+    end_shared_session()
+
+
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    """A local Spark of two cores."""
-    session = local_session("local[2]")
-    yield session
-    session.stop()
+    """A local Spark of two cores, which modules share."""
+    with shared_session() as session:
+        yield session
 
 
 @pytest.fixture(scope="module")

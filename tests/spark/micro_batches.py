@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +17,40 @@ Found = TypeVar("Found")
 Settings = Callable[[dict[str, str]], None]
 
 
+# The session that modules of this process share.
+_shared: list[SparkSession] = []
+
+
+@contextmanager
+def shared_session() -> Iterator[SparkSession]:
+    """Give the session of two cores that the modules of a process share; its settings and queries end with the block.
+
+    A session of a module's own would cost seconds of processor time: it begins with cold Python workers, for example.
+    """
+    if not _shared:
+        _shared.append(local_session("local[2]"))
+    (session,) = _shared
+    before = dict(session.conf.getAll)
+    yield session
+    for query in session.streams.active:
+        query.stop()
+    after = dict(session.conf.getAll)
+    for name in after.keys() - before.keys():
+        session.conf.unset(name)
+    for name, value in before.items():
+        if after.get(name) != value:
+            session.conf.set(name, value)
+
+
+def end_shared_session() -> None:
+    """Stop the shared session, if there is one: before a session with other settings is made, and at the end."""
+    while _shared:
+        _shared.pop().stop()
+
+
 def local_session(master: str, **settings: str) -> SparkSession:
     """Start Spark with as few resources and as little output as possible."""
+    end_shared_session()
     quiet = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",

@@ -19,7 +19,7 @@ from compat.waiting import WAIT_S_MAX, eventually
 from sparkis import StateDescriptor
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.errors import DescriptorError
-from tests.spark.micro_batches import Batches, failure_of, start
+from tests.spark.micro_batches import Batches, end_shared_session, failure_of, start
 
 pytestmark = pytest.mark.slow
 
@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     """A session of Spark Connect, and its server in a JVM of this process, on a free port."""
+    end_shared_session()
     set_before = {name: os.environ.get(name) for name in ("PYSPARK_PYTHON", "PYTHONPATH", "SPARK_TESTING")}
     # The server's Python workers are to find what this process runs.
     os.environ["PYSPARK_PYTHON"] = sys.executable
