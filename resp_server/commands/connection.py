@@ -115,6 +115,7 @@ def hello(context: CommandContext, *arguments: bytes) -> Reply:
         b"mode": b"standalone" if context.server.cluster is None else b"cluster",
         b"role": b"replica" if context.server.is_replica else b"master",
         b"modules": [],
+        **context.server.hello_fields,
     }
 
 

@@ -19,7 +19,7 @@ from resp_server.execution.dispatcher import QUEUED
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink
 from resp_server.protocol.errors import NoPermError, PlainError
-from resp_server.protocol.replies import encode
+from resp_server.protocol.replies import Reply, encode
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import ReplyBatch
@@ -75,7 +75,7 @@ class SwapDispatcher(ProxyDispatcher):
         self._sentinel_master = upstream.url.master.encode()
         self._ownership = ownership
         self.router = SwapRouter(self._table, ownership)
-        upstream.on_facts = self._take_facts
+        upstream.on_facts, upstream.on_hello = self._take_facts, self._take_hello
         server.is_single_node = upstream.url.is_cluster  # its clients may be those of a Redis Cluster
         applications.on_key_formats = self._learn
         self._pinned = PinnedRequests(self._databases)
@@ -91,6 +91,9 @@ class SwapDispatcher(ProxyDispatcher):
     def _take_facts(self, facts: Mapping[str, Facts]) -> None:
         self.router.take_facts(facts)
         self._set_hop_commands()
+
+    def _take_hello(self, fields: Mapping[bytes, Reply]) -> None:
+        self._server.hello_fields = fields
 
     def _set_hop_commands(self) -> None:
         """Have the hop forward the upstream's plain commands."""

@@ -18,6 +18,7 @@ from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink, ReplyStage
 from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
+from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.cluster_requests import KEYS_AT_ONCE, Part, Plan, plan_of
 from resp_server.upstream.connection import UpstreamSink
@@ -48,6 +49,7 @@ class UpstreamCluster:
     def __init__(self, url: UpstreamUrl, pool_at: Callable[[UpstreamUrl], UpstreamPool]) -> None:
         self.url = url
         self.on_facts: Callable[[Mapping[str, Facts]], None] | None = None
+        self.on_hello: Callable[[Mapping[bytes, Reply]], None] = lambda fields: None
         self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
         self.defer: Defer
         self.poller: Any = None
@@ -268,7 +270,7 @@ class UpstreamCluster:
             logger.info("the masters of the upstream are %s", ", ".join(map(str, table.masters)))
             for number, address in enumerate(table.masters):
                 node = self._node(address)
-                node.on_facts = None if number else self.on_facts
+                node.on_facts, node.on_hello = None if number else self.on_facts, self.on_hello
                 if not number:
                     node.ask_facts()
         self._retire()

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from resp_server.command_table.facts import Facts
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
@@ -17,16 +17,20 @@ from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer, ReplySink
 from resp_server.net.awake import AwakeClock
 from resp_server.protocol.errors import internal_error
+from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.breaker import Breaker
 from resp_server.upstream.command_facts import facts_in
 from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
+from resp_server.upstream.hello import hello_fields
 from resp_server.upstream.pinned import PINNED_MAX, PinnedConnections
 from resp_server.upstream.role import RoleCheck
 from resp_server.upstream.routing import CommandRule
 from resp_server.upstream.sentinel import MasterLocator
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import Address, UpstreamUrl
+
+Found = TypeVar("Found")
 
 logger = logging.getLogger("sparkis.proxy")
 
@@ -35,7 +39,7 @@ TIMEOUT_S = 10.0
 CHECKS_PER_TIMEOUT = 20
 # Connections for each version of the protocol (guess: the upstream has one thread that runs commands).
 CONNECTIONS = 4
-COMMAND = pack((b"COMMAND",))
+COMMAND, HELLO = pack((b"COMMAND",)), pack((b"HELLO",))
 # About the writes of a connection. All other commands that block are about keys.
 ABOUT_WRITES = ("wait", "waitaof")
 
@@ -44,10 +48,10 @@ class UpstreamPool:
     """The connections to one upstream. Runs on the event loop's thread.
 
     on_facts: called with the facts of the upstream's commands, at each reconnection: its modules may be others; None:
-    nobody needs them. on_failed: called after each failure. on_state_lost: called with a client whose own connection
-    was lost with what it held. tls: for a URL with TLS only. role: which roles are accepted. locator: finds the
-    server, where sentinels know it.
-    pinned: the connections that one client has alone.
+    nobody needs them. on_hello: called with what it says about itself in HELLO. on_failed: called after each failure.
+    on_state_lost: called with a client whose own connection was lost with what it held. tls: for a URL with TLS only.
+    role: which roles are accepted. locator: finds the server, where sentinels know it. pinned: the connections that one
+    client has alone.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class UpstreamPool:
         self._count = connections
         self._connections: dict[tuple[int, int], UpstreamConnection] = {}
         self.losses = 0
+        self.on_hello: Callable[[Mapping[bytes, Reply]], None] = lambda fields: None
         self.on_failed: Callable[[], None] = lambda: None
         self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
         self.defer: Defer
@@ -219,10 +224,11 @@ class UpstreamPool:
         return sum(each.is_open for each in self._connections.values())
 
     def ask_facts(self) -> None:
-        """Ask which commands the upstream has, if it is reached."""
+        """Ask which commands the upstream has, and which version it is, if it is reached."""
         connection = self._connection(0, 2)
         if connection.is_open and self.on_facts is not None:
-            connection.add(UpstreamRequest(COMMAND, _CommandSink(self.on_facts), 0, is_read=True))
+            connection.add(UpstreamRequest(COMMAND, _AboutSink(facts_in, self.on_facts), 0, is_read=True))
+            connection.add(UpstreamRequest(HELLO, _AboutSink(hello_fields, self.on_hello), 0, is_read=True))
 
     def info_fields(self) -> Mapping[str, object]:
         """Return the fields of INFO."""
@@ -299,19 +305,19 @@ class UpstreamPool:
                 each.cut(reason)
 
 
-class _CommandSink:
-    """Takes the upstream's reply to COMMAND."""
+class _AboutSink(Generic[Found]):
+    """Takes the upstream's reply to a question about itself: reads it, and passes on what it says."""
 
-    def __init__(self, take: Callable[[Mapping[str, Facts]], None]) -> None:
-        self._take = take
+    def __init__(self, read: Callable[[bytes], Found], then: Callable[[Found], None]) -> None:
+        self._read, self._then = read, then
 
     def put(self, index: int, reply: RawReply) -> None:
         try:
-            self._take(facts_in(as_bytes(reply)))
+            self._then(self._read(as_bytes(reply)))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            logger.warning("the upstream's reply to COMMAND is not understood: %s", error)
+            logger.warning("what the upstream says about itself is not understood: %s", error)
         except Exception as error:
             internal_error(error)
 
     def fail(self, index: int, error: Exception) -> None:
-        logger.info("the upstream did not list its commands: %s", error)
+        logger.info("the upstream did not say what it is: %s", error)

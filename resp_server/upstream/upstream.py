@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from resp_server.command_table.facts import Facts
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_stages import Defer, ReplySink
+from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.cluster import UpstreamCluster
 from resp_server.upstream.connection import UpstreamConnection, UpstreamSink
@@ -22,6 +23,7 @@ from resp_server.upstream.url import UpstreamUrl
 class Upstream(Protocol):
     """The connections to an upstream. defer: calls back in a later turn. on_facts: called with the upstream's commands.
 
+    on_hello: called with what it says about itself in HELLO.
     on_state_lost: called with a client whose own connection was lost with what it held. node_count: the number of
     nodes; each has keys of its own. poller: the compiled core's epoll for clients and servers, where there is one.
     """
@@ -29,6 +31,7 @@ class Upstream(Protocol):
     url: UpstreamUrl
     defer: Defer
     on_facts: Callable[[Mapping[str, Facts]], None] | None
+    on_hello: Callable[[Mapping[bytes, Reply]], None]
     on_state_lost: Callable[[int, str], None]
     poller: Any
 

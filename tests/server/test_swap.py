@@ -159,6 +159,15 @@ def test_info_is_the_upstreams_and_the_proxy_shows_its_own_section(swap: Swap, c
     assert fields["owned_key_formats"] == "2"
 
 
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_hello_shows_the_upstreams_version(swap: Swap, client: Connection, protocol: int) -> None:
+    with swap.upstream.connect() as upstream:
+        eventually(lambda: client.call("GET", "nobody's").plain is None)
+        replies = [each.call("HELLO", protocol).plain for each in (upstream, client)]
+    theirs, ours = (dict(zip(each[::2], each[1::2], strict=True)) for each in replies)
+    assert {**theirs, b"id": ours[b"id"]} == ours
+
+
 def test_a_pipeline_that_changes_its_protocol_is_answered_in_order(swap: Swap) -> None:
     pipeline = [
         [b"SET", b"p", b"1"],

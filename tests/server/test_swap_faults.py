@@ -21,6 +21,7 @@ GREETING = {
     b"PING": b"+PONG\r\n",
     b"COMMAND": b"*0\r\n",
     b"CLIENT": b"+OK\r\n",
+    b"HELLO": b"*0\r\n",
     b"ROLE": b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n",
 }
 
