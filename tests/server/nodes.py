@@ -47,7 +47,7 @@ class Nodes:
     def wait_for_slots(self, connection: Connection) -> None:
         """Wait until the process of a connection has the topology that was written last."""
         eventually(
-            lambda: sorted(row[0] for row in connection.call("CLUSTER", "SLOTS").value),
+            lambda: sorted(row.value[0].value for row in connection.call("CLUSTER", "SLOTS").value),
             lambda found: found == self._first_slots,
         )
 
