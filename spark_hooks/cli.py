@@ -185,5 +185,6 @@ COMMANDS = (
     Command("confirm", "give the keys of a new or released job to its states", _controls("CONFIRM")),
     Command("release", "give a job's keys back to the upstream", _controls("RELEASE")),
     Command("reload", "let a proxy with an upstream read its rules file again", _controls("RELOAD")),
+    Command("shadow", "show how the states compare with a proxy's upstream", _controls("SHADOW")),
     Command("rename", "rename a job of a log", _of("state_backend.apply.rename")),
 )

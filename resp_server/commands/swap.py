@@ -1,4 +1,4 @@
-"""STATE OWNERS, CONFIRM, RELEASE and RELOAD: which keys are a state's, and which the upstream's, at a proxy."""
+"""STATE OWNERS, CONFIRM, RELEASE, RELOAD and SHADOW: which keys are a state's, and which the upstream's, at a proxy."""
 
 from __future__ import annotations
 
@@ -45,6 +45,12 @@ def state_release(context: CommandContext, job: bytes) -> Reply:
 def state_reload(context: CommandContext) -> Reply:
     """Reads the rules file of a proxy with an upstream again, and returns the number of rules."""
     return _control(context).reload()
+
+
+@command("state|shadow", own=_facts())
+def state_shadow(context: CommandContext) -> Reply:
+    """Lists what comparisons with the upstream have found for each rule, with samples, at a proxy with an upstream."""
+    return _control(context).shadow()
 
 
 def _control(context: CommandContext) -> SwapControl:

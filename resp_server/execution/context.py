@@ -80,6 +80,9 @@ class SwapControl(Protocol):
     def reload(self) -> Reply:
         """Read the rules file again."""
 
+    def shadow(self) -> Reply:
+        """Return what comparisons of the upstream with the states have found."""
+
 
 @dataclass
 class ServerContext:

@@ -1,4 +1,4 @@
-"""`sparkis owners`, `confirm`, `release` and `reload`: the owners of keys at a running proxy with an upstream."""
+"""`sparkis owners`, `confirm`, `release`, `reload`, `shadow`: the owners of keys at a proxy with an upstream."""
 
 from __future__ import annotations
 
@@ -96,4 +96,30 @@ RELOAD = ControlCommand(
     f"mistakes are printed. {SEVERAL}",
     ("STATE", "RELOAD"),
     lambda options, reply: f"{reply} rules",
+)
+
+
+COUNTS = ("compared", "equal", "different", "missing_in_upstream", "missing_in_state")
+MORE_COUNTS = ("state_was_behind", "upstream_was_behind", "skipped", "failed")
+
+
+def _shadow(options: argparse.Namespace, reply: Any) -> str:
+    names = (*COUNTS, *MORE_COUNTS)
+    rows = [("RULE", *(name.upper().replace("_", " ") for name in names))]
+    rows += [(row["rule"], *(str(row[name]) for name in names)) for row in reply]
+    samples = [("RULE", "OUTCOME", "KEY", "UPSTREAM", "STATE", "EPOCH", "AGE")]
+    for row in reply:
+        for each in row["samples"]:
+            epoch = "-" if each["epoch"] is None else str(each["epoch"])
+            values = (each["outcome"].replace("_", " "), each["key"], repr(each["upstream"]), repr(each["state"]))
+            samples.append((row["rule"], *values, epoch, f"{each['age_ms'] / 1000:.1f} s"))
+    return table(rows) + (f"\n\n{table(samples)}" if len(samples) > 1 else "")
+
+
+SHADOW = ControlCommand(
+    "shadow",
+    "Show what a running proxy has found for each rule with owner 'shadow': how often the upstream and the state said "
+    f"the same, and the last differences. {SEVERAL}",
+    ("STATE", "SHADOW"),
+    _shadow,
 )

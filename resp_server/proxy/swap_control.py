@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import Reply
+from resp_server.proxy.shadow import Shadow
 from resp_server.upstream.ownership import Ownership, UnknownJobError
 from resp_server.upstream.rules import RulesError
 
@@ -17,8 +18,9 @@ logger = logging.getLogger("sparkis.proxy")
 class OwnershipControl:
     """Shows and changes the owners of keys."""
 
-    def __init__(self, ownership: Ownership) -> None:
+    def __init__(self, ownership: Ownership, shadow: Shadow) -> None:
         self._ownership = ownership
+        self._shadow = shadow
 
     def owners(self) -> Reply:
         """Return a map for each job: its name, status, key formats, and examples of keys that it waits for."""
@@ -39,6 +41,10 @@ class OwnershipControl:
     def release(self, job: bytes) -> Reply:
         """Give a job's keys to the upstream; return its key formats."""
         return _formats(self._ownership.release, job)
+
+    def shadow(self) -> Reply:
+        """Return a map for each rule with owner `shadow`: what was compared, and the last differences."""
+        return self._shadow.rows()
 
     def reload(self) -> Reply:
         """Read the rules file again; return the number of rules. PlainError with all mistakes: nothing changes then."""

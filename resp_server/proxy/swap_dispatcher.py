@@ -31,6 +31,7 @@ from resp_server.proxy.preferred_reads import ClientSenders, PreferredRead, Spli
 from resp_server.proxy.request_policy import RequestPolicy, split_by_slot, within
 from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.sentinel_replies import sentinel_reply
+from resp_server.proxy.shadow import Shadow
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.swap_control import OwnershipControl
 from resp_server.proxy.swap_exec import OK, SwapExec, Watched
@@ -83,7 +84,14 @@ class SwapDispatcher(ProxyDispatcher):
         self._checks = NewFormatChecks(ownership, OwnRequests(upstream), server.clients.defer)
         ownership.on_new = self._checks.add
         ownership.on_changed = self._owners_changed
-        self.control = server.swap_control = OwnershipControl(ownership)
+        self._shadow = Shadow(
+            applications,
+            self.target_of,
+            lambda key: ownership.matcher.job_of(key),
+            ownership.rules,
+            server.clients.defer,
+        )
+        self.control = server.swap_control = OwnershipControl(ownership, self._shadow)
         self._dropped_writes = 0  # requests, answered OK, that were for no side
         self._set_hop_commands()
         self._set_hop_patterns()
@@ -119,6 +127,7 @@ class SwapDispatcher(ProxyDispatcher):
     def _owners_changed(self, change: OwnershipChange) -> None:
         """Fail the EXEC of clients that watch a key with a new owner, and invalidate all cached keys."""
         self._set_hop_patterns()
+        self._shadow.take_rules(self._ownership.rules)
         for session in self._server.sessions.values():
             for at in session.watched:
                 if change.affects(at[1]):
@@ -140,6 +149,7 @@ class SwapDispatcher(ProxyDispatcher):
             **self._databases.info_fields(),
             **self._ownership.info_fields(),
             "dropped_writes": self._dropped_writes,
+            **self._shadow.info_fields(),
         }
 
     def take(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Taken:
@@ -192,8 +202,11 @@ class SwapDispatcher(ProxyDispatcher):
             self._dropped_writes += 1
             batch.add(b"" if session.is_silent else OK)
         else:
-            sent, index = route.request or request, batch.expect(session.is_silent)
-            if self.upstream_of(session).send_request(session.id, session.protocol, rule, sent, batch, index):
+            sent, index, upstream = route.request or request, batch.expect(session.is_silent), self.upstream_of(session)
+            sink: ReplySink = batch
+            if route.shadowed:
+                sink = self._shadow.sink(route.shadowed, rule, session.protocol, upstream, batch)
+            if upstream.send_request(session.id, session.protocol, rule, sent, sink, index):
                 return Taken.LAST
         return Taken.YES
 
@@ -384,6 +397,7 @@ class SwapDispatcher(ProxyDispatcher):
     def stop(self) -> None:
         super().stop()
         self._checks.stop()
+        self._shadow.stop()
         self._databases.stop()
 
 

@@ -60,13 +60,14 @@ class KeyMatcher:
         # The longest literal start first: of two formats that cover a key, the more specific one names the owner.
         rows.sort(key=lambda row: -len(row[0].literals[0]))
         self.format_count = len(rows)
+        self.mappings = [(rule.database, rule.mapping) for rule in rules if rule.mapping is not None]
         by_format = [(key_format, Decision(Owner.STATE, owner)) for key_format, owner in rows]
         self._formats = _Alternatives(by_format)
         elsewhere = [rule.keys for rule in rules if rule.database and rule.has_state_keys]
         by_format = [row for row in by_format if not any(covers(keys, row[0]) for keys in elsewhere)]
         self._deciders: dict[int, Callable[[bytes], Decision]] = {}
         for database in {0, *(rule.database for rule in rules)}:
-            by_rule = [(rule.keys, Decision(rule.owner, "", rule)) for rule in rules if rule.database == database]
+            by_rule = [(rule.keys, Decision(rule.answering, "", rule)) for rule in rules if rule.database == database]
             self._deciders[database] = _Alternatives(by_rule if database else by_rule + by_format).decide
         self.patterns = [(glob_of(rule.keys), _plain_side(rule)) for rule in rules if not rule.database]
         self.patterns += [(glob_of(key_format), PlainSide.STATES) for key_format, _ in by_format]
@@ -93,6 +94,10 @@ class KeyMatcher:
         if decision.rule is not None and decision.rule.mapping is not None:
             key = decision.rule.mapping.state_name_of(key).key
         return decision.state or self._formats.decide(key).state
+
+    def job_of(self, state_key: bytes) -> str | None:
+        """Return the job that has a key of states, by its own name; None: none is known."""
+        return self._formats.decide(state_key).state.rpartition(":")[0] or None
 
     def whose(self, key: bytes, database: int = 0) -> str:
         """Return the owner of a key for messages."""

@@ -68,6 +68,8 @@ class OwnershipChange(NamedTuple):
     def affects(self, key: bytes) -> bool:
         """Tell whether a key has another owner now, in any database."""
         before, after = self.before, self.after
+        if before.mappings != after.mappings:
+            return True  # clients may know the key by another name
         databases = {*before.databases, *after.databases}
         return any(before.decider(each)(key) != after.decider(each)(key) for each in databases)
 
@@ -285,6 +287,7 @@ class Ownership:
 
     def _use_matcher(self, matcher: KeyMatcher) -> None:
         self.matcher = matcher
+        self.has_shadows = any(rule.owner is Owner.SHADOW for rule in self.rules)
         # On the path of each request.
         self.decide: Callable[[bytes], Decision] = matcher.decide
 

@@ -25,9 +25,10 @@ from resp_server.protocol.errors import (
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.command_facts import tells_all_keys
 from resp_server.upstream.key_matcher import Decision
-from resp_server.upstream.mapped_names import StateName, field_read, with_names
+from resp_server.upstream.mapped_names import FieldRead, StateName, field_read, with_names
 from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.rules import Owner, Writes
+from resp_server.upstream.rules import Owner, Rule, Writes
+from resp_server.upstream.shadow_compare import is_comparable
 from resp_server.upstream.state_writes import without_pairs, write_plan
 
 # Answered here: about this connection, its user, and this process. UNSUBSCRIBE finds no subscription.
@@ -144,6 +145,7 @@ class Route(NamedTuple):
     `Side.MAPPED`, makes the states' reply that of the client's request.
     preferred: for `Side.BOTH`, the positions of keys that the states answer if they have them. key_at, unserved: for
     `Side.PREFERRED`, the position of the key, and the error if the states have it, but do not serve the command.
+    shadowed: keys to compare.
     """
 
     side: Side
@@ -156,6 +158,24 @@ class Route(NamedTuple):
     preferred: Sequence[int] = ()
     key_at: int = 0
     unserved: PlainError | None = None
+    shadowed: Sequence[Shadowed] = ()
+
+
+class Shadowed(NamedTuple):
+    """A key whose value in the upstream is compared with the state's.
+
+    at: its position among the keys. name, upstream_request: the read of this key alone. request, convert: the state's
+    read, and what makes its reply that of the client's.
+    """
+
+    rule: Rule
+    at: int
+    key: bytes
+    name: str
+    upstream_request: Request
+    state_key: bytes
+    request: Request
+    convert: Callable[[RawReply], RawReply] | None = None
 
 
 class PlainCommand(NamedTuple):
@@ -243,7 +263,10 @@ class SwapRouter:
         others = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
         owned = [row for row in others if row[1].owner is Owner.STATE]
         if not others:
-            return self._to_upstream(rule, request)
+            route = self._to_upstream(rule, request)
+            if not self._ownership.has_shadows or not rule.is_read or route.is_blocking:
+                return route
+            return route._replace(shadowed=_shadowed(rule, request, positions, decide))
         if rule.command is not None:
             rule.command.check_arity(request)
         if rule.name == "watch" and len(owned) < len(positions):
@@ -420,6 +443,31 @@ class SwapRouter:
         if theirs is not None and (command is None or tells_all_keys(theirs)):
             return theirs
         return command.facts if command is not None else None
+
+
+def _shadowed(
+    rule: CommandRule, request: Request, positions: Sequence[int], decide: Callable[[bytes], Decision]
+) -> Sequence[Shadowed]:
+    """Return the keys of a read to compare: the only one, or those of MGET."""
+    is_served = rule.command is not None and rule.command.declaration is not None
+    if not is_served or (len(positions) > 1 and rule.name != "mget") or not is_comparable(rule.name, rule.facts):
+        return ()
+    found = []
+    for number, at in enumerate(positions):
+        decided = decide(request[at]).rule
+        if decided is None or decided.owner is not Owner.SHADOW:
+            continue
+        key, is_mget = request[at], rule.name == "mget"
+        name = "get" if is_mget else rule.name
+        alone: Request = (b"GET", key) if is_mget else request
+        state_name = StateName(key, None) if decided.mapping is None else decided.mapping.state_name_of(key)
+        if state_name.field is None:
+            read: FieldRead | None = FieldRead(with_names(alone, {1 if is_mget else at: state_name}))
+        else:
+            read = field_read(name, alone, state_name.key, state_name.field)
+        if read is not None:
+            found.append(Shadowed(decided, number, key, name, alone, state_name.key, read.request, read.convert))
+    return found
 
 
 def _state_names(request: Request, others: Sequence[tuple[int, Decision]]) -> Mapping[int, StateName]:

@@ -5,11 +5,12 @@ A file of rules is TOML:
     [[rule]]
     name = "dashboards"               # for messages; without it, the keys
     keys = "dash/<account>/apdex"     # as a state's key_format: a placeholder stands for any text
-    owner = "state"                   # or "upstream", "prefer-state"
+    owner = "state"                   # or "upstream", "prefer-state", "shadow"
     writes = "refuse"                 # or "drop", "pass"
     database = 0                      # as clients select it
     state_key = "golden:<account>"    # the state's own name of the key
     field = "apdex"                   # the key is this field of the state's key
+    compare = "number:1e-9"           # for owner = "shadow"
 
 The first rule that covers a key decides. A file is taken whole or not at all: `parse_rules` collects all mistakes.
 """
@@ -34,6 +35,8 @@ RULES_MAX = 1000
 FILE_BYTES_MAX = 1 << 20
 DATABASE_MAX = 2**31 - 1
 TABLE = re.compile(r"^[ \t]*\[\[[ \t]*(?:rule|\"rule\"|'rule')[ \t]*\]\]", re.MULTILINE)
+# A tolerance, as `compare` has it.
+NUMBER = re.compile(r"number:(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)")
 SHOWN_CHARACTERS_MAX = 100
 
 
@@ -43,6 +46,7 @@ class Owner(Enum):
     STATE = "state"
     UPSTREAM = "upstream"
     PREFER_STATE = "prefer-state"  # a state that has the key, otherwise the upstream, to which all writes go
+    SHADOW = "shadow"  # the upstream, whose replies are compared with the state's
 
 
 class Writes(Enum):
@@ -58,6 +62,7 @@ class Rule:
     """The owner of the keys of a format.
 
     name: for messages. writes: of states' keys. database: where the keys are. mapping: the state's own names.
+    tolerance: by how much numbers of a shadow may differ; None: they may not.
     """
 
     name: str
@@ -66,16 +71,22 @@ class Rule:
     writes: Writes = Writes.REFUSE
     database: int = 0
     mapping: NameMapping | None = None
+    tolerance: float | None = None
 
     @property
     def has_state_keys(self) -> bool:
         """Tell whether states may have keys of this rule."""
-        return self.owner is not Owner.UPSTREAM
+        return self.owner in (Owner.STATE, Owner.PREFER_STATE)
+
+    @property
+    def answering(self) -> Owner:
+        """Who answers clients."""
+        return Owner.UPSTREAM if self.owner is Owner.SHADOW else self.owner
 
     @property
     def lists_names(self) -> bool:
         """Tell whether SCAN and KEYS show states' keys by the names of this rule."""
-        return self.mapping is not None and self.mapping.field is None
+        return self.owner is Owner.STATE and self.mapping is not None and self.mapping.field is None
 
 
 Rules = Sequence[Rule]
@@ -155,11 +166,12 @@ class _RuleReader:
         writes = self._option("writes", Writes, Writes.REFUSE)
         database = self._database()
         mapping = None if keys is None else self._mapping(keys, owner)
+        tolerance = self._tolerance(owner)
         name = self._text("name", keys.text if keys is not None else "")
         self.mistakes += [f"unknown setting {_shown(key)}" for key in self._row]
         if self.mistakes or keys is None or owner is None or name is None or writes is None:
             return None
-        return Rule(name, keys, owner, writes, database, mapping)
+        return Rule(name, keys, owner, writes, database, mapping, tolerance)
 
     def _keys(self) -> KeyFormat | None:
         if "keys" not in self._row:
@@ -173,8 +185,8 @@ class _RuleReader:
                 del self._row["field"]
                 self.mistakes.append("it has a 'field', but no 'state_key'")
             return None
-        if owner is not Owner.STATE:
-            self.mistakes.append("'state_key' is for owner = \"state\"")
+        if owner not in (Owner.STATE, Owner.SHADOW):
+            self.mistakes.append('\'state_key\' is for owner = "state" or "shadow"')
         state_key = self._format("state_key")
         field = self._format("field") if "field" in self._row else None
         if state_key is None:
@@ -205,6 +217,17 @@ class _RuleReader:
             return value
         self.mistakes.append(f"{setting} is {_shown(value)}; it must be a text that is not empty")
         return None
+
+    def _tolerance(self, owner: Owner | None) -> float | None:
+        if "compare" not in self._row:
+            return None
+        value = self._row.pop("compare")
+        if owner is not Owner.SHADOW:
+            self.mistakes.append("'compare' is for owner = \"shadow\"")
+        found = NUMBER.fullmatch(value) if isinstance(value, str) else None
+        if found is None and value != "exact":
+            self.mistakes.append(f'compare is {_shown(value)}; it must be "exact", or such as "number:1e-9"')
+        return float(found[1]) if found is not None else None
 
     def _database(self) -> int:
         value = self._row.pop("database", 0)

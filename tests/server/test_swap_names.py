@@ -112,6 +112,19 @@ def test_a_transaction_reads_keys_by_their_other_names(client: Connection) -> No
     assert [client.read().plain for _ in range(3)][-1] == [b"1"]
 
 
+def test_a_changed_name_fails_the_exec_of_clients_that_watch_the_key(swap: Swap, client: Connection) -> None:
+    assert client.call("WATCH", "dash/1/score").plain == b"OK"
+    (swap.folder / "routes.toml").write_text(RULES.replace("dash/<account>/score", "dashes/<account>/score"))
+    try:
+        assert sparkis(swap.proxy, "reload").returncode == 0
+        client.send(b"MULTI\r\nGET dashes/1/score\r\nEXEC\r\n")
+        assert [client.read().plain for _ in range(3)][-1] is None
+        assert client.call("GET", "dashes/1/score").plain == b"1"
+    finally:
+        (swap.folder / "routes.toml").write_text(RULES)
+        assert sparkis(swap.proxy, "reload").returncode == 0
+
+
 def test_listed_keys_have_their_other_names(client: Connection) -> None:
     assert sorted(client.call("KEYS", "dash/*").plain) == [b"dash/%d/score" % each for each in (1, 2, 3)]
     assert scanned(client, "MATCH", "dash/*") == {b"dash/%d/score" % each for each in (1, 2, 3)}

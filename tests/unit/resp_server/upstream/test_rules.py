@@ -66,18 +66,19 @@ def test_all_mistakes_are_told_at_once_with_number_name_and_line() -> None:
         owner = 7
         """
     )
+    owners = '"state", "upstream", "prefer-state", "shadow"'
     assert found == [
         "unknown table or setting 'title': rules are [[rule]] tables",
         "rule 1 'session:*' (line 3): keys 'session:*' has a '*': write a placeholder, such as 'session:<any>'",
-        'rule 1 \'session:*\' (line 3): owner is \'mine\'; it must be one of "state", "upstream", "prefer-state"',
+        f"rule 1 'session:*' (line 3): owner is 'mine'; it must be one of {owners}",
         "rule 2 'two' (line 6): the key format '<a><b>' has nothing between two columns, so that different rows could \
 make one key; put a separator between them",
         "rule 2 'two' (line 6): unknown setting 'colour'",
         "rule 3 '' (line 12): it has no 'keys'",
-        'rule 3 \'\' (line 12): it has no \'owner\': one of "state", "upstream", "prefer-state"',
+        'rule 3 \'\' (line 12): it has no \'owner\': one of "state", "upstream", "prefer-state", "shadow"',
         "rule 3 '' (line 12): name is ''; it must be a text that is not empty",
         "rule 4 (line 14): keys is 7; it must be a text that is not empty",
-        'rule 4 (line 14): owner is 7; it must be one of "state", "upstream", "prefer-state"',
+        'rule 4 (line 14): owner is 7; it must be one of "state", "upstream", "prefer-state", "shadow"',
     ]
 
 

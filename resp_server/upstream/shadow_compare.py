@@ -1,0 +1,89 @@
+"""Whether the upstream and a state say the same about a key. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+import hiredis
+
+from resp_server.command_table.facts import Facts
+
+# Replies that say that there is no such key. `:0` is that of EXISTS, STRLEN, LLEN and the like.
+ABSENT = (b"$-1\r\n", b"_\r\n", b"*-1\r\n", b"*0\r\n", b"%0\r\n", b"~0\r\n", b":0\r\n", b"+none\r\n")
+# Their replies differ although the values are equal: times, places in memory, random choices, cursors.
+NEVER_COMPARED = frozenset(
+    [
+        *("ttl", "pttl", "expiretime", "pexpiretime", "httl", "hpttl", "hexpiretime", "hpexpiretime", "touch"),
+        *("object", "memory", "dump", "hrandfield", "srandmember", "zrandmember", "hscan", "sscan", "zscan", "xread"),
+    ]
+)
+# In RESP2, fields and values alternate.
+PAIRS = frozenset(["hgetall"])
+UNORDERED = frozenset(["hkeys", "hvals", "smembers"])
+
+
+class Outcome(Enum):
+    """What a comparison found."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    MISSING_IN_UPSTREAM = "missing_in_upstream"
+    MISSING_IN_STATE = "missing_in_state"
+
+
+def is_comparable(name: str, facts: Facts) -> bool:
+    """Tell whether the replies to a read of one key can be compared."""
+    return name.partition("|")[0] not in NEVER_COMPARED and "blocking" not in facts.flags
+
+
+def outcome_of(name: str, upstream: bytes, state: bytes, tolerance: float | None = None) -> Outcome:
+    """Compare the replies to a read of one key. tolerance: texts that are numbers may differ by that much."""
+    if upstream == state:
+        return Outcome.EQUAL
+    if upstream in ABSENT or state in ABSENT:
+        if upstream in ABSENT and state in ABSENT:
+            return Outcome.EQUAL
+        return Outcome.MISSING_IN_UPSTREAM if upstream in ABSENT else Outcome.MISSING_IN_STATE
+    are_equal = _are_equal(value_in(name, upstream), value_in(name, state), tolerance)
+    return Outcome.EQUAL if are_equal else Outcome.DIFFERENT
+
+
+def value_in(name: str, reply: bytes) -> Any:
+    """Return the value in a reply: a hash as a mapping, and what has no order sorted."""
+    reader = hiredis.Reader(notEnoughData=None)
+    reader.feed(reply)
+    value = reader.gets()
+    if name in PAIRS and isinstance(value, list) and len(value) % 2 == 0:
+        return dict(zip(value[::2], value[1::2], strict=True))
+    return sorted(value, key=repr) if name in UNORDERED and isinstance(value, (list, set)) else value
+
+
+def _are_equal(first: Any, second: Any, tolerance: float | None) -> bool:
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(
+            _are_equal(value, second[field], tolerance) for field, value in first.items()
+        )
+    if _is_row(first) and _is_row(second):
+        return len(first) == len(second) and all(map(lambda one, two: _are_equal(one, two, tolerance), first, second))
+    if first == second:
+        return True
+    if tolerance is None:
+        return False
+    numbers = _number(first), _number(second)
+    if numbers[0] is None or numbers[1] is None:
+        return False
+    return math.isclose(numbers[0], numbers[1], rel_tol=tolerance, abs_tol=tolerance)
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (bytes, str))
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None

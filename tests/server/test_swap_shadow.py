@@ -1,0 +1,114 @@
+"""Keys whose rule is shadow: the upstream answers, and the states are compared with it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from compat.conformance.wire import Connection
+from compat.waiting import eventually
+from tests.server.swap import ABSENT, OLD, Swap
+from tests.server.test_swap_rules import sparkis
+
+RULES = """
+[[rule]]
+name = "speeds"
+keys = "job:speed:<car>"
+owner = "shadow"
+compare = "number:1e-9"
+
+[[rule]]
+name = "board"
+keys = "board/<account>"
+owner = "shadow"
+state_key = "dash/<account>/apdex"
+"""
+
+
+@pytest.fixture
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+    folder = tmp_path_factory.mktemp("swap")
+    routes = folder / "routes.toml"
+    routes.write_text("")
+    with ExitStack() as stack:
+        made = Swap(folder, stack, "--routes", str(routes))
+        routes.write_text(RULES)
+        assert sparkis(made.proxy, "reload").returncode == 0
+        yield made
+
+
+@pytest.fixture
+def client(swap: Swap) -> Iterator[Connection]:
+    with swap.proxy.connect() as connection:
+        yield connection
+
+
+def shadow(swap: Swap, rule: str = "speeds") -> dict[str, Any]:
+    rows: list[dict[str, Any]] = json.loads(sparkis(swap.proxy, "shadow", "--json").stdout)
+    return next(row for row in rows if row["rule"] == rule)
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_the_client_gets_the_upstreams_reply_and_differences_are_counted(
+    swap: Swap, client: Connection, protocol: int
+) -> None:
+    client.call("HELLO", protocol)
+    client.call("MSET", "job:speed:1", "10", "job:speed:2", "20.000000000001", "board/7", "0.9", "board/8", "x")
+    client.call("DEL", "job:speed:5")
+    assert client.call("GET", "job:speed:1").plain == b"10"
+    assert client.call("GET", "job:speed:2").plain == b"20.000000000001"
+    keys = ["job:speed:3", "other", "job:speed:5", "job:speed:absent", "job:speed:none"]
+    assert client.call("MGET", *keys).plain == [OLD, None, None, OLD, None]
+    assert client.call("MGET", "board/7", "board/8").plain == [b"0.9", b"x"]
+    assert client.call("TTL", "job:speed:1").plain == -1  # never compared
+    eventually(lambda: shadow(swap)["compared"] == 6 and shadow(swap, "board")["compared"] == 2)
+    found = shadow(swap)
+    counts = ("equal", "different", "missing_in_upstream", "missing_in_state", "skipped", "failed")
+    assert [found[name] for name in counts] == [3, 1, 1, 1, 0, 0]
+    samples = {each["key"]: each for each in found["samples"]}
+    assert samples.keys() == {"job:speed:3", "job:speed:5", ABSENT.decode()}
+    sample = samples["job:speed:3"]
+    assert OLD.decode() in sample["upstream"] and "30" in sample["state"] and sample["outcome"] == "different"
+    assert sample["epoch"] == 0 and sample["age_ms"] >= 0
+    assert [shadow(swap, "board")[name] for name in counts[:4]] == [1, 0, 0, 1]
+    shown = sparkis(swap.proxy, "shadow").stdout
+    assert "speeds  6         3      1" in shown and "missing in state" in shown
+    assert "rule=speeds,compared=6,equal=3,different=1" in swap.info()["shadow0"]
+    assert client.call("SET", "job:speed:1", "11").plain == b"OK" and client.call("GET", "job:speed:1").plain == b"11"
+
+
+def test_a_side_that_was_behind_is_told_apart_from_one_that_differs(swap: Swap, client: Connection) -> None:
+    client.call("SET", "job:speed:1", "9")
+    assert client.call("GET", "job:speed:1").plain == b"9"
+    client.call("SET", "job:speed:1", "10")
+    eventually(lambda: shadow(swap)["compared"] == 1)
+    found = shadow(swap)
+    assert (found["equal"], found["upstream_was_behind"], found["state_was_behind"]) == (1, 1, 0)
+    assert found["samples"] == []
+
+
+def test_comparisons_are_bounded_and_states_that_do_not_answer_delay_nobody(swap: Swap, client: Connection) -> None:
+    client.call("SET", "job:speed:1", "10")
+    for node in swap.nodes:
+        node.process.send_signal(signal.SIGSTOP)
+    try:
+        client.send(b"GET job:speed:1\r\n" * 400)
+        assert {client.read().plain for _ in range(400)} == {b"10"}
+        assert shadow(swap)["skipped"] == 144
+    finally:
+        for node in swap.nodes:
+            node.process.send_signal(signal.SIGCONT)
+    eventually(lambda: shadow(swap)["compared"] + shadow(swap)["failed"] == 256)
+
+
+def test_counts_stay_when_other_rules_change(swap: Swap, client: Connection) -> None:
+    client.call("GET", "job:speed:none")
+    eventually(lambda: shadow(swap)["compared"] == 1)
+    (swap.folder / "routes.toml").write_text(RULES.replace("board/<account>", "boards/<account>"))
+    assert client.call("STATE", "RELOAD").plain == 2
+    assert shadow(swap)["compared"] == 1
