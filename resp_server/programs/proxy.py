@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import logging
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -152,7 +153,16 @@ async def _serve(options: argparse.Namespace) -> None:
     def dispatcher(server: ServerContext) -> ProxyDispatcher:
         if swap is None:
             return ProxyDispatcher(server, applications)
-        return SwapDispatcher(server, applications, *swap, is_strict=options.transactions == "strict")
+        return SwapDispatcher(
+            server,
+            applications,
+            *swap,
+            is_strict=options.transactions == "strict",
+            has_client_logins=options.upstream_auth == "client",
+        )
+
+    if options.upstream_auth == "client":
+        config = replace(config, password=secrets.token_hex())  # so that clients have to log in
 
     server = Server(
         Keyspace(),

@@ -91,6 +91,13 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
         help="with --upstream: whether EXEC runs a transaction over keys of states and of the upstream, which have no "
         "common instant, or refuses it (default %(default)s)",
     )
+    parser.add_argument(
+        "--upstream-auth",
+        choices=("proxy", "client"),
+        default="proxy",
+        help="with --upstream: who logs in there: the proxy, with the URL's user; or each client, whose AUTH is then "
+        "the upstream's own (default %(default)s)",
+    )
     group = parser.add_argument_group("TLS to the upstream, with --upstream rediss://...")
     ca, cert, key, server_name = (f"--{name.replace('_', '-')}" for name in TLS_OPTIONS)
     group.add_argument(ca, metavar="FILE", help="the CA of the upstream's certificate (default: this machine's CAs)")
@@ -111,6 +118,11 @@ def swap_of(options: argparse.Namespace) -> tuple[Upstream, Ownership] | None:
         if given is not None:
             raise ValueError(f"--{given.replace('_', '-')} has no use without --upstream")
         return None
+    has_passwords = options.requirepass or options.requirepass_file or options.aclfile
+    if options.upstream_auth == "client" and has_passwords:
+        raise ValueError(
+            "with --upstream-auth client the upstream has the users; give neither a password nor --aclfile"
+        )
     if options.ownership is None:
         raise ValueError(
             "--upstream needs --ownership FILE: without it a restarted proxy would answer a stopped job's keys with "

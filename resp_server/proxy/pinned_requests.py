@@ -6,7 +6,7 @@ from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.session.session import Session
-from resp_server.upstream.databases import Databases
+from resp_server.upstream.logins import Logins
 from resp_server.upstream.routing import CommandRule
 
 UNBLOCK_REASONS = (b"TIMEOUT", b"ERROR")
@@ -15,34 +15,35 @@ UNBLOCK_REASONS = (b"TIMEOUT", b"ERROR")
 class PinnedRequests:
     """Sends such requests. Runs on the event loop's thread."""
 
-    def __init__(self, databases: Databases) -> None:
-        self._databases = databases
+    def __init__(self, logins: Logins) -> None:
+        self._logins = logins
 
     def block(self, rule: CommandRule, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Send a blocking command, the only request of its batch; PlainError if too many clients have connections."""
         batch.block()
         index = batch.expect(session.is_silent)
-        self._databases.of(session.db).block(session.id, session.protocol, rule, request, batch, index)
+        upstream = self._logins.of(session.id).of(session.db)
+        upstream.block(session.id, session.protocol, rule, request, batch, index)
 
     def has_own(self, session: Session) -> bool:
         """Tell whether a client has a connection of its own."""
-        return any(pool.pinned.get(session.id) is not None for pool in self._databases.pools)
+        return any(pool.pinned.get(session.id) is not None for pool in self._logins.pools)
 
     def unwatch(self, session: Session) -> None:
         """Forget the keys that a client watches at the upstream."""
-        for pool in self._databases.pools:
+        for pool in self._logins.pools:
             pinned = pool.pinned.get(session.id)
             if pinned is not None:
                 pinned.unwatch()
 
     def has_watched(self, session: Session) -> bool:
         """Tell whether a client watches keys at the upstream."""
-        pinned = (pool.pinned.get(session.id) for pool in self._databases.pools)
+        pinned = (pool.pinned.get(session.id) for pool in self._logins.pools)
         return any(each is not None and bool(each.watched) for each in pinned)
 
     def leave(self, session: Session) -> None:
         """Close the connection of a client that has left, or sent RESET."""
-        for pool in self._databases.pools:
+        for pool in self._logins.pools:
             pool.pinned.release(session.id)
 
     def unblock(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
@@ -51,7 +52,7 @@ class PinnedRequests:
             return False
         if len(request) == 4 and request[3].upper() not in UNBLOCK_REASONS:
             return False
-        for pool in self._databases.pools:
+        for pool in self._logins.pools:
             blocked = pool.pinned.get(int(request[2]))
             if blocked is not None and blocked.is_blocked and blocked.upstream_id is not None:
                 packed = pack((*request[:2], b"%d" % blocked.upstream_id, *request[3:]))

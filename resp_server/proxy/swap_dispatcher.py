@@ -23,6 +23,7 @@ from resp_server.protocol.replies import Reply, encode
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import ReplyBatch
+from resp_server.proxy.client_login import LoginRequest, login_in
 from resp_server.proxy.dispatcher import HOP_NAME_BYTES_MAX, ProxyDispatcher, Taken
 from resp_server.proxy.keyspace_queries import KeyspaceQuery
 from resp_server.proxy.new_format_check import NewFormatChecks
@@ -40,9 +41,10 @@ from resp_server.proxy.swap_watch import watch_both
 from resp_server.proxy.transactions import StartableExec
 from resp_server.session.session import Account, Session
 from resp_server.session.transaction import Mark, Transaction
-from resp_server.upstream.connection import UpstreamSink
+from resp_server.upstream.connection import UpstreamConnection, UpstreamSink
 from resp_server.upstream.databases import Databases
 from resp_server.upstream.key_matcher import Decision, PlainSide
+from resp_server.upstream.logins import Logins
 from resp_server.upstream.ownership import Ownership, OwnershipChange
 from resp_server.upstream.routing import CommandRule, Route, Side, SwapRouter
 from resp_server.upstream.rules import Owner, Rule
@@ -67,20 +69,22 @@ class SwapDispatcher(ProxyDispatcher):
         ownership: Ownership,
         *,
         is_strict: bool = False,
+        has_client_logins: bool = False,
     ) -> None:
         super().__init__(server, applications)
         self.is_strict = is_strict
         self.defer = upstream.defer = server.clients.defer
         upstream.on_state_lost = server.clients.cut
-        self._databases = Databases(upstream)
+        self._logins = Logins(Databases(upstream))
+        self._has_client_logins = has_client_logins
         self._sentinel_master = upstream.url.master.encode()
         self._ownership = ownership
         self.router = SwapRouter(self._table, ownership)
         upstream.on_facts, upstream.on_hello = self._take_facts, self._take_hello
         server.is_single_node = upstream.url.is_cluster  # its clients may be those of a Redis Cluster
         applications.on_key_formats = self._learn
-        self._pinned = PinnedRequests(self._databases)
-        server.leave_upstream = self._pinned.leave
+        self._pinned = PinnedRequests(self._logins)
+        server.leave_upstream = self._leave
         self._checks = NewFormatChecks(ownership, OwnRequests(upstream), server.clients.defer)
         ownership.on_new = self._checks.add
         ownership.on_changed = self._owners_changed
@@ -108,7 +112,7 @@ class SwapDispatcher(ProxyDispatcher):
         if self.hop is not None:
             plain = [each for each in self.router.plain_commands() if len(each.name) <= HOP_NAME_BYTES_MAX]
             rows = [(*each, self._stats.command_stats(each.name)) for each in plain]
-            self.hop.set_upstream(self._databases.of(0).shared_connection, rows)
+            self.hop.set_upstream(self._shared_connection, rows)
 
     def _set_hop_patterns(self) -> None:
         """Tell the hop who owns keys; before all owners are known, it forwards nothing."""
@@ -121,7 +125,7 @@ class SwapDispatcher(ProxyDispatcher):
 
     def poll(self, poller: Any) -> None:
         super().poll(poller)
-        for each in (*self._databases, *self._databases.pools):
+        for each in (*self._logins.own, *self._logins.own.pools):
             each.poller = poller
 
     def _owners_changed(self, change: OwnershipChange) -> None:
@@ -132,7 +136,7 @@ class SwapDispatcher(ProxyDispatcher):
             for at in session.watched:
                 if change.affects(at[1]):
                     session.watched[at] = CHANGED
-        for pinned in chain.from_iterable(pool.pinned for pool in self._databases.pools):
+        for pinned in chain.from_iterable(pool.pinned for pool in self._logins.pools):
             pinned.is_dirty |= any(map(change.affects, pinned.watched))
         self._tracking.changed(None)
 
@@ -146,7 +150,7 @@ class SwapDispatcher(ProxyDispatcher):
         """Return the fields of INFO: those of the servers, of the upstream, and of the owners of keys."""
         return {
             **self._applications.info_fields(),
-            **self._databases.info_fields(),
+            **self._logins.info_fields(),
             **self._ownership.info_fields(),
             "dropped_writes": self._dropped_writes,
             **self._shadow.info_fields(),
@@ -155,6 +159,9 @@ class SwapDispatcher(ProxyDispatcher):
     def take(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Taken:
         """Answer a request that is not, or not only, about states; ReplyError if no side may answer it."""
         session = context.session
+        if self._has_client_logins and session.transaction is None and (found := login_in(request)) is not None:
+            self._log_in(context, found, batch)
+            return Taken.LAST
         if not session.is_authenticated:
             return Taken.NO  # the error is a server's: it does not tell whose key it is
         route = self.router.route(request, session.db)
@@ -210,6 +217,32 @@ class SwapDispatcher(ProxyDispatcher):
                 return Taken.LAST
         return Taken.YES
 
+    def _log_in(self, context: CommandContext, request: LoginRequest, batch: ReplyBatch) -> None:
+        """Log a client in as a user of the upstream. The proxy has no users then; the upstream checks all rights."""
+        session = context.session
+
+        def then() -> bytes:
+            if session.id not in self._server.sessions:
+                self._leave(session)  # the client has left meanwhile
+                return b""
+            self._pinned.leave(session)  # it belongs to the user before
+            session.authenticate(self._server.users.default)
+            reply = OK if request.rest is None else self.reply_to(context, request.rest)
+            assert isinstance(reply, bytes)  # HELLO replies at once
+            return reply
+
+        session.last_command = "auth" if request.rest is None else "hello"
+        self._stats.command_stats(session.last_command).calls += 1
+        self._logins.open(session.id, request.login, then, batch, batch.expect(session.is_silent))
+
+    def _leave(self, session: Session) -> None:
+        """Forget what a client has at the upstream."""
+        self._pinned.leave(session)
+        self._logins.leave(session.id)
+
+    def _shared_connection(self, client: int, protocol: int) -> UpstreamConnection | None:
+        return self._logins.of(client).of(0).shared_connection(client, protocol)
+
     def _take_queued(
         self, context: CommandContext, transaction: Transaction, route: Route, request: Request, batch: ReplyBatch
     ) -> Taken:
@@ -244,25 +277,26 @@ class SwapDispatcher(ProxyDispatcher):
 
     def upstream_of(self, session: Session) -> Upstream:
         """Return the connections to the database that a client has selected."""
-        return self._databases.of(session.db)
+        return self._logins.of(session.id).of(session.db)
 
     def has_keys(self, session: Session) -> bool:
         return True  # the router has decided
 
     def _select(self, word: bytes, session: Session, batch: ReplyBatch) -> Taken:
         """Select a database, after all replies to earlier requests: each database has connections of its own."""
-        number = self._databases.number_of(word)
+        databases = self._logins.of(session.id)
+        number = databases.number_of(word)
         if number != session.db and len(batch):
             return Taken.IN_NEXT_BATCH
         if number != session.db and self._pinned.has_watched(session):
             raise PlainError("another database cannot be selected between WATCH and EXEC")
         session.last_command = "select"
         self._stats.command_stats("select").calls += 1
-        if self._databases.is_open(number) or number in self._ownership.matcher.databases:
+        if databases.is_open(number) or number in self._ownership.matcher.databases:
             session.select(number)
             batch.add(b"" if session.is_silent else OK)
             return Taken.YES
-        self._databases.open(number, partial(session.select, number), batch, batch.expect(session.is_silent))
+        databases.open(number, partial(session.select, number), batch, batch.expect(session.is_silent))
         return Taken.LAST
 
     def _take_local(self, context: CommandContext, rule: CommandRule, request: Request, batch: ReplyBatch) -> Taken:
@@ -398,7 +432,7 @@ class SwapDispatcher(ProxyDispatcher):
         super().stop()
         self._checks.stop()
         self._shadow.stop()
-        self._databases.stop()
+        self._logins.stop()
 
 
 def _names_of(

@@ -160,6 +160,13 @@ class UpstreamCluster:
         """Raise the error of a Redis Cluster, which has one database."""
         raise PlainError("SELECT is not allowed in cluster mode")
 
+    def for_login(self, user: bytes, password: bytes) -> UpstreamCluster:
+        """Return the connections for another login, with the same table at first."""
+        made = UpstreamCluster(self.url.with_login(user, password), self._pool_at)
+        made._table = SlotTable([self._table.master_of(slot) for slot in range(SLOTS)])
+        made.on_state_lost, made.defer, made.poller = self.on_state_lost, self.defer, self.poller
+        return made
+
     def shared_connection(self, client: int, protocol: int) -> None:
         """Return None: a client's requests take connections to several nodes."""
 

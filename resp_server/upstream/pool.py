@@ -89,8 +89,14 @@ class UpstreamPool:
 
     def for_database(self, number: int) -> UpstreamPool:
         """Return a pool for another database. Its breaker is its own: the upstream may not have this database."""
-        url = replace(self.url, database=number)
-        made = UpstreamPool(url, self.timeout_s, 1, self.tls, self.pinned.count_max)
+        return self._with_url(replace(self.url, database=number), 1)
+
+    def for_login(self, user: bytes, password: bytes) -> UpstreamPool:
+        """Return a pool for another login."""
+        return self._with_url(self.url.with_login(user, password), self._count)
+
+    def _with_url(self, url: UpstreamUrl, connections: int) -> UpstreamPool:
+        made = UpstreamPool(url, self.timeout_s, connections, self.tls, self.pinned.count_max)
         made.locator, made.role = self.locator, self.role
         made.on_state_lost, made.poller, made.defer = self.on_state_lost, self.poller, self.defer
         return made

@@ -64,6 +64,9 @@ class Upstream(Protocol):
     def for_database(self, number: int) -> Upstream:
         """Return the connections to another database; PlainError if there is only one."""
 
+    def for_login(self, user: bytes, password: bytes) -> Upstream:
+        """Return the connections for another login. user: empty: AUTH with the password only."""
+
     def shared_connection(self, client: int, protocol: int) -> UpstreamConnection | None:
         """Return the one connection that all of a client's requests take; None: there is no such connection."""
 

@@ -108,6 +108,11 @@ class UpstreamUrl:
         """Return the URL of one server, with the same login."""
         return replace(self, host=address.host, port=address.port, seeds=(), master="")
 
+    def with_login(self, user: bytes, password: bytes) -> UpstreamUrl:
+        """Return the URL with another login."""
+        texts = [each.decode("utf-8", "surrogateescape") for each in (user, password)]
+        return replace(self, user=texts[0], password=texts[1])
+
     @property
     def is_cluster(self) -> bool:
         """Tell whether the upstream is a Redis Cluster."""
@@ -123,8 +128,8 @@ class UpstreamUrl:
         """Return the requests that open a connection. RESP2 needs no HELLO, which Redis before 6 does not know."""
         words: list[tuple[bytes, ...]] = []
         if self.password is not None:
-            names = (self.user.encode(),) if self.user else ()
-            words.append((b"AUTH", *names, self.password.encode()))
+            names = (self.user.encode("utf-8", "surrogateescape"),) if self.user else ()
+            words.append((b"AUTH", *names, self.password.encode("utf-8", "surrogateescape")))
         if protocol != 2:
             words.append((b"HELLO", b"%d" % protocol))
         if self.database:

@@ -1,0 +1,32 @@
+"""AUTH and HELLO of clients whose logins are the upstream's own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from resp_server.protocol.request_parser import Request
+from resp_server.upstream.logins import Login
+
+
+class LoginRequest(NamedTuple):
+    """A request that logs in. rest: the HELLO without its login, to be answered afterwards; None: it was an AUTH."""
+
+    login: Login
+    rest: Request | None = None
+
+
+def login_in(request: Request) -> LoginRequest | None:
+    """Return the login in a request; None: it has none, or has a syntax error, which is replied as at any server."""
+    name, words = request[0].lower(), len(request)
+    if name == b"auth" and words in (2, 3):
+        return LoginRequest(Login(request[1] if words == 3 else b"", request[-1]))
+    if name != b"hello":
+        return None
+    at = 2
+    while at < words:
+        option = request[at].upper()
+        if option == b"AUTH" and at + 2 < words:
+            rest = (*request[:at], *request[at + 3 :])
+            return LoginRequest(Login(request[at + 1], request[at + 2]), rest)
+        at += 2
+    return None
