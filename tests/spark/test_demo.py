@@ -149,7 +149,12 @@ def test_every_key_of_the_demo_is_what_pandas_computes(expected: State, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("number", "has_children"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]
+    ("number", "has_children"),
+    [
+        (signal.SIGINT, False),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),  # a part of the next
+        (signal.SIGTERM, True),
+    ],
 )
 def test_the_demo_ends_by_a_signal_with_a_line(number: signal.Signals, has_children: bool):
     """In the middle of micro-batches. Service managers and `timeout` send the signal to the whole process group."""
