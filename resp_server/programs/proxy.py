@@ -173,10 +173,12 @@ async def _serve(options: argparse.Namespace) -> None:
     load_users(server.users)
     server.context.state_servers = applications.info_fields
     reload: Callable[[], None] | None = None
+    accepts_key: Callable[[bytes], bool] | None = None
     if isinstance(server.dispatcher, SwapDispatcher):
         server.context.state_servers = server.dispatcher.info_fields
         reload = server.dispatcher.control.reload_at_signal
-    relay = connect_pubsub(applications, server.context)
+        accepts_key = server.dispatcher.is_notified_by_states
+    relay = connect_pubsub(applications, server.context, accepts_key)
     applications.start()
     if swap is not None:
         swap[0].start()

@@ -77,7 +77,7 @@ class Taken(Enum):
     NO = auto()  # it takes the way of all requests
     YES = auto()
     LAST = auto()  # yes; later requests must wait for its reply
-    IN_NEXT_BATCH = auto()  # not yet: it must wait for the replies to earlier requests
+    IN_NEXT_BATCH = auto()  # not yet: it comes again after the replies to all requests before it
 
 
 class CommandRoute(NamedTuple):

@@ -36,10 +36,10 @@ class PinnedRequests:
             if pinned is not None:
                 pinned.unwatch()
 
-    def has_watched(self, session: Session) -> bool:
-        """Tell whether a client watches keys at the upstream."""
+    def holds_state(self, session: Session) -> bool:
+        """Tell whether a client watches keys at the upstream, or is subscribed there."""
         pinned = (pool.pinned.get(session.id) for pool in self._logins.pools)
-        return any(each is not None and bool(each.watched) for each in pinned)
+        return any(each is not None and each.holds_state for each in pinned)
 
     def leave(self, session: Session) -> None:
         """Close the connection of a client that has left, or sent RESET."""

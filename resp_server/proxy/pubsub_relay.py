@@ -324,10 +324,17 @@ def _in_chunks(verb: bytes, names: Iterable[bytes]) -> Iterator[Request]:
 
 
 class PubsubRelay:
-    """All subscribed connections of a proxy."""
+    """All subscribed connections of a proxy.
 
-    def __init__(self, applications: Applications, server: ServerContext) -> None:
+    accepts_key: None: clients get all messages of servers; else only notifications of keys that it accepts, because an
+    upstream has all other messages.
+    """
+
+    def __init__(
+        self, applications: Applications, server: ServerContext, accepts_key: Callable[[bytes], bool] | None = None
+    ) -> None:
         self.server = server
+        self._accepts_key = accepts_key
         self._applications = applications
         self._hub = server.message_bus.hub
         # By application and address. A server limits the subscriptions of a connection; further ones get another.
@@ -478,14 +485,17 @@ class PubsubRelay:
     ) -> None:
         """Assign a name to the connections of the servers that have its messages, and remove it from the others."""
         targets: list[tuple[int, str]] = []
-        if name not in self._hub.names(kind) or (kind is not SubscriptionKind.SHARD and name.startswith(OWN_CHANNELS)):
+        is_of_keys = may_match_notifications(kind, name)
+        is_of_others = self._accepts_key is not None and (kind is SubscriptionKind.SHARD or not is_of_keys)
+        is_own = kind is not SubscriptionKind.SHARD and name.startswith(OWN_CHANNELS)
+        if name not in self._hub.names(kind) or is_own or is_of_others:
             pass
         elif kind is SubscriptionKind.SHARD:
             first = self._applications.each[0]
             owner = first.slots.owners[slot_of(name)]
             targets = [] if owner is None else [(0, first.active_server(owner))]
         else:
-            targets = everywhere if may_match_notifications(kind, name) else at_home
+            targets = everywhere if is_of_keys else at_home
         for target in {*self._connections, *targets}:
             self._assign_name(target, kind, name, target in targets)
 
@@ -546,6 +556,8 @@ class PubsubRelay:
         if channel.startswith(OWN_CHANNELS) or not (is_of_keys or is_from_home or kind is SubscriptionKind.SHARD):
             return
         key = text if channel.startswith(KEYEVENT) else channel.removeprefix(KEYSPACE)
+        if self._accepts_key is not None and not (is_of_keys and self._accepts_key(key)):
+            return
         frames: dict[int, bytes] = {}
         for session in self._hub.sessions(kind, name):
             if not session.is_subscribed(kind, name):
@@ -661,9 +673,11 @@ class ProxyMessageBus(MessageBus):
         return pending
 
 
-def connect_pubsub(applications: Applications, server: ServerContext) -> PubsubRelay:
+def connect_pubsub(
+    applications: Applications, server: ServerContext, accepts_key: Callable[[bytes], bool] | None = None
+) -> PubsubRelay:
     """Relay the messages and subscriptions of a proxy's clients over its servers; return the relay."""
-    relay = PubsubRelay(applications, server)
+    relay = PubsubRelay(applications, server, accepts_key)
     server.message_bus = ProxyMessageBus(server, applications, relay)
     return relay
 

@@ -37,8 +37,10 @@ from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.swap_control import OwnershipControl
 from resp_server.proxy.swap_exec import OK, SwapExec, Watched
 from resp_server.proxy.swap_keyspace import KeyFilter, SwapScan, query_both
+from resp_server.proxy.swap_subscriptions import LISTENING, SwapSubscriptions, is_about_keys
 from resp_server.proxy.swap_watch import watch_both
 from resp_server.proxy.transactions import StartableExec
+from resp_server.proxy.upstream_events import UpstreamEvents
 from resp_server.session.session import Account, Session
 from resp_server.session.transaction import Mark, Transaction
 from resp_server.upstream.connection import UpstreamConnection, UpstreamSink
@@ -46,6 +48,7 @@ from resp_server.upstream.databases import Databases
 from resp_server.upstream.key_matcher import Decision, PlainSide
 from resp_server.upstream.logins import Logins
 from resp_server.upstream.ownership import Ownership, OwnershipChange
+from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.routing import CommandRule, Route, Side, SwapRouter
 from resp_server.upstream.rules import Owner, Rule
 from resp_server.upstream.upstream import Upstream
@@ -84,6 +87,10 @@ class SwapDispatcher(ProxyDispatcher):
         server.is_single_node = upstream.url.is_cluster  # its clients may be those of a Redis Cluster
         applications.on_key_formats = self._learn
         self._pinned = PinnedRequests(self._logins)
+        self._events = UpstreamEvents(server, upstream)
+        self._subscriptions = SwapSubscriptions(
+            self._own_pool, server.sessions, server.clients, self._is_dropped_notification
+        )
         server.leave_upstream = self._leave
         self._checks = NewFormatChecks(ownership, OwnRequests(upstream), server.clients.defer)
         ownership.on_new = self._checks.add
@@ -139,6 +146,19 @@ class SwapDispatcher(ProxyDispatcher):
         for pinned in chain.from_iterable(pool.pinned for pool in self._logins.pools):
             pinned.is_dirty |= any(map(change.affects, pinned.watched))
         self._tracking.changed(None)
+
+    def is_notified_by_states(self, key: bytes) -> bool:
+        """Tell whether clients get the notifications of a key from the states, not those from the upstream."""
+        return self._ownership.matcher.decider(0)(key).owner is Owner.STATE
+
+    def _is_dropped_notification(self, database: bytes, key: bytes) -> bool:
+        decide = self._ownership.matcher.decider(self._logins.own.number_of(database))
+        return decide(key).owner is Owner.STATE
+
+    def _own_pool(self, session: Session) -> UpstreamPool | None:
+        """Return the pool of a client's database; None: a Redis Cluster has several."""
+        upstream = self.upstream_of(session)
+        return upstream if isinstance(upstream, UpstreamPool) else None
 
     def _learn(self, formats: Mapping[str, Mapping[str, str]]) -> None:
         self._ownership.learn(formats)
@@ -231,6 +251,8 @@ class SwapDispatcher(ProxyDispatcher):
             assert isinstance(reply, bytes)  # HELLO replies at once
             return reply
 
+        if self._pinned.holds_state(session):
+            raise PlainError("another user cannot log in between WATCH and EXEC, or as a subscriber")
         session.last_command = "auth" if request.rest is None else "hello"
         self._stats.command_stats(session.last_command).calls += 1
         self._logins.open(session.id, request.login, then, batch, batch.expect(session.is_silent))
@@ -239,6 +261,7 @@ class SwapDispatcher(ProxyDispatcher):
         """Forget what a client has at the upstream."""
         self._pinned.leave(session)
         self._logins.leave(session.id)
+        self._subscriptions.leave(session)
 
     def _shared_connection(self, client: int, protocol: int) -> UpstreamConnection | None:
         return self._logins.of(client).of(0).shared_connection(client, protocol)
@@ -288,8 +311,8 @@ class SwapDispatcher(ProxyDispatcher):
         number = databases.number_of(word)
         if number != session.db and len(batch):
             return Taken.IN_NEXT_BATCH
-        if number != session.db and self._pinned.has_watched(session):
-            raise PlainError("another database cannot be selected between WATCH and EXEC")
+        if number != session.db and self._pinned.holds_state(session):
+            raise PlainError("another database cannot be selected between WATCH and EXEC, and by a subscriber")
         session.last_command = "select"
         self._stats.command_stats("select").calls += 1
         if databases.is_open(number) or number in self._ownership.matcher.databases:
@@ -310,11 +333,31 @@ class SwapDispatcher(ProxyDispatcher):
         )
         if len(request) == 1 and (is_end or (rule.name == "unwatch" and transaction is None)):
             self._pinned.unwatch(session)
+        if rule.name in LISTENING:
+            return self._listen(context, rule, request, batch)
         if rule.name == "client|unblock" and transaction is None:
             self._check_rights(context, rule, request)
             if self._pinned.unblock(request, session, batch):
                 return Taken.YES
         return Taken.NO
+
+    def _listen(self, context: CommandContext, rule: CommandRule, request: Request, batch: ReplyBatch) -> Taken:
+        """Have the upstream confirm SUBSCRIBE, UNSUBSCRIBE or MONITOR before it takes the way of all requests."""
+        session, command = context.session, rule.command
+        assert command is not None
+        if session.transaction is not None:
+            raise PlainError(f"command '{rule.name}' cannot be in a transaction through --upstream")
+        command.check_arity(request)
+        self._check_rights(context, rule, request)
+        if len(batch):
+            return Taken.IN_NEXT_BATCH
+        is_confirmed = self._subscriptions.was_confirmed(request, session)
+        if is_confirmed is None and self._subscriptions.needs_upstream(rule.name, session):
+            if is_about_keys(rule.name, request):
+                self._events.read()
+            self._subscriptions.send(rule.name, request, session, batch)
+            return Taken.IN_NEXT_BATCH
+        return Taken.YES if is_confirmed is False else Taken.NO
 
     def _check_rights(self, context: CommandContext, rule: CommandRule, request: Request) -> None:
         """Raise NoPermError if the user may not run a request. Commands of modules are for unrestricted users."""

@@ -59,6 +59,7 @@ class UpstreamRequest:
     is_read: it changes nothing, so it may be sent twice. sent_s: when it was sent. is_blocking: it may wait for other
     clients' writes, so no time limit applies. is_asking: ASKING goes before it, as after
     an ASK of a Redis Cluster. replies_before: the replies to drop, to MULTI and to queued commands, or to ASKING.
+    confirmations: the frames that SUBSCRIBE and the like get in place of a reply.
     """
 
     packed: bytes
@@ -70,6 +71,7 @@ class UpstreamRequest:
     is_blocking: bool = False
     is_asking: bool = False
     replies_before: int = 0
+    confirmations: int = 0
     remaining: ClassVar[int] = 1
     is_batch: ClassVar[bool] = False
 
@@ -219,19 +221,22 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         for reply in replies:
             if reply[:1] == b">" if isinstance(reply, bytes) else reply.texts[0][:1] == b">":
                 continue
-            if not self._in_flight:
-                raise FrameError("more replies than requests")
-            in_flight = self._in_flight[0]
-            if in_flight is self.batch:
-                self._close_batch()
-            request = in_flight.next_request()
-            if request.replies_before:
-                request.replies_before -= 1
-                continue
-            self._awaited_replies -= 1
-            if not in_flight.is_batch or not in_flight.remaining:
-                self._in_flight.popleft()
-            request.sink.put(request.index, reply)
+            self._receive_reply(reply)
+
+    def _receive_reply(self, reply: RawReply) -> None:
+        if not self._in_flight:
+            raise FrameError("more replies than requests")
+        in_flight = self._in_flight[0]
+        if in_flight is self.batch:
+            self._close_batch()
+        request = in_flight.next_request()
+        if request.replies_before:
+            request.replies_before -= 1
+            return
+        self._awaited_replies -= 1
+        if not in_flight.is_batch or not in_flight.remaining:
+            self._in_flight.popleft()
+        request.sink.put(request.index, reply)
 
     def disconnected(self, reason: str) -> None:
         """Handle the loss of the connection."""

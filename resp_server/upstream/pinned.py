@@ -6,7 +6,7 @@ order. It is closed with the client, or if another client needs one and this one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
@@ -20,6 +20,13 @@ from resp_server.upstream.connection import (
     UpstreamRequest,
     UpstreamSink,
     unreachable,
+)
+from resp_server.upstream.pushed_frames import (
+    CONFIRMATIONS,
+    MESSAGES,
+    confirmation_in,
+    first_word,
+    is_monitor_line,
 )
 from resp_server.upstream.role import RoleCheck
 from resp_server.upstream.tls import UpstreamTls
@@ -38,7 +45,7 @@ class PinnedConnection(UpstreamConnection):
     """A client's own connection. It is opened once: when it is lost, what it held is lost, too.
 
     upstream_id: the id that CLIENT UNBLOCK at the upstream takes; None: not known. watched: the keys that WATCH watches
-    there. is_dirty: one of them has another owner now, so EXEC must run nothing.
+    there. is_dirty: one of them has another owner now, so EXEC must run nothing. is_monitor: MONITOR was sent.
     """
 
     def __init__(self, owner: PinnedConnections, client: int, protocol: int) -> None:
@@ -50,14 +57,26 @@ class PinnedConnection(UpstreamConnection):
         self._has_marked_write = False
         self.watched: set[bytes] = set()
         self.is_dirty = False
+        self.is_monitor = False
+        self._subscriptions = {False: 0, True: 0}  # confirmed ones; True: to shards
         self._ask(CLIENT_ID, _IdSink(self))
 
     @property
     def is_idle(self) -> bool:
         """Tell whether the connection holds nothing, so that it may be closed."""
-        if self.watched or self._queue:
+        if self.holds_state or self._queue:
             return False
         return all(isinstance(each, UpstreamRequest) and each.sink is DISCARD for each in self._in_flight)
+
+    @property
+    def holds_state(self) -> bool:
+        """Tell whether the client would have to notice the end of the connection also between its requests."""
+        return bool(self.watched) or self.is_monitor or self.is_listening
+
+    @property
+    def is_listening(self) -> bool:
+        """Tell whether the client is subscribed to anything."""
+        return any(self._subscriptions.values())
 
     @property
     def is_blocked(self) -> bool:
@@ -103,16 +122,59 @@ class PinnedConnection(UpstreamConnection):
             request.sink = DISCARD
         self.stop()
 
+    def receive_replies(self, replies: Sequence[RawReply]) -> None:
+        """Take replies, in the order of the requests, and pushes between them."""
+        self._received_s = self._owner.clock()
+        for reply in replies:
+            if not self._take_push(reply):
+                self._receive_reply(reply)
+
+    def _take_push(self, reply: RawReply) -> bool:
+        """Handle a frame that is no reply; False: it is one."""
+        kind = reply[:1] if isinstance(reply, bytes) else reply.texts[0][:1]
+        if kind == b"+":
+            is_push = self.is_monitor and is_monitor_line(reply)
+        elif kind == b"*":
+            # In RESP2 a subscriber gets no arrays as replies; in RESP3 no arrays are pushes.
+            is_subscriber = self.is_listening or self._confirmed_request is not None
+            is_push = self.protocol == 2 and is_subscriber and first_word(reply) in (MESSAGES | CONFIRMATIONS)
+        else:
+            is_push = kind == b">"
+        if is_push and not self._confirm(reply):
+            self._owner.on_push(self.client, reply)
+        return is_push
+
+    def _confirm(self, reply: RawReply) -> bool:
+        """Count a confirmation; after the last one the request has its reply, which is empty."""
+        found = confirmation_in(reply)
+        if found is None:
+            return False
+        self._subscriptions[found.is_shard] = found.left
+        request = self._confirmed_request
+        if request is None:
+            return False
+        request.confirmations -= 1
+        if not request.confirmations:
+            self._receive_reply(b"")
+        return True
+
+    @property
+    def _confirmed_request(self) -> UpstreamRequest | None:
+        """The SUBSCRIBE or the like whose confirmations come next."""
+        first = self._in_flight[0] if self._in_flight else None
+        return first if isinstance(first, UpstreamRequest) and first.confirmations else None
+
     def disconnected(self, reason: str) -> None:
         """End: the client's connection is closed if it waits for a reply, or if it would not notice what it lost."""
         self._link = None
+        holds_state = self.holds_state and not self._is_stopping
         lost = self._take_requests()
         if not self._is_stopping:
             self._pool.lost(reason)
         self._end(reason)
         for request in lost:
             request.sink.fail(request.index, UnansweredError(reason))
-        if self.watched:
+        if holds_state:
             self._owner.on_state_lost(self.client, reason)
 
     def _ask(self, packed: bytes, sink: UpstreamSink) -> None:
@@ -134,6 +196,7 @@ class PinnedConnections:
     """The connections of single clients, by client, the one used last at the end.
 
     pool: is told of what happens. on_state_lost: called with a client whose connection was lost with what it held.
+    on_push: called with a client and a frame that it gets without a request.
     """
 
     def __init__(self, pool: ConnectionEvents, count_max: int = PINNED_MAX) -> None:
@@ -141,6 +204,7 @@ class PinnedConnections:
         self.count_max = count_max
         self._of: dict[int, PinnedConnection] = {}
         self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
+        self.on_push: Callable[[int, RawReply], None] = lambda client, frame: None
         self.failure = ""  # of the last try to connect
 
     def __iter__(self) -> Iterator[PinnedConnection]:

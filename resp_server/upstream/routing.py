@@ -31,7 +31,7 @@ from resp_server.upstream.rules import Owner, Rule, Writes
 from resp_server.upstream.shadow_compare import is_comparable
 from resp_server.upstream.state_writes import without_pairs, write_plan
 
-# Answered here: about this connection, its user, and this process. UNSUBSCRIBE finds no subscription.
+# Answered here: about this connection, its user, and this process. Some are sent to the upstream as well.
 LOCAL = frozenset(
     [
         "acl",
@@ -44,15 +44,19 @@ LOCAL = frozenset(
         "exec",
         "hello",
         "latency",
+        "monitor",
         "multi",
         "ping",
+        "psubscribe",
         "punsubscribe",
         "quit",
         "readonly",
         "readwrite",
         "reset",
         "slowlog",
+        "ssubscribe",
         "state",
+        "subscribe",
         "sunsubscribe",
         "unsubscribe",
         "unwatch",
@@ -63,10 +67,6 @@ NOT_YET = frozenset(
     [
         "client|caching",
         "client|tracking",
-        "monitor",
-        "psubscribe",
-        "ssubscribe",
-        "subscribe",
     ]
 )
 # About the keys of both sides.

@@ -1,0 +1,132 @@
+"""SUBSCRIBE and MONITOR at a proxy with an upstream: the client gets what the upstream sends, and the states' part.
+
+A request is first sent to the upstream, over a connection of the client's own. Once the upstream has confirmed it, it
+takes the way that it takes without an upstream: the proxy makes the reply, and the relay subscribes to notifications of
+states' keys. The upstream's frames go to the client as they are, without notifications of keys that states own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from resp_server.forwarding.raw_replies import RawReply, is_error
+from resp_server.forwarding.reply_splitter import pack
+from resp_server.protocol.errors import PlainError
+from resp_server.protocol.request_parser import Request
+from resp_server.proxy.batch import ReplyBatch
+from resp_server.push.clients import Clients
+from resp_server.push.keyspace_notifications import may_match_notifications
+from resp_server.session.session import Session
+from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
+from resp_server.upstream.connection import UpstreamRequest
+from resp_server.upstream.pool import UpstreamPool
+from resp_server.upstream.pushed_frames import in_protocol, notified_key
+
+SUBSCRIBE = {
+    "subscribe": SubscriptionKind.CHANNEL,
+    "psubscribe": SubscriptionKind.PATTERN,
+    "ssubscribe": SubscriptionKind.SHARD,
+}
+UNSUBSCRIBE = {
+    "unsubscribe": SubscriptionKind.CHANNEL,
+    "punsubscribe": SubscriptionKind.PATTERN,
+    "sunsubscribe": SubscriptionKind.SHARD,
+}
+MONITOR = "monitor"
+LISTENING = frozenset([*SUBSCRIBE, *UNSUBSCRIBE, MONITOR])
+
+
+class SwapSubscriptions:
+    """Sends such requests to the upstream.
+
+    pool_of: the pool of the database that a client has selected; None: the upstream has several nodes. is_dropped:
+    tells of the number of a database and a key whether states send its notifications.
+    """
+
+    def __init__(
+        self,
+        pool_of: Callable[[Session], UpstreamPool | None],
+        sessions: Mapping[int, Session],
+        clients: Clients,
+        is_dropped: Callable[[bytes, bytes], bool],
+    ) -> None:
+        self._pool_of, self._sessions, self._clients = pool_of, sessions, clients
+        self._is_dropped = is_dropped
+        # By client the request that the upstream has answered, and whether it confirmed it.
+        self._answered: dict[int, tuple[Request, bool]] = {}
+
+    def needs_upstream(self, name: str, session: Session) -> bool:
+        """Tell whether a request, one of `LISTENING`, is for the upstream as well."""
+        pool = self._pool_of(session)
+        own = None if pool is None else pool.pinned.get(session.id)
+        if name == MONITOR:
+            return session.user.reads_all_keys and (own is None or not own.is_monitor)
+        return name in SUBSCRIBE or (own is not None and own.is_listening)
+
+    def was_confirmed(self, request: Request, session: Session) -> bool | None:
+        """Return whether the upstream has confirmed a request, only once; None: it was not sent, or not answered."""
+        answered, is_confirmed = self._answered.pop(session.id, (None, False))
+        return is_confirmed if answered is request else None
+
+    def send(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
+        """Send a request to the upstream; the batch gets its error, if any. PlainError if it cannot be sent."""
+        if name in SUBSCRIBE:
+            (session.subscriptions or Subscriptions()).check_limits(SUBSCRIBE[name], request[1:])
+        pool = self._pool_of(session)
+        if pool is None:
+            raise PlainError(f"command '{name}' is not available with a Redis Cluster as the upstream yet")
+        pool.pinned.on_push = self._push
+        pinned = pool.pinned.pin(session.id, session.protocol)
+        sink = _ConfirmationSink(self._answered, session.id, request, batch)
+        sent = UpstreamRequest(pack(request), sink, batch.expect(session.is_silent), is_read=False)
+        sent.confirmations = _confirmations(name, request, session)
+        if name == MONITOR:
+            pinned.is_monitor = True
+        pinned.send_request(sent, session.protocol)
+
+    def leave(self, session: Session) -> None:
+        """Forget a client that has left, or sent RESET."""
+        self._answered.pop(session.id, None)
+
+    def _push(self, client: int, frame: RawReply) -> None:
+        session = self._sessions.get(client)
+        if session is None:
+            return
+        notified = notified_key(frame)
+        if notified is not None and self._is_dropped(*notified):
+            return
+        first, *others = [frame] if isinstance(frame, bytes) else frame.texts
+        for text in (in_protocol(first, session.protocol), *others):
+            self._clients.push(client, text)
+
+
+def is_about_keys(name: str, request: Request) -> bool:
+    """Tell whether a request may subscribe to notifications of keys."""
+    return any(may_match_notifications(SUBSCRIBE[name], each) for each in request[1:]) if name in SUBSCRIBE else False
+
+
+def _confirmations(name: str, request: Request, session: Session) -> int:
+    """Return how many frames confirm a request."""
+    if name == MONITOR:
+        return 0
+    if len(request) > 1:
+        return len(request) - 1
+    subscriptions = session.subscriptions
+    return max(1, 0 if subscriptions is None else len(subscriptions.of(UNSUBSCRIBE[name])))
+
+
+class _ConfirmationSink:
+    """Takes the upstream's answer; the client's batch gets nothing, or an error."""
+
+    def __init__(
+        self, answered: dict[int, tuple[Request, bool]], client: int, request: Request, batch: ReplyBatch
+    ) -> None:
+        self._answered, self._client, self._request, self._batch = answered, client, request, batch
+
+    def put(self, index: int, reply: RawReply) -> None:
+        self._answered[self._client] = self._request, not is_error(reply)
+        self._batch.put(index, reply if is_error(reply) else b"")
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._answered[self._client] = self._request, False
+        self._batch.fail(index, error)

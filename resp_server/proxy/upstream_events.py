@@ -1,0 +1,44 @@
+"""The upstream's `notify-keyspace-events`, which decides also about the notifications of states' keys."""
+
+from __future__ import annotations
+
+import hiredis
+
+from resp_server.execution.context import ServerContext
+from resp_server.forwarding.raw_replies import RawReply, as_bytes
+from resp_server.forwarding.reply_splitter import pack
+from resp_server.protocol.errors import internal_error
+from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
+from resp_server.upstream.upstream import Upstream
+
+SETTING = b"notify-keyspace-events"
+REQUEST = pack((b"CONFIG", b"GET", SETTING))
+
+
+class UpstreamEvents:
+    """Reads the setting, and applies it to this proxy. An upstream whose user may not read it changes nothing."""
+
+    def __init__(self, server: ServerContext, upstream: Upstream) -> None:
+        self._server, self._upstream = server, upstream
+
+    def read(self) -> None:
+        """Ask the upstream; the setting is applied later."""
+        self._upstream.send_to_node(0, 0, 2, REQUEST, self, 0)
+
+    def put(self, index: int, reply: RawReply) -> None:
+        """Apply the upstream's reply."""
+        try:
+            reader = hiredis.Reader()
+            reader.feed(as_bytes(reply))
+            found = reader.gets()
+            if isinstance(found, list) and len(found) == 2:
+                events = letters_of(classes_of(found[1].decode("latin-1")))
+                if events != self._server.config.notify_events:
+                    self._server.configure({"notify_events": events})
+        except (hiredis.HiredisError, ClassesError):
+            pass  # a class of events that states do not have
+        except Exception as error:
+            internal_error(error)
+
+    def fail(self, index: int, error: Exception) -> None:
+        """Keep the setting."""

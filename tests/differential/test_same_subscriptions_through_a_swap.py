@@ -1,0 +1,64 @@
+"""Random subscriptions and messages at a Redis alone, and at the same Redis through a proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compat.conformance.generators import checked
+from compat.conformance.wire import Words, replies_in
+from tests.differential.test_same_through_a_swap import exchanged
+from tests.server.swap import Swap
+
+# C is a channel, P a pattern. UNSUBSCRIBE without names is left out: its replies come in the order of a hash table.
+LINES = (
+    """
+SUBSCRIBE C|SUBSCRIBE C C C|UNSUBSCRIBE C|UNSUBSCRIBE C C|PSUBSCRIBE P|PSUBSCRIBE P P|PUNSUBSCRIBE P
+SSUBSCRIBE C|SUNSUBSCRIBE C|SUBSCRIBE|PUBLISH C x|PUBLISH C x|SPUBLISH C x|PUBSUB NUMSUB C C
+PUBSUB SHARDNUMSUB C|PING|PING x|GET k|SET k 1|RPUSH l message|LRANGE l 0 -1|RESET|NOSUCH|MGET k l|BLPOP none 0.001
+""".strip()
+    .replace("\n", "|")
+    .split("|")
+)
+CHANNELS, PATTERNS = ["a", "b", "ab", "job:speed:1", "message"], ["a*", "*", "?", "job:*"]
+MESSAGES = (b"message", b"pmessage", b"smessage")
+
+
+@st.composite
+def words(draw: st.DrawFn) -> Words:
+    """Draw a request."""
+    chosen = {"C": st.sampled_from(CHANNELS), "P": st.sampled_from(PATTERNS)}
+    parts = draw(st.sampled_from(LINES)).split(" ")
+    return [(draw(chosen[part]) if part in chosen else part).encode() for part in parts]
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+    with ExitStack() as stack:
+        yield Swap(tmp_path_factory.mktemp("swap"), stack)
+
+
+@given(
+    pipeline=st.lists(words(), min_size=1, max_size=30),
+    cuts=st.lists(st.integers(0, 100_000), max_size=4),
+    is_new=st.booleans(),
+)
+@checked(400)
+def test_subscriptions_through_the_proxy_are_answered_as_by_the_upstream_alone(
+    swap: Swap, pipeline: list[Words], cuts: list[int], is_new: bool
+) -> None:
+    """A client's own message comes before or after the reply to its PUBLISH, so messages are compared apart."""
+    greeting: list[Words] = [[b"HELLO", b"3"]] if is_new else []
+    found = []
+    for port, chunks in ((swap.upstream.port, []), (swap.proxy.port, cuts)):
+        with swap.upstream.connect() as connection:
+            connection.call("FLUSHALL")
+        replies = replies_in(exchanged(port, [*greeting, *pipeline], chunks))[len(greeting) :]
+        # In RESP2 no message can come: a subscriber may not publish.
+        messages = [each.raw for each in replies if each.type == ">" and each.value[0].value in MESSAGES]
+        found.append((messages, [each.raw for each in replies if each.raw not in messages]))
+    assert found[1] == found[0]

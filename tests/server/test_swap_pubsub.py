@@ -1,0 +1,244 @@
+"""SUBSCRIBE, keyspace notifications of both sides, and MONITOR through a proxy with an upstream."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import redis
+
+from compat.conformance.wire import Connection, Reply, request
+from compat.waiting import eventually
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.records import Change, Op
+from tests.server.swap import STATES, Swap
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+    with ExitStack() as stack:
+        yield Swap(tmp_path_factory.mktemp("swap"), stack)
+
+
+@pytest.fixture
+def client(swap: Swap) -> Iterator[Connection]:
+    with swap.proxy.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def direct(swap: Swap) -> Iterator[Connection]:
+    with swap.upstream.connect() as connection:
+        connection.call("CONFIG", "SET", "notify-keyspace-events", "")
+        connection.call("FLUSHALL")
+        yield connection
+
+
+def subscribe(client: Connection, *words: str | bytes) -> list[Reply]:
+    client.send(request(*words))
+    return [client.read() for _ in words[1:]]
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_messages_and_confirmations_are_those_of_the_upstream(swap: Swap, direct: Connection, protocol: int) -> None:
+    found = []
+    for port in (swap.upstream.port, swap.proxy.port):
+        with Connection(port) as client:
+            client.call("HELLO", protocol)
+            replies = subscribe(client, "SUBSCRIBE", "a", "b", "a")
+            replies += subscribe(client, "PSUBSCRIBE", "a*", "job:*") + subscribe(client, "SSUBSCRIBE", "a")
+            assert direct.call("PUBLISH", "a", "one").plain == 2
+            replies += [client.read(), client.read()]
+            assert direct.call("SPUBLISH", "a", "two").plain == 1
+            assert direct.call("PUBLISH", "job:speed:1", b"\r\nx").plain == 1
+            replies += [client.read(), client.read()]
+            replies += subscribe(client, "UNSUBSCRIBE", "a", "never")
+            client.send(request("UNSUBSCRIBE") + request("SUNSUBSCRIBE") + request("PUNSUBSCRIBE"))
+            client.send(request("UNSUBSCRIBE") + request("PING", "x"))
+            replies += [client.read() for _ in range(6)]
+            found.append([each.raw for each in replies])
+    assert found[1] == found[0]
+
+
+def test_while_subscribed_in_resp2_only_some_commands_are_allowed(swap: Swap, direct: Connection) -> None:
+    lines = ["GET a", "SET a 1", "PING", "PING x", "BLPOP a 0", "MULTI", "EVAL x 0", "WATCH a", "CLIENT ID", "MONITOR"]
+    found = []
+    for port in (swap.upstream.port, swap.proxy.port):
+        with Connection(port) as client:
+            subscribe(client, "SUBSCRIBE", "a")
+            found.append([client.call(*line.split(" ")).raw for line in lines])
+            assert client.call("RESET").plain == b"RESET"
+            assert client.call("GET", "a").plain is None
+    assert found[1] == found[0]
+    with swap.proxy.connect() as client:
+        subscribe(client, "SUBSCRIBE", "a")
+        for line in ("GET job:speed:1", "MGET a job:speed:1"):
+            assert client.call(*line.split(" ")).plain.startswith(b"ERR Can't execute '")
+
+
+def test_in_resp3_a_subscriber_sends_all_commands(swap: Swap, direct: Connection) -> None:
+    with swap.proxy.connect() as client:
+        client.call("HELLO", 3)
+        subscribe(client, "SUBSCRIBE", "a")
+        assert client.call("SET", "k", "1").plain == b"OK"
+        assert client.call("MGET", "k", "job:speed:1").plain == [b"1", b"10"]
+        client.send(request("BLPOP", "l", 0))
+        eventually(lambda: b"\r\nblocked_clients:1\r\n" in direct.call("INFO", "clients").plain)
+        direct.call("PUBLISH", "a", "while blocked")
+        assert client.read().plain == [b"message", b"a", b"while blocked"]
+        direct.call("RPUSH", "l", "1")
+        assert client.read().plain == [b"l", b"1"]
+        client.send(request("PUBLISH", "a", "mine") + request("GET", "job:speed:1"))
+        found = [client.read() for _ in range(3)]
+        assert [each.plain for each in found if each.type == ">"] == [[b"message", b"a", b"mine"]]
+        assert [each.plain for each in found if each.type != ">"] == [1, b"10"]
+        client.call("HELLO", 2)
+        direct.call("PUBLISH", "a", "in RESP2")
+        assert client.read().raw.startswith(b"*3\r\n")
+
+
+def test_a_publisher_is_told_the_number_of_receivers_through_the_proxy(swap: Swap, direct: Connection) -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(swap.proxy.connect()) for _ in range(3)]
+        for each in clients:
+            subscribe(each, "SUBSCRIBE", "news")
+        with swap.proxy.connect() as publisher:
+            assert publisher.call("PUBLISH", "news", "x").plain == 3
+            assert publisher.call("PUBSUB", "NUMSUB", "news").plain == [b"news", 3]
+        assert [each.read().plain for each in clients] == [[b"message", b"news", b"x"]] * 3
+        clients[0].__exit__()
+        eventually(lambda: direct.call("PUBSUB", "NUMSUB", "news").plain[1] == 2)
+        assert clients[1].call("RESET").plain == b"RESET"
+        eventually(lambda: direct.call("PUBSUB", "NUMSUB", "news").plain[1] == 1)
+    eventually(lambda: swap.info()["upstream_pinned"] == "0")
+
+
+def test_a_long_message_and_many_messages_arrive_whole_and_in_order(client: Connection, direct: Connection) -> None:
+    subscribe(client, "SUBSCRIBE", "a")
+    text = b"x" * (6 << 20)
+    direct.call("PUBLISH", "a", text)
+    assert client.read().plain == [b"message", b"a", text]
+    direct.send(b"".join(request("PUBLISH", "a", number) for number in range(5000)))
+    assert [client.read().plain[2] for _ in range(5000)] == [b"%d" % number for number in range(5000)]
+
+
+def test_many_channels_are_subscribed_to_in_one_request(client: Connection, direct: Connection) -> None:
+    names = [f"c{number}" for number in range(3000)]
+    assert [each.plain[2] for each in subscribe(client, "SUBSCRIBE", *names)] == list(range(1, 3001))
+    assert direct.call("PUBSUB", "NUMSUB", "c2999").plain[1] == 1
+    client.send(request("UNSUBSCRIBE"))
+    assert sorted(client.read().plain[2] for _ in names) == list(range(3000))
+    assert client.call("GET", "k").plain is None
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_notifications_come_from_the_owner_of_the_key(swap: Swap, direct: Connection, protocol: int) -> None:
+    direct.call("CONFIG", "SET", "notify-keyspace-events", "KEA")
+    with swap.proxy.connect() as client:
+        client.call("HELLO", protocol)
+        subscribe(client, "PSUBSCRIBE", "__key*@0__:*")
+        direct.call("SET", "mine", "1")
+        found = [client.read().plain for _ in range(2)]
+        assert found[0] == [b"pmessage", b"__key*@0__:*", b"__keyspace@0__:mine", b"set"]
+        assert found[1] == [b"pmessage", b"__key*@0__:*", b"__keyevent@0__:set", b"mine"]
+        direct.call("SET", "job:speed:1", "an old copy is written")  # nobody is told
+        with LogWriter(swap.log, "job", STATES, "first") as writer:
+            writer.publish([Change("speed", Op.PUT, b"job:speed:7", value=b"7%d" % protocol)])
+        assert client.read().plain == [b"pmessage", b"__key*@0__:*", b"__keyspace@0__:job:speed:7", b"set"]
+        assert client.read().plain == [b"pmessage", b"__key*@0__:*", b"__keyevent@0__:set", b"job:speed:7"]
+        direct.call("DEL", "mine")
+        assert client.read().plain[2:] == [b"__keyspace@0__:mine", b"del"]
+        with LogWriter(swap.log, "job", STATES, "first") as writer:
+            writer.publish([Change("speed", Op.PUT, b"job:speed:7", value=b"70")])
+
+
+def test_a_message_of_a_channel_with_a_states_key_as_its_name_is_the_upstreams(
+    client: Connection, direct: Connection
+) -> None:
+    subscribe(client, "SUBSCRIBE", "job:speed:1", "__keyspace@0__:job:speed:2")
+    direct.call("PUBLISH", "job:speed:1", "x")
+    assert client.read().plain == [b"message", b"job:speed:1", b"x"]
+
+
+def test_subscribers_are_disconnected_when_the_upstream_is_lost(swap: Swap, direct: Connection) -> None:
+    with swap.proxy.connect() as client, swap.proxy.connect() as monitor:
+        subscribe(client, "SUBSCRIBE", "a")
+        assert monitor.call("MONITOR").plain == b"OK"
+        swap.signal_upstream(signal.SIGKILL)
+        assert client.read_to_end() == b""
+        monitor.read_to_end()
+    with swap.proxy.connect() as client:
+        client.send(request("SUBSCRIBE", "a") + request("GET", "job:speed:1"))
+        assert client.read().raw.startswith(b"-TRYAGAIN the upstream")
+        assert client.read().plain == b"10"
+        swap.start_upstream()
+        eventually(lambda: not client.call("SET", "a", "5").is_error)
+        assert subscribe(client, "SUBSCRIBE", "a")[0].plain == [b"subscribe", b"a", 1]
+
+
+def test_a_subscription_that_the_upstream_refuses_is_an_error_once(swap: Swap, direct: Connection) -> None:
+    direct.call("ACL", "SETUSER", "quiet", "on", ">secret", "~*", "+@all", "resetchannels", "&allowed")
+    proxy = swap.start_at(f"redis://quiet:secret@127.0.0.1:{swap.upstream.port}")
+    with proxy.connect() as client:
+        eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
+        client.send(request("SUBSCRIBE", "a") + request("GET", "job:speed:1") + request("SUBSCRIBE", "allowed"))
+        assert client.read().raw.startswith(b"-NOPERM")
+        assert client.read().plain == b"10"
+        assert client.read().plain == [b"subscribe", b"allowed", 1]
+
+
+def test_what_is_not_allowed_is_not_sent_to_the_upstream(swap: Swap, client: Connection, direct: Connection) -> None:
+    assert client.call("SUBSCRIBE").plain == b"ERR wrong number of arguments for 'subscribe' command"
+    assert client.call("SUBSCRIBE", "x" * 2000).is_error
+    client.call("MULTI")
+    assert (
+        client.call("SUBSCRIBE", "a").plain == b"ERR command 'subscribe' cannot be in a transaction through --upstream"
+    )
+    assert client.call("EXEC").plain.startswith(b"EXECABORT")
+    assert direct.call("PUBSUB", "CHANNELS").plain == []
+    assert swap.info()["upstream_pinned"] == "0"
+
+
+def test_suppressed_replies_do_not_suppress_messages(client: Connection, direct: Connection) -> None:
+    client.send(request("CLIENT", "REPLY", "OFF") + request("SUBSCRIBE", "a"))
+    assert client.read().plain == [b"subscribe", b"a", 1]
+    direct.call("PUBLISH", "a", "x")
+    assert client.read().plain == [b"message", b"a", b"x"]
+
+
+def test_redis_py_listens_through_the_proxy(swap: Swap, direct: Connection) -> None:
+    for protocol in (2, 3):
+        with redis.Redis(port=swap.proxy.port, protocol=protocol) as client, client.pubsub() as pubsub:
+            pubsub.subscribe("a")
+            pubsub.psubscribe("b*")
+            assert [pubsub.get_message(timeout=5)["type"] for _ in range(2)] == ["subscribe", "psubscribe"]
+            assert client.publish("a", "1") == 1 and client.publish("bc", "2") == 1
+            assert [pubsub.get_message(timeout=5)["data"] for _ in range(2)] == [b"1", b"2"]
+            pubsub.unsubscribe("a")
+            assert pubsub.get_message(timeout=5)["type"] == "unsubscribe"
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_monitor_sees_the_requests_of_both_sides(swap: Swap, direct: Connection, protocol: int) -> None:
+    with swap.proxy.connect() as monitor, swap.proxy.connect() as client:
+        monitor.call("HELLO", protocol)
+        assert monitor.call("MONITOR").plain == b"OK"
+        direct.call("SET", "from", "elsewhere")
+        client.call("INCR", "counter")
+        client.call("GET", "job:speed:1")
+        lines: list[bytes] = []
+        for expected in (b'"SET" "from" "elsewhere"', b'"INCR" "counter"', b'"GET" "job:speed:1"'):
+            while not any(line.endswith(expected) for line in lines):
+                lines.append(monitor.read().plain)
+        monitor.send(request("GET", "a"))
+        reply = monitor.read()
+        while not reply.is_error:
+            reply = monitor.read()
+        assert reply.plain == b"ERR Replica can't interact with the keyspace"
+        monitor.send(request("RESET"))
+        while reply.plain != b"RESET":
+            reply = monitor.read()
+        eventually(lambda: b"cmd=monitor" not in direct.call("CLIENT", "LIST").plain)
+        assert monitor.call("GET", "from").plain == b"elsewhere"
