@@ -181,6 +181,11 @@ COMMANDS = (
     ),
     Command("drop", "remove a job from a log for good", _of("state_backend.log.drop")),
     Command("promote", "make a state visible that is held back", _of("state_backend.log.promotion")),
+    Command(
+        "swap-check",
+        "say whose the keys of an upstream would be, and write first rules",
+        _of("resp_server.programs.swap_check"),
+    ),
     Command("owners", "list whose keys are a state's at a proxy with an upstream", _controls("OWNERS")),
     Command("confirm", "give the keys of a new or released job to its states", _controls("CONFIRM")),
     Command("release", "give a job's keys back to the upstream", _controls("RELEASE")),

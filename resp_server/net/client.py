@@ -87,7 +87,7 @@ class Client:
             plain.close()
             raise ClientError(f"cannot connect to {self.address}: {reason_of(error)}") from None
 
-    def call(self, *words: str, timeout_s: float | None = None) -> Any:
+    def call(self, *words: str | bytes, timeout_s: float | None = None) -> Any:
         """Send one command and return its reply; ClientError if the reply is an error or too late."""
         self._socket.settimeout(self._timeout_s if timeout_s is None else timeout_s)
         try:
@@ -99,7 +99,7 @@ class Client:
                 self._has_received = True
                 self._reader.feed(received)
         except OSError as error:
-            raise ClientError(f"{self.address} did not reply to {words[0]}: {reason_of(error)}") from None
+            raise ClientError(f"{self.address} did not reply to {words[0]!s}: {reason_of(error)}") from None
         if isinstance(reply, ClientError):
             raise ClientError(f"{self.address}: {reply}")
         return reply

@@ -31,8 +31,8 @@ TLS_OPTIONS = (
 )
 
 
-def add_upstream_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of an upstream to a command."""
+def add_url_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where an upstream is, and how long to wait for it."""
     parser.add_argument(
         "--upstream",
         default=os.environ.get(VARIABLE),
@@ -42,6 +42,24 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
         "redis[s]+sentinel://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]/MASTER[/DATABASE] or "
         f"unix://[[USER]:PASSWORD@]/PATH[?db=DATABASE] (default: {VARIABLE} of the environment)",
     )
+    parser.add_argument(
+        "--upstream-timeout",
+        type=whole_number(1, TIMEOUT_MS_MAX, "a number of milliseconds"),
+        default=int(TIMEOUT_S * MS_PER_S),
+        metavar="MS",
+        help="the silence of the upstream, in milliseconds, after which it counts as failed (default %(default)s)",
+    )
+    group = parser.add_argument_group("TLS to the upstream, with --upstream rediss://...")
+    ca, cert, key, server_name = (f"--{name.replace('_', '-')}" for name in TLS_OPTIONS)
+    group.add_argument(ca, metavar="FILE", help="the CA of the upstream's certificate (default: this machine's CAs)")
+    group.add_argument(cert, metavar="FILE", help="the certificate to present to the upstream")
+    group.add_argument(key, metavar="FILE", help="its private key")
+    group.add_argument(server_name, metavar="NAME", help="the name in the upstream's certificate (default: the host)")
+
+
+def add_upstream_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of an upstream to a command."""
+    add_url_options(parser)
     parser.add_argument(
         "--ownership",
         type=Path,
@@ -61,13 +79,6 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="with --upstream: rules (TOML) that say whose keys are, whatever the jobs' key formats say; reloaded by "
         "SIGHUP and by `sparkis reload`",
-    )
-    parser.add_argument(
-        "--upstream-timeout",
-        type=whole_number(1, TIMEOUT_MS_MAX, "a number of milliseconds"),
-        default=int(TIMEOUT_S * MS_PER_S),
-        metavar="MS",
-        help="the silence of the upstream, in milliseconds, after which it counts as failed (default %(default)s)",
     )
     parser.add_argument(
         "--upstream-connections",
@@ -98,12 +109,6 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
         help="with --upstream: who logs in there: the proxy, with the URL's user; or each client, whose AUTH is then "
         "the upstream's own (default %(default)s)",
     )
-    group = parser.add_argument_group("TLS to the upstream, with --upstream rediss://...")
-    ca, cert, key, server_name = (f"--{name.replace('_', '-')}" for name in TLS_OPTIONS)
-    group.add_argument(ca, metavar="FILE", help="the CA of the upstream's certificate (default: this machine's CAs)")
-    group.add_argument(cert, metavar="FILE", help="the certificate to present to the upstream")
-    group.add_argument(key, metavar="FILE", help="its private key")
-    group.add_argument(server_name, metavar="NAME", help="the name in the upstream's certificate (default: the host)")
 
 
 def swap_of(options: argparse.Namespace) -> tuple[Upstream, Ownership] | None:
@@ -128,18 +133,21 @@ def swap_of(options: argparse.Namespace) -> tuple[Upstream, Ownership] | None:
             "--upstream needs --ownership FILE: without it a restarted proxy would answer a stopped job's keys with "
             "the upstream's old copies"
         )
-    try:
-        url = UpstreamUrl.parse(options.upstream)
-    except ValueError as error:
-        raise ValueError(f"--upstream: {error}") from None
     rules_file = None if options.routes is None else RulesFile(options.routes)
     try:
         ownership = Ownership(options.ownership, checks_new=options.new_jobs == "wait", rules_file=rules_file)
     except OwnershipError as error:
         raise ValueError(f"--ownership: {error}") from None
-    tls = _tls(options, url)
-    timeout_s, connections = options.upstream_timeout / MS_PER_S, options.upstream_connections
-    return upstream_at(url, timeout_s, connections, tls, options.upstream_pinned), ownership
+    return upstream_of(options, options.upstream_connections, options.upstream_pinned), ownership
+
+
+def upstream_of(options: argparse.Namespace, connections: int = 1, pinned_max: int = 0) -> Upstream:
+    """Return the upstream of `add_url_options`; ValueError, or TlsError, for invalid options."""
+    try:
+        url = UpstreamUrl.parse(options.upstream)
+    except ValueError as error:
+        raise ValueError(f"--upstream: {error}") from None
+    return upstream_at(url, options.upstream_timeout / MS_PER_S, connections, _tls(options, url), pinned_max)
 
 
 def _tls(options: argparse.Namespace, url: UpstreamUrl) -> UpstreamTls | None:

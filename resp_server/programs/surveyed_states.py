@@ -1,0 +1,46 @@
+"""The states of a survey: from a log, or from a server of its jobs, which also says whether it has keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from resp_server.commands.generic import TYPE_NAMES
+from resp_server.net.client import Client, ClientError
+from resp_server.upstream.key_survey import SurveyedState, SurveyRow
+from resp_server.upstream.rules import Owner
+from state_backend.log.change_log import ChangeLog
+from state_backend.model.descriptor import Kind
+
+
+def states_of_log(root: str) -> Iterator[SurveyedState]:
+    """Iterate over the states of a log's jobs."""
+    log = ChangeLog(root)
+    for name in log.jobs():
+        job = log.job(name)
+        generation = job.visible()
+        if generation is None:
+            continue
+        for state in job.description(generation.generation).states:
+            yield SurveyedState(f"{name}:{state.name}", state.format_for(name).text, TYPE_NAMES[state.kind])
+
+
+def states_of_server(server: Client) -> Iterator[SurveyedState]:
+    """Iterate over the states of a server, or of a proxy without an upstream; ClientError."""
+    server.call("HELLO", "3")
+    if "upstream_status:" in str(server.call("INFO", "proxy")):
+        raise ClientError(f"{server.address} is a proxy with an upstream, which hides what states have: name a server")
+    for job in server.call("STATE", "JOBS"):
+        formats = dict(zip(job["state_names"], job["key_formats"], strict=True))
+        for state in server.call("STATE", "LIST", job["name"]):
+            yield SurveyedState(
+                f"{job['name']}:{state['name']}", formats[state["name"]], TYPE_NAMES[Kind(state["kind"])]
+            )
+
+
+def compare(server: Client, rows: Sequence[SurveyRow]) -> None:
+    """Look for the samples of each row in the states, which may answer them."""
+    for row in rows:
+        if row.owner is Owner.UPSTREAM or (row.rule is not None and row.rule.mapping is not None):
+            continue
+        row.compared = len(row.samples)
+        row.absent = row.compared - sum(server.call("EXISTS", each.name) for each in row.samples)

@@ -1,0 +1,224 @@
+"""`sparkis swap-check`: whose the keys of an upstream would be behind a proxy, and a first rules file."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from resp_server.net.client import Client
+from resp_server.net.tls import add_tls_options, files_of
+from resp_server.programs.command_line import message_of, whole_number
+from resp_server.programs.progress import ProgressBar
+from resp_server.programs.surveyed_states import compare, states_of_log, states_of_server
+from resp_server.programs.swap_control import table
+from resp_server.programs.upstream_calls import UpstreamCalls
+from resp_server.programs.upstream_options import MS_PER_S, VARIABLE, add_url_options, upstream_of
+from resp_server.upstream.first_rules import first_rules
+from resp_server.upstream.key_survey import KeySurvey, SurveyedState, SurveyRow, decisions, shown
+from resp_server.upstream.rules import RulesFile, parse_rules
+from state_backend.model.errors import SparkisError
+
+DESCRIPTION = """\
+Read names of keys of an upstream, and say which keys would be a state's behind `sparkis proxy --upstream`, which would
+stay the upstream's, and what has to be decided. Nothing is changed.
+"""
+EXAMPLES = """\
+examples:
+  sparkis swap-check --upstream redis://cache:6379 --log /data/sparkis-log --write-rules routes.toml
+  sparkis swap-check --upstream redis://cache:6379 --server redis://host1:7379
+"""
+KEYS_MAX = 1_000_000
+# The names of so many keys take an hour to read (guess).
+KEYS_MAX_MAX = 1_000_000_000
+GROUPS_SHOWN = 30
+EXAMPLES_SHOWN = 2
+INTERRUPTED = 130
+
+
+class Survey(NamedTuple):
+    """A survey. keys: the number of keys of the upstream."""
+
+    address: str
+    keys: int
+    read: int
+    rows: Sequence[SurveyRow]
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether all keys were read."""
+        return self.read >= self.keys
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_url_options(parser)
+    parser.add_argument(
+        "--log", action="append", default=[], metavar="ROOT", help="a log root, whose states count; may be repeated"
+    )
+    parser.add_argument(
+        "--server",
+        metavar="URL",
+        help="a server of the states, or a proxy without an upstream: its states count, and samples of the upstream's "
+        "keys are looked for in them",
+    )
+    parser.add_argument("--routes", type=Path, metavar="FILE", help="rules that the proxy has, or will have")
+    parser.add_argument(
+        "--write-rules", type=Path, metavar="FILE", help="write a first rules file; FILE must not exist"
+    )
+    parser.add_argument(
+        "--keys-max",
+        type=whole_number(1, KEYS_MAX_MAX, "a number of keys"),
+        default=KEYS_MAX,
+        metavar="N",
+        help="read the names of at most N keys, which are a random sample (default %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_tls_options(parser, for_server=False)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the survey; return the exit code."""
+    try:
+        _check(options)
+        with ExitStack() as stack:
+            server = None
+            if options.server:
+                server = stack.enter_context(Client.from_url(options.server, tls=files_of(options)))
+            survey = asyncio.run(_survey(options, _states(options, server)))
+            if server is not None:
+                compare(server, survey.rows)
+        if options.write_rules is not None:
+            _write(options.write_rules, first_rules(survey.rows))
+        print(json.dumps(_as_json(survey), indent=1) if options.json else _as_text(survey))
+    except (SparkisError, ValueError, OSError) as error:
+        print(f"sparkis swap-check: {message_of(error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Check what the parser cannot; ValueError."""
+    if not options.upstream:
+        raise ValueError(f"give the upstream: --upstream URL, or {VARIABLE} in the environment")
+    if not (options.log or options.server):
+        raise ValueError("give the states: --log ROOT, or --server URL")
+    if options.write_rules is not None and options.routes is not None:
+        raise ValueError("--write-rules writes a first file, and --routes has rules already: give one of them")
+    if options.write_rules is not None and options.write_rules.exists():
+        raise ValueError(f"--write-rules: {options.write_rules} exists; give another name, or remove it")
+
+
+def _states(options: argparse.Namespace, server: Client | None) -> Sequence[SurveyedState]:
+    found = [state for root in options.log for state in states_of_log(root)]
+    if server is not None:
+        found += [state for state in states_of_server(server) if state not in found]
+    if not found:
+        raise ValueError(f"{', '.join([*options.log, *filter(None, [options.server])])} has no states yet: start a job")
+    return found
+
+
+async def _survey(options: argparse.Namespace, states: Sequence[SurveyedState]) -> Survey:
+    survey = KeySurvey(states, () if options.routes is None else RulesFile(options.routes).read())
+    async with UpstreamCalls(upstream_of(options), options.upstream_timeout / MS_PER_S) as upstream:
+        keys = await upstream.key_count()
+        with ProgressBar(min(keys, options.keys_max), "keys") as progress:
+            for node in range(upstream.node_count):
+                # Each node gets its share, or what the nodes before it have left.
+                until = options.keys_max * (node + 1) // upstream.node_count
+                async for portion in upstream.scan(node):
+                    for key in portion:
+                        survey.add(key)
+                    progress.show(survey.count)
+                    if survey.count >= until:
+                        break
+        rows = survey.rows()
+        await _look_at_types(upstream, rows)
+        return Survey(upstream.address, keys, survey.count, rows)
+
+
+async def _look_at_types(upstream: UpstreamCalls, rows: Sequence[SurveyRow]) -> None:
+    for row in rows:
+        replies = await upstream.call_all([(each.node, (b"TYPE", each.name)) for each in row.samples])
+        found = [reply.decode() for reply in replies if isinstance(reply, bytes)]
+        row.types.update(each for each in found if each != "none")  # deleted meanwhile
+
+
+def _write(path: Path, text: str) -> None:
+    parse_rules(text, str(path))
+    with open(path, "x", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _as_json(survey: Survey) -> dict[str, Any]:
+    return {
+        "upstream": survey.address,
+        "keys": survey.keys,
+        "read": survey.read,
+        "is_complete": survey.is_complete,
+        "rows": [
+            {
+                "keys": row.keys,
+                "owner": row.owner.value,
+                "state": None if row.state is None else row.state.name,
+                "rule": None if row.rule is None else row.rule.name,
+                "count": row.count,
+                "types": dict(row.types),
+                "state_type": None if row.state is None else row.state.type,
+                "compared": row.compared,
+                "absent": row.absent,
+                "examples": [shown(each.name) for each in row.samples[:EXAMPLES_SHOWN]],
+            }
+            for row in survey.rows
+        ],
+        "decisions": list(decisions(survey.rows)),
+    }
+
+
+def _as_text(survey: Survey) -> str:
+    states = [row for row in survey.rows if row.state is not None and row.rule is None]
+    ruled = [row for row in survey.rows if row.rule is not None]
+    groups = [row for row in survey.rows if row.state is None and row.rule is None]
+    asked, unasked = [row for row in states if row.count], [row for row in states if not row.count]
+    how = "all were read" if survey.is_complete else f"{survey.read:,} were read, a random sample"
+    parts = [f"{survey.address} has {survey.keys:,} keys; {how}."]
+    if ruled:
+        rows = [(row.keys, row.owner.value, *_cells(row, survey)) for row in ruled]
+        parts.append(f"Keys of rules:\n{table([('KEYS', 'OWNER', *CELLS), *rows])}")
+    if asked:
+        rows = [(row.keys, _name(row), *_cells(row, survey)) for row in asked]
+        parts.append(f"Keys that states would answer:\n{table([('KEYS', 'STATE', *CELLS), *rows])}")
+    if unasked:
+        rows = [(row.keys, _name(row)) for row in unasked]
+        parts.append(
+            "States whose keys the upstream does not have, so that nobody reads them there today:\n"
+            + table([("KEYS", "STATE"), *rows])
+        )
+    if groups:
+        rows = [(row.keys, *_cells(row, survey)) for row in groups[:GROUPS_SHOWN]]
+        more = groups[GROUPS_SHOWN:]
+        rest = f"\nand {sum(row.count for row in more):,} keys of {len(more):,} other names" if more else ""
+        parts.append(f"Keys that stay the upstream's:\n{table([('KEYS', *CELLS), *rows])}{rest}")
+    decided = [f"- {each}." for each in decisions(survey.rows)]
+    parts.append("\n".join(["To decide, by a rule for each:", *decided]) if decided else "Nothing has to be decided.")
+    return "\n\n".join(parts)
+
+
+CELLS = ("COUNT", "SHARE", "TYPE", "EXAMPLES")
+
+
+def _cells(row: SurveyRow, survey: Survey) -> tuple[str, ...]:
+    share = f"{row.count / survey.read:.1%}" if survey.read else "-"
+    examples = ", ".join(shown(each.name) for each in row.samples[:EXAMPLES_SHOWN])
+    return (f"{row.count:,}", share, ", ".join(sorted(row.types)) or "-", examples or "-")
+
+
+def _name(row: SurveyRow) -> str:
+    return "" if row.state is None else f"{row.state.name} ({row.state.type})"

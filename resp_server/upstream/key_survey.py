@@ -1,0 +1,152 @@
+"""Whose the keys of an upstream would be: a survey before a swap. Pure.
+
+Each key is given to a rule, to a state, by its key format, or to a group of names that are alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from resp_server.upstream.key_matcher import KeyMatcher, OwnedFormat
+from resp_server.upstream.key_patterns import covers
+from resp_server.upstream.name_groups import FoundKey, NameGroups
+from resp_server.upstream.rules import Owner, Rule
+from state_backend.model.descriptor import KeyFormat
+
+# Keys of each row that are looked at one by one: their types, and whether the states have them.
+SAMPLES_MAX = 100
+SHOWN_CHARACTERS_MAX = 60
+
+
+class SurveyedState(NamedTuple):
+    """A state. name: `job:state`. type: what TYPE replies for its keys."""
+
+    name: str
+    key_format: str
+    type: str
+
+
+@dataclass
+class SurveyRow:
+    """Keys of one rule, of one state, or of one group. keys: a key format. state: the state that has such keys.
+
+    types: of the samples. compared: samples that were looked for in the states; absent: those that they do not have.
+    """
+
+    keys: str
+    owner: Owner
+    state: SurveyedState | None = None
+    rule: Rule | None = None
+    count: int = 0
+    samples: list[FoundKey] = field(default_factory=list)
+    types: Counter[str] = field(default_factory=Counter)
+    compared: int = 0
+    absent: int = 0
+
+    def add(self, key: FoundKey) -> None:
+        """Count a key."""
+        self.count += 1
+        if len(self.samples) < SAMPLES_MAX:
+            self.samples.append(key)
+
+    @property
+    def other_types(self) -> Sequence[str]:
+        """The types of keys that the state's keys do not have."""
+        return () if self.state is None else sorted(each for each in self.types if each != self.state.type)
+
+
+class KeySurvey:
+    """The keys of an upstream that were read."""
+
+    def __init__(self, states: Sequence[SurveyedState], rules: Sequence[Rule] = ()) -> None:
+        self._matcher = KeyMatcher([OwnedFormat(each.key_format, each.name) for each in states], rules)
+        self.by_rule = {
+            rule.name: SurveyRow(rule.keys.text, rule.owner, _state_of(rule, states), rule)
+            for rule in rules
+            if not rule.database
+        }
+        self.by_state = {each.name: SurveyRow(each.key_format, Owner.STATE, each) for each in states}
+        self._names = NameGroups()
+        self.count = 0
+
+    def add(self, key: FoundKey) -> None:
+        """Count a key."""
+        self.count += 1
+        decision = self._matcher.decide(key.name)
+        if decision.rule is not None:
+            self.by_rule[decision.rule.name].add(key)
+        elif decision.state:
+            self.by_state[decision.state].add(key)
+        else:
+            self._names.add(key)
+
+    def rows(self) -> Sequence[SurveyRow]:
+        """Return the rules, the states and the groups. To be called once, after all keys."""
+        return [*self.by_rule.values(), *self.by_state.values(), *self._groups()]
+
+    def _groups(self) -> Iterator[SurveyRow]:
+        for group in self._names.groups():
+            yield SurveyRow(group.pattern, Owner.UPSTREAM, count=group.key_count, samples=list(group.examples))
+
+
+def decisions(rows: Sequence[SurveyRow]) -> Sequence[str]:
+    """Return what a person has to decide, as sentences."""
+    found: list[str] = []
+    states = [row for row in rows if row.state is not None and row.rule is None]
+    for row in states:
+        if row.count:
+            found += _about_copies(row)
+    for at, row in enumerate(states):
+        found += [_both(row, other) for other in states[:at] if _make_one_key(row, other)]
+    return found
+
+
+def _about_copies(row: SurveyRow) -> Iterator[str]:
+    assert row.state is not None
+    keys = f"{row.count:,} {'key' if row.count == 1 else 'keys'} {row.keys}"
+    state, looked_at = row.state.name, sum(row.types.values())
+    if row.other_types:
+        counted = sum(row.types[each] for each in row.other_types)
+        yield (
+            f"{keys}: {counted} of {looked_at} looked at {'has' if counted == 1 else 'have'} another type, "
+            f"{', '.join(row.other_types)}, and {state} is a {row.state.type}. Keep them at the upstream if they are "
+            "other keys than the state's"
+        )
+    if row.absent:
+        yield (
+            f"{keys}: {state} does not have {row.absent} of {row.compared}, so that these would be nil. "
+            'owner = "prefer-state" reads such keys from the upstream'
+        )
+    if not row.other_types and not row.absent:
+        yield f"{keys}: from the upstream, as today, or from {state}"
+
+
+def _make_one_key(one: SurveyRow, other: SurveyRow) -> bool:
+    """Tell whether all keys of one row have the format of the other one."""
+    first, second = KeyFormat.parse(one.keys), KeyFormat.parse(other.keys)
+    return covers(first, second) or covers(second, first)
+
+
+def _both(one: SurveyRow, other: SurveyRow) -> str:
+    names = [row.state.name for row in (one, other) if row.state is not None]
+    return (
+        f"keys {one.keys} and {other.keys}: {' and '.join(names)} may have the same keys, and only one of them "
+        "answers: change the key_format of the other one"
+    )
+
+
+def _state_of(rule: Rule, states: Sequence[SurveyedState]) -> SurveyedState | None:
+    """Return the state whose keys a rule is about, if all are of one state, and it has no other names for them."""
+    if rule.mapping is not None:
+        return None
+    found = [each for each in states if covers(rule.keys, KeyFormat.parse(each.key_format))]
+    return found[0] if len(found) == 1 else None
+
+
+def shown(key: bytes) -> str:
+    """Return a key for a person: one line, without control characters."""
+    text = "".join(each if each.isprintable() else repr(each)[1:-1] for each in key.decode("utf-8", "backslashreplace"))
+    return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}..."

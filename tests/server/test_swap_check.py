@@ -1,0 +1,184 @@
+"""`sparkis swap-check` at real upstreams of each kind: whose keys are, and the first rules."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compat.conformance.servers import Running, child_environment, free_port, redis_server, sparkis_server
+from resp_server.upstream.rules import RulesFile
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
+from tests.server.redis_cluster import RedisCluster
+
+PROGRAM = "import sys; from spark_hooks.cli import main; sys.exit(main())"
+STATES = [
+    StateDescriptor("speed", key="car", value="kmh"),
+    StateDescriptor("apdex", key_format="dash/<account>/apdex", value="score"),
+    StateDescriptor("unasked", key="car", value="kmh"),
+]
+SESSIONS = 40
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("log")
+    with LogWriter(root, "job", STATES, "first") as writer:
+        writer.publish([Change("speed", Op.PUT, b"job:speed:1", value=b"10")])
+    return root
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("upstream")
+    with redis_server(folder, "--unixsocket", str(folder / "s")) as server:
+        server.folder = folder  # type: ignore[attr-defined]
+        fill(server)
+        yield server
+
+
+def fill(server: Running) -> None:
+    with server.connect() as client:
+        for number in range(SESSIONS):
+            client.call("SET", f"session:{number}", "x")
+        client.call("MSET", "job:speed:1", "10", "job:speed:2", "20")
+        client.call("HSET", "dash/7/apdex", "score", "0.9")
+
+
+def check(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-c", PROGRAM, "swap-check", *words]
+    return subprocess.run(line, env=child_environment() | environment, capture_output=True, text=True, check=False)
+
+
+def report(*words: str) -> dict[str, Any]:
+    done = check(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def counts(found: dict[str, Any]) -> dict[str, int]:
+    return {row["keys"]: row["count"] for row in found["rows"]}
+
+
+EXPECTED = {
+    "job:speed:<car>": 2,
+    "dash/<account>/apdex": 1,
+    "job:unasked:<car>": 0,
+    "session:<a>": SESSIONS,
+}
+
+
+def test_the_text_says_whose_keys_are_and_what_is_to_be_decided(log: Path, upstream: Running) -> None:
+    done = check("--upstream", f"redis://127.0.0.1:{upstream.port}", "--log", str(log))
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    first, answered, unasked, stay, decide = done.stdout.split("\n\n")
+    assert first == f"127.0.0.1:{upstream.port} has 43 keys; all were read."
+    assert [line.split("  ")[0] for line in answered.splitlines()[2:]] == ["job:speed:<car>", "dash/<account>/apdex"]
+    assert unasked.splitlines()[-1].split() == ["job:unasked:<car>", "job:unasked", "(string)"]
+    assert stay.splitlines()[-1].startswith("session:<a>  40     93.0%  string  session:")
+    copies, other = decide.splitlines()[1:]
+    assert copies == "- 2 keys job:speed:<car>: from the upstream, as today, or from job:speed."
+    assert other.startswith(
+        "- 1 key dash/<account>/apdex: 1 of 1 looked at has another type, hash, and job:apdex is a "
+    )
+
+
+def test_an_upstream_of_each_kind_is_read(tmp_path: Path, log: Path, upstream: Running) -> None:
+    by_socket = report("--upstream", f"unix://{upstream.folder}/s", "--log", str(log))  # type: ignore[attr-defined]
+    assert counts(by_socket) == EXPECTED
+    with ExitStack() as stack:
+        cluster = RedisCluster(tmp_path, stack)
+        for name in [*(f"session:{n}" for n in range(SESSIONS)), "job:speed:1", "job:speed:2", "dash/7/apdex"]:
+            cluster.call(cluster.master_of(name), "SET", name, "x")
+        found = report("--upstream", f"redis+cluster://127.0.0.1:{cluster.nodes[1].port}", "--log", str(log))
+    assert counts(found) == EXPECTED
+    assert found["is_complete"] and all(row["types"] for row in found["rows"] if row["count"])
+
+
+def test_a_sample_is_bounded(log: Path, tmp_path: Path) -> None:
+    with redis_server(tmp_path) as server, server.connect() as client:
+        client.call("MSET", *(word for number in range(20_000) for word in (f"session:{number}", "x")))
+        found = report("--upstream", f"redis://127.0.0.1:{server.port}", "--log", str(log), "--keys-max", "1500")
+    assert found["keys"] == 20_000 and not found["is_complete"] and 1500 <= found["read"] < 4000
+
+
+def test_a_database_and_rules_that_the_proxy_has(log: Path, tmp_path: Path, upstream: Running) -> None:
+    with upstream.connect() as client:
+        client.call("SELECT", "3")
+        client.call("SET", "dash/1/apdex", "1")
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\nname = "all"\nkeys = "dash/<any>"\nowner = "upstream"\n')
+    words = ("--upstream", f"redis://127.0.0.1:{upstream.port}/3", "--log", str(log), "--routes", str(rules))
+    row = next(row for row in report(*words)["rows"] if row["rule"] == "all")
+    assert (row["owner"], row["count"], row["state"]) == ("upstream", 1, "job:apdex")
+    assert "dash/<any>  upstream  1" in check(*words).stdout
+
+
+def test_a_server_says_which_keys_the_states_have(log: Path, tmp_path: Path, upstream: Running) -> None:
+    with sparkis_server(tmp_path / "store", log) as server:
+        words = ("--upstream", f"redis://127.0.0.1:{upstream.port}", "--server", f"redis://127.0.0.1:{server.port}")
+        found = report(*words)
+    assert counts(found) == EXPECTED
+    row = next(row for row in found["rows"] if row["state"] == "job:speed")
+    assert (row["compared"], row["absent"]) == (2, 1)
+    assert any("job:speed does not have 1 of 2" in each for each in found["decisions"])
+
+
+def test_first_rules_are_written_once_and_are_those_that_a_proxy_reads(
+    log: Path, tmp_path: Path, upstream: Running
+) -> None:
+    file = tmp_path / "rules.toml"
+    words = ("--upstream", f"redis://127.0.0.1:{upstream.port}", "--log", str(log), "--write-rules", str(file))
+    assert check(*words).returncode == 0
+    rules = RulesFile(file).read()
+    assert {(rule.keys.text, rule.owner.value) for rule in rules} == {
+        ("job:speed:<car>", "upstream"),
+        ("dash/<account>/apdex", "upstream"),
+    }
+    again = check(*words)
+    assert again.returncode == 1
+    assert again.stderr == f"sparkis swap-check: --write-rules: {file} exists; give another name, or remove it\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "give the upstream: --upstream URL, or SPARKIS_UPSTREAM in the environment"),
+        (("--upstream", "redis://h"), "give the states: --log ROOT, or --server URL"),
+        (("--upstream", "http://h", "--log", "/tmp"), "--upstream: an upstream's URL begins with "),
+    ],
+)
+def test_mistakes_are_one_line(words: tuple[str, ...], said: str, log: Path) -> None:
+    if "http://h" in words:
+        words = (*words[:-1], str(log))
+    done = check(*words)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"sparkis swap-check: {said}")
+
+
+def test_an_upstream_that_is_not_there_is_one_line_without_its_password(log: Path) -> None:
+    url = f"redis://:secret@127.0.0.1:{free_port()}"
+    done = check("--log", str(log), "--upstream-timeout", "300", SPARKIS_UPSTREAM=url)
+    assert done.returncode == 1 and "cannot be reached" in done.stderr and "secret" not in done.stderr
+
+
+def test_a_terminal_shows_a_bar(log: Path, upstream: Running) -> None:
+    ours, theirs = pty.openpty()
+    line = [sys.executable, "-c", PROGRAM, "swap-check", "--upstream", f"redis://127.0.0.1:{upstream.port}"]
+    done = subprocess.run([*line, "--log", str(log)], env=child_environment(), stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    assert done.returncode == 0
+    assert b"[##############################] 43 of 43 keys" in os.read(ours, 65_536)
+    os.close(ours)
