@@ -122,6 +122,11 @@ def test_reset_logs_out_and_blocking_and_transactions_are_the_users(proxy: Runni
             b"QUEUED",
         ]
         client.call("DISCARD")
+        client.call("WATCH", "k")
+        assert (
+            client.call("AUTH", "ada", "lovelace").plain
+            == b"ERR another user cannot log in between WATCH and EXEC, or as a subscriber"
+        )
         assert client.call("RESET").plain == b"RESET"
         assert client.call("GET", "k").plain.startswith(b"NOAUTH")
 
