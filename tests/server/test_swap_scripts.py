@@ -1,0 +1,102 @@
+"""Scripts and functions at an upstream: they are the upstream's, over shared connections, within MULTI too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import redis
+
+from compat.conformance.wire import Connection, request
+from tests.server.swap import OLD, Swap
+
+SCRIPT = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
+LIBRARY = "#!lua name=lib\nredis.register_function('add', function(k, a) return redis.call('INCRBY', k[1], a[1]) end)"
+OWNED = b"ERR key 'job:speed:1' is owned by state job:speed"
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+    with ExitStack() as stack:
+        yield Swap(tmp_path_factory.mktemp("swap"), stack)
+
+
+@pytest.fixture
+def client(swap: Swap) -> Iterator[Connection]:
+    with swap.proxy.connect() as connection:
+        for words in (("FLUSHALL",), ("SCRIPT", "FLUSH"), ("FUNCTION", "FLUSH")):
+            connection.call(*words)
+        yield connection
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_scripts_are_loaded_and_run_as_at_the_upstream(swap: Swap, client: Connection, protocol: int) -> None:
+    lines: list[tuple[str | int, ...]] = [
+        ("EVALSHA", "0" * 40, 1, "n", 1),
+        ("SCRIPT", "LOAD", SCRIPT),
+        ("EVAL", SCRIPT, 1, "n", 2),
+        ("EVAL", "return {1, 'a', {ok='fine'}, false, {err='WRONG x'}}", 0),
+        ("EVAL_RO", "return redis.call('GET', KEYS[1])", 1, "n"),
+        ("EVAL_RO", SCRIPT, 1, "n", 2),
+        ("EVAL", "return nonsense", 0),
+        ("EVAL", SCRIPT, -1),
+        ("FUNCTION", "LOAD", LIBRARY),
+        ("FUNCTION", "LOAD", LIBRARY),
+        ("FCALL", "add", 1, "n", 5),
+        ("FCALL", "nope", 1, "n"),
+        ("FUNCTION", "LIST"),
+        ("FUNCTION", "DELETE", "lib"),
+        ("SCRIPT", "EXISTS", "0" * 40),
+    ]
+    found = []
+    for port in (swap.upstream.port, swap.proxy.port):
+        with Connection(port) as each:
+            each.call("HELLO", protocol)
+            for words in (("FLUSHALL",), ("SCRIPT", "FLUSH"), ("FUNCTION", "FLUSH")):
+                each.call(*words)
+            found.append([each.call(*line).raw for line in lines])
+            sha = each.call("SCRIPT", "LOAD", SCRIPT).plain
+            found[-1].append(each.call("EVALSHA", sha, 1, "n", 1).raw)
+    assert found[1] == found[0]
+    assert found[1][0] == b"-NOSCRIPT No matching script. Please use EVAL.\r\n"
+
+
+def test_a_script_with_a_states_key_is_refused_before_it_runs(client: Connection) -> None:
+    sha = client.call("SCRIPT", "LOAD", SCRIPT).plain
+    assert client.call("EVAL", SCRIPT, 2, "a", "job:speed:1", 1).plain == OWNED
+    assert client.call("EVALSHA", sha, 1, "job:speed:1", 1).plain == OWNED
+    assert client.call("FCALL", "add", 1, "job:speed:1", 1).plain == OWNED
+    assert client.call("EXISTS", "a").plain == 0
+
+
+def test_a_key_that_a_script_does_not_declare_is_the_upstreams_copy(client: Connection, swap: Swap) -> None:
+    with swap.upstream.connect() as upstream:
+        upstream.call("SET", "job:speed:1", OLD)
+    assert client.call("EVAL", "return redis.call('GET', 'job:speed:1')", 0).plain == OLD
+    assert client.call("GET", "job:speed:1").plain == b"10"
+
+
+def test_a_script_loaded_by_one_client_is_run_by_others_and_in_transactions(swap: Swap, client: Connection) -> None:
+    sha = client.call("SCRIPT", "LOAD", SCRIPT).plain
+    with swap.proxy.connect() as other:
+        other.send(request("MULTI") + request("EVALSHA", sha, 1, "n", 4) + request("GET", "job:speed:1"))
+        other.send(request("EVALSHA", "0" * 40, 0) + request("EXEC"))
+        found = [other.read() for _ in range(5)][-1].plain
+    assert found[:2] == [4, b"10"] and found[2].startswith(b"NOSCRIPT")
+
+
+def test_redis_py_loads_a_script_that_the_upstream_has_forgotten(swap: Swap, client: Connection) -> None:
+    for protocol in (2, 3):
+        with redis.Redis(port=swap.proxy.port, protocol=protocol) as each:
+            add = each.register_script(SCRIPT)
+            each.script_flush()
+            before = int(each.get("n") or 0)
+            assert add(keys=["n"], args=[1]) == before + 1
+            with each.pipeline() as pipe:
+                add(keys=["n"], args=[1], client=pipe)
+                pipe.get("job:speed:1")
+                assert pipe.execute() == [before + 2, b"10"]
+            with each.lock("lock", timeout=10):
+                assert each.get("lock") is not None
+            assert each.get("lock") is None
