@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Modules between a client's bytes and the store, and between the replies of a proxy's servers and its clients.
 FUZZED = (
     *("resp_server/protocol", "resp_server/commands", "resp_server/acl", "resp_server/session", "resp_server/proxy"),
+    # A proxy's requests to an upstream.
+    *("resp_server/forwarding", "resp_server/upstream"),
     # The path of a request.
     "resp_server/client/connection.py",
     "resp_server/client/turn_scheduler.py",

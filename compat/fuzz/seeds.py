@@ -7,7 +7,7 @@ from itertools import cycle
 from pathlib import Path
 
 from compat.conformance.wire import request
-from compat.fuzz.subject import REQUESTS
+from compat.fuzz.subject import REQUESTS, UPSTREAM_REQUESTS
 from compat.fuzz.targets import EPOCHS, NODE, PROXY, SCRIPTED, TWO, USER
 from resp_server.commands import command_table
 
@@ -24,7 +24,7 @@ VARIANTS = (
     (bytes([EPOCHS | TWO, 200]), 2),
 )
 
-# Scripted replies of a proxy's servers, whatever the request.
+# Scripted replies of a proxy's servers or upstream, whatever the request.
 SCRIPTS = (
     b"$1\r\n1\r\n" * 9,
     b"*2\r\n$1\r\na\r\n$-1\r\n" * 9,
@@ -59,6 +59,7 @@ def first_inputs(stored: Sequence[bytes]) -> list[bytes]:
         found.append(header + b"".join(times * request(*words) for words in requests))
     for at, script in enumerate(2 * SCRIPTS):
         found.append(bytes([SCRIPTED | (at % 2 * NODE), 0, at % len(REQUESTS)]) + script)
+        found.append(bytes([SCRIPTED | PROXY, 0, at % len(UPSTREAM_REQUESTS)]) + script)
     return found
 
 

@@ -18,12 +18,18 @@ from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.config import ServerConfig
+from resp_server.execution.context import ServerContext
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.pubsub_relay import connect_pubsub
 from resp_server.proxy.state_cluster import StateCluster
+from resp_server.proxy.swap_dispatcher import SwapDispatcher
 from resp_server.serving.server import Server
+from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.pinned import PINNED_MAX
+from resp_server.upstream.upstream import upstream_at
+from resp_server.upstream.url import UpstreamUrl
 from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
@@ -42,6 +48,8 @@ HERE = f"10.0.0.1:{PORT}"
 RULES = (b"resetkeys", b"~j:v:*", b"%R~j:m:?", b"%W~j:l:*", b"-hgetall", b"-zrange", b"(+mget +lrange ~j:[lv]:*)")
 # Requests are counted, but only inputs of several hundred requests reach the limit.
 LIMIT = RateLimit("default", 1000)
+# The silence of an upstream that counts as a failure.
+UPSTREAM_TIMEOUT_S = 2.0
 # Much more than the inputs can write.
 STORE_BYTES_MAX = 64 << 20
 
@@ -139,6 +147,7 @@ class ProxyTarget(Target):
     """
 
     _numbers = count()
+    _has_upstream = False
 
     def __init__(self, options: int, loop: Loop, replies: ScriptedReplies | None = None) -> None:
         self._replies = replies
@@ -153,10 +162,10 @@ class ProxyTarget(Target):
         for host, node_topology in zip(hosts, topologies, strict=True):
             self._add(host, node_topology)
         many = [StateCluster(f"application {at}", self._config.password) for at in range(len(set(map(id, topologies))))]
-        applications = self._applications = Applications(many)
+        applications = self._applications = Applications(many, needs_key_formats=self._has_upstream)
         proxy = self._new_server(
             Keyspace(),
-            dispatcher=lambda server: ProxyDispatcher(server, applications),
+            dispatcher=lambda server: self._dispatcher(server, applications, number),
             connection=ProxyConnection,
         )
         self._restrict(proxy)
@@ -166,6 +175,9 @@ class ProxyTarget(Target):
         for cluster, node_topology in zip(many, topologies, strict=False):
             cluster.apply_topology(node_topology, "the target")
         return proxy
+
+    def _dispatcher(self, server: ServerContext, applications: Applications, number: int) -> ProxyDispatcher:
+        return ProxyDispatcher(server, applications)
 
     def _add(self, host: str, node_topology: Topology) -> None:
         """Start a server at an address. The second of two applications has a job of another name."""
@@ -197,6 +209,37 @@ class ProxyTarget(Target):
         self._applications.stop()
         for server in self._servers:
             _close(server)
+        super().close()
+
+
+class SwapTarget(ProxyTarget):
+    """A proxy in front of two servers, and of an upstream that sends scripted bytes."""
+
+    _has_upstream = True
+
+    def __init__(self, options: int, loop: Loop, replies: ScriptedReplies) -> None:
+        self._upstream_replies = replies
+        super().__init__(options, loop)
+
+    def _dispatcher(self, server: ServerContext, applications: Applications, number: int) -> ProxyDispatcher:
+        host = f"10.{number >> 8 & 255}.{number & 255}.3"
+        greeter = self._new_server(Keyspace())
+        self._servers.append(greeter)
+        self._addresses.append(f"{host}:{PORT}")
+        self._loop.listening[f"{host}:{PORT}"] = lambda: ScriptedServer(greeter, self._upstream_replies)
+        url = UpstreamUrl.parse(f"redis://{host}:{PORT}")
+        upstream = upstream_at(url, UPSTREAM_TIMEOUT_S, 1, None, PINNED_MAX)
+        made = SwapDispatcher(server, applications, upstream, Ownership())
+        upstream.start()
+        return made
+
+    @property
+    def is_idle(self) -> bool:
+        # The upstream may leave requests of the proxy itself unanswered.
+        return not self.server._connections and not self.server.context.sessions
+
+    def close(self) -> None:
+        self.server.dispatcher.stop()
         super().close()
 
 

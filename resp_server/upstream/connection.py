@@ -22,7 +22,7 @@ from resp_server.net.keepalive import keep_alive
 from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import TryAgainError, internal_error
 from resp_server.session.epoch_feed import NO_EPOCHS
-from resp_server.upstream.breaker import Breaker
+from resp_server.upstream.breaker import PAUSE_S, PAUSE_S_MAX, Breaker
 from resp_server.upstream.role import RoleCheck
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import UpstreamUrl
@@ -140,7 +140,8 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         self._retry: asyncio.TimerHandle | None = None
         self._queue: list[UpstreamRequest] = []  # not sent: the connection is being opened
         self._queued_bytes = 0
-        self._received_s = 0.0
+        self._opened_s = self._received_s = 0.0
+        self._pause_s = 0.0
         self._is_stopping = False
 
     @property
@@ -250,8 +251,12 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
                 self.add(request)
         if self._pool.breaker.is_open:
             self._try_later(self._pool.failed(self, self._pool.breaker.reason))
-        else:
-            self.connect()
+            return
+        # An upstream that accepts connections, and then ends each, is tried after pauses, too.
+        if self._pool.clock() > self._opened_s + PAUSE_S_MAX:
+            self._pause_s = 0.0
+        self._try_later(self._pause_s)
+        self._pause_s = min(max(2 * self._pause_s, PAUSE_S), PAUSE_S_MAX)
 
     def _take_requests(self) -> list[UpstreamRequest]:
         """Return the requests in flight, each as one of its own, and clear them."""
@@ -287,7 +292,8 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
             self._refuse_queued()
             return
         self._connecting = None
-        self._link, self._received_s = link, self._pool.clock()
+        self._link = link
+        self._opened_s = self._received_s = self._pool.clock()
         self._pool.opened(self)
         queue, self._queue, self._queued_bytes = self._queue, [], 0
         for request in queue:

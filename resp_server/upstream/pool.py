@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from resp_server.command_table.facts import Facts
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Defer, ReplySink
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplySink
 from resp_server.net.awake import AwakeClock
 from resp_server.protocol.errors import internal_error
 from resp_server.protocol.replies import Reply
@@ -320,7 +320,7 @@ class _AboutSink(Generic[Found]):
     def put(self, index: int, reply: RawReply) -> None:
         try:
             self._then(self._read(as_bytes(reply)))
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except MALFORMED_REPLY_ERRORS as error:
             logger.warning("what the upstream says about itself is not understood: %s", error)
         except Exception as error:
             internal_error(error)

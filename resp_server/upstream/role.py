@@ -19,7 +19,8 @@ class RoleCheck:
         """Return why the server with this reply to ROLE is refused; empty: it is not."""
         if name != b"ROLE" or reply[:1] != b"*":
             return ""
-        kind = reply.split(b"\r\n", 2)[2]
+        _, _, after = reply.partition(b"\r\n")
+        _, _, kind = after.partition(b"\r\n")
         if kind.startswith(MASTER):
             self._must_be_master = True
         elif kind.startswith(SLAVE) and self._must_be_master:

@@ -13,7 +13,7 @@ from compat.conformance.wire import replies_in
 from compat.fuzz import corpus
 from compat.fuzz.lines import NOT_FUZZED, ROOT, all_lines, files
 from compat.fuzz.seeds import conversations, first_inputs
-from compat.fuzz.subject import REQUESTS, FoundError, Subject, chunks_of
+from compat.fuzz.subject import REQUESTS, UPSTREAM_REQUESTS, FoundError, Subject, chunks_of
 from compat.fuzz.targets import EPOCHS, NODE, PASSWORD, PROXY, SCRIPTED, TWO, USER
 from resp_server.client import connection
 from resp_server.client.connection import Connection
@@ -42,7 +42,7 @@ def test_what_once_broke_something_does_not_any_more() -> None:
         subject.close()
 
 
-@pytest.mark.parametrize("options", [0, PROXY, SCRIPTED, SCRIPTED | TWO, SCRIPTED | PASSWORD])
+@pytest.mark.parametrize("options", [0, PROXY, SCRIPTED, SCRIPTED | TWO, SCRIPTED | PASSWORD, SCRIPTED | PROXY])
 def test_inputs_may_have_no_more_than_options(subject: Subject, options: int) -> None:
     assert subject.run(bytes([options])) is not None
     subject.run(bytes([options, 1]))
@@ -158,6 +158,16 @@ NO_ANSWERS = [
 @pytest.mark.parametrize("asked", range(len(REQUESTS)), ids=lambda at: b" ".join(REQUESTS[at][-1]).decode())
 def test_clients_of_a_proxy_are_answered_whatever_its_servers_say(subject: Subject, asked: int, said: bytes) -> None:
     subject.run(bytes([SCRIPTED, 0, asked]) + said)
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"*1\r\n+OK\r\n" * 9, b"$9999999\r\n", b"%-1\r\n$1\r\na\r\n", b"-MOVED 7 a..b:1\r\n" * 5]
+)
+@pytest.mark.parametrize(
+    "asked", range(len(UPSTREAM_REQUESTS)), ids=lambda at: b" ".join(UPSTREAM_REQUESTS[at][-1]).decode()
+)
+def test_clients_of_a_proxy_are_answered_whatever_its_upstream_says(subject: Subject, asked: int, said: bytes) -> None:
+    subject.run(bytes([SCRIPTED | PROXY, 0, asked]) + said)
 
 
 @pytest.mark.parametrize("said", [b":1\r\n" * 9, b"-ERR x\r\n" * 9, b"$9999999\r\n", b""])
