@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,8 +18,10 @@ NODE_TIMEOUT_MS = "1000"
 class RedisCluster:
     """The masters have a third of the slots each; replicas are started by name of their master."""
 
-    def __init__(self, folder: Path, stack: ExitStack, masters: int = 3) -> None:
-        self._folder, self._stack = folder, stack
+    def __init__(self, folder: Path, stack: ExitStack, masters: int = 3, tls: Sequence[str] = ()) -> None:
+        """Start the masters. tls: options of certificates; the nodes then have TLS ports, too."""
+        self._folder, self._stack, self._tls = folder, stack, tls
+        self.tls_ports: list[int] = []
         self._bus_ports: dict[int, int] = {}
         self.nodes = [self._start() for _ in range(masters)]
         bounds = [SLOTS * at // masters for at in range(masters + 1)]
@@ -34,6 +37,9 @@ class RedisCluster:
         folder = self._folder / str(bus_port)
         folder.mkdir()
         options = ("--cluster-enabled", "yes", "--cluster-port", str(bus_port), "--repl-diskless-sync-delay", "0")
+        if self._tls:
+            self.tls_ports.append(free_port())
+            options += ("--tls-cluster", "yes", "--tls-port", str(self.tls_ports[-1]), *self._tls)
         server = redis_server(folder, *options, "--cluster-node-timeout", NODE_TIMEOUT_MS)
         node = self._stack.enter_context(server)
         self._bus_ports[node.port] = bus_port

@@ -14,6 +14,7 @@ from compat.conformance.certificates import Authority
 from compat.conformance.servers import free_port, redis_server
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
+from tests.server.redis_cluster import RedisCluster
 from tests.server.swap import Swap
 
 PREFIX = "--upstream-tls-"
@@ -91,6 +92,19 @@ def test_an_upstream_without_tls_is_named(swap: Swap, authority: Authority) -> N
     proxy = swap.start_at(f"rediss://127.0.0.1:{swap.upstream_port}", *files(authority, "proxy"))
     with proxy.connect() as client:
         assert b"it does not reply, or does not speak TLS" in reason_for(client)
+
+
+def test_the_nodes_of_a_redis_cluster_with_tls_are_reached_at_their_tls_ports(
+    swap: Swap, authority: Authority, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        cluster = RedisCluster(tmp_path, stack, tls=authority.options("node", auth_clients="yes"))
+        proxy = swap.start_at(f"rediss+cluster://127.0.0.1:{cluster.tls_ports[0]}", *files(authority, "proxy"))
+        names = [f"name{number}" for number in range(30)]
+        with proxy.connect() as client:
+            eventually(lambda: client.call("MSET", *(word for name in names for word in (name, name))).plain == b"OK")
+            assert client.call("MGET", *names).plain == [name.encode() for name in names]
+        assert swap.info(proxy)["upstream_nodes"] == "3"
 
 
 @pytest.mark.parametrize(
