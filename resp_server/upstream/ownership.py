@@ -292,7 +292,8 @@ class Ownership:
         self.decide: Callable[[bytes], Decision] = matcher.decide
 
     def _write(self) -> None:
-        if self._path is None:
+        # A file alone makes a restarted proxy ready, so there is none before all servers have reported their jobs.
+        if self._path is None or not self.is_known:
             return
         new = self._path.with_name(f"{self._path.name}.new")
         content = {"version": VERSION, "jobs": self._formats, "released": sorted(self._released)}

@@ -30,7 +30,7 @@ from resp_server.upstream.mapped_names import NameMapping
 from state_backend.model.descriptor import KeyFormat
 from state_backend.model.errors import SparkisError
 
-# A key is compared with one rule after the other (measured: 40 ns for each rule).
+# The compiled hop compares a key with one rule after the other (guess: 20 ns for each).
 RULES_MAX = 1000
 FILE_BYTES_MAX = 1 << 20
 DATABASE_MAX = 2**31 - 1

@@ -88,6 +88,7 @@ def test_formats_are_added_and_none_is_forgotten(tmp_path: Path) -> None:
     owned = owners(path)
     owned.learn({"job": {"speed": "v2:speed:<car>"}})
     owned.learn({})
+    owned.complete()
     for each in (owned, Ownership(path)):
         assert each.owner_of(b"job:speed:1") == each.owner_of(b"v2:speed:1") == "job:speed"
         assert each.owner_of(b"total") == "other:total" and each.count == 4
@@ -98,7 +99,7 @@ def test_owners_are_known_from_a_file_or_when_all_are_complete(tmp_path: Path) -
     owned = Ownership(path)
     assert not owned.is_known
     owned.learn(FORMATS)
-    assert not owned.is_known
+    assert not owned.is_known and not Ownership(path).is_known  # another server may have more
     owned.complete()
     assert owned.is_known and Ownership(path).is_known
 
@@ -117,6 +118,7 @@ def test_a_wrong_format_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_told_and_keys_are_owned_all_the_same(tmp_path: Path) -> None:
     owned = owners(tmp_path / "missing" / "owners.json")
+    owned.complete()
     assert owned.owner_of(b"total") == "other:total" and "missing" in owned.error
 
 
