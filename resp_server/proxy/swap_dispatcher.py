@@ -89,7 +89,7 @@ class SwapDispatcher(ProxyDispatcher):
         self._pinned = PinnedRequests(self._logins)
         self._events = UpstreamEvents(server, upstream)
         self._subscriptions = SwapSubscriptions(
-            self._own_pool, server.sessions, server.clients, self._is_dropped_notification
+            self._own_pool, upstream.url, server.sessions, server.clients, self._is_dropped_notification
         )
         server.leave_upstream = self._leave
         self._checks = NewFormatChecks(ownership, OwnRequests(upstream), server.clients.defer)
@@ -156,9 +156,13 @@ class SwapDispatcher(ProxyDispatcher):
         return decide(key).owner is Owner.STATE
 
     def _own_pool(self, session: Session) -> UpstreamPool | None:
-        """Return the pool of a client's database; None: a Redis Cluster has several."""
+        """Return the pool of the node of the upstream that a client listens to, or will; None: no node is known."""
         upstream = self.upstream_of(session)
-        return upstream if isinstance(upstream, UpstreamPool) else None
+        for pool in upstream.pools:
+            own = pool.pinned.get(session.id)
+            if own is not None and own.is_listening:
+                return pool
+        return upstream.message_pool
 
     def _learn(self, formats: Mapping[str, Mapping[str, str]]) -> None:
         self._ownership.learn(formats)

@@ -18,9 +18,10 @@ from resp_server.push.clients import Clients
 from resp_server.push.keyspace_notifications import may_match_notifications
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
-from resp_server.upstream.connection import UpstreamRequest
+from resp_server.upstream.connection import UpstreamRequest, unreachable
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.pushed_frames import in_protocol, notified_key
+from resp_server.upstream.url import UpstreamUrl
 
 SUBSCRIBE = {
     "subscribe": SubscriptionKind.CHANNEL,
@@ -39,17 +40,19 @@ LISTENING = frozenset([*SUBSCRIBE, *UNSUBSCRIBE, MONITOR])
 class SwapSubscriptions:
     """Sends such requests to the upstream.
 
-    pool_of: the pool of the database that a client has selected; None: the upstream has several nodes. is_dropped:
-    tells of the number of a database and a key whether states send its notifications.
+    pool_of: the pool of the node that a client listens to, or will; None: no node is known. is_dropped: tells of the
+    number of a database and a key whether states send its notifications.
     """
 
     def __init__(
         self,
         pool_of: Callable[[Session], UpstreamPool | None],
+        url: UpstreamUrl,
         sessions: Mapping[int, Session],
         clients: Clients,
         is_dropped: Callable[[bytes, bytes], bool],
     ) -> None:
+        self._url = url
         self._pool_of, self._sessions, self._clients = pool_of, sessions, clients
         self._is_dropped = is_dropped
         # By client the request that the upstream has answered, and whether it confirmed it.
@@ -73,8 +76,14 @@ class SwapSubscriptions:
         if name in SUBSCRIBE:
             (session.subscriptions or Subscriptions()).check_limits(SUBSCRIBE[name], request[1:])
         pool = self._pool_of(session)
+        is_of_one_node = name in ("ssubscribe", MONITOR) or any(each.startswith(b"__key") for each in request[1:])
+        if self._url.is_cluster and name not in UNSUBSCRIBE and is_of_one_node:
+            raise PlainError(
+                f"command '{name}' is not available with a Redis Cluster as the upstream for this; only its channels "
+                "are the same at all nodes"
+            )
         if pool is None:
-            raise PlainError(f"command '{name}' is not available with a Redis Cluster as the upstream yet")
+            raise unreachable(self._url, "no node is known")
         pool.pinned.on_push = self._push
         pinned = pool.pinned.pin(session.id, session.protocol)
         sink = _ConfirmationSink(self._answered, session.id, request, batch)

@@ -194,6 +194,11 @@ class UpstreamCluster:
         slot = slot_of(request[positions[0][0]]) if positions else None
         return self._node((None if slot is None else self._table.master_of(slot)) or masters[0])
 
+    @property
+    def message_pool(self) -> UpstreamPool | None:
+        """The pool of a node that sends all messages of channels, as each node does; None: no node is known."""
+        return self._node(self._table.masters[0]) if self._table.masters else None
+
     def checked(self, reply: RawReply) -> RawReply:
         """Return the reply to a request that was sent to such a pool. A redirect becomes an error to try again."""
         if type(reply) is bytes and reply.startswith((b"-MOVED ", b"-ASK ", b"-EXECABORT ")):

@@ -210,6 +210,11 @@ class UpstreamPool:
         """Return the pool of the node that has a request's keys."""
         return self
 
+    @property
+    def message_pool(self) -> UpstreamPool | None:
+        """The pool of a node that sends all messages of channels."""
+        return self
+
     def checked(self, reply: RawReply) -> RawReply:
         """Return the reply to a request that was sent to such a pool."""
         return reply

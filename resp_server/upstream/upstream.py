@@ -85,6 +85,10 @@ class Upstream(Protocol):
     def pool_of(self, rule: CommandRule, request: Request) -> UpstreamPool:
         """Return the pool of the node that has a request's keys, by the first one; ReplyError if none is known."""
 
+    @property
+    def message_pool(self) -> UpstreamPool | None:
+        """The pool of a node that sends all messages of channels; None: no node is known."""
+
     def checked(self, reply: RawReply) -> RawReply:
         """Return the reply to a request that was sent to such a pool. A redirect becomes an error to try again."""
 

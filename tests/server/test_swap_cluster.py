@@ -164,6 +164,21 @@ def test_a_transaction_runs_at_the_master_of_its_keys(proxy: Running, client: Co
     assert client.call("EXISTS", "a", "b").plain == 0
 
 
+def test_messages_of_channels_arrive_from_any_node(cluster: RedisCluster, proxy: Running, client: Connection) -> None:
+    client.call("HELLO", 3)
+    assert client.call("SUBSCRIBE", "news").plain == [b"subscribe", b"news", 1]
+    for node in cluster.nodes:
+        cluster.call(node, "PUBLISH", "news", "x")
+        assert client.read().plain == [b"message", b"news", b"x"]
+    with proxy.connect() as other:
+        assert other.call("PUBLISH", "news", "y").plain == 1
+        assert client.read().plain == [b"message", b"news", b"y"]
+    assert client.call("SET", "{s}1", "v").plain == client.call("SET", "{u}1", "v").plain == b"OK"
+    for line in ("SSUBSCRIBE news", "MONITOR", "PSUBSCRIBE __keyspace@0__:*"):
+        assert b"is not available with a Redis Cluster" in client.call(*line.split()).plain
+    assert client.call("UNSUBSCRIBE").plain == [b"unsubscribe", b"news", 0]
+
+
 def test_a_slot_moves_while_its_keys_are_read_and_written(cluster: RedisCluster, proxy: Running) -> None:
     names = [f"{{moving}}{number}" for number in range(20)]
     with proxy.connect() as client:
