@@ -817,7 +817,7 @@ TestStoresAgreeWithSmallRuns.settings = SETTINGS
 TestStoresAgreeWhenPositionsCollide = StoresAgreeWhenPositionsCollide.TestCase
 TestStoresAgreeWhenPositionsCollide.settings = SETTINGS
 TestStoresAgreeOnSomeSlots = StoresAgreeOnSomeSlots.TestCase
-SETTINGS = settings(SETTINGS, max_examples=examples(5), stateful_step_count=30)
+SETTINGS = settings(SETTINGS, max_examples=examples(12), stateful_step_count=30)
 TestStoresAgreeOnSomeSlots.settings = SETTINGS
 TestStoresAgreeOnSomeSlotsWithSmallRuns = StoresAgreeOnSomeSlotsWithSmallRuns.TestCase
 TestStoresAgreeOnSomeSlotsWithSmallRuns.settings = SETTINGS
