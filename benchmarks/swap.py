@@ -7,6 +7,7 @@ compared with those through a proxy without an upstream in front of the same sta
 from __future__ import annotations
 
 import csv
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -40,6 +41,7 @@ STATES_BUDGET = 0.95
 CHECKED_KEYS = 100
 DELAY_REQUESTS = 50_000
 IDLE_CLIENTS = 1_000
+BLOCKED_CLIENTS = 1_000
 
 
 class Endpoint(NamedTuple):
@@ -73,6 +75,7 @@ class Swap:
             "resp_server.programs.proxy",
             *("--log", str(folder / "log"), "--port", "0"),
             *("--upstream", f"redis://127.0.0.1:{redis.port}", "--ownership", str(folder / "owners.json")),
+            *("--upstream-pinned", str(BLOCKED_CLIENTS)),
         )
         self.swap = Endpoint("sparkis", proxy.process, proxy.port)
         self.without = Endpoint("without an upstream", self.states.process, self.states.port)
@@ -88,6 +91,20 @@ class Swap:
                 return bool(client.call("DBSIZE") == 2 * self.keys)
         except ClientError:
             return False  # it is loading
+
+    def answers(self) -> bool:
+        """Tell whether the proxy reaches the upstream."""
+        try:
+            with Client("127.0.0.1", self.swap.port) as client:
+                return bool(client.call("GET", cache_key(0)) == value(0, 0))
+        except ClientError:
+            return False
+
+    def blocked_count(self) -> int:
+        """Return the number of clients that are blocked at the upstream."""
+        with Client("127.0.0.1", self.alone.port) as client:
+            lines = str(client.call("INFO", "clients")).splitlines()
+        return int(next(line for line in lines if line.startswith("blocked_clients:")).partition(":")[2])
 
     def check(self) -> None:
         """Read some keys of both sides; BenchmarkError if one has another value than was written."""
@@ -110,13 +127,16 @@ def run(options: Options) -> Iterator[Row]:
     set_ = Case("SET", ("SET", "cache:written:__rand_int__", value(0, 0)), options.keys)
     with temporary_folder() as folder, ExitStack() as stack:
         scene = Swap(options.keys, folder, stack)
-        yield _memory_of_a_client(scene)  # first: a process that had work has free memory
+        yield from _memory_of_clients(scene)  # first: a process that had work has free memory
         for case in (get, set_):
             for pipeline in PIPELINES:
                 yield from _passed_on(case, pipeline, scene, options)
         for pipeline in PIPELINES:
             yield _of_states(pipeline, scene, options)
+        for pipeline in PIPELINES[:2]:
+            yield _beside_a_stopped_upstream(pipeline, scene, options)
         yield from _delays(get, scene, options)
+        yield _beside_blocked_clients(get, scene, options)
 
 
 def _passed_on(case: Case, pipeline: int, scene: Swap, options: Options) -> Iterator[Row]:
@@ -193,9 +213,69 @@ def _delays(case: Case, scene: Swap, options: Options) -> Iterator[Row]:
         )
 
 
-def _memory_of_a_client(scene: Swap) -> Row:
-    """Return the memory that the proxy needs for one more client, which has read a key of each side."""
-    before = processes.memory(scene.swap.process.pid).anonymous_bytes
+def _beside_a_stopped_upstream(pipeline: int, scene: Swap, options: Options) -> Row:
+    """Return the rate of states' reads while the upstream is stopped, and a client waits for it."""
+    name = f"GET of states' keys while the upstream is stopped, pipeline {pipeline}"
+    case, requests = uniform(options.keys), max(CLIENTS * pipeline, int(REQUESTS[pipeline] * options.scale))
+    rounds: Rounds = []
+    for number in range(options.rounds):
+        options.report(f"{name}: round {number + 1} of {options.rounds}")
+        before = scene.swap.rate(case, pipeline, requests)
+        with socket.create_connection(("127.0.0.1", scene.swap.port), 30) as waiting:
+            scene.alone.process.send_signal(signal.SIGSTOP)
+            try:
+                waiting.sendall(f"GET {cache_key(0)}\r\n".encode())
+                rounds.append({"stopped": scene.swap.rate(case, pipeline, requests), "running": before})
+            finally:
+                scene.alone.process.send_signal(signal.SIGCONT)
+            if not waiting.recv(1 << 12).startswith((b"$", b"-TRYAGAIN")):
+                raise BenchmarkError("the upstream's key was not answered after the pause")
+    eventually(scene.answers, awaited="the upstream", timeout_s=LOAD_TIMEOUT_S, error=BenchmarkError)
+    stopped, running = scene.swap._replace(name="stopped"), scene.swap._replace(name="running")
+    note = f"{options.keys:,} keys, beside the same proxy while the upstream runs"
+    return _compared(name, rounds, stopped, running, note, budget=STATES_BUDGET)
+
+
+def _beside_blocked_clients(case: Case, scene: Swap, options: Options) -> Row:
+    """Return the rate of other clients beside a thousand that are blocked at the upstream."""
+    requests = max(CLIENTS, int(REQUESTS[1] * options.scale))
+    rounds: Rounds = []
+    for number in range(options.rounds):
+        options.report(f"blocked clients: round {number + 1} of {options.rounds}")
+        alone = scene.swap.rate(case, 1, requests)
+        with ExitStack() as stack:
+            _block(scene, stack)
+            rounds.append({"beside": scene.swap.rate(case, 1, requests), "alone": alone})
+        _wait_for_blocked(scene, 0)
+    beside, alone_again = scene.swap._replace(name="beside"), scene.swap._replace(name="alone")
+    note = f"pipeline 1; beside the same proxy without them; {options.keys:,} keys"
+    return _compared(f"GET beside {BLOCKED_CLIENTS:,} blocked clients", rounds, beside, alone_again, note)
+
+
+def _block(scene: Swap, stack: ExitStack) -> None:
+    """Connect clients that are blocked at the upstream."""
+    for number in range(BLOCKED_CLIENTS):
+        made = stack.enter_context(socket.create_connection(("127.0.0.1", scene.swap.port), 30))
+        made.sendall(f"BLPOP queue:{number} 0\r\n".encode())
+    _wait_for_blocked(scene, BLOCKED_CLIENTS)
+
+
+def _wait_for_blocked(scene: Swap, count: int) -> None:
+    eventually(
+        lambda: scene.blocked_count() == count,
+        awaited=f"{count} blocked clients",
+        timeout_s=LOAD_TIMEOUT_S,
+        error=BenchmarkError,
+    )
+
+
+def _memory_of_clients(scene: Swap) -> Iterator[Row]:
+    """Yield the memory that the proxy needs for one more client: an idle one, and a blocked one."""
+
+    def used() -> int:
+        return processes.memory(scene.swap.process.pid).anonymous_bytes
+
+    before = used()
     with ExitStack() as stack:
         for number in range(IDLE_CLIENTS):
             made = stack.enter_context(socket.create_connection(("127.0.0.1", scene.swap.port), 30))
@@ -206,8 +286,12 @@ def _memory_of_a_client(scene: Swap) -> Row:
                 if not (some := made.recv(1 << 12)):
                     raise BenchmarkError("the proxy closed a connection")
                 reply += some
-        after = processes.memory(scene.swap.process.pid).anonymous_bytes
-    note = f"{IDLE_CLIENTS:,} idle clients; each has read a key of each side"
-    return single_row(
-        "memory of a client", "swap", [(after - before) / IDLE_CLIENTS / 1024], unit="KiB/client", note=note
-    )
+        idle = used()
+        _block(scene, stack)
+        blocked = used()
+    _wait_for_blocked(scene, 0)
+    for name, size, count, note in (
+        ("memory of a client", idle - before, IDLE_CLIENTS, "idle; it has read a key of each side"),
+        ("memory of a blocked client", blocked - idle, BLOCKED_CLIENTS, "BLPOP, with its connection to the upstream"),
+    ):
+        yield single_row(name, "swap", [size / count / 1024], unit="KiB/client", note=f"{count:,} clients; {note}")
