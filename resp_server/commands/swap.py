@@ -1,8 +1,8 @@
-"""STATE OWNERS, CONFIRM, RELEASE, RELOAD and SHADOW: which keys are a state's, and which the upstream's, at a proxy."""
+"""STATE OWNER and its siblings: which keys are a state's, and which the upstream's, at a proxy."""
 
 from __future__ import annotations
 
-from resp_server.command_table.declaration import command
+from resp_server.command_table.declaration import OneOrMore, command
 from resp_server.command_table.facts import Facts
 from resp_server.execution.context import CommandContext, SwapControl
 from resp_server.protocol.errors import PlainError
@@ -21,6 +21,23 @@ def _facts(*arguments: str, changes: bool = True) -> Facts:
         acl_categories=("@admin", "@slow", "@dangerous") if changes else ("@read", "@slow"),
         arguments=[{"name": name, "type": "string", "display_text": name} for name in arguments],
     )
+
+
+@command(
+    "state|owner",
+    own=Facts(
+        SINCE,
+        "server",
+        complexity="O(N*M) where N is the number of keys, and M that of rules and key formats",
+        flags=("readonly", "loading", "stale"),
+        acl_categories=("@read", "@slow"),
+        # Names, not keys: nothing of a key is read, and no server is asked.
+        arguments=[{"name": "key", "type": "string", "display_text": "key", "flags": ["multiple"]}],
+    ),
+)
+def state_owner(context: CommandContext, *keys: OneOrMore) -> Reply:
+    """Returns the owner of each key, its state, and what happens to writes, at a proxy with an upstream."""
+    return _control(context).owner(keys, context.session.db)
 
 
 @command("state|owners", own=_facts(changes=False))

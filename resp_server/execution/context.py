@@ -71,6 +71,9 @@ class SwapControl(Protocol):
     def owners(self) -> Reply:
         """Return the jobs with their key formats."""
 
+    def owner(self, keys: Sequence[bytes], database: int) -> Reply:
+        """Return the owner of each key."""
+
     def confirm(self, job: bytes) -> Reply:
         """Give a job's keys to its states."""
 

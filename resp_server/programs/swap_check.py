@@ -17,6 +17,7 @@ from resp_server.programs.command_line import message_of, whole_number
 from resp_server.programs.progress import ProgressBar
 from resp_server.programs.surveyed_states import compare, states_of_log, states_of_server
 from resp_server.programs.swap_control import table
+from resp_server.programs.swap_copies import add_copies_options, delete_copies
 from resp_server.programs.upstream_calls import UpstreamCalls
 from resp_server.programs.upstream_options import MS_PER_S, VARIABLE, add_url_options, upstream_of
 from resp_server.upstream.first_rules import first_rules
@@ -26,12 +27,13 @@ from state_backend.model.errors import SparkisError
 
 DESCRIPTION = """\
 Read names of keys of an upstream, and say which keys would be a state's behind `sparkis proxy --upstream`, which would
-stay the upstream's, and what has to be decided. Nothing is changed.
+stay the upstream's, and what has to be decided. Nothing is changed, except by --delete-copies.
 """
 EXAMPLES = """\
 examples:
   sparkis swap-check --upstream redis://cache:6379 --log /data/sparkis-log --write-rules routes.toml
   sparkis swap-check --upstream redis://cache:6379 --server redis://host1:7379
+  sparkis swap-check --upstream redis://cache:6379 --delete-copies --proxy redis://host3:6379
 """
 KEYS_MAX = 1_000_000
 # The names of so many keys take an hour to read (guess).
@@ -79,6 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="read the names of at most N keys, which are a random sample (default %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_copies_options(parser)
     add_tls_options(parser, for_server=False)
 
 
@@ -86,16 +89,10 @@ def run(options: argparse.Namespace) -> int:
     """Print the survey; return the exit code."""
     try:
         _check(options)
-        with ExitStack() as stack:
-            server = None
-            if options.server:
-                server = stack.enter_context(Client.from_url(options.server, tls=files_of(options)))
-            survey = asyncio.run(_survey(options, _states(options, server)))
-            if server is not None:
-                compare(server, survey.rows)
-        if options.write_rules is not None:
-            _write(options.write_rules, first_rules(survey.rows))
-        print(json.dumps(_as_json(survey), indent=1) if options.json else _as_text(survey))
+        if options.delete_copies:
+            asyncio.run(delete_copies(options))
+        else:
+            _print_survey(options)
     except (SparkisError, ValueError, OSError) as error:
         print(f"sparkis swap-check: {message_of(error)}", file=sys.stderr)
         return 1
@@ -104,10 +101,31 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _print_survey(options: argparse.Namespace) -> None:
+    with ExitStack() as stack:
+        server = None
+        if options.server:
+            server = stack.enter_context(Client.from_url(options.server, tls=files_of(options)))
+        survey = asyncio.run(_survey(options, _states(options, server)))
+        if server is not None:
+            compare(server, survey.rows)
+    if options.write_rules is not None:
+        _write(options.write_rules, first_rules(survey.rows))
+    print(json.dumps(_as_json(survey), indent=1) if options.json else _as_text(survey))
+
+
 def _check(options: argparse.Namespace) -> None:
     """Check what the parser cannot; ValueError."""
     if not options.upstream:
         raise ValueError(f"give the upstream: --upstream URL, or {VARIABLE} in the environment")
+    if options.delete_copies:
+        if not options.proxy:
+            raise ValueError("--delete-copies needs --proxy URL: only the proxies know whose keys are")
+        if options.log or options.server or options.routes is not None or options.write_rules is not None:
+            raise ValueError("--delete-copies goes by what the proxies say: give no --log, --server or rules with it")
+        return
+    if options.proxy or options.yes:
+        raise ValueError("--proxy and --yes are for --delete-copies")
     if not (options.log or options.server):
         raise ValueError("give the states: --log ROOT, or --server URL")
     if options.write_rules is not None and options.routes is not None:

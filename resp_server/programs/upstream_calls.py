@@ -64,6 +64,11 @@ class UpstreamCalls:
         return self._upstream.url.address
 
     @property
+    def database(self) -> int:
+        """The number of the database in the upstream's URL."""
+        return self._upstream.url.database
+
+    @property
     def node_count(self) -> int:
         """The number of nodes, each with keys of its own."""
         return self._upstream.node_count

@@ -77,7 +77,11 @@ class Databases:
 
     def info_fields(self) -> dict[str, object]:
         """Return the fields of INFO."""
-        return {**self._first.info_fields(), "upstream_databases": 1 + len(self._others)}
+        return {
+            **self._first.info_fields(),
+            "upstream_database": self._first.url.database,
+            "upstream_databases": 1 + len(self._others),
+        }
 
     def stop(self) -> None:
         """Close all connections."""

@@ -1,0 +1,173 @@
+"""`sparkis swap-check --delete-copies`: deletes an upstream's old copies of keys that states own.
+
+Each proxy says whose the keys are, just before they are deleted. A key is deleted only if all proxies say that a state
+owns it, and none of them passes writes of it to the upstream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import hiredis
+
+from resp_server.net.client import Client, ClientError
+from resp_server.net.tls import files_of
+from resp_server.programs.progress import ProgressBar
+from resp_server.programs.swap_control import table
+from resp_server.programs.upstream_calls import UpstreamCalls, UpstreamError
+from resp_server.programs.upstream_options import MS_PER_S, upstream_of
+from resp_server.upstream.copies import Copies, KeyOwner
+from resp_server.upstream.key_survey import shown
+from resp_server.upstream.name_groups import FoundKey
+
+# Keys of one question, and of one portion of deletions: a proxy takes no more.
+KEYS_AT_ONCE = 128
+RUN_ID = re.compile(r"^run_id:(\w+)", re.MULTILINE)
+
+
+class NoConsentError(UpstreamError):
+    """Nobody has agreed to the deletion."""
+
+
+def add_copies_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the deletion to the command."""
+    group = parser.add_argument_group("after the swap")
+    group.add_argument(
+        "--delete-copies",
+        action="store_true",
+        help="delete the upstream's old copies of keys that states own, instead of a survey; asks before",
+    )
+    group.add_argument(
+        "--proxy",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="with --delete-copies: a proxy with this upstream, which says whose keys are; repeat it for each proxy",
+    )
+    group.add_argument("--yes", action="store_true", help="with --delete-copies: do not ask")
+
+
+async def delete_copies(options: argparse.Namespace) -> None:
+    """Delete the copies, after a question; print how many there were. SparkisError if anything is not clear."""
+    async with UpstreamCalls(upstream_of(options), options.upstream_timeout / MS_PER_S) as upstream:
+        with ExitStack() as stack:
+            proxies = [stack.enter_context(Client.from_url(url, tls=files_of(options))) for url in options.proxy]
+            await _check_proxies(proxies, upstream)
+            copies = await _Walk(upstream, proxies).run("keys looked at")
+            if not options.json:
+                print(_as_text(upstream.address, copies))
+            deleted = 0
+            if copies.deletable:
+                _ask(options, sum(copies.deletable.values()))
+                deletion = _Walk(upstream, proxies, deletes=True)
+                await deletion.run("keys looked at again")
+                deleted = deletion.deleted
+            if options.json:
+                print(json.dumps(_as_json(upstream.address, copies, deleted), indent=1))
+            elif copies.deletable:
+                print(f"{deleted:,} copies deleted.")
+
+
+async def _check_proxies(proxies: Sequence[Client], upstream: UpstreamCalls) -> None:
+    """Check that each proxy has this upstream, and select the database; SparkisError."""
+    ids = {_run_id(await upstream.call(node, b"INFO", b"server")) for node in range(upstream.node_count)}
+    for proxy in proxies:
+        fields = str(proxy.call("INFO", "proxy"))
+        found = re.search(r"^upstream_database:(\d+)", fields, re.MULTILINE)
+        if found is None:
+            raise ClientError(f"{proxy.address} is no proxy with an upstream")
+        run_id = _run_id(proxy.call("INFO", "server"))
+        if not run_id or run_id not in ids:
+            raise ClientError(f"{proxy.address} has another upstream than {upstream.address}: nothing is deleted")
+        database, default = upstream.database, int(found[1])
+        if not database and default:
+            raise ClientError(f"clients of {proxy.address} see database {default}: name it in the URL of the upstream")
+        proxy.call("SELECT", str(database))
+
+
+def _run_id(info: bytes | str) -> str:
+    text = info if isinstance(info, str) else info.decode("utf-8", "replace")
+    found = RUN_ID.search(text.replace("\r", ""))
+    return found[1] if found else ""
+
+
+class _Walk:
+    """A walk over all keys. deletes: copies are deleted on the way. copies: what was found."""
+
+    def __init__(self, upstream: UpstreamCalls, proxies: Sequence[Client], *, deletes: bool = False) -> None:
+        self._upstream, self._proxies, self._deletes = upstream, proxies, deletes
+        self.copies = Copies()
+        self.deleted = 0
+
+    async def run(self, noun: str) -> Copies:
+        """Walk; SparkisError. A key that a state owns from the start to the end is found once, or more often."""
+        count = 0
+        with ProgressBar(await self._upstream.key_count(), noun) as progress:
+            for node in range(self._upstream.node_count):
+                async for portion in self._upstream.scan(node):
+                    for at in range(0, len(portion), KEYS_AT_ONCE):
+                        await self._take(portion[at : at + KEYS_AT_ONCE])
+                    count += len(portion)
+                    progress.show(count)
+        return self.copies
+
+    async def _take(self, keys: Sequence[FoundKey]) -> None:
+        names = [key.name for key in keys]
+        rows = [[KeyOwner(*row) for row in proxy.call("STATE", "OWNER", *names)] for proxy in self._proxies]
+        copied = [key for key, owners in zip(keys, zip(*rows, strict=True), strict=True) if self._add(key, owners)]
+        if self._deletes and copied:
+            await self._delete(copied)
+
+    def _add(self, key: FoundKey, owners: Sequence[KeyOwner]) -> bool:
+        return self.copies.add(key.name, owners)
+
+    async def _delete(self, keys: Sequence[FoundKey]) -> None:
+        # A request for each key: a cluster's node takes keys of one slot only.
+        replies = await self._upstream.call_all([(key.node, (b"UNLINK", key.name)) for key in keys])
+        self.deleted += sum(reply for reply in replies if isinstance(reply, int))
+        failed = next((reply for reply in replies if isinstance(reply, Exception)), None)
+        if failed is not None:
+            named = f"the upstream {self._upstream.address}: " if isinstance(failed, hiredis.ReplyError) else ""
+            raise UpstreamError(f"{named}{failed}; {self.deleted:,} copies are deleted, run the command again")
+
+
+def _ask(options: argparse.Namespace, count: int) -> None:
+    """Ask whether to delete so many keys; NoConsentError."""
+    if options.yes:
+        return
+    if not sys.stdin.isatty():
+        raise NoConsentError(f"nothing is deleted: to delete {count:,} copies, give --yes, or run it at a terminal")
+    print(f"Delete these {count:,} copies? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise NoConsentError("nothing is deleted")
+
+
+def _as_text(address: str, copies: Copies) -> str:
+    parts = []
+    if copies.deletable:
+        rows = [
+            (state, f"{count:,}", ", ".join(map(shown, copies.examples[state])))
+            for state, count in sorted(copies.deletable.items())
+        ]
+        parts.append(
+            f"{address} has old copies of keys that states own:\n{table([('STATE', 'COPIES', 'EXAMPLES'), *rows])}"
+        )
+    else:
+        parts.append(f"{address} has no old copies of keys that states own.")
+    for state, count in sorted(copies.written.items()):
+        parts.append(f'{count:,} copies of {state} are left: a rule with writes = "pass" lets a program write them.')
+    return "\n".join(parts)
+
+
+def _as_json(address: str, copies: Copies, deleted: int) -> dict[str, object]:
+    return {
+        "upstream": address,
+        "copies": dict(copies.deletable),
+        "written": dict(copies.written),
+        "deleted": deleted,
+    }

@@ -1,0 +1,71 @@
+"""Which keys of an upstream are copies that may be deleted, by what all proxies say of their owners. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from resp_server.upstream.key_survey import shown
+from resp_server.upstream.rules import Owner, Writes
+from state_backend.model.errors import SparkisError
+
+EXAMPLES_MAX = 2
+
+
+class UnclearOwnerError(SparkisError):
+    """The proxies do not say the same of a key, or no state is known that has it."""
+
+
+class KeyOwner(NamedTuple):
+    """The reply of STATE OWNER for a key. state: `job:state`; empty: no known state has such keys."""
+
+    owner: str
+    state: str
+    writes: str
+
+    @property
+    def is_state(self) -> bool:
+        """Tell whether the states alone answer the key."""
+        return self.owner == Owner.STATE.value
+
+    @property
+    def is_written(self) -> bool:
+        """Tell whether writes of the key go to the upstream."""
+        return self.writes == Writes.PASS.value
+
+
+class Copies:
+    """Keys of an upstream that states own: `deletable` ones, and those that a program still writes (`written`)."""
+
+    def __init__(self) -> None:
+        self.deletable: Counter[str] = Counter()
+        self.written: Counter[str] = Counter()
+        self.examples: dict[str, list[bytes]] = {}
+
+    def add(self, key: bytes, owners: Sequence[KeyOwner]) -> bool:
+        """Count a key, by what each proxy says of it; tell whether it may be deleted. UnclearOwnerError."""
+        first, *others = owners
+        if any(each != first for each in others):
+            raise UnclearOwnerError(
+                f"the proxies do not agree about the key '{shown(key)}': {', '.join(map(_text, owners))}. Give all of "
+                "them the same rules, releases and confirmations"
+            )
+        if not first.is_state:
+            return False
+        if not first.state:
+            raise UnclearOwnerError(
+                f"a rule gives the key '{shown(key)}' to the states, and no state has such keys: correct the rule"
+            )
+        if first.is_written:
+            self.written[first.state] += 1
+            return False
+        self.deletable[first.state] += 1
+        examples = self.examples.setdefault(first.state, [])
+        if len(examples) < EXAMPLES_MAX:
+            examples.append(key)
+        return True
+
+
+def _text(owner: KeyOwner) -> str:
+    return f"{owner.owner}{f' ({owner.state})' if owner.state else ''}, writes = {owner.writes}"

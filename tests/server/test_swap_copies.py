@@ -1,0 +1,156 @@
+"""`sparkis swap-check --delete-copies`: old copies go, and no other key does; the way back still works."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from compat.conformance.servers import Running, child_environment, redis_server
+from compat.conformance.wire import Connection
+from tests.server.redis_cluster import RedisCluster
+from tests.server.swap import ABSENT, OLD, VALUES, Swap
+from tests.server.test_swap_check import PROGRAM, check
+
+OTHERS = {b"session:1": b"mine", b"dash/7": b"mine", b"job:speed": b"mine", b"dash/7/apdex/old": b"mine"}
+COPIES = [*VALUES, ABSENT]
+
+
+@pytest.fixture
+def swap(tmp_path: Path) -> Iterator[Swap]:
+    with ExitStack() as stack:
+        made = Swap(tmp_path, stack)
+        with made.upstream.connect() as upstream:
+            upstream.call("MSET", *(word for pair in OTHERS.items() for word in pair))
+        yield made
+
+
+@pytest.fixture
+def upstream(swap: Swap) -> Iterator[Connection]:
+    with swap.upstream.connect() as connection:
+        yield connection
+
+
+def delete(swap: Swap, *words: str, proxies: tuple[Running, ...] = ()) -> subprocess.CompletedProcess[str]:
+    named = [word for proxy in proxies or (swap.proxy,) for word in ("--proxy", f"redis://127.0.0.1:{proxy.port}")]
+    return check("--upstream", f"redis://127.0.0.1:{swap.upstream_port}", "--delete-copies", *named, *words)
+
+
+def test_the_copies_go_and_all_other_keys_stay(swap: Swap, upstream: Connection) -> None:
+    done = delete(swap, "--yes")
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    first, heading, apdex, speed, last = done.stdout.splitlines()
+    assert first == f"127.0.0.1:{swap.upstream_port} has old copies of keys that states own:"
+    assert heading.split() == ["STATE", "COPIES", "EXAMPLES"]
+    assert apdex.split() == ["job:apdex", "1", "dash/7/apdex"] and speed.startswith("job:speed  9       job:speed:")
+    assert last == "10 copies deleted."
+    assert sorted(upstream.call("KEYS", "*").plain) == sorted(OTHERS)
+    with swap.proxy.connect() as client:
+        assert [client.call("GET", key).plain for key in VALUES] == list(VALUES.values())
+        assert client.call("GET", ABSENT).plain is None
+    assert delete(swap, "--yes").stdout == (
+        f"127.0.0.1:{swap.upstream_port} has no old copies of keys that states own.\n"
+    )
+
+
+def test_without_consent_nothing_is_deleted(swap: Swap, upstream: Connection) -> None:
+    before = upstream.call("DBSIZE").plain
+    done = delete(swap)
+    assert done.returncode == 1 and "nothing is deleted: to delete 10 copies, give --yes" in done.stderr
+    for answer, code in ((b"n\n", 1), (b"y\n", 0)):
+        ours, theirs = pty.openpty()
+        os.write(ours, answer)
+        line = [sys.executable, "-c", PROGRAM, "swap-check", "--upstream", f"redis://127.0.0.1:{swap.upstream_port}"]
+        words = ["--delete-copies", "--proxy", f"redis://127.0.0.1:{swap.proxy.port}"]
+        assert upstream.call("DBSIZE").plain == before
+        asked = subprocess.run([*line, *words], env=child_environment(), stdin=theirs, capture_output=True, check=False)
+        assert asked.returncode == code and b"Delete these 10 copies? [y/N] " in asked.stderr
+        os.close(ours)
+        os.close(theirs)
+    assert upstream.call("DBSIZE").plain == len(OTHERS)
+
+
+def test_keys_of_released_jobs_of_the_upstream_and_of_programs_that_still_write_stay(
+    swap: Swap, upstream: Connection, tmp_path: Path
+) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text(
+        '[[rule]]\nkeys = "dash/<account>/apdex"\nowner = "upstream"\n'
+        '[[rule]]\nkeys = "job:speed:<car>"\nowner = "state"\nwrites = "pass"\n'
+    )
+    proxy = swap.start_swap("--routes", str(rules), is_ready=False)
+    done = delete(swap, "--yes", "--json", proxies=(proxy,))
+    assert json.loads(done.stdout) == {
+        "upstream": f"127.0.0.1:{swap.upstream_port}",
+        "copies": {},
+        "written": {"job:speed": 9},
+        "deleted": 0,
+    }
+    assert "9 copies of job:speed are left" in delete(swap, proxies=(proxy,)).stdout
+    done = delete(swap, "--yes", proxies=(swap.proxy, proxy))
+    assert done.returncode == 1 and "the proxies do not agree about the key" in done.stderr
+    with swap.proxy.connect() as client:
+        client.call("STATE", "RELEASE", "job")
+    assert delete(swap, "--yes").stdout.endswith("has no old copies of keys that states own.\n")
+    assert upstream.call("DBSIZE").plain == len(COPIES) + len(OTHERS)
+
+
+def test_another_redis_than_the_proxys_is_refused(swap: Swap, upstream: Connection, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with redis_server(tmp_path / "other") as other, other.connect() as connection:
+        connection.call("SET", "job:speed:1", "of another team")
+        done = check(
+            *("--upstream", f"redis://127.0.0.1:{other.port}", "--delete-copies", "--yes"),
+            *("--proxy", f"redis://127.0.0.1:{swap.proxy.port}"),
+        )
+        assert connection.call("DBSIZE").plain == 1
+    assert done.returncode == 1 and "has another upstream than" in done.stderr
+    done = delete(swap, "--yes", proxies=(swap.nodes[0],))
+    assert done.returncode == 1 and "is no proxy with an upstream" in done.stderr
+    assert upstream.call("DBSIZE").plain == len(COPIES) + len(OTHERS)
+
+
+def test_another_database_than_the_proxys_is_left_alone(swap: Swap, upstream: Connection) -> None:
+    upstream.call("SELECT", "4")
+    upstream.call("SET", "job:speed:1", "of another database")
+    words = ("--delete-copies", "--yes", "--proxy", f"redis://127.0.0.1:{swap.proxy.port}")
+    done = check("--upstream", f"redis://127.0.0.1:{swap.upstream_port}/4", *words)
+    assert done.returncode == 0 and "has no old copies" in done.stdout
+    proxy = swap.start_at(f"redis://127.0.0.1:{swap.upstream_port}/4")
+    swap.wait_until_ready(proxy)
+    done = delete(swap, "--yes", proxies=(proxy,))
+    assert done.returncode == 1 and "see database 4: name it in the URL" in done.stderr
+    assert upstream.call("DBSIZE").plain == 1
+
+
+def test_copies_in_a_cluster_are_deleted_at_their_nodes(swap: Swap, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        (tmp_path / "cluster").mkdir()
+        cluster = RedisCluster(tmp_path / "cluster", stack)
+        for key in (*COPIES, *OTHERS):
+            cluster.call(cluster.master_of(key.decode()), "SET", key, OLD)
+        url = f"redis+cluster://127.0.0.1:{cluster.nodes[0].port}"
+        proxy = swap.start_at(url)
+        swap.wait_until_ready(proxy)
+        done = check("--upstream", url, "--delete-copies", "--yes", "--proxy", f"redis://127.0.0.1:{proxy.port}")
+        assert done.returncode == 0 and done.stdout.endswith("\n10 copies deleted.\n"), done.stderr
+        left = sorted(key for node in cluster.nodes for key in node.connect().call("KEYS", "*").plain)
+        assert left == sorted(OTHERS)
+
+
+def test_a_proxy_says_whose_keys_are(swap: Swap) -> None:
+    with swap.proxy.connect() as client:
+        assert client.call("STATE", "OWNER", "job:speed:1", "session:1").plain == [
+            [b"state", b"job:speed", b"refuse"],
+            [b"upstream", b"", b"pass"],
+        ]
+        client.call("SELECT", "1")
+        assert client.call("STATE", "OWNER", "job:speed:1").plain == [[b"upstream", b"", b"pass"]]
+        assert client.call("STATE", "OWNER", *(["k"] * 129)).plain.startswith(b"ERR 129 keys are given")
