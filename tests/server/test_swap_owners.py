@@ -104,7 +104,8 @@ def test_a_new_job_whose_keys_the_upstream_has_waits_until_it_is_confirmed(swap:
         ["greedy", "waiting", "session:<user>", "session:ada"]
     ]
     assert sparkis(swap.proxy, "confirm", "greedy").returncode == 0
-    assert client.call("GET", "session:ada").plain == b"of the state"
+    # The key's server may read the log later than the one that has told the format.
+    eventually(lambda: client.call("GET", "session:ada").plain == b"of the state")
     assert swap.info()["ownership_waiting"] == ""
 
 
