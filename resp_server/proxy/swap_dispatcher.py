@@ -15,7 +15,7 @@ from resp_server.command_table.facts import Facts
 from resp_server.command_table.table import Command
 from resp_server.commands.sort import check_request
 from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.execution.dispatcher import QUEUED
+from resp_server.execution.dispatcher import QUEUED, keys_read
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink
 from resp_server.protocol.errors import NoPermError, PlainError
@@ -42,6 +42,7 @@ from resp_server.proxy.swap_watch import watch_both
 from resp_server.proxy.transactions import StartableExec
 from resp_server.proxy.upstream_events import UpstreamEvents
 from resp_server.session.session import Account, Session
+from resp_server.session.tracking import EVERYTHING, Invalidation, TrackingState
 from resp_server.session.transaction import Mark, Transaction
 from resp_server.upstream.connection import UpstreamConnection, UpstreamSink
 from resp_server.upstream.databases import Databases
@@ -55,6 +56,8 @@ from resp_server.upstream.upstream import Upstream
 
 # The replies of states that have no keys.
 NO_KEYS = {b"scan": b"*2\r\n$1\r\n0\r\n*0\r\n", b"keys": b"*0\r\n", b"randomkey": b"$-1\r\n", b"dbsize": b":0\r\n"}
+# Reads that states answer, or may answer, together with the upstream or under other names.
+JOINED = (Side.BOTH, Side.PREFERRED, Side.MAPPED)
 # Takes the place of a watched key's mark when the key gets another owner: no digest equals it, so EXEC replies nil.
 CHANGED = Mark("", -1, "owner", covers_value=False)
 
@@ -89,7 +92,12 @@ class SwapDispatcher(ProxyDispatcher):
         self._pinned = PinnedRequests(self._logins)
         self._events = UpstreamEvents(server, upstream)
         self._subscriptions = SwapSubscriptions(
-            self._own_pool, upstream.url, server.sessions, server.clients, self._is_dropped_notification
+            self._own_pool,
+            upstream.url,
+            server.sessions,
+            server.clients,
+            self._is_dropped_notification,
+            self._invalidate,
         )
         server.leave_upstream = self._leave
         self._checks = NewFormatChecks(ownership, OwnRequests(upstream), server.clients.defer)
@@ -155,6 +163,30 @@ class SwapDispatcher(ProxyDispatcher):
         decide = self._ownership.matcher.decider(self._logins.own.number_of(database))
         return decide(key).owner is Owner.STATE
 
+    def _invalidate(self, session: Session, keys: Sequence[bytes] | None) -> None:
+        """Enqueue an invalidation of the upstream; it goes to the client before any reply that arrives later."""
+        state = session.tracking_state
+        if state is None:
+            return
+        if keys is None:
+            self._tracking.enqueue(state, EVERYTHING)
+            return
+        decide, user = self._ownership.matcher.decider(session.db), session.user
+        theirs = [key for key in keys if decide(key).owner is not Owner.STATE]
+        visible = [key for key in theirs if user.reads_all_keys or user.can_read(key)]
+        if visible:
+            self._tracking.enqueue(state, Invalidation(visible, is_one_frame=True))
+
+    def _prepare_tracking(self, state: TrackingState, session: Session, route: Route, request: Request) -> None:
+        """Apply CLIENT CACHING at the upstream; keys of reads over both sides, or of other names, are not cached."""
+        pool = self._own_pool(session)
+        pinned = None if pool is None else pool.pinned.get(session.id)
+        if pinned is not None:
+            pinned.caching = (b"YES" if state.is_optin else b"NO") if state.is_caching_set else b""
+        command = route.rule.command
+        if route.side in JOINED and state.records_reads and session.transaction is None and command is not None:
+            self._tracking.enqueue_resend(state, keys_read(command, request))
+
     def _own_pool(self, session: Session) -> UpstreamPool | None:
         """Return the pool of the node of the upstream that a client listens to, or will; None: no node is known."""
         upstream = self.upstream_of(session)
@@ -197,6 +229,8 @@ class SwapDispatcher(ProxyDispatcher):
         if route is None or route.side is Side.STATES:
             return Taken.NO
         rule = route.rule
+        if session.tracking_state is not None:
+            self._prepare_tracking(session.tracking_state, session, route, request)
         if route.side is Side.LOCAL:
             return self._take_local(context, rule, request, batch)
         if session.transaction is not None:
@@ -300,7 +334,7 @@ class SwapDispatcher(ProxyDispatcher):
 
     def _is_of_states(self, session: Session, request: Request) -> bool:
         route = self.router.route(request, session.db)
-        return route is None or route.side in (Side.LOCAL, Side.STATES)
+        return route is None or route.side in (Side.LOCAL, Side.STATES) or route.side in JOINED
 
     def upstream_of(self, session: Session) -> Upstream:
         """Return the connections to the database that a client has selected."""
@@ -356,7 +390,7 @@ class SwapDispatcher(ProxyDispatcher):
         if len(batch):
             return Taken.IN_NEXT_BATCH
         is_confirmed = self._subscriptions.was_confirmed(request, session)
-        if is_confirmed is None and self._subscriptions.needs_upstream(rule.name, session):
+        if is_confirmed is None and self._subscriptions.needs_upstream(rule.name, request, session):
             if is_about_keys(rule.name, request):
                 self._events.read()
             self._subscriptions.send(rule.name, request, session, batch)

@@ -1,4 +1,4 @@
-"""SUBSCRIBE and MONITOR at a proxy with an upstream: the client gets what the upstream sends, and the states' part.
+"""SUBSCRIBE, MONITOR and CLIENT TRACKING at a proxy with an upstream: clients get the upstream's part and the states'.
 
 A request is first sent to the upstream, over a connection of the client's own. Once the upstream has confirmed it, it
 takes the way that it takes without an upstream: the proxy makes the reply, and the relay subscribes to notifications of
@@ -7,7 +7,7 @@ states' keys. The upstream's frames go to the client as they are, without notifi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from resp_server.forwarding.raw_replies import RawReply, is_error
 from resp_server.forwarding.reply_splitter import pack
@@ -16,11 +16,11 @@ from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.push.clients import Clients
 from resp_server.push.keyspace_notifications import may_match_notifications
-from resp_server.session.session import Session
+from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.upstream.connection import UpstreamRequest, unreachable
 from resp_server.upstream.pool import UpstreamPool
-from resp_server.upstream.pushed_frames import in_protocol, notified_key
+from resp_server.upstream.pushed_frames import INVALIDATE, first_word, in_protocol, invalidated_keys, notified_key
 from resp_server.upstream.url import UpstreamUrl
 
 SUBSCRIBE = {
@@ -33,15 +33,16 @@ UNSUBSCRIBE = {
     "punsubscribe": SubscriptionKind.PATTERN,
     "sunsubscribe": SubscriptionKind.SHARD,
 }
-MONITOR = "monitor"
-LISTENING = frozenset([*SUBSCRIBE, *UNSUBSCRIBE, MONITOR])
+MONITOR, TRACKING = "monitor", "client|tracking"
+LISTENING = frozenset([*SUBSCRIBE, *UNSUBSCRIBE, MONITOR, TRACKING])
 
 
 class SwapSubscriptions:
     """Sends such requests to the upstream.
 
     pool_of: the pool of the node that a client listens to, or will; None: no node is known. is_dropped: tells of the
-    number of a database and a key whether states send its notifications.
+    number of a database and a key whether states send its notifications. on_invalidation: called with keys that the
+    upstream has invalidated for a client; None: all keys.
     """
 
     def __init__(
@@ -51,17 +52,22 @@ class SwapSubscriptions:
         sessions: Mapping[int, Session],
         clients: Clients,
         is_dropped: Callable[[bytes, bytes], bool],
+        on_invalidation: Callable[[Session, Sequence[bytes] | None], None],
     ) -> None:
         self._url = url
+        self._on_invalidation = on_invalidation
         self._pool_of, self._sessions, self._clients = pool_of, sessions, clients
         self._is_dropped = is_dropped
         # By client the request that the upstream has answered, and whether it confirmed it.
         self._answered: dict[int, tuple[Request, bool]] = {}
 
-    def needs_upstream(self, name: str, session: Session) -> bool:
+    def needs_upstream(self, name: str, request: Request, session: Session) -> bool:
         """Tell whether a request, one of `LISTENING`, is for the upstream as well."""
         pool = self._pool_of(session)
         own = None if pool is None else pool.pinned.get(session.id)
+        if name == TRACKING:
+            switch = request[2].upper()
+            return switch == b"ON" or (switch == b"OFF" and own is not None and own.is_tracking)
         if name == MONITOR:
             return session.user.reads_all_keys and (own is None or not own.is_monitor)
         return name in SUBSCRIBE or (own is not None and own.is_listening)
@@ -75,8 +81,12 @@ class SwapSubscriptions:
         """Send a request to the upstream; the batch gets its error, if any. PlainError if it cannot be sent."""
         if name in SUBSCRIBE:
             (session.subscriptions or Subscriptions()).check_limits(SUBSCRIBE[name], request[1:])
+        if name == TRACKING:
+            _check_tracking(request, session)
         pool = self._pool_of(session)
-        is_of_one_node = name in ("ssubscribe", MONITOR) or any(each.startswith(b"__key") for each in request[1:])
+        is_of_one_node = name in ("ssubscribe", MONITOR, TRACKING) or any(
+            each.startswith(b"__key") for each in request[1:]
+        )
         if self._url.is_cluster and name not in UNSUBSCRIBE and is_of_one_node:
             raise PlainError(
                 f"command '{name}' is not available with a Redis Cluster as the upstream for this; only its channels "
@@ -91,6 +101,8 @@ class SwapSubscriptions:
         sent.confirmations = _confirmations(name, request, session)
         if name == MONITOR:
             pinned.is_monitor = True
+        elif name == TRACKING:
+            pinned.is_tracking = request[2].upper() == b"ON"
         pinned.send_request(sent, session.protocol)
 
     def leave(self, session: Session) -> None:
@@ -100,6 +112,9 @@ class SwapSubscriptions:
     def _push(self, client: int, frame: RawReply) -> None:
         session = self._sessions.get(client)
         if session is None:
+            return
+        if first_word(frame) == INVALIDATE:
+            self._on_invalidation(session, invalidated_keys(frame))
             return
         notified = notified_key(frame)
         if notified is not None and self._is_dropped(*notified):
@@ -114,9 +129,17 @@ def is_about_keys(name: str, request: Request) -> bool:
     return any(may_match_notifications(SUBSCRIBE[name], each) for each in request[1:]) if name in SUBSCRIBE else False
 
 
+def _check_tracking(request: Request, session: Session) -> None:
+    """Raise PlainError for tracking whose invalidations would come over another connection than replies."""
+    if session.protocol == RESP2:
+        raise PlainError("CLIENT TRACKING through --upstream needs RESP3; send HELLO 3 first")
+    if b"REDIRECT" in map(bytes.upper, request[3:]):
+        raise PlainError("CLIENT TRACKING through --upstream cannot REDIRECT")
+
+
 def _confirmations(name: str, request: Request, session: Session) -> int:
     """Return how many frames confirm a request."""
-    if name == MONITOR:
+    if name in (MONITOR, TRACKING):
         return 0
     if len(request) > 1:
         return len(request) - 1

@@ -46,6 +46,7 @@ class PinnedConnection(UpstreamConnection):
 
     upstream_id: the id that CLIENT UNBLOCK at the upstream takes; None: not known. watched: the keys that WATCH watches
     there. is_dirty: one of them has another owner now, so EXEC must run nothing. is_monitor: MONITOR was sent.
+    is_tracking: CLIENT TRACKING ON was sent. caching: the word of the CLIENT CACHING that precedes the next request.
     """
 
     def __init__(self, owner: PinnedConnections, client: int, protocol: int) -> None:
@@ -57,7 +58,8 @@ class PinnedConnection(UpstreamConnection):
         self._has_marked_write = False
         self.watched: set[bytes] = set()
         self.is_dirty = False
-        self.is_monitor = False
+        self.is_monitor = self.is_tracking = False
+        self.caching = b""
         self._subscriptions = {False: 0, True: 0}  # confirmed ones; True: to shards
         self._ask(CLIENT_ID, _IdSink(self))
 
@@ -71,7 +73,7 @@ class PinnedConnection(UpstreamConnection):
     @property
     def holds_state(self) -> bool:
         """Tell whether the client would have to notice the end of the connection also between its requests."""
-        return bool(self.watched) or self.is_monitor or self.is_listening
+        return bool(self.watched) or self.is_monitor or self.is_tracking or self.is_listening
 
     @property
     def is_listening(self) -> bool:
@@ -88,6 +90,8 @@ class PinnedConnection(UpstreamConnection):
         if protocol != self.protocol:
             self.protocol = protocol
             self._ask(pack((b"HELLO", b"%d" % protocol)), DISCARD)
+        if self.caching:
+            self._ask(pack((b"CLIENT", b"CACHING", self.caching)), DISCARD)
         self.add(request)
 
     def send_wait(self, request: UpstreamRequest, protocol: int) -> None:

@@ -10,9 +10,10 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from resp_server.forwarding.raw_replies import RawReply
+from resp_server.forwarding.raw_replies import RawReply, ReplyChunks
 
 CONFIRMATIONS = frozenset(prefix + verb for verb in (b"subscribe", b"unsubscribe") for prefix in (b"", b"p", b"s"))
+INVALIDATE = b"invalidate"
 MESSAGES = frozenset([b"message", b"pmessage", b"smessage"])
 # The first word of a frame.
 FIRST_WORD = re.compile(rb"[*>]\d+\r\n\$\d+\r\n([a-z-]+)\r\n")
@@ -60,6 +61,14 @@ def notified_key(frame: RawReply) -> tuple[bytes, bytes] | None:
         return found[1], channel[found.end() :]
     found = OF_KEYEVENT.match(channel)
     return None if found is None else (found[1], text)
+
+
+def invalidated_keys(frame: RawReply) -> Sequence[bytes] | None:
+    """Return the keys of an invalidation of RESP3; None: all keys. ValueError for another frame."""
+    _, _, keys = (b"" if isinstance(frame, ReplyChunks) else frame).partition(b"\r\n" + INVALIDATE + b"\r\n")
+    if not keys:
+        raise ValueError("it is no invalidation")
+    return None if keys == b"_\r\n" else words_in(keys)
 
 
 def words_in(frame: bytes) -> Sequence[bytes]:

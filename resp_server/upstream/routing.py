@@ -62,13 +62,6 @@ LOCAL = frozenset(
         "unwatch",
     ]
 )
-# They need a connection to the upstream of the client's own.
-NOT_YET = frozenset(
-    [
-        "client|caching",
-        "client|tracking",
-    ]
-)
 # About the keys of both sides.
 ALL_KEYS = frozenset(["dbsize", "keys", "randomkey", "scan"])
 # They harm the upstream's host, or would take a shared connection out of the protocol.
@@ -416,7 +409,7 @@ class SwapRouter:
         side = Side.UPSTREAM
         if name in DENIED or container in DENIED:
             side = Side.DENIED
-        elif name in NOT_YET or _subscribes(facts, is_ours=command is not None):
+        elif _subscribes(facts, is_ours=command is not None):
             side = Side.NOT_YET
         elif name in LOCAL or container in LOCAL:
             side = Side.LOCAL
@@ -487,7 +480,7 @@ def not_yet(name: str) -> PlainError:
 def _subscribes(facts: Facts, *, is_ours: bool) -> bool:
     """Tell whether a command without keys could change a connection into a subscriber's, by its flags.
 
-    is_ours: the command is Redis' own, so `LOCAL` and `NOT_YET` name it if it subscribes.
+    is_ours: the command is Redis' own, so `LOCAL` names it if it subscribes.
     """
     return not facts.key_specs and "pubsub" in facts.flags and not is_ours
 

@@ -106,15 +106,6 @@ def test_a_read_that_cannot_be_split_tells_whose_keys_they_are(client: Connectio
     )
 
 
-@pytest.mark.parametrize("line", ["CLIENT TRACKING ON", "CLIENT CACHING YES"])
-def test_tracking_is_not_available_yet(client: Connection, line: str) -> None:
-    name = line.lower().rpartition(" ")[0].replace(" ", "|")
-    assert (
-        client.call(*line.split(" ")).plain.decode() == f"ERR command '{name}' is not available through --upstream yet"
-    )
-    assert client.call("PING").plain == b"PONG"
-
-
 @pytest.mark.parametrize(
     "line",
     [

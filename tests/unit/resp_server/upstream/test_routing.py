@@ -8,7 +8,7 @@ import pytest
 
 from resp_server.command_table.facts import Facts
 from resp_server.commands import command_table
-from resp_server.protocol.errors import LoadingError, PlainError, ReplyError
+from resp_server.protocol.errors import LoadingError, PlainError
 from resp_server.upstream.command_facts import facts_in
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.routing import Side, SwapRouter
@@ -215,8 +215,7 @@ def test_spellings_without_end_are_not_remembered() -> None:
     made = router()
     for number in range(3000):
         assert made.route([b"nope%d" % number]) is None
-        with pytest.raises(ReplyError):
-            made.route([b"CLIENT", b"TRACKING"])
+        assert made.route([b"CLIENT", b"TRACKING"]) is not None
     assert len(made._rules) <= 1024
 
 
