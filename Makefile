@@ -25,7 +25,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
        PYSPARK_PYTHON="$(CURDIR)/$(VENV_PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-pure test-slow test-large test-cluster bench soak chaos conformance fuzz fuzz-native mutation demo example commands docs lock clean
+.PHONY: help setup setup-test jdk fmt check test test-pure test-slow test-large test-cluster bench soak chaos conformance programs fuzz fuzz-native mutation demo example commands docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ chaos: setup-test ## kill, pause, move and disconnect processes of a cluster on 
 
 conformance: setup-test ## compare sparkis with a real redis-server, by real clients and random commands; writes the tables of docs/clients.md
 	@$(RUN) python -m compat.conformance --page docs/clients.md $(ARGS)
+
+programs: setup-test ## run real programs at a redis-server and through a proxy with --upstream; writes the tables of docs/swap.md
+	@$(RUN) python -m compat.swap_programs --page docs/swap.md $(ARGS)
 
 fuzz: setup ## send random bytes in random chunks, guided by coverage; ARGS="--seconds 600"
 	@$(RUN) python -m compat.fuzz $(ARGS)

@@ -45,13 +45,13 @@ def tables(cells: Sequence[Cell], versions: Mapping[str, str], replayed: Sequenc
     return text + "\n" + _table(["client (not run)", "first requests", "replayed"], rows)
 
 
-def put_into(path: Path, text: str) -> None:
+def put_into(path: Path, text: str, marks: tuple[str, str] = (BEGIN, END)) -> None:
     """Write tables between the marks of a page; ValueError if the marks are missing."""
-    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = path.read_text(encoding="utf-8").partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not begin or not end:
-        raise ValueError(f"{path} lacks the marks {BEGIN} and {END}")
-    path.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
+        raise ValueError(f"{path} lacks the marks {marks[0]} and {marks[1]}")
+    path.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
 
 
 def _signs(cells: Sequence[Cell]) -> str:

@@ -1,0 +1,48 @@
+"""The comparison of a program's outcomes, and the intended differences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compat.swap_programs.outcomes import LIMITS, Limit, Result, limits
+from compat.swap_programs.programs import PROGRAMS
+from compat.swap_programs.table import tables
+
+RESULT = Result("redis-cli", {"get": "1", "--rdb": "bytes", "keys": 3}, {"get": "1", "--rdb": "an error", "more": 1})
+RDB = Limit("redis-cli", ("--r*",), "not through the proxy")
+
+
+def test_checks_differ_by_their_outcome_or_if_one_address_lacks_them() -> None:
+    assert RESULT.different == ["--rdb", "keys", "more"]
+
+
+def test_a_limit_covers_its_program_s_checks_only() -> None:
+    assert RESULT.unexplained([RDB]) == ["keys", "more"]
+    assert RESULT.unexplained([Limit("RQ", ("*",), "another program")]) == RESULT.different
+
+
+def test_a_limit_without_a_difference_is_not_needed() -> None:
+    assert RESULT.unneeded([RDB, Limit("redis-cli", ("get", "keys"), "one of two")]) == ["get"]
+    assert RESULT.unneeded([Limit("RQ", ("*",), "another program")]) == []
+
+
+def test_each_limit_names_a_program() -> None:
+    assert {each.program for each in limits()} <= {each.name for each in PROGRAMS}
+
+
+def test_a_limit_with_a_wrong_field_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    path.write_text(LIMITS.read_text().replace("reason =", "because =", 1))
+    with pytest.raises(ValueError, match=r"limits\.toml: a limit has program, checks and reason"):
+        limits(path)
+
+
+def test_the_tables_show_how_many_checks_are_the_same() -> None:
+    (cli, *_) = (each for each in PROGRAMS if each.name == "redis-cli --pipe")
+    alike = Result(cli.name, {"a": 1}, {"a": 1})
+    text = tables([(cli, RESULT), (cli, alike)], [RDB])
+    rows = [line.split(" | ")[-2:] for line in text.splitlines()[2:4]]
+    assert rows == [["3", "1 |"], ["1", "✓ |"]]
+    assert "| redis-cli | `--r*` | not through the proxy |" in text
