@@ -61,9 +61,11 @@ def _print_result(result: Result, intended: Sequence[Limit]) -> bool:
         print(f"  ✗ {name}")
         print(f"      alone:   {_shortened(result.alone.get(name))}")
         print(f"      swapped: {_shortened(result.swapped.get(name))}", flush=True)
+    for name in result.broken:
+        print(f"  ✗ {name} fails at redis-server alone: {_shortened(result.alone[name])}")
     for glob in unneeded:
         print(f"  ✗ {glob} of limits.toml covers no difference any more: remove it")
-    return bool(result.alone) and not unexplained and not unneeded
+    return bool(result.alone) and not (unexplained or unneeded or result.broken)
 
 
 def _shortened(outcome: object) -> str:

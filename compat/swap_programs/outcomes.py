@@ -42,6 +42,11 @@ class Result:
         names = dict.fromkeys([*self.alone, *self.swapped])
         return [name for name in names if self.alone.get(name) != self.swapped.get(name)]
 
+    @property
+    def broken(self) -> list[str]:
+        """The checks that fail at redis-server alone, which then compare nothing."""
+        return [name for name, found in self.alone.items() if isinstance(found, dict) and set(found) == {"error"}]
+
     def unexplained(self, limits: Iterable[Limit]) -> list[str]:
         """Return the checks that differ and that no limit covers."""
         given = list(limits)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,15 +55,19 @@ class StateReads:
     wrong: list[str] = field(default_factory=list)
 
     def read(self, proxy: Running, is_over: Event) -> None:
-        """Read until it is over. A wrong read: an error, values of several epochs, or an earlier epoch than before."""
+        """Read until it is over. A wrong read: an error, values of several epochs, or an earlier epoch than before.
+
+        A program's CLIENT KILL may be about this reader, which then connects again.
+        """
         last = 0
-        with proxy.connect() as client:
-            while not is_over.wait(READ_INTERVAL_S):
-                reply = client.call("MGET", *KEYS)
-                epochs = {0} if reply.is_error else {int(value or 0) for value in reply.plain}
-                if len(epochs) > 1 or min(epochs) < max(last, 1):
-                    self.wrong.append(repr(reply.plain))
-                self.count, last = self.count + 1, max(epochs)
+        while not is_over.is_set():
+            with proxy.connect() as client, suppress(EOFError, ConnectionError):
+                while not is_over.wait(READ_INTERVAL_S):
+                    reply = client.call("MGET", *KEYS)
+                    epochs = {0} if reply.is_error else {int(value or 0) for value in reply.plain}
+                    if len(epochs) > 1 or min(epochs) < max(last, 1):
+                        self.wrong.append(repr(reply.plain))
+                    self.count, last = self.count + 1, max(epochs)
 
 
 @dataclass

@@ -11,7 +11,7 @@ const CHECK_MS_MAX = 30_000;
 
 export const run = async (checks) => {
   for (const [check, body] of Object.entries(checks)) {
-    const outcome = await Promise.race([body(), late()]).catch((error) => `${error.name}: ${error.message}`);
+    const outcome = await Promise.race([body(), late()]).catch((error) => ({ error: `${error.name}: ${error.message}` }));
     console.log(JSON.stringify({ check, outcome }));
   }
   process.exit(0);

@@ -24,11 +24,11 @@ def main(checks: Mapping[str, Check]) -> None:
 
 
 def outcome_of(check: Check, url: str) -> Any:
-    """Return what a check returns, or its error as text."""
+    """Return what a check returns, or its error."""
     try:
         return check(url)
     except Exception as error:
-        return error_text(error)
+        return {"error": error_text(error)}
 
 
 def error_text(error: BaseException) -> str:

@@ -50,7 +50,7 @@ def locks(url: str) -> Any:
 def compound(url: str) -> Any:
     """Sets and hashes, which django-redis offers beside Django's interface."""
     found = [cache.sadd("set", 1, 2, 3), sorted(cache.smembers("set")), cache.sismember("set", 2), cache.srem("set", 2)]
-    return [*found, cache.hset("hash", "f", "v"), cache.hget("hash", "f"), cache.hlen("hash"), cache.hkeys("hash")]
+    return [*found, cache.hset("hash", "f", "v"), cache.hexists("hash", "f"), cache.hlen("hash"), cache.hkeys("hash")]
 
 
 def sessions(url: str) -> Any:

@@ -18,6 +18,10 @@ def test_checks_differ_by_their_outcome_or_if_one_address_lacks_them() -> None:
     assert RESULT.different == ["--rdb", "keys", "more"]
 
 
+def test_a_check_that_fails_at_redis_alone_is_broken() -> None:
+    assert Result("RQ", {"a": {"error": "no worker"}, "b": 1}, {"a": {"error": "no worker"}, "b": 1}).broken == ["a"]
+
+
 def test_a_limit_covers_its_program_s_checks_only() -> None:
     assert RESULT.unexplained([RDB]) == ["keys", "more"]
     assert RESULT.unexplained([Limit("RQ", ("*",), "another program")]) == RESULT.different
