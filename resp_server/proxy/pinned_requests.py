@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.session.session import Session
 from resp_server.upstream.logins import Logins
+from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.routing import CommandRule
 
 UNBLOCK_REASONS = (b"TIMEOUT", b"ERROR")
@@ -25,9 +28,9 @@ class PinnedRequests:
         upstream = self._logins.of(session.id).of(session.db)
         upstream.block(session.id, session.protocol, rule, request, batch, index)
 
-    def has_own(self, session: Session) -> bool:
-        """Tell whether a client has a connection of its own."""
-        return any(pool.pinned.get(session.id) is not None for pool in self._logins.pools)
+    def has_own(self, session: Session, pools: Iterable[UpstreamPool]) -> bool:
+        """Tell whether a client has a connection of its own, among those of some pools."""
+        return any(pool.pinned.get(session.id) is not None for pool in pools)
 
     def unwatch(self, session: Session) -> None:
         """Forget the keys that a client watches at the upstream."""

@@ -236,7 +236,7 @@ class SwapDispatcher(ProxyDispatcher):
         if session.transaction is not None:
             return self._take_queued(context, session.transaction, route, request, batch)
         self._check_rights(context, rule, request)
-        is_first_watch = rule.name == "watch" and not self._pinned.has_own(session)
+        is_first_watch = rule.name == "watch" and not self._pinned.has_own(session, self.upstream_of(session).pools)
         if (route.is_blocking or is_first_watch) and len(batch):
             return Taken.IN_NEXT_BATCH  # the replies before must not wait, and use other connections
         if route.side is Side.SELECT and len(request) == 2:
@@ -363,7 +363,7 @@ class SwapDispatcher(ProxyDispatcher):
     def _take_local(self, context: CommandContext, rule: CommandRule, request: Request, batch: ReplyBatch) -> Taken:
         """Answer what is about clients' own connections to the upstream."""
         session = context.session
-        if rule.name == "reset" and len(batch) and self._pinned.has_own(session):
+        if rule.name == "reset" and len(batch) and self._pinned.has_own(session, self._logins.pools):
             return Taken.IN_NEXT_BATCH  # its connection is closed only after all replies
         transaction = session.transaction
         is_end = transaction is not None and (

@@ -179,3 +179,12 @@ def test_users_see_only_their_keys_in_any_database(tmp_path: Path, swap: MovedSw
             upstream.call("MSET", "mine", "1", "other", "2")
         eventually(lambda: client.call("KEYS", "*").plain == [b"mine"])
         assert scanned(client) == {b"mine"}
+
+
+def test_a_watch_in_another_database_comes_after_the_writes_before_it(client: Connection) -> None:
+    client.call("WATCH", "first")  # from here on the client has a connection of its own in database 0
+    client.call("UNWATCH")
+    client.call("SELECT", "1")
+    for number in range(50):
+        client.send(b"SET w %d\r\nWATCH w\r\nMULTI\r\nGET w\r\nEXEC\r\n" % number)
+        assert [client.read().plain for _ in range(5)][4] == [b"%d" % number]
