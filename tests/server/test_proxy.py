@@ -68,26 +68,42 @@ class Behind:
             new.write_text(json.dumps({"version": self._version, "nodes": nodes}))
             os.replace(new, file)
 
+    def restore(self) -> None:
+        """Start servers that ended, give each its half, and wait until the proxy answers for all keys."""
+        for at, server in enumerate(self.servers):
+            if server.process.poll() is not None:
+                self.servers[at] = self.start(at)
+        self.show(*HALVES)
+        eventually(
+            lambda: f"topology_version:{self._version}\r\n" in _info(self.proxy), awaited="the proxy learns the slots"
+        )
+        eventually(lambda: [_version(each) for each in self.servers] == [self._version] * 2)
+        eventually(lambda: _answers_of_all(self.proxy) == list(MANY.values()), awaited="all keys are there")
+
+    @property
+    def version(self) -> int:
+        """The version of the topology that was written last."""
+        return self._version
+
     def of(self, at: int) -> list[bytes]:
         """Return keys of the half that a server has at first."""
         return [key for key in MANY if (slot_of(key) > 8191) == bool(at)]
 
 
-@pytest.fixture
-def behind(tmp_path: Path, dataset_log: Path, dataset: Dataset) -> Iterator[Behind]:
-    with ExitStack() as stack:
-        made = Behind(tmp_path, dataset_log, stack)
-        wait_for_keys(made.proxy, len(dataset.keys))
-        yield made
-
-
 @pytest.fixture(scope="module")
 def still(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: Dataset) -> Iterator[Behind]:
-    """The same for tests that change nothing."""
+    """The module's servers and proxy, for tests that change nothing."""
     with ExitStack() as stack:
         made = Behind(tmp_path_factory.mktemp("still"), dataset_log, stack)
         wait_for_keys(made.proxy, len(dataset.keys))
         yield made
+
+
+@pytest.fixture
+def behind(still: Behind) -> Iterator[Behind]:
+    """The same for tests that move slots or end servers: afterwards all is as at first."""
+    yield still
+    still.restore()
 
 
 def _info(proxy: Running) -> str:
@@ -125,27 +141,22 @@ def _mixed(seed: int) -> list[tuple[bytes, ...]]:
     return [made.choice(choices)() for _ in range(160)]
 
 
-def test_fifty_clients_with_mixed_pipelines_get_their_answers_in_order(
-    still: Behind, tmp_path: Path, dataset_log: Path, dataset: Dataset
-) -> None:
-    with sparkis_server(tmp_path / "alone", dataset_log) as alone:
-        wait_for_keys(alone, len(dataset.keys))
+def test_fifty_clients_with_mixed_pipelines_get_their_answers_in_order(still: Behind, sparkis: Running) -> None:
+    def asked(server: Running, seed: int) -> list[bytes]:
+        greeting = [(b"HELLO", b"3")] if seed % 2 else []
+        with server.connect() as connection:
+            connection.send(requests([*greeting, *_mixed(seed)]))
+            connection.end()
+            return [reply.raw for reply in replies_in(connection.read_to_end())][len(greeting) :]
 
-        def asked(server: Running, seed: int) -> list[bytes]:
-            greeting = [(b"HELLO", b"3")] if seed % 2 else []
-            with server.connect() as connection:
-                connection.send(requests([*greeting, *_mixed(seed)]))
-                connection.end()
-                return [reply.raw for reply in replies_in(connection.read_to_end())][len(greeting) :]
-
-        with ThreadPoolExecutor(50) as pool:
-            found = list(pool.map(lambda seed: asked(still.proxy, seed), range(50)))
-        for seed, answers in enumerate(found):
-            for request, got, expected in zip(_mixed(seed), answers, asked(alone, seed), strict=True):
-                if request[0] == b"SINTER":
-                    assert got == b"-CROSSSLOT Keys in request don't hash to the same slot\r\n"
-                else:
-                    assert got == expected, request
+    with ThreadPoolExecutor(50) as pool:
+        found = list(pool.map(lambda seed: asked(still.proxy, seed), range(50)))
+    for seed, answers in enumerate(found):
+        for request, got, expected in zip(_mixed(seed), answers, asked(sparkis, seed), strict=True):
+            if request[0] == b"SINTER":
+                assert got == b"-CROSSSLOT Keys in request don't hash to the same slot\r\n"
+            else:
+                assert got == expected, request
 
 
 @pytest.mark.parametrize("protocol", ["2", "3"])
@@ -204,7 +215,7 @@ def test_slots_move_under_load_and_no_read_fails_or_is_wrong(
         try:
             for slots in (("0-100", "101-16383"), ("8192-16383", "0-8191"), ("0-3,5,7-9000", "4,6,9001-16383"), HALVES):
                 behind.show(*slots, to_proxy=is_proxy_told)
-                version = behind._version
+                version = behind.version
                 eventually(
                     lambda v=version: f"topology_version:{v}\r\n" in _info(behind.proxy), awaited="the proxy learns"
                 )
@@ -271,7 +282,7 @@ def test_a_server_that_hangs_costs_its_own_keys_a_bounded_time(behind: Behind) -
 
 def test_slots_that_nobody_has_are_said_to_be_down(behind: Behind) -> None:
     behind.show("0-8191", "")
-    eventually(lambda: "topology_version:2\r\n" in _info(behind.proxy), awaited="the proxy learns")
+    eventually(lambda: f"topology_version:{behind.version}\r\n" in _info(behind.proxy), awaited="the proxy learns")
     with behind.proxy.connect() as connection:
         for request in (("GET", behind.of(1)[0]), ("DBSIZE",), ("SCAN", "0"), ("KEYS", "*")):
             assert connection.call(*request).raw == b"-CLUSTERDOWN Hash slot not served\r\n"
