@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -50,20 +51,35 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def started(
+    stack: ExitStack, folder: Path, log: Path, authority: Authority, *options: str, workers: int = 1
+) -> Running:
+    """Start a server with these options; it has read its log when it is returned, and ends with the stack."""
+    given = ("--workers", str(workers), "--loglevel", "debug", *options)
+    server = stack.enter_context(sparkis_server(folder / "store", log, *given))
+    showing: dict[str, Any] = {"ssl": True, "ssl_check_hostname": False, **authority.client("waiting")}
+    with redis.Redis(port=server.port, **(showing if server.port == server.tls_port else {})) as client:
+        eventually(lambda: answers(client), awaited="the server is loading")
+    return server
+
+
 @pytest.fixture
 def serve(tmp_path: Path, log: Path, authority: Authority) -> Iterator[Serve]:
-    """Start a server with these options; it has read its log when it is returned, and ends with the test."""
+    """Start a server with these options that ends with the test."""
+    with ExitStack() as stack:
+        yield partial(started, stack, tmp_path, log, authority)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, log: Path, authority: Authority) -> Iterator[Serve]:
+    """Return the module's server with these options, for tests that only read: the first of them starts it."""
     with ExitStack() as stack:
 
-        def started(*options: str, workers: int = 1) -> Running:
-            given = ("--workers", str(workers), "--loglevel", "debug", *options)
-            server = stack.enter_context(sparkis_server(tmp_path / "store", log, *given))
-            showing: dict[str, Any] = {"ssl": True, "ssl_check_hostname": False, **authority.client("waiting")}
-            with redis.Redis(port=server.port, **(showing if server.port == server.tls_port else {})) as client:
-                eventually(lambda: answers(client), awaited="the server is loading")
-            return server
+        @cache
+        def start(*options: str, workers: int = 1) -> Running:
+            return started(stack, tmp_path_factory.mktemp("shared"), log, authority, *options, workers=workers)
 
-        yield started
+        yield start
 
 
 def connect(server: Running, **given: Any) -> Any:
@@ -90,9 +106,9 @@ def shown_at(port: int, authority: Authority, connections: int) -> list[bytes | 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_client_reads_over_tls_whatever_it_asks(
-    serve: Serve, authority: Authority, workers: int, protocol: int
+    shared: Serve, authority: Authority, workers: int, protocol: int
 ) -> None:
-    server = serve(*authority.options(auth_clients="no"), workers=workers)
+    server = shared(*authority.options(auth_clients="no"), workers=workers)
     assert server.port == server.tls_port
     with connect(server, protocol=protocol, **authority.client()) as client:
         assert client.get("job:n:7") == b"7"
@@ -115,8 +131,8 @@ def test_plain_and_tls_are_side_by_side(serve: Serve, authority: Authority, work
         assert plain.info("clients")["connected_clients"] == 2
 
 
-def test_an_asyncio_client_reads_over_tls(serve: Serve, authority: Authority) -> None:
-    server = serve(*authority.options())
+def test_an_asyncio_client_reads_over_tls(shared: Serve, authority: Authority) -> None:
+    server = shared(*authority.options())
 
     async def read() -> list[Any]:
         given: dict[str, Any] = authority.client("reader")
@@ -127,8 +143,8 @@ def test_an_asyncio_client_reads_over_tls(serve: Serve, authority: Authority) ->
 
 
 @pytest.mark.skipif(shutil.which("redis-cli") is None, reason="there is no redis-cli on the PATH")
-def test_redis_cli_reads_over_tls(serve: Serve, authority: Authority) -> None:
-    server = serve(*authority.options())
+def test_redis_cli_reads_over_tls(shared: Serve, authority: Authority) -> None:
+    server = shared(*authority.options())
     cert, key = authority.issue("person")
     command = ["redis-cli", "--tls", "-p", str(server.port), "--cacert", str(authority.ca)]
     command += ["--cert", str(cert), "--key", str(key)]
@@ -141,9 +157,9 @@ def test_redis_cli_reads_over_tls(serve: Serve, authority: Authority) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_clients_show_a_certificate_where_a_ca_is_given(
-    serve: Serve, authority: Authority, tmp_path: Path, workers: int
+    shared: Serve, authority: Authority, tmp_path: Path, workers: int
 ) -> None:
-    server = serve(*authority.options(), workers=workers)
+    server = shared(*authority.options(), workers=workers)
     with connect(server, **authority.client("client")) as known:
         assert known.get("job:n:1") == b"1"
     stranger = Authority(tmp_path / "other").client("stranger") | authority.client()
@@ -164,8 +180,8 @@ def test_a_certificate_is_looked_at_but_not_asked_for_where_it_is_optional(
         client.get("job:n:1")
 
 
-def test_a_client_refuses_a_server_of_another_ca(serve: Serve, authority: Authority, tmp_path: Path) -> None:
-    server = serve(*authority.options(auth_clients="no"))
+def test_a_client_refuses_a_server_of_another_ca(shared: Serve, authority: Authority, tmp_path: Path) -> None:
+    server = shared(*authority.options(auth_clients="no"))
     other = Authority(tmp_path / "other")
     with connect(server, **other.client()) as client, pytest.raises(redis.ConnectionError, match="certificate"):
         client.get("job:n:1")
@@ -248,8 +264,8 @@ def test_another_ca_counts_for_new_clients(serve: Serve, authority: Authority, t
         client.ping()
 
 
-def test_a_client_that_does_not_read_its_replies_holds_up_nobody(serve: Serve, authority: Authority) -> None:
-    server = serve(*authority.options(auth_clients="no"))
+def test_a_client_that_does_not_read_its_replies_holds_up_nobody(shared: Serve, authority: Authority) -> None:
+    server = shared(*authority.options(auth_clients="no"))
     asked = 40
     with socket.create_connection(("127.0.0.1", server.port), WAIT_S_MAX) as plain:
         lazy = authority.context().wrap_socket(plain, server_hostname="127.0.0.1")
@@ -275,8 +291,8 @@ def test_a_server_ends_while_clients_are_there(serve: Serve, authority: Authorit
 
 
 @pytest.mark.parametrize("with_ca", [True, False])
-def test_the_control_listener_speaks_tls_as_well(serve: Serve, authority: Authority, with_ca: bool) -> None:
-    server = serve(*authority.options(with_ca=with_ca))
+def test_the_control_listener_speaks_tls_as_well(shared: Serve, authority: Authority, with_ca: bool) -> None:
+    server = shared(*authority.options(with_ca=with_ca))
     files = TlsFiles(
         str(authority.folder / "server.crt"),
         str(authority.folder / "server.key"),
@@ -293,8 +309,8 @@ def test_the_control_listener_speaks_tls_as_well(serve: Serve, authority: Author
         Client(*at, password=CONTROL_TOKEN, tls=client_context(alone))
 
 
-def test_status_is_shown_over_tls(serve: Serve, authority: Authority) -> None:
-    server = serve(*authority.options())
+def test_status_is_shown_over_tls(shared: Serve, authority: Authority) -> None:
+    server = shared(*authority.options())
     cert, key = authority.issue("person")
     command = [sys.executable, "-m", "sparkis", "status", "--url", f"rediss://127.0.0.1:{server.port}"]
     trusting = [*command, "--tls-ca-cert-file", str(authority.ca)]
