@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,28 +45,49 @@ def control(server: Running) -> Client:
     return Client("127.0.0.1", server.control_port, password=CONTROL_TOKEN, timeout_s=WAIT_S_MAX)
 
 
+def log_of_one_epoch(folder: Path) -> Path:
+    with LogWriter(folder / "log", JOB, STATES, "first") as writer:
+        writer.publish(markers(0), 0)
+    return folder / "log"
+
+
+def started(stack: ExitStack, folder: Path, log: Path, *options: str, **given: Any) -> Running:
+    """Start a server with two workers, and with further options, that ends with the stack."""
+    # Who asks whether it has loaded its log is no client: their numbers are looked at.
+    given_all = folder / "store", log, "--workers", str(WORKERS), *options
+    server = stack.enter_context(sparkis_server(*given_all, is_loaded=False, **given))
+    with control(server) as asking:
+        assert asking.call("WAIT", JOB, "0", "300000", timeout_s=WAIT_S_MAX) == 1
+    return server
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     """A log with one epoch."""
-    with LogWriter(tmp_path / "log", JOB, STATES, "first") as writer:
-        writer.publish(markers(0), 0)
-    return tmp_path / "log"
+    return log_of_one_epoch(tmp_path)
 
 
 @pytest.fixture
 def serve(tmp_path: Path, log: Path) -> Iterator[Callable[..., Running]]:
-    """Start a server with two workers, and with further options."""
+    """Start a server that ends with the test."""
     with ExitStack() as stack:
+        yield partial(started, stack, tmp_path, log)
 
-        def start(*options: str, **given: Any) -> Running:
-            # Who asks whether it has loaded its log is no client: their numbers are looked at.
-            given_all = tmp_path / "store", log, "--workers", str(WORKERS), *options
-            server = stack.enter_context(sparkis_server(*given_all, is_loaded=False, **given))
-            with control(server) as asking:
-                assert asking.call("WAIT", JOB, "0", "300000", timeout_s=WAIT_S_MAX) == 1
-            return server
 
-        yield start
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server for tests that end no process of it and publish nothing."""
+    folder = tmp_path_factory.mktemp("shared")
+    with ExitStack() as stack:
+        yield started(stack, folder, log_of_one_epoch(folder))
+
+
+@pytest.fixture
+def first(shared: Running, connect: Callable[[Running], Connection]) -> Connection:
+    """Connect to the shared server, and wait until all clients of earlier tests are gone."""
+    connection = connect(shared)
+    eventually(lambda: client_lines(connection.call("CLIENT", "LIST")), lambda lines: len(lines) == 1)
+    return connection
 
 
 @pytest.fixture
@@ -112,36 +134,43 @@ def test_connections_are_spread_evenly_and_a_dead_worker_loses_its_own_only(serv
     assert first not in started
 
 
-def test_ids_are_unique_and_grow_over_all_workers(serve: Serve, connect: Connect) -> None:
-    server = serve()
-    ids = [connect(server).call("CLIENT", "ID").value for _ in range(9)]
-    assert ids == list(range(1, 10))
+def test_ids_are_unique_and_grow_over_all_workers(shared: Running, first: Connection, connect: Connect) -> None:
+    ids = [id_of(each) for each in (first, *(connect(shared) for _ in range(8)))]
+    assert ids == list(range(ids[0], ids[0] + 9))
 
 
-def test_a_list_of_clients_has_those_of_all_workers_by_their_ids(serve: Serve, connect: Connect) -> None:
-    server = serve()
-    connections = [connect(server) for _ in range(6)]
+def id_of(connection: Connection) -> int:
+    return int(connection.call("CLIENT", "ID").value)
+
+
+def test_a_list_of_clients_has_those_of_all_workers_by_their_ids(
+    shared: Running, first: Connection, connect: Connect
+) -> None:
+    connections = [first, *(connect(shared) for _ in range(5))]
+    ids = [str(id_of(each)) for each in connections]
+    nobody = str(id_of(first) + 99)
     for number, each in enumerate(connections):
         each.call("CLIENT", "SETNAME", f"name-{number}")
     for each in connections:
         lines = client_lines(each.call("CLIENT", "LIST"))
-        assert [(line["id"], line["name"]) for line in lines] == [(str(n + 1), f"name-{n}") for n in range(6)]
-        assert [line["id"] for line in client_lines(each.call("CLIENT", "LIST", "TYPE", "normal"))] == list("123456")
+        assert [(line["id"], line["name"]) for line in lines] == [(ids[n], f"name-{n}") for n in range(6)]
+        assert [line["id"] for line in client_lines(each.call("CLIENT", "LIST", "TYPE", "normal"))] == ids
         assert client_lines(each.call("CLIENT", "LIST", "TYPE", "pubsub")) == []
-        assert [line["id"] for line in client_lines(each.call("CLIENT", "LIST", "ID", "5", "99", "2", "5"))] == [
-            "5",
-            "2",
-            "5",
+        given = (ids[4], nobody, ids[1], ids[4])
+        assert [line["id"] for line in client_lines(each.call("CLIENT", "LIST", "ID", *given))] == [
+            ids[4],
+            ids[1],
+            ids[4],
         ]
     assert client_lines(connections[3].call("CLIENT", "INFO"))[0]["name"] == "name-3"
 
 
-def test_a_client_can_be_killed_from_another_worker(serve: Serve, connect: Connect) -> None:
-    server = serve()
-    killer, second, third, fourth, fifth = (connect(server) for _ in range(5))
+def test_a_client_can_be_killed_from_another_worker(shared: Running, first: Connection, connect: Connect) -> None:
+    killer, (second, third, fourth, fifth) = first, (connect(shared) for _ in range(4))
     address = client_lines(fourth.call("CLIENT", "INFO"))[0]["addr"]
-    assert killer.call("CLIENT", "KILL", "ID", "2").value == 1
-    assert killer.call("CLIENT", "KILL", "ID", "2").value == 0
+    id_killed = str(id_of(second))
+    assert killer.call("CLIENT", "KILL", "ID", id_killed).value == 1
+    assert killer.call("CLIENT", "KILL", "ID", id_killed).value == 0
     assert killer.call("CLIENT", "KILL", address).raw == b"+OK\r\n"
     assert killer.call("CLIENT", "KILL", address).raw == b"-ERR No such client\r\n"
     assert [is_alive(each) for each in (second, third, fourth, fifth)] == [False, True, False, True]
@@ -150,12 +179,11 @@ def test_a_client_can_be_killed_from_another_worker(serve: Serve, connect: Conne
     assert not is_alive(killer)
 
 
-def test_requests_behind_one_that_asks_all_workers_are_answered_after_it(serve: Serve, connect: Connect) -> None:
-    connection = connect(serve())
-    connection.send(
+def test_requests_behind_one_that_asks_all_workers_are_answered_after_it(first: Connection) -> None:
+    first.send(
         request("GET", MARKERS[0]) + request("CLIENT", "LIST") + request("ECHO", "a") + request("CLIENT", "KILL", "x:1")
     )
-    replies = [connection.read() for _ in range(4)]
+    replies = [first.read() for _ in range(4)]
     assert [reply.raw for reply in (replies[0], *replies[2:])] == [
         b"$1\r\n0\r\n",
         b"$1\r\na\r\n",
@@ -214,18 +242,17 @@ def user_s(pid: int) -> float:
     return 0.5 * int(fields[11]) / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_worker_that_does_not_answer_is_left_out(serve: Serve, connect: Connect) -> None:
-    server = serve()
-    connections = [connect(server) for _ in range(4)]
-    assert all(is_alive(each) for each in connections)
-    stopped = server.workers()[0]
+def test_a_worker_that_does_not_answer_is_left_out(shared: Running, first: Connection, connect: Connect) -> None:
+    connections = [first, *(connect(shared) for _ in range(3))]
+    ids = [str(id_of(each)) for each in connections]
+    stopped = shared.workers()[0]
     os.kill(stopped, signal.SIGSTOP)
     try:
         for each in connections[:2]:
             each.send(request("PING"))
         (answered,), _, _ = select.select(connections[:2], [], [], WAIT_S_MAX)
         assert answered.read().raw == b"+PONG\r\n"
-        own = ["1", "3"] if answered is connections[0] else ["2", "4"]
+        own = ids[::2] if answered is connections[0] else ids[1::2]
         assert [line["id"] for line in client_lines(answered.call("CLIENT", "LIST"))] == own
         assert answered.call("GET", MARKERS[0]).value == b"0"
     finally:
@@ -311,9 +338,8 @@ def test_an_epoch_that_was_waited_for_can_be_read_from_every_worker(serve: Serve
                     assert connection.call("GET", MARKERS[0]).value == b"%d" % epoch
 
 
-def test_an_epoch_that_does_not_come_is_waited_for_in_vain(serve: Serve) -> None:
-    server = serve()
-    with control(server) as client:
+def test_an_epoch_that_does_not_come_is_waited_for_in_vain(shared: Running) -> None:
+    with control(shared) as client:
         assert client.call("WAIT", JOB, "0", "300000", timeout_s=WAIT_S_MAX) == 1
         assert client.call("WAIT", JOB, "1", "50") == 0
         assert client.call("WAIT", "nobody", "0", "50") == 0
@@ -426,8 +452,8 @@ def test_keys_are_loading_while_a_job_is_being_opened(tmp_path: Path, log: Path,
 # Its beginning and its end ----------------------------------------------------------------------------------------
 
 
-def test_two_servers_on_one_port_are_one_too_many(serve: Serve, tmp_path: Path, log: Path) -> None:
-    port = str(serve().port)
+def test_two_servers_on_one_port_are_one_too_many(shared: Running, tmp_path: Path, log: Path) -> None:
+    port = str(shared.port)
     command = [
         sys.executable,
         "-m",
