@@ -44,6 +44,11 @@ class Nodes:
         new.write_text(json.dumps({"version": self._version, "nodes": nodes}))
         os.replace(new, self.topology)
 
+    @property
+    def version(self) -> int:
+        """The version of the topology that was written last."""
+        return self._version
+
     def wait_for_slots(self, connection: Connection) -> None:
         """Wait until the process of a connection has the topology that was written last."""
         eventually(

@@ -90,6 +90,27 @@ class Cluster(Nodes):
         self.proxy = self.start_proxy("--server-timeout", str(patience_ms))
         wait_for_keys(self.proxy, KEYS)
 
+    @property
+    def value(self) -> bytes:
+        """The value of all keys in the newest epoch."""
+        return b"%d" % self.job.epoch
+
+    def key_of(self, half: int) -> bytes:
+        """Return a key in one half of the slots."""
+        return next(key for key in self.job.keys if slot_of(key) // 8192 == half)
+
+    def move(self, connection: Connection, *rows: dict[str, str]) -> None:
+        """Write a new topology and wait until the proxy of a connection has it."""
+        self.show(*rows)
+        shown = b"topology_version:%d\r\n" % self.version
+        eventually(lambda: shown in bytes(connection.call("INFO", "proxy").plain), awaited="the slots are moved")
+
+    def proxy_of(self, patience_ms: int) -> Running:
+        """Start another proxy, which waits for a server no longer than this."""
+        proxy = self.start_proxy("--server-timeout", str(patience_ms))
+        wait_for_keys(proxy, KEYS)
+        return proxy
+
     def shows(self, at: int) -> bool:
         """Tell whether one of the servers shows the newest epoch."""
         with self.servers[at].connect() as direct:
@@ -107,6 +128,32 @@ HANG_MS = 4_000
 # The same where what it waits for never comes.
 REFUSED_MS = 1_000
 MASTER_AND_REPLICA = ({"slots": "0-16383"}, {"replica_of": "the first"})
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two servers with half of the slots each, which tests share: each test leaves both at the newest epoch."""
+    with ExitStack() as stack:
+        yield Cluster(tmp_path_factory.mktemp("halves"), stack, *HALVES)
+
+
+@pytest.fixture(scope="module")
+def impatient(halves: Cluster) -> Running:
+    """A proxy of the shared servers that soon gives up."""
+    return halves.proxy_of(REFUSED_MS)
+
+
+@contextmanager
+def behind(cluster: Cluster, at: int) -> Iterator[None]:
+    """Stop the applier of a server, so that the server stays at its epoch; afterwards it reaches the newest one."""
+    (applier,) = appliers_of(cluster.servers[at])
+    os.kill(applier, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(applier, signal.SIGCONT)
+    tell(cluster.servers[at], cluster.job, "j")
+    eventually(lambda: cluster.shows(at), awaited="the server has the newest epoch")
 
 
 def read_on(cluster: Cluster, stop: Event, protocol: bytes) -> tuple[int, list[Any]]:
@@ -195,62 +242,54 @@ def _answers(cluster: Cluster, at: int) -> bool:
     return f"addr=127.0.0.1:{cluster.ports[at]},slots=16384," in text
 
 
-def test_servers_that_are_epochs_apart_answer_no_client_out_of_order(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        cluster = Cluster(tmp_path, stack, *HALVES)
-        appliers = [appliers_of(each)[0] for each in cluster.servers]
-        with read_meanwhile(cluster):
-            for turn in range(20):
-                slower, faster = turn % 2, (turn + 1) % 2
-                os.kill(appliers[slower], signal.SIGSTOP)
-                cluster.publish(faster)
-                # Some read the newer one from then on, and wait for the slower server.
-                eventually(lambda at=faster: cluster.shows(at), awaited="it is there")
-                sleep(0.02)
-                os.kill(appliers[slower], signal.SIGCONT)
-                tell(cluster.servers[slower], cluster.job, "j")
-                eventually(lambda at=slower: cluster.shows(at), awaited="it is there too")
+def test_servers_that_are_epochs_apart_answer_no_client_out_of_order(halves: Cluster) -> None:
+    appliers = [appliers_of(each)[0] for each in halves.servers]
+    with read_meanwhile(halves):
+        for turn in range(20):
+            slower, faster = turn % 2, (turn + 1) % 2
+            os.kill(appliers[slower], signal.SIGSTOP)
+            halves.publish(faster)
+            # Some read the newer one from then on, and wait for the slower server.
+            eventually(lambda at=faster: halves.shows(at), awaited="it is there")
+            sleep(0.02)
+            os.kill(appliers[slower], signal.SIGCONT)
+            tell(halves.servers[slower], halves.job, "j")
+            eventually(lambda at=slower: halves.shows(at), awaited="it is there too")
 
 
-def test_who_has_seen_an_epoch_is_not_answered_by_a_server_without_it_and_others_are(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        cluster = Cluster(tmp_path, stack, *HALVES, patience_ms=REFUSED_MS)
-        (applier,) = appliers_of(cluster.servers[1])
-        newer, older = (next(key for key in cluster.job.keys if slot_of(key) // 8192 == half) for half in (0, 1))
-        with cluster.proxy.connect() as client, cluster.proxy.connect() as other:
-            os.kill(applier, signal.SIGSTOP)
-            try:
-                cluster.publish(0)
-                eventually(lambda: client.call("GET", newer).plain == b"1", awaited="the first server has it")
-                for request in (("GET", older), ("MGET", older, newer), ("STRLEN", older), ("SCAN", str(1 << 52))):
-                    assert client.call(*request).raw.startswith(b"-TRYAGAIN")
-                assert other.call("GET", older).plain == b"0"
-                client.send(requests([(b"GET", newer), (b"GET", older), (b"GET", newer)]))
-                assert [client.read().raw[:9] for _ in range(3)] == [b"$1\r\n1\r\n", b"-TRYAGAIN", b"$1\r\n1\r\n"]
-                other.send(requests([(b"GET", older), (b"GET", newer)]))
-                assert [other.read().plain for _ in range(2)] == [b"0", b"1"]
-                assert client.call("PING").plain == b"PONG"
-                assert client.call("INFO", "server").plain
-            finally:
-                os.kill(applier, signal.SIGCONT)
-            eventually(lambda: client.call("GET", older).plain == b"1", awaited="it has it too")
+def test_who_has_seen_an_epoch_is_not_answered_by_a_server_without_it_and_others_are(
+    halves: Cluster, impatient: Running
+) -> None:
+    newer, older = halves.key_of(0), halves.key_of(1)
+    with impatient.connect() as client, impatient.connect() as other:
+        with behind(halves, 1):
+            before = halves.value
+            halves.publish(0)
+            now = halves.value
+            eventually(lambda: client.call("GET", newer).plain == now, awaited="the first server has it")
+            for request in (("GET", older), ("MGET", older, newer), ("STRLEN", older), ("SCAN", str(1 << 52))):
+                assert client.call(*request).raw.startswith(b"-TRYAGAIN")
+            assert other.call("GET", older).plain == before
+            client.send(requests([(b"GET", newer), (b"GET", older), (b"GET", newer)]))
+            first, refused, last = (client.read() for _ in range(3))
+            assert (first.plain, refused.raw[:9], last.plain) == (now, b"-TRYAGAIN", now)
+            other.send(requests([(b"GET", older), (b"GET", newer)]))
+            assert [other.read().plain for _ in range(2)] == [before, now]
+            assert client.call("PING").plain == b"PONG"
+            assert client.call("INFO", "server").plain
+        eventually(lambda: client.call("GET", older).plain == now, awaited="it has it too")
 
 
-def test_a_transaction_waits_for_an_epoch_in_common_as_long_as_the_proxy_is_patient(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        cluster = Cluster(tmp_path, stack, *HALVES)
-        (applier,) = appliers_of(cluster.servers[1])
-        newer, older = (next(key for key in cluster.job.keys if slot_of(key) // 8192 == half) for half in (0, 1))
-        with cluster.proxy.connect() as client:
-            os.kill(applier, signal.SIGSTOP)
-            try:
-                cluster.publish(0)
-                eventually(lambda: client.call("GET", newer).plain == b"1", awaited="the first server has it")
-                client.send(requests([(b"MULTI",), (b"GET", newer), (b"GET", older), (b"EXEC",)]))
-                sleep(5)  # longer than any number of tries took
-            finally:
-                os.kill(applier, signal.SIGCONT)
-            assert [client.read().plain for _ in range(4)] == [b"OK", b"QUEUED", b"QUEUED", [b"1", b"1"]]
+def test_a_transaction_waits_for_an_epoch_in_common_as_long_as_the_proxy_is_patient(halves: Cluster) -> None:
+    newer, older = halves.key_of(0), halves.key_of(1)
+    with halves.proxy.connect() as client:
+        with behind(halves, 1):
+            halves.publish(0)
+            eventually(lambda: client.call("GET", newer).plain == halves.value, awaited="the first server has it")
+            client.send(requests([(b"MULTI",), (b"GET", newer), (b"GET", older), (b"EXEC",)]))
+            sleep(5)  # longer than any number of tries took
+        both = [halves.value, halves.value]
+        assert [client.read().plain for _ in range(4)] == [b"OK", b"QUEUED", b"QUEUED", both]
 
 
 def test_who_has_seen_an_epoch_is_answered_by_a_replica_that_has_it(tmp_path: Path) -> None:
@@ -268,27 +307,23 @@ def test_who_has_seen_an_epoch_is_answered_by_a_replica_that_has_it(tmp_path: Pa
                 os.kill(applier, signal.SIGCONT)
 
 
-def test_a_new_owner_is_asked_when_it_has_reached_what_the_old_one_answered(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        cluster = Cluster(tmp_path, stack, *HALVES, patience_ms=REFUSED_MS)
-        (applier,) = appliers_of(cluster.servers[1])
-        key = next(key for key in cluster.job.keys if slot_of(key) < 8192)
-        with cluster.proxy.connect() as connection:
-            os.kill(applier, signal.SIGSTOP)
-            try:
-                cluster.publish(0)
-                eventually(lambda: connection.call("GET", key).plain == b"1", awaited="the first server has it")
-                cluster.show({"slots": ""}, {"slots": "0-16383"})
-                eventually(
-                    lambda: b"topology_version:2\r\n" in bytes(connection.call("INFO", "proxy").plain),
-                    awaited="it is moved",
-                )
-                for request in (("GET", key), ("STRLEN", key), ("MGET", key, cluster.job.keys[1]), ("DBSIZE",)):
-                    eventually(lambda r=request: connection.call(*r).raw.startswith(b"-TRYAGAIN"), awaited="refused")
-            finally:
-                os.kill(applier, signal.SIGCONT)
-            eventually(lambda: not connection.call("GET", key).is_error, awaited="the new owner answers")
-            assert connection.call("GET", key).plain == b"1"
+def test_a_new_owner_is_asked_when_it_has_reached_what_the_old_one_answered(
+    halves: Cluster, impatient: Running
+) -> None:
+    key, other = halves.key_of(0), halves.job.keys[1]
+    with impatient.connect() as connection:
+        with behind(halves, 1):
+            halves.publish(0)
+            eventually(lambda: connection.call("GET", key).plain == halves.value, awaited="the first server has it")
+            halves.move(connection, {"slots": ""}, {"slots": "0-16383"})
+            for request in (("GET", key), ("STRLEN", key), ("MGET", key, other), ("DBSIZE",)):
+                eventually(lambda r=request: connection.call(*r).raw.startswith(b"-TRYAGAIN"), awaited="refused")
+        eventually(lambda: not connection.call("GET", key).is_error, awaited="the new owner answers")
+        assert connection.call("GET", key).plain == halves.value
+    for proxy in (impatient, halves.proxy):
+        with proxy.connect() as connection:
+            halves.move(connection, *HALVES)
+            eventually(lambda c=connection: c.call("DBSIZE").plain == KEYS, awaited="each server has its half again")
 
 
 def test_a_long_value_comes_whole_among_others_and_others_come_meanwhile(tmp_path: Path) -> None:
@@ -465,18 +500,16 @@ def test_what_says_nothing_of_servers_is_refused(options: tuple[str, ...]) -> No
     assert b"--registry" in done.stderr
 
 
-def test_pipelines_that_are_cut_anywhere_are_answered_in_order(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        cluster = Cluster(tmp_path, stack, {"slots": "0-8191"}, {"slots": "8192-16383"})
-        asked = [(b"GET", key) for key in (*cluster.job.keys, b"nobody")] * 8
-        asked[100:100] = [(b"PING",), (b"get", cluster.job.keys[0]), (b"STRLEN", cluster.job.keys[1])]
-        sent = requests(asked)
-        with cluster.proxy.connect() as connection:
-            connection.send(sent)
-            expected = b"".join(connection.read().raw for _ in asked)
-        for size in (1, 7, 100, 1000, 4001):
-            with cluster.proxy.connect() as connection:
-                for at in range(0, len(sent), size):
-                    connection.send(sent[at : at + size])
-                connection.end()
-                assert b"".join(each.raw for each in replies_in(connection.read_to_end())) == expected
+def test_pipelines_that_are_cut_anywhere_are_answered_in_order(halves: Cluster) -> None:
+    asked = [(b"GET", key) for key in (*halves.job.keys, b"nobody")] * 8
+    asked[100:100] = [(b"PING",), (b"get", halves.job.keys[0]), (b"STRLEN", halves.job.keys[1])]
+    sent = requests(asked)
+    with halves.proxy.connect() as connection:
+        connection.send(sent)
+        expected = b"".join(connection.read().raw for _ in asked)
+    for size in (1, 7, 100, 1000, 4001):
+        with halves.proxy.connect() as connection:
+            for at in range(0, len(sent), size):
+                connection.send(sent[at : at + size])
+            connection.end()
+            assert b"".join(each.raw for each in replies_in(connection.read_to_end())) == expected
