@@ -145,6 +145,19 @@ def test_copies_in_a_cluster_are_deleted_at_their_nodes(swap: Swap, tmp_path: Pa
         assert left == sorted(OTHERS)
 
 
+def test_a_proxy_that_does_not_know_the_owners_yet_stops_the_deletion(swap: Swap, upstream: Connection) -> None:
+    before = upstream.call("DBSIZE").plain
+    for node in swap.nodes:
+        node.process.kill()
+        node.process.wait()
+    proxy = swap.start_at(f"redis://127.0.0.1:{swap.upstream_port}")
+    with proxy.connect() as client:
+        assert client.call("STATE", "OWNER", "session:1").plain.startswith(b"LOADING the key formats")
+    done = delete(swap, "--yes", proxies=(proxy,))
+    assert done.returncode == 1 and "LOADING the key formats of the states are not known yet" in done.stderr
+    assert upstream.call("DBSIZE").plain == before
+
+
 def test_a_proxy_says_whose_keys_are(swap: Swap) -> None:
     with swap.proxy.connect() as client:
         assert client.call("STATE", "OWNER", "job:speed:1", "session:1").plain == [
