@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -87,6 +88,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the survey; return the exit code."""
+    # What connections log of failures is in the command's error, if it is not over in a moment.
+    logging.getLogger("sparkis.proxy").addHandler(logging.NullHandler())
     try:
         _check(options)
         if options.delete_copies:
