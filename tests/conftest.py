@@ -6,9 +6,12 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from compat.conformance.dataset import Dataset, standard
 from compat.conformance.dataset_log import dataset_writer, publish
@@ -82,6 +85,10 @@ LONGEST_FOLDERS = (
     "unit",
 )
 
+# So many of the processes that run tests take files of Spark while there are others for the rest. The modules of a
+# process share a session, and each session begins with a cold JVM and cold Python workers.
+SPARK_PROCESSES = 2
+
 # Options of the JVM of every Spark driver that a test, or its program, starts: Spark's launcher reads them. A JVM
 # that lives for a minute gains nothing from the optimising compiler, and spends half its time in it.
 SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -119,6 +126,23 @@ def _rank(path: Path) -> tuple[int, int]:
         LONGEST_FILES.index(file) if file in LONGEST_FILES else len(LONGEST_FILES),
         LONGEST_FOLDERS.index(folder) if folder in LONGEST_FOLDERS else len(LONGEST_FOLDERS),
     )
+
+
+class FewSessions(LoadFileScheduling):
+    """Whole files go to processes, those of Spark to few of them as long as there is something else to do."""
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        is_for_spark = self.nodes.index(node) < SPARK_PROCESSES
+        files = (file for file in self.workqueue if file.startswith("tests/spark/") == is_for_spark)
+        if file := next(files, None):
+            self.workqueue.move_to_end(file, last=False)
+        super()._assign_work_unit(node)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Distribute files as `FewSessions` does; None: as the option says, if it is not `--dist loadfile`."""
+    return FewSessions(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
