@@ -1,16 +1,21 @@
 """One client's connection: it reads requests and writes replies, in short turns, so that other clients do not wait.
 
-Without the compiled core, the input of all clients is answered together at the end of a round of the event loop (see
-`client.round`). What cannot be answered so is answered in turns of the client's own. A turn answers requests until none
-is left, or until its time or output is used up. The others wait for the next turn of the event loop, and the client's
-input is not read meanwhile. Input is not read either while the client does not take its replies. So one client can make
-the server buffer one input buffer and about one turn's output.
+A round is one iteration of the event loop. A turn is one call that answers requests of one client. It ends when no
+request is left, or when its time or its output is used up. The client's other requests wait for its next turn, and the
+server does not read the client's socket meanwhile. The server does not read it either while the client does not read
+its replies. So one client makes the server buffer at most one input buffer and about one turn's output.
 
-A push goes out between two replies: at once, or behind the reply that is being sent. It is sent even if the client does
-not read, so a client with too much unsent output is cut.
+Without the compiled core, the short requests of all clients are answered together at the end of a round (see
+`client.round`). All other requests are answered in turns.
 
-An exception of a request becomes its error reply, which the dispatcher makes. Any other exception, such as one while a
-push is made, ends this connection alone (`net.isolated`, `break_off`).
+A streamed reply (`ReplyStream`) is computed and sent in steps, because it would take longer than a turn. Its steps and
+the requests after it use the same turns.
+
+A push is sent between two replies: at once, or after the streamed reply. It is sent even if the client does not read.
+So a client with too much unsent output is disconnected.
+
+The dispatcher turns an exception of a request into an error reply. Any other exception, such as one while a push is
+encoded, closes only this connection (`net.isolated`, `close_on_error`).
 """
 
 from __future__ import annotations
@@ -29,7 +34,6 @@ from resp_server.client.turn_scheduler import LONG_INPUT_BYTES, ScheduledTurn, T
 from resp_server.client.write_queue import WriteQueue
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import Dispatcher, IncompleteReply, release_reply
-from resp_server.execution.exec_runner import ExecRunner
 from resp_server.net.isolated import isolated
 from resp_server.protocol.errors import PlainError, ProtocolError, QueryBufferError, ReplyError
 from resp_server.protocol.replies import Pending, ReplyStream, Sliced, SlicedEncoder
@@ -38,13 +42,13 @@ from resp_server.session.session import Session
 
 log = logging.getLogger(__name__)
 
-# Half of the 10 ms that a client may block others: a step, or a batch of requests, may exceed the turn.
+# Half of the 10 ms for which a client may block others, because the last step or batch may exceed the turn.
 TURN_NS_MAX = 5_000_000
 # Requests between two readings of the clock (guess: 128 GETs take 0.1 ms).
 BATCH_REQUESTS = 128
 # Output after which a turn ends (guess: large enough for one write to be cheap per byte).
 TURN_BYTES_MAX = 256 * 1024
-# Further input is read up to this size while a blocking command waits, so that the client's end is noticed (guess).
+# While a blocking command waits, up to this size of input is read, to notice that the client disconnects (guess).
 BLOCKED_INPUT_BYTES_MAX = 1024 * 1024
 # An incomplete request up to this size is buffered for the compiled core; the parser takes a longer one (guess).
 PARTIAL_BYTES_MAX = 32 * 1024
@@ -55,7 +59,7 @@ if TYPE_CHECKING or native.core is None:
     class ConnectionFields:
         """The fields of a connection that its transport reads with each request; C fields, if the core is built.
 
-        is_idle: the client is admitted, and nothing waits: no output, and no input but what the round will answer.
+        is_idle: the client is admitted, no output is unsent, and all input was answered or waits for the round's end.
         """
 
         __slots__ = ("is_idle", "session")
@@ -67,7 +71,7 @@ else:
 
 
 class ConnectionHost(Protocol):
-    """The server that a connection belongs to. round: None: input is answered when it comes."""
+    """The server that a connection belongs to. round: None: input is answered as soon as it arrives."""
 
     context: ServerContext
     dispatcher: Dispatcher
@@ -88,7 +92,7 @@ class ConnectionHost(Protocol):
         """Remove a client whose connection ended."""
 
     def keep_sending_epochs(self, connection: Connection) -> None:
-        """Send new epochs to a client while it follows the server."""
+        """Send new epochs to a client until it ends STATE FOLLOW."""
 
 
 class RateLimitPause(Pending):
@@ -98,8 +102,8 @@ class RateLimitPause(Pending):
         super().__init__(seconds, lambda: None)
 
 
-class HandedOver(Pending):
-    """Stands for replies that a proxy's hop sends (see `Connection.hand_over`)."""
+class DelegatedReplies(Pending):
+    """Stands for replies that a proxy's hop sends (see `Connection.delegate_replies`)."""
 
     def __init__(self) -> None:
         super().__init__(0.0, lambda: None)
@@ -115,39 +119,39 @@ class NoTurn(asyncio.Handle):
         pass
 
 
-HANDED_OVER, NO_TURN = HandedOver(), NoTurn()
+DELEGATED_REPLIES, NO_TURN = DelegatedReplies(), NoTurn()
 
 
 class Connection(ConnectionFields, asyncio.Protocol):
     """A client's connection. Everything happens on the event loop's thread."""
 
-    # Slots are read with few cache misses, which is what a request costs beside thousands of other connections.
+    # Slots cause few cache misses. With thousands of connections, cache misses are most of a request's cost.
     __slots__ = (
         "_compiled",
+        "_delayed_push_bytes",
+        "_delayed_pushes",
         "_dispatcher",
-        "_ends_ns",
-        "_given_id",
-        "_is_begun",
+        "_has_partial_request",
         "_is_ending",
         "_is_polled",
         "_is_reading",
         "_is_writable",
         "_loop",
         "_next_turn",
-        "_out",
-        "_over_since_ms",
+        "_over_soft_limit_since_ms",
         "_parser",
         "_pending",
-        "_pushed",
-        "_pushed_bytes",
-        "_put",
         "_requests",
         "_round",
         "_server",
         "_server_context",
-        "_sliced",
-        "_sliced_since_ms",
+        "_session_id",
+        "_stream",
+        "_stream_since_ms",
+        "_transmit",
         "_transport",
+        "_turn_ends_ns",
+        "_turn_output",
         "_turn_scheduler",
         "_unauthenticated_since_ms",
         "_write_queue",
@@ -160,7 +164,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     def __init__(self, server: ConnectionHost, session_id: int | None = None) -> None:
         self._server = server
-        self._given_id = session_id
+        self._session_id = session_id
         self._server_context = server.context
         self._dispatcher = server.dispatcher
         self._write_queue = server.write_queue
@@ -168,19 +172,19 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self._round = server.round
         self._loop = asyncio.get_running_loop()
         self._requests: list[Request] = []
-        self.input = b""  # behind the requests
-        self._is_begun = False  # `input` is an incomplete request
+        self.input = b""  # received after `_requests`, not parsed yet
+        self._has_partial_request = False  # the compiled core found that `input` is an incomplete request
         self.is_idle = False
-        self._sliced: ReplyStream | None = None
-        self._sliced_since_ms = 0
-        self._ends_ns = 0  # of the current turn
+        self._stream: ReplyStream | None = None
+        self._stream_since_ms = 0
+        self._turn_ends_ns = 0
         self._pending: Pending | None = None
-        self._out: list[bytes] | None = None  # of the current turn
-        self._pushed: list[bytes] = []  # wait for the end of the current reply
-        self._pushed_bytes = 0
+        self._turn_output: list[bytes] | None = None  # None: no turn is running
+        self._delayed_pushes: list[bytes] = []  # they wait for the end of the current reply
+        self._delayed_push_bytes = 0
         self.unsent_bytes = 0  # in the write queue
-        self._over_since_ms: int | None = None  # output over the soft limit
-        self._unauthenticated_since_ms: int | None = None  # when it was first seen so
+        self._over_soft_limit_since_ms: int | None = None
+        self._unauthenticated_since_ms: int | None = None
         self._is_writable = True
         self._is_reading = True
         self._is_ending = False
@@ -192,7 +196,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._is_polled = native.sockets is not None and isinstance(transport, native.sockets.Transport)
         # Where the transport does not send at the end of the round, the write queue does.
-        self._put = self._transport.write if self._is_polled else partial(self._write_queue.add, self)
+        self._transmit = self._transport.write if self._is_polled else partial(self._write_queue.add, self)
         config = self._server_context.config
         self._transport.set_write_buffer_limits(high=config.output_pause_bytes)
         refusal = self._server.admit(self._transport)
@@ -200,7 +204,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
             self._transport.write(b"-%b\r\n" % refusal.line)
             self._transport.close()
             return
-        self.session = self._server.session_of(self._transport, self._given_id)
+        self.session = self._server.session_of(self._transport, self._session_id)
         self.context = CommandContext(self.session, self._server_context)
         self._parser = RequestParser(config.request_limits, not self.session.is_authenticated, in_portions=True)
         self._compiled = self._dispatcher.compiled
@@ -213,56 +217,56 @@ class Connection(ConnectionFields, asyncio.Protocol):
             stats.input_bytes += len(data)
             stats.reads += not self._is_polled  # the poller counts its own reads
             if not self.is_idle:
-                self._take_more(data)
+                self._buffer_input(data)
             elif self._round is None:
                 self.input = data
-                self._begin()
-            elif self.input:  # in the round already: so that it keeps one input buffer only, this is answered now
+                self._answer_input()
+            elif self.input:  # in the round already; answered now, so that only one input buffer is kept
                 self.input += data
-                self._begin()
+                self._answer_input()
             else:
                 self.input = data
                 self._round.add(self)
         except Exception as error:
-            self.break_off(error)
+            self.close_on_error(error)
 
     def requests_received(self, requests: list[Request], size_bytes: int, data: bytes) -> None:
         """Handle requests that the compiled core parsed. size_bytes: their size. data: the input after them."""
         try:
             self._server_context.stats.input_bytes += size_bytes + len(data)
             self._requests, self.input = requests, data
-            self._begin(size_bytes)
+            self._answer_input(size_bytes)
         except Exception as error:
-            self.break_off(error)
+            self.close_on_error(error)
 
-    def _begin(self, parsed_bytes: int = 0) -> None:
+    def _answer_input(self, parsed_bytes: int = 0) -> None:
         """Answer input of a connection that was idle. parsed_bytes: the size of the requests before `input`."""
         self.is_idle = False
         if self._is_writable:
-            self._answer_soon(parsed_bytes + len(self.input))
+            self._answer_or_defer(parsed_bytes + len(self.input))
 
-    def _answer_soon(self, size_bytes: int) -> None:
-        """Answer input at once if it is short, or if no other client waits; else in a later turn of the loop."""
-        if size_bytes > LONG_INPUT_BYTES and self._turn_scheduler.is_long:
+    def _answer_or_defer(self, size_bytes: int) -> None:
+        """Answer input at once if it is short, or if no other client waits; otherwise in a later round."""
+        if size_bytes > LONG_INPUT_BYTES and self._turn_scheduler.must_defer:
             self._next_turn = self._turn_scheduler.defer(self._turn)
         else:
             self._take_turn()
 
-    def _take_more(self, data: bytes) -> None:
-        """Buffer input that arrived after unanswered requests."""
+    def _buffer_input(self, data: bytes) -> None:
+        """Buffer input that arrived after unanswered requests; answer it if no turn is scheduled."""
         if self._transport.is_closing():
             return  # not admitted, or closing
         self.input += data
-        self._is_begun = False
+        self._has_partial_request = False
         if self._pending is not None or isinstance(self._next_turn, ScheduledTurn):
             self._set_reading(self.is_blocked and len(self.input) < BLOCKED_INPUT_BYTES_MAX)
         if self._next_turn is None and self._is_writable:
-            self._answer_soon(self._parser.buffered_bytes + len(self.input))
+            self._answer_or_defer(self._parser.buffered_bytes + len(self.input))
 
     def eof_received(self) -> bool:
         """Stay open for the replies to earlier requests; not with TLS, where one end closes both."""
         if self.is_idle:
-            self.answer_alone()  # a closing transport would not send what the round answers later
+            self.answer_alone()  # now: the transport may be closed before the round ends
         self._write_queue.flush()
         if self._transport.get_extra_info("sslcontext") is not None or self.is_blocked:
             return False
@@ -283,18 +287,18 @@ class Connection(ConnectionFields, asyncio.Protocol):
             return  # not admitted
         if self._next_turn is not None:
             self._next_turn.cancel()
-        self._server_context.attempt(self._end_sliced)
+        self._server_context.attempt(self._end_stream)
         if self._pending is not None:
             self._pending.abandon()
         self.is_idle = False
         self._requests, self.input = [], b""
-        self._pushed, self._pushed_bytes = [], 0
+        self._delayed_pushes, self._delayed_push_bytes = [], 0
         self._server.remove(self.session.id)
 
     # -- called by the round ------------------------------------------------------------------------------------------
 
-    def take_replies(self, replies: bytes, command: str) -> None:
-        """Send the replies to all input. Guarded like `answer_alone`, without the cost of another call."""
+    def send_replies(self, replies: bytes, command: str) -> None:
+        """Send the replies to all input. It catches exceptions like `isolated`, without the cost of another call."""
         try:
             self.input = b""
             session, server = self.session, self._server_context
@@ -302,7 +306,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
             if session.epoch_feed is not None:
                 replies = server.pending_pushes(session.epoch_feed) + replies
                 self._server.keep_sending_epochs(self)
-            if self._transport.is_closing():  # it may have been cut meanwhile
+            if self._transport.is_closing():  # the client may have disconnected meanwhile
                 return
             server.stats.writes += 1
             server.stats.output_bytes += len(replies)
@@ -310,45 +314,45 @@ class Connection(ConnectionFields, asyncio.Protocol):
             if len(replies) + server.config.output_pause_bytes > server.config.output_bytes_max:
                 self._check_output()
         except Exception as error:
-            self.break_off(error)
+            self.close_on_error(error)
 
     @isolated
-    def answer_rest(self, out: list[bytes], requests: list[Request], later: IncompleteReply | None) -> None:
-        """Send the first replies, and answer the other requests in turns of its own. later: the reply before theirs."""
+    def answer_rest(self, out: list[bytes], requests: list[Request], incomplete: IncompleteReply | None) -> None:
+        """Send the first replies, then `incomplete`; answer the other requests in turns of this client."""
         self.input, self.is_idle, self._requests = b"", False, requests
         if self._transport.is_closing():
-            release_reply(later)
+            release_reply(incomplete)
             return
         if self.session.epoch_feed is not None:
             out.insert(0, self._server_context.pending_pushes(self.session.epoch_feed))
-        has_more = later is None or self._begin_later(later, out, len(out))
+        has_more = incomplete is None or self._start_incomplete(incomplete, out, len(out))
         self._send(out)
         if has_more:
             self._take_turn()
 
     @isolated
     def answer_alone(self) -> None:
-        """Answer input that waits for the round in turns of its own."""
+        """Answer input that waits for the round, in turns of this client."""
         if self.input and self._next_turn is None and self._is_writable:
-            self._begin()
+            self._answer_input()
 
     # -- called by the server -----------------------------------------------------------------------------------------
 
     @property
     def output_bytes(self) -> int:
         """How many bytes wait to be sent."""
-        return self._transport.get_write_buffer_size() + self._pushed_bytes + self.unsent_bytes
+        return self._transport.get_write_buffer_size() + self._delayed_push_bytes + self.unsent_bytes
 
-    def break_off(self, error: Exception) -> None:
-        """Close the connection after an exception outside of a request; an error reply follows the replies so far."""
+    def close_on_error(self, error: Exception) -> None:
+        """Close the connection after an exception outside of a request; send the replies so far and an error reply."""
         line = self._server_context.report(error).line
         self.is_idle = False
         self.session.close()
         if self._transport.is_closing():
             return
         try:
-            out, self._out = self._out or [], None
-            if self._sliced is None or not self._sliced.has_started:
+            out, self._turn_output = self._turn_output or [], None
+            if self._stream is None or not self._stream.has_started:
                 self._write(b"".join([*out, b"-%b\r\n" % line]))
                 self._close_transport()
                 return
@@ -357,23 +361,23 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self._transport.abort()
 
     def send_now(self, reply: bytes) -> None:
-        """Send bytes from the write queue. Guarded like `isolated`, without the cost of another call."""
+        """Send bytes from the write queue. It catches exceptions like `isolated`, without the cost of another call."""
         try:
             self.unsent_bytes -= len(reply)
-            if not self._transport.is_closing():  # it may have been cut meanwhile
+            if not self._transport.is_closing():  # the client may have disconnected meanwhile
                 self._server_context.stats.writes += 1
                 self._transport.write(reply)
         except Exception as error:
-            self.break_off(error)
+            self.close_on_error(error)
 
     def close(self) -> None:
-        """End the connection once all replies are sent."""
+        """Close the connection after all replies are sent."""
         self.is_idle = False
         self._close_transport()
 
     def abort(self, reason: str) -> None:
-        """End the connection now; `reason` is logged."""
-        # A closing TLS connection waits for the client's close_notify; nothing is lost without it.
+        """Close the connection now, without sending more; `reason` is logged."""
+        # A closing TLS connection waits for the client's close_notify. Nothing is lost if it is closed without one.
         level = logging.DEBUG if self._transport.is_closing() and not self.output_bytes else logging.WARNING
         log.log(level, "cut the connection of %s: %s", self.session.address, reason)
         self.is_idle = False
@@ -388,27 +392,27 @@ class Connection(ConnectionFields, asyncio.Protocol):
     def send_epochs(self) -> None:
         """Send new epochs to a client that follows this server, unless a reply is being sent."""
         epoch_feed = self.session.epoch_feed
-        is_between = self._sliced is None and self._is_writable
+        is_between = self._stream is None and self._is_writable
         if epoch_feed is not None and is_between and self._server_context.change_counter != epoch_feed.change_counter:
             self._send([self._server_context.pending_pushes(epoch_feed)])
 
     @isolated
     def send_invalidations(self) -> None:
         """Send a client's pending invalidations, unless a reply is being sent or much output waits."""
-        if self._sliced is None and self._is_writable and not self._transport.is_closing():
+        if self._stream is None and self._is_writable and not self._transport.is_closing():
             self._send([self._server_context.pending_invalidations(self.session, is_within=self._pending is not None)])
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether the client takes its output."""
+        """Tell whether the client reads its output."""
         return self._is_writable
 
     @isolated
     def push(self, frame: bytes) -> None:
-        """Send frames between two replies.
+        """Send push frames between two replies.
 
-        In a turn of this client the frames precede the next reply. While a reply is sent in steps, or is pending, the
-        frames are buffered until it ends. A client that reads too little is disconnected.
+        During a turn of this client the frames precede the next reply. While a reply is streamed or pending, the
+        frames are buffered until that reply ends. A client that reads too slowly is disconnected.
         """
         if self._transport.is_closing():
             return
@@ -416,11 +420,11 @@ class Connection(ConnectionFields, asyncio.Protocol):
         if epoch_feed is not None and self._server_context.change_counter != epoch_feed.change_counter:
             frame = self._server_context.pending_pushes(epoch_feed) + frame
         is_between = self._pending is None or self.is_blocked or isinstance(self._pending, RateLimitPause)
-        if self._sliced is not None or not is_between:
-            self._pushed.append(frame)
-            self._pushed_bytes += len(frame)
-        elif self._out is not None:
-            self._out.append(frame)
+        if self._stream is not None or not is_between:
+            self._delayed_pushes.append(frame)
+            self._delayed_push_bytes += len(frame)
+        elif self._turn_output is not None:
+            self._turn_output.append(frame)
         else:
             self._write(frame)
         self._check_output()
@@ -430,11 +434,11 @@ class Connection(ConnectionFields, asyncio.Protocol):
         """Continue after a CLIENT PAUSE."""
         if self.session.is_paused:
             self.session.is_paused = False
-            self._go_on_soon()
+            self._schedule_turn()
 
     @isolated
     def check_authenticated(self, now_ms: int) -> None:
-        """End the connection of a client that did not authenticate in time."""
+        """Close the connection of a client that did not authenticate in time."""
         if self.session.is_authenticated:
             self._unauthenticated_since_ms = None
         elif self._unauthenticated_since_ms is None:
@@ -444,65 +448,65 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     @isolated
     def check_age(self, now_ms: int) -> None:
-        """End a reply in steps that has pinned its epoch for too long."""
-        age_ms = now_ms - self._sliced_since_ms
+        """End a streamed reply that has pinned its epoch for too long."""
+        age_ms = now_ms - self._stream_since_ms
         if (
-            self._sliced is None
+            self._stream is None
             or age_ms <= self._server_context.config.sliced_reply_ms_max
-            or not self._sliced.pins_epoch
+            or not self._stream.pins_epoch
         ):
             return
-        if self._sliced.has_started:
+        if self._stream.has_started:
             self.abort(f"a reply in steps was not complete after {age_ms} ms")
         else:
-            self._end_sliced()
+            self._end_stream()
             error = PlainError(
                 f"the reply was not complete after {age_ms} ms, the longest time for which it may pin its epoch"
             )
-            self._send([self._dispatcher.error_reply(error), *self._take_pushed()])
+            self._send([self._dispatcher.error_reply(error), *self._pop_delayed_pushes()])
 
-    # -- for a proxy's compiled hop, which requests replies from servers ----------------------------------------------
+    # -- called by a proxy's compiled hop, which forwards requests to servers -----------------------------------------
 
     @property
     def is_polled(self) -> bool:
-        """Tell whether the transport is one of the compiled core."""
+        """Tell whether the compiled core polls this connection's socket."""
         return self._is_polled
 
     @property
     def transmit(self) -> Callable[[bytes], None]:
-        """Sends bytes at the end of the round; the caller counts them."""
-        return self._put
+        """The function that sends bytes at the end of the round; its caller counts them."""
+        return self._transmit
 
-    def hand_over(self, rest: bytes) -> None:
-        """Leave the replies to the hop until `take_back`. rest: the input after the requests that the hop answers."""
+    def delegate_replies(self, rest: bytes) -> None:
+        """Let the hop send the replies until `end_delegation`. rest: the input after the requests that it forwards."""
         self.is_idle = False
-        self._pending, self._next_turn, self.input = HANDED_OVER, NO_TURN, rest
+        self._pending, self._next_turn, self.input = DELEGATED_REPLIES, NO_TURN, rest
 
     @property
-    def is_handed_over(self) -> bool:
+    def is_delegated(self) -> bool:
         """Tell whether the hop sends the replies now."""
-        return self._pending is HANDED_OVER
+        return self._pending is DELEGATED_REPLIES
 
-    def take_back(self) -> bool:
-        """Answer requests here again; False if the client has disconnected."""
+    def end_delegation(self) -> bool:
+        """Answer requests here again; return False if the client has disconnected."""
         self._pending = self._next_turn = None
         return not self._transport.is_closing()
 
     @property
     def is_drained(self) -> bool:
-        """Tell whether there is no buffered input or push, and the client reads its output."""
+        """Tell whether no input and no push is buffered, and the client reads its output."""
         is_open = self._is_reading and self._is_writable
-        return is_open and not (self.input or self._pushed or self._is_ending)
+        return is_open and not (self.input or self._delayed_pushes or self._is_ending)
 
     @property
     def takes_requests(self) -> bool:
-        """Tell whether further requests may be answered: the client reads its output, and has not closed its end."""
+        """Tell whether further requests may be answered: the client reads its output, and has sent no end of stream."""
         return self._is_writable and not self._is_ending
 
-    def send_pushed(self) -> None:
-        """Send the pushes that waited for the end of a reply."""
-        if self._pushed:
-            self._send(self._take_pushed())
+    def send_delayed_pushes(self) -> None:
+        """Send the pushes that were delayed until the end of a reply."""
+        if self._delayed_pushes:
+            self._send(self._pop_delayed_pushes())
 
     def take_input(self) -> bytes:
         """Return the unanswered input, and clear it."""
@@ -514,14 +518,14 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self._set_reading(not self.input)
 
     def answer_soon(self, data: bytes) -> None:
-        """Answer this input, and then the input after it, in a turn of its own."""
+        """Answer this input, and then the buffered input, in the client's next turn."""
         self.input = data + self.input
         if self._is_writable:
             self._next_turn = self._loop.call_soon(self._turn)
 
-    def send_in_steps(self, reply: ReplyStream) -> None:
-        """Send a reply in turns of its own."""
-        self._sliced = reply
+    def send_stream(self, reply: ReplyStream) -> None:
+        """Send a streamed reply, in turns of this client."""
+        self._stream = reply
         self._next_turn = self._loop.call_soon(self._turn)
 
     @property
@@ -536,60 +540,60 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self._take_turn()
 
     def _take_turn(self) -> None:
-        """Answer requests for one turn, and send all replies at once."""
+        """Answer requests for one turn, and send all its replies together."""
         self._next_turn = None
         server, session = self._server_context, self.session
-        if self._transport.is_closing() or (server.paused_until_ms and self._is_held_back()):
+        if self._transport.is_closing() or (server.paused_until_ms and self._wait_for_unpause()):
             return
         now_ns = perf_counter_ns()
         if now_ns >= self._turn_scheduler.fresh_until_ns:
             self._turn_scheduler.refresh(now_ns)
         session.active_ms = server.view.now_ms
-        self._ends_ns = now_ns + TURN_NS_MAX
+        self._turn_ends_ns = now_ns + TURN_NS_MAX
         out: list[bytes] = []
-        self._out = out
-        has_more = self._progress(out) and self._go_on(out)
-        self._out = None
+        self._turn_output = out
+        has_more = self._advance(out) and self._advance_to_turn_end(out)
+        self._turn_output = None
         if out:
             self._send(out)
             if self.session.user.rate_limiter is not None:
                 self.session.user.rate_limiter.consume(0, sum(map(len, out)))
         if has_more or not self._is_reading or self._is_ending or self.session.is_closing:
-            self._settle(has_more)
+            self._end_turn(has_more)
         if self.session.epoch_feed is not None:
             self._server.keep_sending_epochs(self)
         is_waiting = has_more or self._pending is not None
         self.is_idle = not (is_waiting or self.input or self._parser.buffered_bytes) and self._is_reading
 
-    def _go_on(self, out: list[bytes]) -> bool:
+    def _advance_to_turn_end(self, out: list[bytes]) -> bool:
         """Answer further batches while the turn lasts; return whether there is more to do."""
-        has_more, ends_ns = True, self._ends_ns
+        has_more, ends_ns = True, self._turn_ends_ns
         is_paused = self._server_context.paused_until_ms
         while has_more and not is_paused and perf_counter_ns() < ends_ns and sum(map(len, out)) < TURN_BYTES_MAX:
-            has_more = self._progress(out)
+            has_more = self._advance(out)
             is_paused = self._server_context.paused_until_ms
         return has_more
 
-    def _is_held_back(self) -> bool:
-        """Wait for the end of a CLIENT PAUSE, unless a reply is being sent; return whether the client waits."""
+    def _wait_for_unpause(self) -> bool:
+        """Wait for the end of a CLIENT PAUSE, unless a reply is unfinished; return whether the client waits."""
         left_ms = self._server_context.pause_remaining_ms()
-        self.session.is_paused = left_ms > 0 and self._sliced is None and self._pending is None
+        self.session.is_paused = left_ms > 0 and self._stream is None and self._pending is None
         if self.session.is_paused:
             self.is_idle = False
             self._set_reading(False)
             self._next_turn = self._loop.call_later(left_ms / 1000, self._turn)
         return self.session.is_paused
 
-    def _settle(self, has_more: bool) -> None:
-        """Continue after a turn: with the next one, more input, or the end."""
+    def _end_turn(self, has_more: bool) -> None:
+        """End a turn: schedule the next one, read more input, or close the connection."""
         if self._transport.is_closing():
             return
         is_waiting = self._pending is not None
-        if self.is_blocked and self._is_ending:  # as Redis does: nobody will take what a blocking command pops
+        if self.is_blocked and self._is_ending:  # as Redis does: no client would get the value that the command pops
             self._server_context.leave(self.session)
             self._close_transport()
             return
-        is_closing = self.session.is_closing and self._sliced is None and not is_waiting
+        is_closing = self.session.is_closing and self._stream is None and not is_waiting
         if is_closing or (self._is_ending and not has_more and not is_waiting and self._is_writable):
             self._close_transport()
             return
@@ -598,78 +602,80 @@ class Connection(ConnectionFields, asyncio.Protocol):
         if has_more and self._is_writable:
             self._next_turn = self._turn_scheduler.defer(self._turn)
 
-    def _progress(self, out: list[bytes]) -> bool:
-        """Answer a batch of requests, or make a step of a reply; return whether there is more to do."""
+    def _advance(self, out: list[bytes]) -> bool:
+        """Answer a batch of requests, or send the next step of a reply; return whether there is more to do."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.when_resolved(None)
-            if self._sliced is None and not isinstance(pending, RateLimitPause):
+            if self._stream is None and not isinstance(pending, RateLimitPause):
                 out.append(self._server_context.pending_invalidations(self.session, is_within=True))
                 reply = self._dispatcher.later_reply(self.context, pending)
                 if not isinstance(reply, bytes):
-                    self._begin_steps(reply)
+                    self._start_stream(reply)
                     return True
                 out.append(reply)
-                out += self._take_pushed()
+                out += self._pop_delayed_pushes()
                 out.append(self._server_context.pending_invalidations(self.session))
                 return not self.session.is_closing
-        if self._sliced is not None:
-            self._step(self._sliced, out)
-            if self._sliced is not None and self._sliced.pending is not None:
-                self._wait_for(self._sliced.pending)
+        if self._stream is not None:
+            self._step_stream(self._stream, out)
+            if self._stream is not None and self._stream.pending is not None:
+                self._wait_for(self._stream.pending)
                 return False
-            if self._sliced is None:
-                out += self._take_pushed()
-            return self._sliced is not None or not self.session.is_closing
+            if self._stream is None:
+                out += self._pop_delayed_pushes()
+            return self._stream is not None or not self.session.is_closing
         before = len(out)
-        has_more = self._answer(out)
-        if self.session.epoch_feed is not None and self._sliced is None:
+        has_more = self._answer_batch(out)
+        if self.session.epoch_feed is not None and self._stream is None:
             out.insert(before, self._server_context.pending_pushes(self.session.epoch_feed))
         return has_more
 
-    def _answer(self, out: list[bytes]) -> bool:
+    def _answer_batch(self, out: list[bytes]) -> bool:
         """Answer a batch of requests; return whether there is more to do."""
         before = len(out)
-        if not self._requests and (self.input or self._parser.has_more) and self._take_input(out):
+        if not self._requests and (self.input or self._parser.has_more) and self._answer_or_parse(out):
             return self._has_more()
         requests, limiter = self._requests, self.session.user.rate_limiter
         if limiter is None or not requests:
-            later = self._dispatcher.answer(self.context, requests, out, self._ends_ns, BATCH_REQUESTS)
+            incomplete = self._dispatcher.answer(self.context, requests, out, self._turn_ends_ns, BATCH_REQUESTS)
         elif allowed := limiter.allowed_requests(BATCH_REQUESTS):
             before_limit = requests[:]
-            later = self._dispatcher.answer(self.context, requests, out, self._ends_ns, allowed)
+            incomplete = self._dispatcher.answer(self.context, requests, out, self._turn_ends_ns, allowed)
             answered = before_limit[: len(before_limit) - len(requests)]
             limiter.consume(len(answered), sum(map(len, chain.from_iterable(answered))))
         else:
             self._wait_for(RateLimitPause(limiter.pause_s()))
             return False
-        if later is not None:
-            return self._begin_later(later, out, before)
+        if incomplete is not None:
+            return self._start_incomplete(incomplete, out, before)
         if self.session.is_closing:
             return False
         if self._has_more():
             return True
         if self._parser.error is not None:
-            self._end_with(self._parser.error, out)
+            self._reject_input(self._parser.error, out)
         return False
 
-    def _begin_later(self, later: IncompleteReply, out: list[bytes], before: int) -> bool:
-        """Begin a reply in steps, or wait for a pending one; return whether there is more to do now."""
-        if isinstance(later, Pending):
-            self._wait_for(later)
+    def _start_incomplete(self, incomplete: IncompleteReply, out: list[bytes], before: int) -> bool:
+        """Start a streamed reply, or wait for a pending one; return whether there is more to do now."""
+        if isinstance(incomplete, Pending):
+            self._wait_for(incomplete)
             return False
-        self._look_ahead(before, out)
-        self._begin_sliced(later)
+        self._add_pushes_around_stream(before, out)
+        stream = SlicedEncoder(incomplete, self.session.protocol) if isinstance(incomplete, Sliced) else incomplete
+        self._start_stream(stream)
         return True
 
     def _has_more(self) -> bool:
         """Tell whether there are further requests to answer."""
-        return bool(self._requests or (self.input and not self._is_begun) or self._parser.has_more)
+        return bool(self._requests or (self.input and not self._has_partial_request) or self._parser.has_more)
 
-    def _look_ahead(self, before: int, out: list[bytes]) -> None:
-        """Send new epochs before a sliced reply, whose view was opened later than the connection's.
+    def _add_pushes_around_stream(self, before: int, out: list[bytes]) -> None:
+        """Add the pushes of new epochs before and after a streamed reply.
 
-        The view may be newer. So the changed keys are sent before the reply and after it.
+        The reply's own view was opened after the connection's view, so it may be newer. A client must learn of a key
+        that changed before it reads the new value, and again after the reply, which may have read the old value.
         """
         epoch_feed = self.session.epoch_feed
         if epoch_feed is not None:
@@ -679,23 +685,23 @@ class Connection(ConnectionFields, asyncio.Protocol):
             self._server_context.renew_all()
             out.append(self._server_context.pending_invalidations(self.session, is_within=True))
 
-    def _take_input(self, out: list[bytes]) -> bool:
-        """Let the compiled core answer the input; return whether it replied. Otherwise parse the input."""
+    def _answer_or_parse(self, out: list[bytes]) -> bool:
+        """Let the compiled core answer the input, and parse the rest; return whether the core replied."""
         parser, data = self._parser, self.input
         if self._compiled is not None and not parser.buffered_bytes:
             reply, requests, self.input = self._compiled.answer(self.session, data)
             self._requests = requests
-            self._is_begun = self._compiled.is_incomplete and 0 < len(self.input) <= PARTIAL_BYTES_MAX
+            self._has_partial_request = self._compiled.is_incomplete and 0 < len(self.input) <= PARTIAL_BYTES_MAX
             if reply:
                 out.append(reply)
-            if reply or requests or self._is_begun:
+            if reply or requests or self._has_partial_request:
                 return bool(reply)
         parser.is_restricted = not self.session.is_authenticated
         self._requests, self.input = parser.feed(data), b""
         return False
 
-    def _end_with(self, error: ProtocolError, out: list[bytes]) -> None:
-        """Answer a protocol error, and end the session."""
+    def _reject_input(self, error: ProtocolError, out: list[bytes]) -> None:
+        """Reply to a protocol error, and end the session."""
         log.info("closed %s: %s", self.session.address, error)
         self._server_context.stats.closed_for_input += isinstance(error, QueryBufferError)
         if not isinstance(error, QueryBufferError) and not self.session.is_silent:
@@ -703,60 +709,57 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self.session.close()
 
     def _wait_for(self, pending: Pending) -> None:
-        """Take the next turn when a pending reply is resolved, or its time is up.
+        """Schedule the next turn for when a pending reply is resolved, or its time limit is reached.
 
-        Until then reading continues up to one buffer: most clients send nothing, and pausing costs a system call.
+        Reading continues meanwhile, up to one buffer: most clients send nothing, and pausing costs a system call.
         """
         self._pending = pending
         if pending.is_resolved:
             self._next_turn = self._loop.call_soon(self._turn)
         else:
             self._next_turn = self._loop.call_later(pending.seconds_max, self._turn)
-            pending.when_resolved(self._go_on_soon)
+            pending.when_resolved(self._schedule_turn)
 
     @isolated
-    def _go_on_soon(self) -> None:
+    def _schedule_turn(self) -> None:
         if self._next_turn is not None:
             self._next_turn.cancel()
-        # One event may resolve the replies of many clients, whose further requests may be long.
+        # One event may resolve the replies of many clients. Their further requests may be long, so they are deferred.
         self._next_turn = (
             self._turn_scheduler.defer(self._turn) if self._has_more() else self._loop.call_soon(self._turn)
         )
 
-    def _begin_sliced(self, later: Sliced | ExecRunner) -> None:
-        self._begin_steps(later if isinstance(later, ExecRunner) else SlicedEncoder(later, self.session.protocol))
+    def _start_stream(self, reply: ReplyStream) -> None:
+        self._stream = reply
+        self._stream_since_ms = self._server_context.view.now_ms
 
-    def _begin_steps(self, reply: ReplyStream) -> None:
-        self._sliced = reply
-        self._sliced_since_ms = self._server_context.view.now_ms
-
-    def _step(self, sliced: ReplyStream, out: list[bytes]) -> None:
+    def _step_stream(self, stream: ReplyStream, out: list[bytes]) -> None:
         try:
-            out.append(sliced.step())
+            out.append(stream.step())
         except Exception as error:
             reply = self._dispatcher.error_reply(error)
-            if sliced.has_started:
+            if stream.has_started:
                 self._transport.abort()
                 self.session.close()
             else:
                 out.append(reply)
-            self._end_sliced()
+            self._end_stream()
             return
-        if sliced.is_done:
-            self._end_sliced()
-        elif sliced.buffered_bytes > self._server_context.config.output_bytes_max:
+        if stream.is_done:
+            self._end_stream()
+        elif stream.buffered_bytes > self._server_context.config.output_bytes_max:
             self._server_context.stats.closed_for_output += 1
-            self.abort(f"a reply of more than {sliced.buffered_bytes} bytes")
+            self.abort(f"a reply of more than {stream.buffered_bytes} bytes")
             self.session.close()
 
-    def _end_sliced(self) -> None:
-        if self._sliced is not None:
-            self._sliced.close()
-            self._sliced = None
+    def _end_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
 
-    def _take_pushed(self) -> list[bytes]:
-        """Remove and return the pushes that waited for the end of a reply."""
-        pushed, self._pushed, self._pushed_bytes = self._pushed, [], 0
+    def _pop_delayed_pushes(self) -> list[bytes]:
+        """Remove and return the pushes that were delayed until the end of a reply."""
+        pushed, self._delayed_pushes, self._delayed_push_bytes = self._delayed_pushes, [], 0
         return pushed
 
     def _send(self, out: list[bytes]) -> None:
@@ -767,16 +770,16 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     @isolated
     def check_limits(self, now_ms: int, limits: RequestLimits) -> None:
-        """Apply new request limits; cut a client that was over the soft output limit for too long."""
+        """Apply new request limits; disconnect a client that was over the soft output limit for too long."""
         self._parser.limits = limits
         config, is_subscriber = self._server_context.config, self.session.is_subscriber
         soft_bytes = config.subscriber_output_soft_bytes if is_subscriber else config.output_soft_bytes
         soft_seconds = config.subscriber_output_soft_seconds if is_subscriber else config.output_soft_seconds
         if not soft_bytes or self.output_bytes <= soft_bytes:
-            self._over_since_ms = None
-        elif self._over_since_ms is None:
-            self._over_since_ms = now_ms
-        elif now_ms - self._over_since_ms > soft_seconds * 1000:
+            self._over_soft_limit_since_ms = None
+        elif self._over_soft_limit_since_ms is None:
+            self._over_soft_limit_since_ms = now_ms
+        elif now_ms - self._over_soft_limit_since_ms > soft_seconds * 1000:
             self._server_context.stats.closed_for_output += 1
             self.abort(f"more than {soft_bytes} bytes of output have waited for more than {soft_seconds} s")
 
@@ -786,14 +789,14 @@ class Connection(ConnectionFields, asyncio.Protocol):
         bytes_max = config.subscriber_output_bytes_max if self.session.is_subscriber else config.output_bytes_max
         if self.output_bytes <= bytes_max:
             return
-        self._write_queue.flush()  # output that the client reads now does not count
+        self._write_queue.flush()  # only output that the socket does not accept counts
         if self.output_bytes > bytes_max:
             self._server_context.stats.closed_for_output += 1
             self.abort("its unsent output exceeds the limit")
 
     def _write(self, reply: bytes) -> None:
         self._server_context.stats.output_bytes += len(reply)
-        self._put(reply)
+        self._transmit(reply)
 
     def _close_transport(self) -> None:
         self._write_queue.flush()

@@ -1,12 +1,12 @@
 """Answers the short requests of all clients of one event loop round together; used only without the compiled core.
 
-In Python, the function calls around a look-up cost more than the look-up of a short request itself. So while the loop
-reads the sockets, input is only buffered. At the end of the round the view is renewed once, and the clients are grouped
-by the command of their requests. The requests of a group are parsed, looked up and answered as one run, and each client
-gets its replies in one write. A group may have a single client.
+A round is one iteration of the event loop. In Python, the function calls of a request cost more than its look-up. So
+input is only buffered while the event loop reads the sockets. At the end of the round the view is renewed once, and the
+clients are grouped by the command of their requests. The requests of a group are parsed and answered together, and each
+client gets its replies in one write. A group may have a single client.
 
-`Connection` answers all other input in turns of one client: incomplete or long input, and that of clients that cannot
-use the fast path. It also sends the replies in steps. So an error, or a reply of many bytes, affects one client only.
+`Connection` answers all other input in turns of one client: incomplete input, long input, and the input of clients that
+cannot use the fast path. It also sends the streamed replies. So an error or a long reply affects one client only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from resp_server.execution.dispatcher import Dispatcher, IncompleteReply
 from resp_server.protocol.request_parser import NAME_OFFSET_MIN, Request, split_together
 from resp_server.session.session import Session
 
-# The clients whose replies are in memory at the same time (guess: 64 clients with 30 GETs each take 2 ms).
+# At most the replies of so many clients are in memory together (guess: 64 clients with 30 GETs each take 2 ms).
 CLIENTS_PER_BATCH = 64
 
 
@@ -39,14 +39,14 @@ class RoundClient(Protocol):
     input: bytes
     is_idle: bool
 
-    def take_replies(self, replies: bytes, command: str) -> None:
+    def send_replies(self, replies: bytes, command: str) -> None:
         """Send the replies to all input."""
 
-    def answer_rest(self, out: list[bytes], requests: list[Request], later: IncompleteReply | None) -> None:
-        """Send the first replies, then `later`; answer the other requests in turns of this client."""
+    def answer_rest(self, out: list[bytes], requests: list[Request], incomplete: IncompleteReply | None) -> None:
+        """Send the first replies, then `incomplete`; answer the other requests in turns of this client."""
 
     def answer_alone(self) -> None:
-        """Answer input that waits for the round in turns of this client."""
+        """Answer input that waits for the round, in turns of this client."""
 
 
 class Round:
@@ -72,8 +72,8 @@ class Round:
         clients, self._clients = self._clients, {}
         self._server.attempt(self._answer_groups, clients)
         for client in clients:
-            # Input is left if it is in no group, or after an exception. The client whose input causes the exception
-            # gets it again, in its own turn.
+            # Input is left if its client is in no group, or after an exception. An exception that one client's input
+            # causes is raised again in that client's own turn.
             if client.input:
                 self._server.attempt(client.answer_alone)
 
@@ -98,7 +98,7 @@ class Round:
                 self._answer_group(group[at : at + CLIENTS_PER_BATCH])
 
     def _answer_group(self, clients: Sequence[RoundClient]) -> None:
-        """Answer clients whose first request has the same command; leave input that also has other requests."""
+        """Answer clients whose first requests have the same command; leave input that also has other commands."""
         counts, requests = split_together([client.input for client in clients])
         if 0 in counts:
             clients = [client for client, count in zip(clients, counts, strict=True) if count]
@@ -117,7 +117,7 @@ class Round:
             done = self._send(clients, counts, replies, key_command.command.name)
             if answered == len(requests) and later is None:
                 return
-            # A reply in steps, or one of many bytes, ended the run. Its client answers its other requests itself.
+            # A streamed or a long reply ended the run. The other requests of its client are answered in its own turns.
             at = sum(counts[:done])
             if answered > at:
                 rest = requests[answered : at + counts[done]]
@@ -134,5 +134,5 @@ class Round:
                 break
             left -= count
             done += 1
-            client.take_replies(next(unsent) if count == 1 else b"".join(islice(unsent, count)), command)
+            client.send_replies(next(unsent) if count == 1 else b"".join(islice(unsent, count)), command)
         return done

@@ -1,8 +1,8 @@
 """Schedules the turns of connections with long input, so that they do not delay clients with short requests.
 
-In one round the event loop polls all sockets and answers all their input before it polls again, so a short request
-would wait for all long ones. Once a round has lasted a few milliseconds, connections with long input are deferred: each
-further round runs a few milliseconds of deferred turns.
+A round is one iteration of the event loop: it polls all sockets, and answers all their input before it polls again. So
+a short request would wait for all long ones. After a few milliseconds of a round, the turns of connections with long
+input are deferred. Each later round runs deferred turns for a few milliseconds.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
 
-# The length of a round, and of the deferred turns in it (guess: as long as one turn).
+# Long input is deferred once a round has lasted this long; a round runs deferred turns for as long (guess: one turn).
 ROUND_NS_MAX = 5_000_000
-# Longer input is deferred (guess: some 30 GETs, which take longer than the queue costs).
+# Input of more bytes is long (guess: some 30 GETs, which cost more than to defer them).
 LONG_INPUT_BYTES = 1024
 
 
@@ -32,26 +32,26 @@ class ScheduledTurn:
 
 
 class TurnScheduler:
-    """The turns that wait, in their order.
+    """The deferred turns, in order.
 
-    on_round: called before the first turn of a round of the loop, and again if the round lasts longer than
-    `ROUND_NS_MAX`. With peer processes (see `Server`) it is called before each turn.
+    on_round: called before the first turn of a round, and again if the round lasts longer than `ROUND_NS_MAX`. With
+    peer processes (see `Server`) it is called before each turn.
     """
 
     def __init__(self, on_round: Callable[[], None] = lambda: None, *, has_peer_processes: bool = False) -> None:
         self._on_round = on_round
         self._fresh_ns = 0 if has_peer_processes else ROUND_NS_MAX
-        # A turn that begins later calls `on_round` again.
+        # A turn that starts after this time calls `on_round` again.
         self.fresh_until_ns = 0
         self._waiting: deque[ScheduledTurn] = deque()
-        # Whether `_step` is scheduled for the next round.
-        self._is_due = False
+        # `_step` runs in the next round.
+        self._is_scheduled = False
         self._is_in_round = False
         self._ends_ns = 0
 
     @property
-    def is_long(self) -> bool:
-        """Tell whether long input has to be deferred: turns wait already, or this round has lasted."""
+    def must_defer(self) -> bool:
+        """Tell whether long input has to be deferred: turns wait already, or this round exceeds `ROUND_NS_MAX`."""
         if self._waiting:
             return True
         now_ns = perf_counter_ns()
@@ -73,15 +73,15 @@ class TurnScheduler:
         return True
 
     def defer(self, run: Callable[[], None]) -> ScheduledTurn:
-        """Enqueue a turn."""
+        """Enqueue a turn, and return it."""
         turn = ScheduledTurn(run)
         self._waiting.append(turn)
-        self._go_on()
+        self._schedule()
         return turn
 
-    def _go_on(self) -> None:
-        if self._waiting and not self._is_due:
-            self._is_due = True
+    def _schedule(self) -> None:
+        if self._waiting and not self._is_scheduled:
+            self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._step)
 
     def _end_round(self) -> None:
@@ -89,10 +89,10 @@ class TurnScheduler:
         self.fresh_until_ns = 0
 
     def _step(self) -> None:
-        self._is_due = False
+        self._is_scheduled = False
         ends_ns = perf_counter_ns() + ROUND_NS_MAX
         try:
-            # Turns that are deferred meanwhile run in the next round, after sockets were polled.
+            # Turns that are deferred during this loop run in the next round, after the sockets were polled.
             for _ in range(len(self._waiting)):
                 turn = self._waiting.popleft()
                 if not turn.is_cancelled:
@@ -100,4 +100,4 @@ class TurnScheduler:
                     if perf_counter_ns() >= ends_ns:
                         break
         finally:
-            self._go_on()  # also after an exception in one client's turn, which the event loop logs
+            self._schedule()  # also after an exception in one client's turn, which the event loop logs

@@ -1,7 +1,7 @@
 """Collects the replies of one round of the event loop, and sends them at its end.
 
-Waking a sleeping client costs more processor time than the write itself. This way a client with many connections is
-woken once for all their replies. redis-server does the same before it sleeps.
+Waking a sleeping client costs more processor time than the write itself. So a client process with many connections
+wakes once for the replies on all of them. redis-server does the same before it polls.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Sender(Protocol):
     unsent_bytes: int
 
     def send_now(self, reply: bytes) -> None:
-        """Send bytes. Must not raise: other clients' replies wait behind."""
+        """Send bytes. Must not raise: the replies of other clients come next."""
 
 
 class WriteQueue:

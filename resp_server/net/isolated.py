@@ -10,7 +10,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 class Breakable(Protocol):
     """A connection that can be closed because of an exception."""
 
-    def break_off(self, error: Exception) -> None:
+    def close_on_error(self, error: Exception) -> None:
         """Close the connection because of an exception outside of a request. Never raises."""
 
 
@@ -28,6 +28,6 @@ def isolated(
         try:
             method(self, *arguments, **named)
         except Exception as error:
-            self.break_off(error)
+            self.close_on_error(error)
 
     return run

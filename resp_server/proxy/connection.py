@@ -38,7 +38,7 @@ class ProxyConnection(Connection):
             try:
                 rest = self._forwarder.forward_input(data)
             except Exception as error:
-                self.break_off(error)
+                self.close_on_error(error)
                 return
             self._stats.input_bytes += len(data) - len(rest)
         if rest:
@@ -52,18 +52,18 @@ class ProxyConnection(Connection):
     def resend(self, data: bytes, epochs: ReplyEpochs) -> None:
         """Answer requests by the general path, from servers that have reached the epochs of all replies so far."""
         self.session.seen.add(epochs)
-        if self.take_back():
-            self.send_pushed()
+        if self.end_delegation():
+            self.send_delayed_pushes()
             self.answer_soon(data)
 
     def go_on(self) -> None:
         """Continue after a reply: send pushes, and handle the input that arrived meanwhile."""
-        self.send_pushed()
+        self.send_delayed_pushes()
         data = self.take_input()
         if self.takes_requests and self.session.can_use_fast_path:
             if not data or (not self._forwarder.forward(data) and self._forwarder.store_partial(data)):
                 self.is_idle = True
-            if self.is_idle or self.is_handed_over:
+            if self.is_idle or self.is_delegated:
                 self.await_input()
                 return
         self.answer_soon(data)

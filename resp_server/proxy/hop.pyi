@@ -40,26 +40,26 @@ class HopConnection(Protocol):
 
     @property
     def is_drained(self) -> bool: ...
-    def hand_over(self, rest: bytes) -> None: ...
-    def take_back(self) -> bool: ...
-    def send_in_steps(self, reply: RawReplySender) -> None: ...
+    def delegate_replies(self, rest: bytes) -> None: ...
+    def end_delegation(self) -> bool: ...
+    def send_stream(self, reply: RawReplySender) -> None: ...
     def go_on(self) -> None: ...
     def resend(self, data: bytes, epochs: ReplyEpochs) -> None: ...
     def error_reply(self, error: Exception) -> bytes: ...
-    def break_off(self, error: Exception) -> None: ...
+    def close_on_error(self, error: Exception) -> None: ...
 
 class HopSink(Protocol):
-    """The client of a batch of requests. Methods do not raise: replies of other clients come next."""
+    """The client of a batch of requests. Its methods do not raise: replies of other clients come next."""
 
     @property
     def seen(self) -> Epochs:
-        """The epochs that the client has seen; replies are not from earlier ones."""
+        """The epochs that the client has seen; its replies must not be from earlier ones."""
 
     def deliver(self, reply: bytes | RawReplySender, epochs: ReplyEpochs) -> None:
         """Take the replies to all requests, in order, and their epochs."""
 
     def resend(self, data: bytes, epochs: ReplyEpochs) -> None:
-        """Send the requests again by the general path: a reply was from an earlier epoch than a reply before it."""
+        """Have the general path resend the requests: a reply was from an earlier epoch than the reply before it."""
 
     def fail(self, error: Exception) -> None:
         """Take an exception in place of the replies."""
@@ -69,13 +69,13 @@ class UpstreamHopSink(HopSink, Protocol):
 
     @property
     def client_id(self) -> int:
-        """The number of the client."""
+        """The id of the client."""
 
     def error_reply(self, error: Exception) -> bytes:
         """Return the error reply for an exception."""
 
     def end(self, replies: bytes | RawReplySender) -> None:
-        """Take the last replies, and end the connection: the upstream did not answer a request that may have run."""
+        """Take the last replies, and close the client's connection: a request to the upstream may have run, or not."""
 
 class PipelineBatch:
     deadline_s: float

@@ -1,16 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""A proxy's hop: forwards plain requests from a client's buffer to their servers, and returns the replies.
+"""A proxy's hop: forwards plain requests from a client's input buffer to their servers, and returns the replies.
 
-Plain are reads of states' keys, which go to the servers of their slots. With an upstream, also requests for its keys
-alone are plain, if their keys are at fixed places and they do not block. They go over one connection to the upstream.
+Reads of states' keys are plain. They go to the servers of their slots. With an upstream, a request is also plain if all
+its keys are the upstream's and stand at fixed positions, and it does not block. It goes over a connection to the upstream.
 
-The hop cuts a client's input into requests, and appends each unchanged to a `PipelineBatch`: the requests that go over
-one connection in one round of the event loop. An MGET becomes one STATE MGET for each server. Replies are copied out of
-a server's data without decoding. When all replies of a `ClientBatch` have arrived, they are sent to the client.
+The hop splits a client's input into requests. It appends each request unchanged to a `PipelineBatch`: the requests that
+are sent over one connection in one round of the event loop. An MGET becomes one STATE MGET for each server. Replies are
+copied out of a server's data without decoding. When all replies of a `ClientBatch` have arrived, the client gets them.
 
-The hop stops at the first request that is not plain; the general path answers it. Requests that write at the upstream
-may not be sent twice, so the hop leaves input to the general path that has such requests and reads of states. Errors, pushes, incomplete
-replies and lost connections are also handled by the general path, which treats a batch as an `InFlightRequest`.
+The hop stops at the first request that is not plain. The general path answers that request. It also answers input that
+contains both reads of states and writes to the upstream: the reads may have to be sent again, the writes must not be.
+Errors, pushes, incomplete replies and lost connections are handled by the general path, too. It treats a batch as an
+`InFlightRequest`.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -33,16 +34,16 @@ from resp_server.proxy.epoch_floors import has_reached, indexes_behind
 from resp_server.upstream.connection import UnansweredError, UpstreamRequest
 
 cdef enum:
-    WORDS_MAX = 1024  # of a request; a longer one is forwarded in portions
+    WORDS_MAX = 1024  # of a request; the general path forwards a longer one in chunks
     WORD_BYTES_MAX = 16384
-    BATCH_REQUESTS_MAX = 256  # of one client's batch; bounds the buffered replies
+    BATCH_REQUESTS_MAX = 256  # of one client's batch; limits the buffered replies
     ITEMS_MAX = 2048
     COMMANDS_MAX = 255
     CONNECTIONS_MAX = 256
     UPSTREAM = 255  # the number of the connection to the upstream
     SLOTS = 16384
     LINE_BYTES_MAX = 65536
-    PARTIAL_BYTES_MAX = 32768  # of an incomplete request, which is parsed again with the next input (guess)
+    PARTIAL_BYTES_MAX = 32768  # of an incomplete request, which is parsed again when more input arrives (guess)
     DEPTH_MAX = 8
 
 cdef struct Item:  # one value of a client's replies
@@ -63,7 +64,7 @@ cdef struct Request:
     bint is_array
     bint is_error  # the reply is an error, stored in the first item
 
-cdef struct PendingReply:  # a server's reply that is still to come
+cdef struct PendingReply:  # a server's reply that has not arrived yet
     void* client_batch
     size_t start  # of the request in the pipeline's text
     size_t end
@@ -72,7 +73,7 @@ cdef struct PendingReply:  # a server's reply that is still to come
     uint8_t number  # of the connection, in `open_connections`
     bint is_done
 
-# Who answers requests for a key.
+# Where the requests for a key are answered. GENERAL_PATH: the hop does not forward them.
 cdef enum Side:
     GENERAL_PATH = 0
     STATES = 1
@@ -83,10 +84,10 @@ cdef struct KeyPattern:  # a Redis pattern of keys
     size_t size
     int side
 
-cdef struct Plan:  # what the hop may do with a command
-    bint reads_states
-    bint is_for_upstream
-    bint is_read  # at the upstream: it may be sent twice
+cdef struct Plan:  # how the hop may forward a command
+    bint reads_states  # it may be forwarded to state servers
+    bint is_for_upstream  # it may be forwarded to the upstream
+    bint is_read  # it does not write at the upstream, so it may be sent twice
     bint has_many_keys  # all words after the name are keys; otherwise only the first
 
 
@@ -106,7 +107,7 @@ cdef Py_ssize_t line_bytes(const uint8_t* start, const uint8_t* end) noexcept no
 cdef Py_ssize_t reply_bytes(const uint8_t* start, const uint8_t* end, int depth) noexcept nogil:
     """Return the size of a reply; 0: it is incomplete; -1: the general path handles it.
 
-    All types are handled here but errors, pushes, attributes, blob errors, and verbatim and streamed strings.
+    The general path handles errors, pushes, attributes, blob errors, verbatim strings and streamed strings.
     """
     cdef const uint8_t* at = start
     cdef size_t size = 0, i
@@ -150,7 +151,7 @@ cdef Py_ssize_t reply_bytes(const uint8_t* start, const uint8_t* end, int depth)
 
 
 cdef class ClientBatch:
-    """The requests that one client sent at once, and their replies so far."""
+    """Requests that were forwarded together from one client's input, and their replies so far."""
 
     cdef object sink
     cdef object data  # the requests as received
@@ -159,8 +160,8 @@ cdef class ClientBatch:
     cdef Item* items
     cdef Request* requests
     cdef size_t item_count, request_count, missing
-    cdef bint has_writes  # at the upstream: no request is sent again because of another one
-    cdef size_t ends_at  # the first request that the upstream left unanswered: the connection ends before its reply
+    cdef bint has_writes  # at the upstream; then no request of this batch is sent again
+    cdef size_t ends_at  # the first request that the upstream did not answer: the client's connection ends before its reply
     cdef list epoch_sets  # the distinct epochs of replies, by their ids
     cdef object last_epochs
     cdef uint8_t last_epochs_id
@@ -194,7 +195,7 @@ cdef class ClientBatch:
         return self.last_epochs_id
 
     cdef int add_reply(self, const PendingReply* entry, const char* data, size_t size, epochs) except -1:
-        """Store a reply: to a request, or to some of an MGET's keys."""
+        """Store the reply to a request, or to the keys of an MGET that one server owns."""
         cdef Request* request = &self.requests[entry.request]
         cdef Item* item = &self.items[request.first]
         cdef int number = self.epochs_id(epochs)
@@ -259,7 +260,7 @@ cdef class ClientBatch:
         return at == end and not count
 
     cdef joined_replies(self):
-        """Return the replies in order: bytes, or a sender that sends long replies in steps."""
+        """Return the replies in order, as bytes; if they are long, as a sender that sends them in steps."""
         cdef Output out
         cdef size_t i
         if self.buffer.used + self.long_reply_bytes > <size_t>JOINED_BYTES_MAX:
@@ -367,7 +368,7 @@ cdef class PipelineBatch:
         self.next = self.count - min(remaining, self.count)
 
     cdef int add(self, ClientBatch client_batch, uint32_t request, uint16_t slot, uint8_t number, size_t start) except -1:
-        """Expect one more reply: to the request between `start` and the end of the output."""
+        """Expect one more reply, to the request that the output contains from `start` on."""
         cdef PendingReply* pending
         cdef PendingReply* entry
         if self.count == self.size:
@@ -390,9 +391,9 @@ cdef class PipelineBatch:
         return self.text
 
     def feed(self, bytes data, size_t start, epochs):
-        """Take replies from an offset of received data; return the offset after them.
+        """Take replies from received data, from an offset on; return the offset after them.
 
-        The data after it is an incomplete reply (`has_partial`), or belongs to the general path.
+        The rest of the data is an incomplete reply (`has_partial`), or the general path handles it.
         """
         cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(data)
         return start + self.accept_all(base + start, base + PyBytes_GET_SIZE(data), epochs)
@@ -425,7 +426,7 @@ cdef class PipelineBatch:
             self.accept(index, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), epochs)
 
     cdef int accept(self, size_t index, const char* data, size_t size, epochs) except -1:
-        """Take a reply; after the last one of a client, send the client its replies. An exception fails this client only."""
+        """Take a reply. After the last reply of a client's batch, send the client all of them. An exception fails only this batch."""
         cdef PendingReply* entry = &self.pending[index]
         cdef ClientBatch client_batch = <ClientBatch>entry.client_batch
         if entry.is_done:
@@ -442,7 +443,7 @@ cdef class PipelineBatch:
         return 0
 
     cdef int accept_long(self, size_t index, reply, epochs) except -1:
-        """Do the same with a long reply."""
+        """Take a long reply, as `accept` takes a short one."""
         cdef PendingReply* entry = &self.pending[index]
         cdef ClientBatch client_batch = <ClientBatch>entry.client_batch
         entry.is_done = True
@@ -472,7 +473,7 @@ cdef class PipelineBatch:
             self.hop.fail_batch(client_batch, error)
 
     cdef int fail_at_upstream(self, size_t at, ClientBatch client_batch, error) except -1:
-        """Reply to a request with an exception's error; if it may have run, end the connection before its reply."""
+        """Reply to a request with an exception's error; if the request may have run, end the client's connection instead."""
         cdef bytes reply = b""
         if type(error) is UnansweredError:
             client_batch.ends_at = min(client_batch.ends_at, self.pending[at].request)
@@ -481,7 +482,7 @@ cdef class PipelineBatch:
         self.accept(at, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), NO_EPOCHS)
 
     def next_request(self):
-        """Return the next request as one of its own; for an MGET a PING, as an MGET is not sent again unchanged."""
+        """Return the next request, for the general path; in place of an MGET a PING, because `put` sends the MGET again by slots."""
         cdef size_t index = self.next
         cdef PendingReply* entry = &self.pending[index]
         if index >= self.count:
@@ -500,15 +501,15 @@ cdef class PipelineBatch:
         return (<ClientBatch>self.pending[at].client_batch).sink.seen
 
     def put(self, index, reply, epochs=NO_EPOCHS):
-        """Take the reply to a request of `next_request`. A negative index, -1 - i, is that of an MGET sent again by slots."""
+        """Take the reply to a request of `next_request`. Index -1 - i stands for the MGET with index i that was sent again by slots."""
         cdef size_t at = -1 - index if index < 0 else index
         cdef PendingReply* entry = &self.pending[at]
         cdef bint is_array = (<ClientBatch>entry.client_batch).requests[entry.request].is_array
         cdef ClientBatch client_batch = <ClientBatch>entry.client_batch
         if entry.is_done or client_batch.is_finished:
             return
-        # The general path merges long replies to an MGET. If the connection was left to a long reply, the reply to the
-        # PING in place of the MGET arrives here.
+        # The general path merges long replies to an MGET. The reply `+PONG` arrives here if a PING replaced the MGET
+        # because its connection was busy with a long reply.
         if is_array and (type(reply) is not bytes or (index >= 0 and reply[:1] == b"+")):
             self.hop.restart(client_batch)
             return
@@ -528,19 +529,19 @@ cdef class PipelineBatch:
 cdef class Hop:
     """Forwards plain requests of a proxy's clients to the servers of one application, and to an upstream.
 
-    commands: (name, minimum of words, maximum of words, `CommandStats`); the first one is GET, the second MGET.
+    commands: (name, minimum of words, maximum of words, `CommandStats`); the first command is GET, the second MGET.
     has_partial: the last input ends with an incomplete request.
     """
 
-    # With an upstream, the first pattern that a key matches decides; a key that matches none is the upstream's.
-    cdef object upstream  # returns the connection of a client; None: there is no upstream
+    # With an upstream, the first pattern that a key matches decides. A key that matches no pattern is the upstream's.
+    cdef object upstream  # a function that returns a client's connection; None: there is no upstream
     cdef list pattern_texts
     cdef KeyPattern* patterns
     cdef size_t pattern_count
     cdef object upstream_connection  # of the client whose input is being forwarded
     cdef Plan plans[COMMANDS_MAX]
     cdef dict command_indexes
-    cdef bint has_states, has_writes  # the requests that were cut last
+    cdef bint has_states, has_writes  # of `requests`: some read states; some write at the upstream
     cdef readonly object cluster
     cdef object server, stats
     cdef list names, command_stats
@@ -588,9 +589,9 @@ cdef class Hop:
     def set_upstream(self, upstream, commands):
         """Forward requests for an upstream's keys.
 
-        upstream: returns the connection for a client's id and its version of the protocol; None: the client's requests
-        take the general path. commands: (name, whether it only reads, whether all words are keys, `CommandStats`);
-        those that are missing here are not forwarded any more.
+        upstream: returns the connection for a client's id and its protocol version; None: the client's requests take the
+        general path. commands: (name, whether it only reads, whether all words are keys, `CommandStats`). They replace
+        the commands of an earlier call.
         """
         cdef int i
         self.upstream = upstream
@@ -608,9 +609,9 @@ cdef class Hop:
             self.plans[i].has_many_keys = has_many_keys
 
     def set_patterns(self, patterns):
-        """Set who owns keys, for a hop with an upstream: (Redis pattern, side); the first match decides.
+        """Set which side answers which keys: (Redis pattern, a `Side`); the first match decides.
 
-        The sides are those of the enumeration above. A key that matches no pattern is the upstream's.
+        A key that matches no pattern is the upstream's.
         """
         cdef list texts = [text for text, _ in patterns]
         cdef size_t i
@@ -623,7 +624,7 @@ cdef class Hop:
         self.patterns, self.pattern_count, self.pattern_texts = new, len(texts), texts
 
     cdef int side_of(self, const Word* key) noexcept:
-        """Return who answers requests for a key."""
+        """Return the side that answers requests for a key."""
         cdef size_t i
         for i in range(self.pattern_count):
             if glob(self.patterns[i].text, self.patterns[i].size, key.at, key.size):
@@ -631,7 +632,7 @@ cdef class Hop:
         return UPSTREAM_SIDE
 
     cdef int side_of_request(self, size_t words, bint has_many_keys) noexcept:
-        """Return who answers a request, by its keys."""
+        """Return the side that answers a request with these keys; GENERAL_PATH if they are of different sides."""
         cdef size_t i
         cdef int side = self.side_of(&self.words[1])
         if has_many_keys:
@@ -651,7 +652,7 @@ cdef class Hop:
         took = self.cut_requests(sink, data, data + size, protocol)
         if not took:
             return 0
-        if self.has_writes and self.has_states:  # see above
+        if self.has_writes and self.has_states:  # see the module's docstring
             self.has_partial = False
             return 0
         if not self.reserve_batches(sink):
@@ -742,7 +743,7 @@ cdef class Hop:
         return at - start
 
     cdef bint reserve_batches(self, sink) except -1:
-        """Open a batch at each connection; False if one is full, or its server is behind the epochs that the client has seen."""
+        """Open a batch at each connection; False if a connection is full or its server is behind the client's seen epochs."""
         cdef size_t i
         cdef int number
         cdef PipelineBatch batch
@@ -754,7 +755,7 @@ cdef class Hop:
             if not self.new_replies[number]:
                 self.used[self.used_count] = number
                 self.used_count += 1
-            self.new_replies[number] += 1  # an upper limit: an MGET expects one reply for all its keys
+            self.new_replies[number] += 1  # an upper limit: a server sends one reply for all its keys of an MGET
         for i in range(self.used_count):
             number = self.used[i]
             connection = self.connection_of(number, open_connections)
@@ -877,7 +878,7 @@ cdef class Hop:
         return 0
 
     cdef int fail_batch(self, ClientBatch client_batch, error) except -1:
-        """Handle an exception: it fails a single request; several requests are resent, as it may concern only one."""
+        """Handle an exception: fail a batch of one request, or resend several, because the exception may concern only one."""
         client_batch.is_finished = True
         try:
             if client_batch.has_writes:
@@ -896,7 +897,7 @@ cdef class Hop:
 cdef class ClientForwarder(InputInterceptor):
     """Forwards the plain requests of one client of a proxy, and sends it the replies.
 
-    Until the replies are sent, the client's connection is handed over (`client.connection.Connection.hand_over`).
+    While replies are pending, the client's connection leaves all sending to the hop (`Connection.delegate_replies`).
     """
 
     cdef Hop hop
@@ -914,7 +915,7 @@ cdef class ClientForwarder(InputInterceptor):
         return size
 
     def forward_input(self, bytes data):
-        """Forward the plain requests at the front of received data; return the data if there are none, else b""."""
+        """Forward the plain requests at the front of received data; return b"", or the data if none is plain."""
         if self.partial_request:
             data, self.partial_request = self.partial_request + data, b""
         if self.try_forward(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)) or self.store_partial(data):
@@ -922,7 +923,7 @@ cdef class ClientForwarder(InputInterceptor):
         return data
 
     cdef bint try_forward(self, const uint8_t* data, size_t size) except -1:
-        """Forward the plain requests at the front of received data, if the connection has no other work; return whether any are."""
+        """Forward the plain requests at the front of received data if the connection is idle; return whether any were forwarded."""
         self.hop.has_partial = False
         return self.connection.is_idle and self.session.can_use_fast_path and self.forward_buffer(data, size)
 
@@ -935,17 +936,17 @@ cdef class ClientForwarder(InputInterceptor):
         connection, session = self.connection, self.session
         try:
             took = self.hop.forward_buffer(self, data, size, session.protocol)
-        except Exception as error:  # nothing was sent: the general path meets the exception again, and replies with the error
+        except Exception as error:  # nothing was sent; the general path raises it again, and replies with its error
             self.hop.server.report(error)
             return False
         if not took:
             return False
         session.last_command = self.hop.last_command
-        connection.hand_over(PyBytes_FromStringAndSize(<const char*>data + took, size - took) if took < size else b"")
+        connection.delegate_replies(PyBytes_FromStringAndSize(<const char*>data + took, size - took) if took < size else b"")
         return True
 
     def store_partial(self, bytes data):
-        """Store data if it is the start of a request; return whether it is."""
+        """Store data that is the start of a request; return whether it was stored."""
         if not self.hop.has_partial or PyBytes_GET_SIZE(data) > PARTIAL_BYTES_MAX:
             return False
         self.partial_request = data
@@ -958,7 +959,7 @@ cdef class ClientForwarder(InputInterceptor):
 
     @property
     def client_id(self):
-        """The number of this client."""
+        """The id of this client."""
         return self.session.id
 
     def resend(self, data, epochs):
@@ -970,10 +971,10 @@ cdef class ClientForwarder(InputInterceptor):
         return self.connection.error_reply(error)
 
     def end(self, replies):
-        """Send the last replies, and end the connection: the upstream did not answer a request that may have run."""
+        """Send the last replies, and close the client's connection: the upstream did not answer a request that may have run."""
         connection = self.connection
         try:
-            if not connection.take_back():
+            if not connection.end_delegation():
                 return
             self.session.close()
             if type(replies) is bytes:
@@ -981,9 +982,9 @@ cdef class ClientForwarder(InputInterceptor):
                 self.write(replies)
                 connection.close()
             else:
-                connection.send_in_steps(replies)
+                connection.send_stream(replies)
         except Exception as error:
-            connection.break_off(error)
+            connection.close_on_error(error)
 
     def fail(self, error):
         """Send an error reply for an exception."""
@@ -994,14 +995,14 @@ cdef class ClientForwarder(InputInterceptor):
         cdef Hop hop = self.hop
         connection, session = self.connection, self.session
         try:
-            if not connection.take_back():
+            if not connection.end_delegation():
                 return
             if epochs is not self.last_epochs:  # equal epochs were added with an earlier reply
                 session.seen.add(epochs)
                 self.last_epochs = epochs
             session.active_ms = hop.server.view.now_ms
             if type(reply) is not bytes:
-                connection.send_in_steps(reply)
+                connection.send_stream(reply)
                 return
             hop.output_bytes += len(reply)
             self.write(reply)
@@ -1010,4 +1011,4 @@ cdef class ClientForwarder(InputInterceptor):
             else:
                 connection.go_on()
         except Exception as error:
-            connection.break_off(error)
+            connection.close_on_error(error)

@@ -92,7 +92,7 @@ def test_half_a_reply_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch
 def test_a_connection_that_always_has_more_to_do_is_found_and_leaves_nothing_behind(subject: Subject) -> None:
     with pytest.MonkeyPatch.context() as patched, pytest.raises(FoundError, match="not idle"):
         patched.setattr(connection, "TURN_NS_MAX", 0)
-        patched.setattr(Connection, "_progress", lambda *ignored: True)
+        patched.setattr(Connection, "_advance", lambda *ignored: True)
         subject.run(b"\0\0PING\r\n")
     assert subject.run(b"\0\0PING\r\n") == b"+PONG\r\n"
 
@@ -120,7 +120,7 @@ def test_tasks_of_a_closed_subject_have_ended() -> None:
 
 
 def test_a_request_that_waits_for_ever_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "_go_on_soon", lambda *ignored: None)
+    monkeypatch.setattr(Connection, "_schedule_turn", lambda *ignored: None)
     monkeypatch.setattr(Dispatcher, "answer", lambda *ignored: Pending(1e9, lambda: None))
     with pytest.raises(FoundError, match="the replies to all requests"):
         subject.run(b"\0\0PING\r\n")

@@ -58,7 +58,7 @@ def test_a_push_waits_for_the_end_of_a_reply_in_steps(
     quiet.send(asked + PING)
     expected = quiet.read_until(PONG)
     pushes = 0
-    step = Connection._step
+    step = Connection._step_stream
 
     def stepping(connection: Connection, sliced: Any, out: list[bytes]) -> None:
         nonlocal pushes
@@ -66,7 +66,7 @@ def test_a_push_waits_for_the_end_of_a_reply_in_steps(
         connection.push(PUSH)
         step(connection, sliced, out)
 
-    monkeypatch.setattr(Connection, "_step", stepping)
+    monkeypatch.setattr(Connection, "_step_stream", stepping)
     peer.send(asked + PING)
     told = peer.read_until(PONG)
     assert pushes > 3

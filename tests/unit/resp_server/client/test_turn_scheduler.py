@@ -66,17 +66,17 @@ def test_a_round_is_long_once_it_has_lasted_or_while_somebody_waits(monkeypatch:
     async def run() -> None:
         waiting = TurnScheduler()
         monkeypatch.setattr(turn_scheduler, "ROUND_NS_MAX", 1 << 60)
-        assert [waiting.is_long, waiting.is_long] == [False, False]
+        assert [waiting.must_defer, waiting.must_defer] == [False, False]
         await rounds(1)
         monkeypatch.setattr(turn_scheduler, "ROUND_NS_MAX", 0)
-        assert [waiting.is_long, waiting.is_long] == [False, True]
+        assert [waiting.must_defer, waiting.must_defer] == [False, True]
         await rounds(1)
-        assert not waiting.is_long
+        assert not waiting.must_defer
         await rounds(1)
         waiting.defer(lambda: None)
-        assert waiting.is_long
+        assert waiting.must_defer
         await rounds(1)
-        assert not waiting.is_long
+        assert not waiting.must_defer
 
     asyncio.run(run())
 
