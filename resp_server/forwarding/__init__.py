@@ -1,4 +1,4 @@
-"""Replies that are passed on as bytes: where each ends, and how several are put together.
+"""Replies that are forwarded as undecoded bytes: they are split, merged, and passed on to clients.
 
-Used for the state servers behind a proxy and for a team's own Redis (`upstream`). No sockets here.
+Used for the state servers behind a proxy and for a team's own Redis (`upstream`). No sockets are opened here.
 """

@@ -1,4 +1,4 @@
-"""The requests with which a connection to a server begins; until they are answered, no client's request is sent."""
+"""The first requests over a connection to a server. No client's request is sent before they are accepted."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from resp_server.protocol.request_parser import Request
 
 
 class HandshakeError(Exception):
-    """A server refused the connection, or closed it before all was answered."""
+    """A server refused a request of the handshake, or closed the connection before it replied to all of them."""
 
 
 class Handshake:
     """Requests that a server has to accept.
 
-    optional: the names of commands that it may refuse. refusal: returns why the reply to a command, by its name, is not
-    acceptable; empty: it is.
+    optional: the names of commands that the server may refuse. refusal: a function of a command's name and its reply.
+    It returns why the reply is not acceptable, or an empty text.
     """
 
     def __init__(
@@ -51,6 +51,6 @@ class Handshake:
             self._accepted.set_result(None)
 
     def fail(self, reason: str) -> None:
-        """End the handshake."""
+        """End the handshake with a HandshakeError."""
         if not self._accepted.done():
             self._accepted.set_exception(HandshakeError(reason))

@@ -1,7 +1,8 @@
-"""What connections to servers have in common: the requests in flight, and the output of this turn of the event loop.
+"""The base of connections to servers: their requests in flight, and their output of this round of the event loop.
 
-Requests go out in one write at the end of a turn, and replies come in the order of the requests. A request is one of
-the general path, or a batch of the compiled hop, which takes more requests until the end of the turn.
+The requests of a round are sent in one write at its end. Replies arrive in the order of the requests. An entry in
+flight is a request of the general path, or a batch of the compiled hop. The hop adds requests to its open batch until
+the end of the round.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from resp_server.protocol.errors import internal_error
 
-# Requests that may wait at one connection (guess).
+# Requests without a reply at one connection (guess).
 REQUESTS_MAX = 100_000
-# Bytes of requests that may wait at one connection (guess).
+# Bytes of unsent requests at one connection (guess).
 WAITING_BYTES_MAX = 64 << 20
-# Bytes of an incomplete reply that are parsed again with the next ones (guess).
+# An incomplete reply up to this size is parsed again when more bytes arrive (guess).
 PARTIAL_BYTES_MAX = 32 << 10
 
 
 class Sent(Protocol):
-    """A request in flight, or several. remaining: the number of missing replies. is_batch: it is the hop's."""
+    """An entry in flight: one request or several. remaining: missing replies. is_batch: it is a batch of the hop."""
 
     @property
     def is_batch(self) -> bool: ...
@@ -47,21 +48,21 @@ class PipelinedConnection(Generic[InFlight]):
     def __init__(self) -> None:
         self.batch: Any = None
         self._in_flight: deque[InFlight] = deque()
-        self._awaited_replies = 0  # by all requests in flight
-        self._out: list[bytes] = []  # goes out with this turn's write
-        self._partial_reply = b""  # the start of a reply to the hop's batch
+        self._awaited_replies = 0  # to all requests in flight
+        self._out: list[bytes] = []  # sent at the end of the round
+        self._partial_reply = b""  # the start of a reply to a batch of the hop
 
     @property
     def _open_link(self) -> Link | None:
         """The socket, if requests may be sent over it."""
         raise NotImplementedError
 
-    def _at_end_of_turn(self, then: Callable[[], None]) -> None:
-        """Call back at the end of this turn of the event loop."""
+    def _at_end_of_round(self, then: Callable[[], None]) -> None:
+        """Call back at the end of this round of the event loop."""
         raise NotImplementedError
 
     def has_room(self, count: int) -> bool:
-        """Tell whether so many short requests may be sent."""
+        """Tell whether this number of short requests may be sent."""
         link = self._open_link
         return (
             link is not None
@@ -70,24 +71,24 @@ class PipelinedConnection(Generic[InFlight]):
         )
 
     def send(self, packed: bytes, in_flight: InFlight) -> None:
-        """Send with this turn's write. The connection has to be open."""
+        """Send an encoded request at the end of the round. The connection has to be open."""
         self._close_batch()
         if not self._out:
-            self._at_end_of_turn(self._flush)
+            self._at_end_of_round(self._flush)
         self._out.append(packed)
         self._in_flight.append(in_flight)
         self._awaited_replies += in_flight.remaining
 
     def begin_batch(self, batch: Any) -> None:
-        """Send the hop's batch with this turn's write, after the requests before. The connection has to be open."""
+        """Open a batch of the hop; it is sent at the end of the round, in order. The connection has to be open."""
         self._close_batch()
         if not self._out:
-            self._at_end_of_turn(self._flush)
+            self._at_end_of_round(self._flush)
         self._in_flight.append(batch)
         self.batch = batch
 
     def take_batch_replies(self, data: bytes, epochs: Any) -> bytes:
-        """Take the replies to the hop's batches off the front of received data; return the rest."""
+        """Pass the replies at the front of received data to the hop's batches; return the rest of the data."""
         if self._partial_reply:
             data, self._partial_reply = self._partial_reply + data, b""
         at, in_flight = 0, self._in_flight
@@ -99,7 +100,7 @@ class PipelinedConnection(Generic[InFlight]):
             before = batch.remaining
             at = batch.feed(data, at, epochs)
             if not in_flight or in_flight[0] is not batch:
-                break  # a reply's client ended this connection
+                break  # this connection was closed while a client handled its reply
             self._awaited_replies -= before - batch.remaining
             if batch.remaining:
                 break
@@ -112,7 +113,7 @@ class PipelinedConnection(Generic[InFlight]):
         return b""
 
     def _close_batch(self) -> None:
-        """Close the hop's open batch: no more requests join it."""
+        """Close the hop's open batch to further requests."""
         batch, self.batch = self.batch, None
         if batch is None:
             return
@@ -123,7 +124,7 @@ class PipelinedConnection(Generic[InFlight]):
         self._out.append(batch.close())
 
     def _clear(self) -> list[InFlight]:
-        """Return what is in flight, and forget it: the connection is lost."""
+        """Remove and return all entries in flight, after the connection was lost."""
         self._close_batch()
         in_flight = list(self._in_flight)
         self._in_flight.clear()

@@ -1,7 +1,7 @@
-"""Servers' replies as undecoded bytes: one text, or the chunks in which a long reply arrived, which are never joined.
+"""Servers' replies as undecoded bytes. A short reply is one bytes object, a long one the chunks in which it arrived.
 
-Copying a reply of 256 MB would block the event loop for a quarter of a second. So a long reply is split, merged with
-others and sent chunk by chunk, each step in a turn of its own.
+Copying a reply of 256 MB would block the event loop for a quarter of a second. So chunks are never joined. A long reply
+is split, merged and sent in steps, chunk by chunk, and other clients are served between the steps.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 
 from resp_server.protocol.replies import STEP_BYTES_MAX, Pending
 
-# Replies up to this size are joined into one text (guess: takes 0.2 ms).
+# Replies up to this size are joined into one bytes object (guess: takes 0.2 ms).
 JOINED_BYTES_MAX = 1 << 20
 
 Result = TypeVar("Result")
-# Work in steps of well below a millisecond each, and its result.
+# Work in steps of much less than a millisecond each; the generator returns the result.
 Steps = Generator[None, None, Result]
 
 
 class ReplyChunks:
-    """A long reply as a sequence of texts. Never an error: errors are short."""
+    """A long reply as a sequence of chunks, `texts`. Never an error: errors are short."""
 
     __slots__ = ("_size", "texts")
 
@@ -36,7 +36,7 @@ RawReply = bytes | ReplyChunks
 
 
 def raw_reply_of(parts: Sequence[RawReply]) -> RawReply:
-    """Join parts to one reply."""
+    """Return one reply of consecutive parts."""
     is_long = sum(map(len, parts)) > JOINED_BYTES_MAX
     if ReplyChunks in set(map(type, parts)):
         parts = list(chunks_of(parts))
@@ -44,7 +44,7 @@ def raw_reply_of(parts: Sequence[RawReply]) -> RawReply:
 
 
 def chunks_of(parts: Iterable[RawReply]) -> Iterator[bytes]:
-    """Iterate over the texts of replies."""
+    """Iterate over the chunks of replies."""
     for part in parts:
         if isinstance(part, ReplyChunks):
             yield from part.texts
@@ -53,7 +53,7 @@ def chunks_of(parts: Iterable[RawReply]) -> Iterator[bytes]:
 
 
 def as_bytes(reply: RawReply) -> bytes:
-    """Return a reply as one text. For replies that are long in theory only."""
+    """Return a reply as one bytes object. Only for replies that are not long in practice: long ones are copied."""
     return b"".join(reply.texts) if isinstance(reply, ReplyChunks) else reply
 
 
@@ -63,25 +63,25 @@ def is_error(reply: RawReply) -> bool:
 
 
 def split_header(reply: RawReply) -> tuple[bytes, list[bytes]]:
-    """Return the first line of a reply, and the texts after it."""
+    """Return the first line of a reply, and the chunks after it."""
     first, *others = reply.texts if isinstance(reply, ReplyChunks) else [reply]
     head, _, body = first.partition(b"\r\n")
     return head, [body, *others]
 
 
 def result_of(found: RawReply | Steps[RawReply]) -> Steps[RawReply]:
-    """Return a result; if it is computed in steps, run them."""
+    """Return a result, after its steps if it is computed in steps."""
     if isinstance(found, Generator):
         return (yield from found)
     return found
 
 
 class RawReplySender:
-    """Sends a raw reply in steps, as `SlicedEncoder` does with other replies. Frees each text once it is sent."""
+    """A `ReplyStream` of raw replies: sends them in steps, and frees each chunk after it is sent."""
 
     pins_epoch = False
     pending: Pending | None = None
-    has_started = True  # no error can occur any more
+    has_started = True  # the replies are complete, so no error can replace them
 
     def __init__(self, texts: Iterable[bytes], size: int) -> None:
         self.texts = iter(texts)
@@ -107,5 +107,5 @@ class RawReplySender:
         return b"".join(out)
 
     def close(self) -> None:
-        """Free the texts that were not sent."""
+        """Free the chunks that were not sent."""
         self.texts, self._text = iter(()), b""

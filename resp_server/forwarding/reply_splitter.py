@@ -1,6 +1,6 @@
 """Splits the bytes from a server into complete replies, without decoding them.
 
-A reply that arrives in pieces is stored in pieces. A long text is not parsed again until its end has arrived.
+A reply that arrives in chunks is stored in chunks. A long text is not parsed again before its end has arrived.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ MAP = b"%"
 LINES = b"+-,("
 LENGTHS = BULKS + ARRAYS + MAP
 NUMBER = ord(":")
-# The lines of nil, true and false.
+# The whole lines that encode nil, true and false.
 NAMED = (b"_", b"$-1", b"*-1", b"#t", b"#f")
 # A longer line is invalid (guess: the longest lines are errors, of a few hundred bytes).
 LINE_BYTES_MAX = 64 << 10
-# The digits of a 64-bit number with its sign; and of a length, more than any reply needs.
+# Characters of a 64-bit number with its sign, and digits of a length (more than any reply needs).
 NUMBER_DIGITS_MAX = 20
 LENGTH_DIGITS_MAX = 15
-# If more than this of a text is missing, its pieces are stored without parsing (guess: a few reads of a socket).
+# If more of a text is missing, its chunks are stored without parsing (guess: a few reads of a socket).
 TEXT_BYTES_MAX = 256 << 10
-# The replies that are put in order in one step (guess: 0.2 ms if each has one item).
-ANSWERS_AT_ONCE = 64
-# The bytes that are split into items in one step (guess: a millisecond if items are short).
+# Replies whose items are put in order in one step (guess: 0.2 ms if each has one item).
+REPLIES_AT_ONCE = 64
+# Bytes that are split into items in one step (guess: a millisecond if items are short).
 STEP_BYTES = 8 << 10
 
 
-# The type stub of hiredis accepts only requests of one word.
+# The type stub of hiredis wrongly accepts only requests of one word.
 _pack = cast(Callable[[tuple[Any, ...]], bytes], hiredis.pack_command)
 
 
@@ -46,26 +46,26 @@ def pack(request: Request) -> bytes:
 
 
 class FrameError(Exception):
-    """The received bytes are no reply, or the reply is too large."""
+    """The received bytes are not a valid reply, or the reply is too large."""
 
 
-class Frames:
-    """The replies of one connection.
+class ReplySplitter:
+    """Splits the bytes of one connection into replies.
 
-    keeps_pieces: a reply of more than a megabyte that arrived in parts is returned as these parts.
+    returns_chunks: a reply of more than `JOINED_BYTES_MAX` that arrived in chunks is returned as `ReplyChunks`.
     """
 
     def __init__(self, reply_bytes_max: int, *, returns_chunks: bool = False) -> None:
         self._bytes_max = reply_bytes_max
         self.returns_chunks = returns_chunks
-        self._done: list[bytes] = []  # the parsed bytes of an incomplete reply
+        self._done: list[bytes] = []  # the parsed bytes of the incomplete reply
         self._done_bytes = 0
         self._rest: list[bytes] = []  # its bytes that are not parsed yet
         self._rest_bytes = 0
-        self._needed_bytes = 0
-        self._missing = 1  # the missing items of this reply
+        self._needed_bytes = 0  # nothing is parsed before `_rest` has this size
+        self._missing = 1  # the items of the incomplete reply that are not parsed yet
         self._text_missing = 0  # the missing bytes of a long text, including its line end
-        self._text_end = b""
+        self._text_end = b""  # the last two bytes of that text so far
         # Set if the bytes after the replies that `feed` returned are invalid; further bytes are ignored.
         self.error: FrameError | None = None
 
@@ -76,15 +76,15 @@ class Frames:
 
     @property
     def partial_bytes(self) -> int:
-        """The minimum size of the incomplete reply."""
+        """The size that the incomplete reply will have at least."""
         return self._done_bytes + self._text_missing + max(self._rest_bytes, self._needed_bytes)
 
     def feed(self, data: bytes) -> list[RawReply]:
-        """Add bytes; return the replies that they complete. How the bytes are divided does not matter."""
+        """Add bytes; return the replies that they complete. The same bytes in other chunks give the same replies."""
         if self.error is not None:
             return []
         if self._text_missing:
-            return self._take_text(data)
+            return self._feed_text(data)
         if self._rest:
             self._rest.append(data)
             self._rest_bytes += len(data)
@@ -92,10 +92,10 @@ class Frames:
                 return []
             data = b"".join(self._rest)
             self._rest = []
-        return self._cut(data)
+        return self._split(data)
 
-    def _take_text(self, data: bytes) -> list[RawReply]:
-        """Add bytes of a long text, and of what follows it."""
+    def _feed_text(self, data: bytes) -> list[RawReply]:
+        """Add bytes of a long text, and the bytes after it."""
         some = data[: self._text_missing]
         self._text_missing -= len(some)
         self._text_end = (self._text_end + some)[-2:]
@@ -113,18 +113,18 @@ class Frames:
         self._missing -= 1
         if not self._missing:
             self._missing = 1
-            replies.append(self._take_done())
-        return replies + self._cut(data[len(some) :]) if len(some) < len(data) else replies
+            replies.append(self._pop_reply())
+        return replies + self._split(data[len(some) :]) if len(some) < len(data) else replies
 
-    def _take_done(self) -> RawReply:
-        """Return the complete reply, and clear it."""
+    def _pop_reply(self) -> RawReply:
+        """Remove and return the complete reply."""
         done, self._done, self._done_bytes = self._done, [], 0
         return raw_reply_of(done) if self.returns_chunks else b"".join(done)
 
     def _too_large(self) -> FrameError:
         return FrameError(f"a reply is larger than {self._bytes_max} bytes")
 
-    def _cut(self, data: bytes) -> list[RawReply]:
+    def _split(self, data: bytes) -> list[RawReply]:
         replies: list[RawReply] = []
         start = at = 0
         missing = self._missing
@@ -145,7 +145,7 @@ class Frames:
                 start, missing = at, 1
                 if self._done:
                     self._done.append(some)
-                    replies.append(self._take_done())
+                    replies.append(self._pop_reply())
                 else:
                     replies.append(some)
         self._missing = missing
@@ -167,14 +167,15 @@ class Frames:
 
 
 def _is_length(digits: bytes) -> bool:
-    """Tell whether digits are a length in canonical form, which all parsers read alike."""
+    """Tell whether digits are a length without leading zeros, so that all parsers read the same number."""
     return digits.isdigit() and len(digits) <= LENGTH_DIGITS_MAX and (digits[:1] != b"0" or digits == b"0")
 
 
 def _item(data: bytes, at: int) -> tuple[int, int]:
-    """Return the offset after an item's own bytes, and the number of items in it. Past the data: bytes are missing.
+    """Return the offset after an item's own bytes, and the number of items in it.
 
-    FrameError for bytes that a client could parse differently.
+    An offset after the end of the data means that bytes are missing. FrameError for bytes that a client could parse
+    differently.
     """
     end = data.find(b"\r\n", at)
     if end < 0:
@@ -214,14 +215,14 @@ def array_of(answer: RawReply) -> tuple[int, list[bytes]]:
 
 
 def items_of(answer: RawReply) -> Steps[Sequence[RawReply]]:
-    """Return the encoded items of an array."""
+    """Return the items of an array, still encoded."""
     count, texts = array_of(answer)
     size = sum(map(len, texts))
     if count == 1:
         items: list[RawReply] = [raw_reply_of(texts)]
     else:
-        items, frames = [], Frames(size + 1, returns_chunks=True)
-        for some in _cut_up(texts):
+        items, frames = [], ReplySplitter(size + 1, returns_chunks=True)
+        for some in _chunks_of_texts(texts):
             items += frames.feed(some)
             yield
     if len(items) != count:
@@ -229,19 +230,19 @@ def items_of(answer: RawReply) -> Steps[Sequence[RawReply]]:
     return items
 
 
-def _cut_up(texts: Sequence[bytes]) -> Iterator[bytes]:
+def _chunks_of_texts(texts: Sequence[bytes]) -> Iterator[bytes]:
     for text in texts:
         for at in range(0, len(text), STEP_BYTES):
             yield text[at : at + STEP_BYTES]
 
 
 def sum_of_replies(answers: Sequence[RawReply]) -> bytes:
-    """Return the encoded sum of integer replies; ValueError if one is no integer."""
+    """Return the encoded sum of integer replies; ValueError for a reply that is not an integer."""
     return b":%d\r\n" % sum(int(as_bytes(answer)[1:]) for answer in answers)
 
 
 def joined(answers: Sequence[RawReply]) -> RawReply:
-    """Return one array of the items of all arrays."""
+    """Return one array with the items of all arrays, one array after the other."""
     arrays = [array_of(answer) for answer in answers]
     return raw_reply_of(
         [b"*%d\r\n" % sum(count for count, _ in arrays), *(text for _, texts in arrays for text in texts)]
@@ -249,10 +250,10 @@ def joined(answers: Sequence[RawReply]) -> RawReply:
 
 
 def array_in_order(answers: Sequence[RawReply], places: Sequence[Sequence[int]]) -> Steps[RawReply]:
-    """Return one array of the items of all arrays. `places` has, for each array, the indexes of its items."""
+    """Return one array with the items of all arrays. places: for each array, the new indexes of its items."""
     items: list[RawReply] = [b""] * sum(map(len, places))
     for number, (answer, its_places) in enumerate(zip(answers, places, strict=True)):
-        if not number % ANSWERS_AT_ONCE:
+        if not number % REPLIES_AT_ONCE:
             yield
         for place, item in zip(its_places, (yield from items_of(answer)), strict=True):
             items[place] = item

@@ -1,7 +1,7 @@
-"""Stages between a server's replies and the sink of a client: each makes one reply of others.
+"""Stages between servers' replies and a client's sink. Each stage makes one reply of one or more replies.
 
-Replies arrive in the turn of another client, or of a timer. An exception raised there is passed on (`fail`) to the sink
-that waits, which alone turns it into an error reply.
+Servers' replies arrive outside of their client's turn. So an exception while a reply is handled is not raised to the
+caller. A stage passes it to its sink (`fail`), and the client's sink turns it into an error reply.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Arguments = ParamSpec("Arguments")
 Merge = Callable[[Sequence[RawReply]], "RawReply | Steps[RawReply]"]
 # Calls back in a later turn of the event loop.
 Defer = Callable[[Callable[[], None]], object]
-# Time for work in steps within one turn (guess: a fifth of a turn).
+# The time for steps before the rest is deferred (guess: a fifth of a turn).
 STEPS_NS_MAX = 1_000_000
 
 
-# Exceptions of parsing a reply that is complete but not of the expected form.
+# Exceptions raised by parsing a complete reply that does not have the expected form.
 MALFORMED_REPLY_ERRORS = (
     *(FrameError, hiredis.HiredisError, SparkisError, ReplyError),
     *(ValueError, TypeError, LookupError, AttributeError),
@@ -55,21 +55,21 @@ def malformed_reply(error: Exception) -> bytes:
 
 
 class ReplySink(Protocol):
-    """Receives replies. Nothing here raises: replies for other sinks come next."""
+    """Receives replies. Its methods do not raise: replies for other sinks come next."""
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        """Take the reply to the request with this index, and its epochs; none for a reply of the proxy."""
+        """Take the reply to the request with this index. epochs: the reply's; a reply of the proxy has none."""
 
     def fail(self, index: int, error: Exception) -> None:
         """Take an exception in place of the reply to the request with this index."""
 
     def seen_epochs(self, index: int) -> Epochs:
-        """Return the epochs that the request's client has seen: the reply must not be from earlier ones."""
+        """Return the epochs that the request's client has seen. Its reply must not be from earlier epochs."""
         return EMPTY_EPOCHS
 
 
 class ReplyStage(ReplySink):
-    """Makes one reply of others for its sink. The sink gets one reply or one exception, then nothing more."""
+    """Makes one reply of the replies that it receives. Its sink gets one reply or one exception, then nothing more."""
 
     def __init__(self, sink: ReplySink, index: int) -> None:
         self._sink, self._index = sink, index
@@ -92,7 +92,7 @@ class ReplyStage(ReplySink):
             self.fail(0, error)
 
     def run_steps(self, steps: Steps[Result], then: Callable[[Result], None], defer: Defer) -> None:
-        """Run steps for some time, the others in later turns; `then` takes their result."""
+        """Run steps for `STEPS_NS_MAX`, and defer the others; call `then` with the result."""
         ends_ns = perf_counter_ns() + STEPS_NS_MAX
         try:
             while perf_counter_ns() < ends_ns:
@@ -126,7 +126,7 @@ class ReplyStage(ReplySink):
 
 
 class ReplyAggregator(ReplyStage):
-    """Merges the replies of several servers. The first error among them is the reply, unless errors are merged, too."""
+    """Merges the replies of several servers. The first error among them is the reply, unless `takes_errors`."""
 
     def __init__(
         self, count: int, merge: Merge, sink: ReplySink, index: int, defer: Defer, *, takes_errors: bool = False

@@ -1,4 +1,4 @@
-"""The applications behind a proxy. With several, the application of a key is that of the key's job."""
+"""The applications behind a proxy. If there are several, a key belongs to the application that has the key's job."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ JOBS = pack((b"STATE", b"JOBS"))
 
 
 class Applications:
-    """All applications, in configured order; a SCAN cursor contains an application's position.
+    """All applications, in configured order; a SCAN cursor contains the position of an application.
 
-    only: the application if there is just one. on_key_formats: called with the key formats of jobs' states.
+    only: the application, if there is just one. on_key_formats: called with the key formats of each job's states.
     """
 
     def __init__(self, each: Sequence[StateCluster], *, needs_key_formats: bool = False) -> None:
         self.each = each
-        # One application needs them only to tell its keys from an upstream's.
+        # A single application needs key formats only to distinguish its keys from an upstream's.
         self._needs_key_formats = needs_key_formats or len(each) > 1
         self.on_key_formats: Callable[[Mapping[str, Mapping[str, str]]], None] = lambda formats: None
         self.only = each[0] if len(each) == 1 else None
         self._clashes: set[tuple[str, str, str]] = set()
-        self._retrying: set[tuple[str, str]] = set()  # retries after an error are scheduled
+        self._retrying: set[tuple[str, str]] = set()  # (application, address) with a scheduled retry
 
     def start(self) -> None:
         """Start the connections to all applications."""
@@ -42,7 +42,7 @@ class Applications:
             cluster.start()
 
     def follow_keys(self, is_on: bool) -> None:
-        """Set whether all servers report changed keys."""
+        """Have all servers report changed keys, or stop it."""
         for cluster in self.each:
             cluster.follow_keys(is_on)
 
@@ -57,7 +57,7 @@ class Applications:
         return all(cluster.keys.is_complete for cluster in self.each)
 
     def info_fields(self) -> Mapping[str, object]:
-        """Return the fields for INFO: one per server, with several applications prefixed with their numbers."""
+        """Return the fields for INFO; with several applications, each name begins with the application's number."""
         if self.only is not None:
             return self.only.info_fields()
         return {
@@ -67,7 +67,7 @@ class Applications:
         }
 
     def of(self, key: bytes) -> StateCluster:
-        """Return the application that has a key; LoadingError if this is not known yet, PlainError if several could."""
+        """Return a key's application; LoadingError if it is not known yet, PlainError if two applications match."""
         if self.only is not None:
             return self.only
         found = [(cluster, job) for cluster in self.each if (job := cluster.keys.job_of(key)) is not None]
@@ -79,7 +79,7 @@ class Applications:
         for cluster in self.each:
             if not cluster.keys.is_complete:
                 raise LoadingError(f"the jobs of {cluster.name} are not known yet; retry in a moment")
-        return self.each[0]  # no job has such keys, so any application can reply that the key does not exist
+        return self.each[0]  # no job has this key, so any application can reply that it does not exist
 
     def with_job(self, job: str) -> list[StateCluster]:
         """Return the applications that have a job of this name."""
@@ -94,7 +94,7 @@ class Applications:
         cluster.send(ServerRequest(JOBS, 0, 2, cluster.deadline_s(), sink, 0, address, is_long=True))
 
     def retry_key_formats(self, cluster: StateCluster, address: str) -> None:
-        """Request them again in a moment, after an error, if the server still belongs to the application."""
+        """After an error, request a server's key formats again soon, if it still belongs to the application."""
         row = (cluster.name, address)
 
         def retry() -> None:
@@ -113,7 +113,7 @@ class Applications:
 
 
 def clash(one: StateCluster, job: str, other: StateCluster, its_job: str) -> str:
-    """Return the error text for a key that two applications could have."""
+    """Return the error text for a key that two applications match."""
     if job == its_job:
         return f"job '{job}' is in {one.name} and in {other.name}: its keys are not served; rename one of the two jobs"
     return (
@@ -144,7 +144,7 @@ class JobKeysReplySink(BackgroundSink):
 
 
 def formats_in(reply: bytes) -> dict[str, dict[str, str]]:
-    """Return the key formats of each job in a reply to STATE JOBS, by state."""
+    """Return the key formats in a reply to STATE JOBS: by job, then by state."""
     reader = hiredis.Reader(encoding="utf-8")
     reader.feed(reply)
     rows = [dict(zip(row[::2], row[1::2], strict=True)) for row in reader.gets()]

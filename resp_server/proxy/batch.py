@@ -1,4 +1,4 @@
-"""The replies to a client's pipeline at a proxy: requested from several servers at once, sent in request order."""
+"""The replies to a client's pipeline at a proxy. They come from several servers, and are sent in request order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BATCH_BYTES_MAX = 256 << 20
 
 
 class BatchThenSteps:
-    """Sends the replies of a batch, and then a reply in steps."""
+    """A `ReplyStream` of the replies of a batch, and then of a sliced reply."""
 
     pins_epoch = True
 
@@ -59,7 +59,7 @@ class BatchThenSteps:
         return self._last.step() if self._batch.is_done else self._batch.step()
 
     def close(self) -> None:
-        """Release what the replies hold."""
+        """Release the memory and the epochs of the replies."""
         self._batch.close()
         self._last.close()
 
@@ -67,8 +67,8 @@ class BatchThenSteps:
 class ReplyBatch(Pending, ReplySink):
     """The replies to requests that arrived together, in request order.
 
-    Requests go to several servers at once. If a reply is from an earlier epoch than one before it, its request is sent
-    again, until the deadline.
+    The requests are sent to several servers at once. If a reply is from an earlier epoch than a reply before it, its
+    request is sent again, until the deadline.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class ReplyBatch(Pending, ReplySink):
         self.missing = 0
 
     def add(self, reply: bytes) -> None:
-        """Add a finished reply."""
+        """Add a complete reply."""
         self._replies.append(reply)
 
     def send(
         self, cluster: StateCluster, packed: bytes, slot: int, is_silent: bool = False, master: str | None = None
     ) -> None:
-        """Send a request to the owner of a slot, or to a master's shard, and add its reply."""
+        """Send a request to the owner of a slot, or to a master's shard, and add its pending reply."""
         deadline_s = self._deadline_s
         index = self.expect(is_silent)
         request = ServerRequest(packed, slot, self._session.protocol, deadline_s, self, index, None, master)
@@ -108,7 +108,7 @@ class ReplyBatch(Pending, ReplySink):
         cluster.send(request)
 
     def expect(self, is_silent: bool = False) -> int:
-        """Add a pending reply; return its index. A silent reply is waited for, but not sent to the client."""
+        """Add a pending reply; return its index. The batch waits for a silent reply, but does not send it."""
         self.missing += 1
         self._replies.append(None)
         if is_silent:
@@ -116,11 +116,11 @@ class ReplyBatch(Pending, ReplySink):
         return len(self._replies) - 1
 
     def block(self) -> None:
-        """Wait for the only reply of the batch, that of a blocking command, without a time limit."""
+        """Wait without a time limit: the batch's only reply is that of a blocking command."""
         self.is_blocking, self.seconds_max = True, math.inf
 
     def before_last_reply(self, then: Callable[[], None]) -> None:
-        """Call back once all replies before the last one have arrived. Call only while some of them are missing."""
+        """Call back when all replies but the last one have arrived. At the call, one of them has to be missing."""
         self._then = then
 
     def set_retry(self, index: int, send: Callable[[], object]) -> None:
@@ -137,7 +137,7 @@ class ReplyBatch(Pending, ReplySink):
         """Store a reply that has arrived."""
         try:
             self._put(index, reply, epochs)
-        except Exception as error:  # it fails all missing replies
+        except Exception as error:  # it becomes the reply to all requests without one
             line = self._error_reply(error)
             self._replies = [line if each is None else each for each in self._replies]
             self.missing, self._then = 0, None
@@ -145,7 +145,7 @@ class ReplyBatch(Pending, ReplySink):
                 self.resolve(self.joined)
 
     def fail(self, index: int, error: Exception) -> None:
-        """Store an exception as an error reply. An `UnansweredError` ends the connection, after the replies before."""
+        """Store an exception as an error reply. After an `UnansweredError`, only the replies before it are sent."""
         if isinstance(error, UnansweredError):
             self._ends_at = index if self._ends_at is None else min(index, self._ends_at)
             self.put(index, b"")
@@ -153,7 +153,7 @@ class ReplyBatch(Pending, ReplySink):
             self.put(index, self._error_reply(error))
 
     def refuse(self, index: int, error: Exception) -> None:
-        """Set the error reply of the current request; `index` is that of the last reply, or of the next one."""
+        """Set the error reply to the current request. index: that of the last reply, or of the next one to be added."""
         if index == len(self._replies):
             self.add(b"")
         else:
@@ -178,7 +178,7 @@ class ReplyBatch(Pending, ReplySink):
             self.resolve(self.joined)
 
     def _resend_behind(self) -> bool:
-        """Send requests again whose replies are from an earlier epoch than one before; return whether any are sent."""
+        """Resend the requests whose replies are from an earlier epoch than a reply before; return whether any were."""
         seen = self._session.seen
         for epochs in self._epochs.values():
             seen.add(epochs)
@@ -201,11 +201,11 @@ class ReplyBatch(Pending, ReplySink):
         return bool(late)
 
     def seal(self) -> None:
-        """Declare the batch complete: no more replies are added."""
+        """Close the batch to further replies."""
         self._is_sealed = True
 
     def end_with(self, last: SlicedEncoder) -> None:
-        """Complete the batch with a reply in steps, which begin when all other replies have arrived."""
+        """Close the batch, with a sliced reply after all others; its steps begin when the others have arrived."""
         self._last = last
         self.seal()
 
@@ -237,7 +237,7 @@ class ReplyBatch(Pending, ReplySink):
 
 
 class BatchHopSink:
-    """A batch's reply that comes through the compiled hop. send_by_slots: sends the request by the general path."""
+    """Receives one reply of a batch from the compiled hop. send_by_slots: sends the request by the general path."""
 
     def __init__(self, batch: ReplyBatch, index: int, send_by_slots: Callable[[], None]) -> None:
         self._batch, self._index = batch, index
@@ -249,7 +249,7 @@ class BatchHopSink:
         return self._batch.seen_epochs(self._index)
 
     def deliver(self, reply: bytes | RawReplySender, epochs: ReplyEpochs) -> None:
-        """Store the reply, of at most a megabyte from each server."""
+        """Store the reply, which has at most a megabyte of each server."""
         self._batch.put(self._index, reply if isinstance(reply, bytes) else ReplyChunks(list(reply.texts)), epochs)
 
     def resend(self, data: bytes, epochs: ReplyEpochs) -> None:

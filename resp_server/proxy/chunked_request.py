@@ -1,6 +1,6 @@
-"""A request of many words: sent in portions, one after another, whose replies are merged.
+"""Long requests at a proxy. A request with many keys is sent in portions, one after another; their replies are merged.
 
-A long request about a single key is encoded in steps, and sent unsplit.
+A long request about a single key is encoded in steps, and sent whole.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from resp_server.protocol.replies import Pending, encode, encode_header
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
 from resp_server.proxy.batch import ReplyBatch
 
-# The size of a request that is not split (guess: encoding it takes a few milliseconds).
+# The longest request that is sent whole (guess: encoding it takes a few milliseconds).
 PACKED_BYTES_MAX = 32 << 20
 
-# Sends one portion, and returns the batch that gets its reply; it may raise.
+# Sends one portion, and returns the batch that gets its reply. The function may raise.
 SendPortion = Callable[[Request], ReplyBatch]
 
 
 def pack_in_steps(request: LongRequest) -> Steps[bytes]:
-    """Encode a request of many words in steps. Encoded words are cleared in the request, except the first portion."""
+    """Encode a long request in steps. To free memory, its words are cleared, except those of the first portion."""
     texts = [b"*%d\r\n" % len(request)]
     size = 0
     for at in range(0, len(request), PORTION_WORDS):

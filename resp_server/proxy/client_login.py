@@ -9,14 +9,14 @@ from resp_server.upstream.logins import Login
 
 
 class LoginRequest(NamedTuple):
-    """A request that logs in. rest: the HELLO without its login, to be answered afterwards; None: it was an AUTH."""
+    """The login of an AUTH or a HELLO. rest: the HELLO without its login, which is answered afterwards; None: AUTH."""
 
     login: Login
     rest: Request | None = None
 
 
 def login_in(request: Request) -> LoginRequest | None:
-    """Return the login in a request; None: it has none, or has a syntax error, which is replied as at any server."""
+    """Return the login in a request; None if it has none or has a syntax error, which the dispatcher replies to."""
     name, words = request[0].lower(), len(request)
     if name == b"auth" and words in (2, 3):
         return LoginRequest(Login(request[1] if words == 3 else b"", request[-1]))

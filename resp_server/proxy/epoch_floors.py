@@ -1,10 +1,8 @@
-"""The epochs that a server must have reached before a proxy sends it a request, so that no client sees epochs go back.
-
-Pure.
+"""The epochs that a server must have reached before a proxy sends it a request. So no client sees epochs go back. Pure.
 
 A server announces the epochs that its replies are from (STATE FOLLOW). When another server takes over a slot, the
-epochs that the server before had announced become the slot's *floor*: a server below the floor gets no request. The
-epochs that a client has seen are a floor for that client in the same way.
+epochs that the old server has announced become the slot's *floor*. A server that has not reached the floor gets no
+requests for the slot. In the same way, the epochs that a client has seen are a floor for the client's requests.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ def has_reached(epochs: Epochs, floor: Epochs, removed: Collection[str] = ()) ->
 
 
 def is_behind(epochs: Epochs, seen: Epochs) -> bool:
-    """Tell whether these epochs are earlier than the seen ones in some job; a job without an epoch does not count."""
+    """Tell whether one job's epoch is earlier than its seen epoch; a job that is not in `epochs` does not count."""
     return any(epochs.get(job, reached) < reached for job, reached in seen.items())
 
 
 def indexes_behind(replies: Sequence[ReplyEpochs]) -> list[int]:
-    """Return the indexes of the replies that are from earlier epochs than a reply before them."""
+    """Return the indexes of the replies that are from an earlier epoch than a reply before them."""
     found = []
     newest: Epochs = EMPTY_EPOCHS
     for number, epochs in enumerate(replies):
@@ -39,7 +37,7 @@ def indexes_behind(replies: Sequence[ReplyEpochs]) -> list[int]:
 
 
 class EpochFloors:
-    """The floor of each slot. Slots with the same history share one."""
+    """The floor of each slot. Slots with the same history share one object."""
 
     def __init__(self) -> None:
         self.by_slot: list[Epochs] = [EMPTY_EPOCHS] * SLOTS
@@ -47,13 +45,13 @@ class EpochFloors:
 
     @property
     def ends(self) -> Sequence[int]:
-        """The ends of runs of slots that share a floor, each the slot after the run."""
+        """The end of each run of slots that share a floor: the slot after the run."""
         if self._ends is None:
             self._ends = ends_of_runs(self.by_slot)
         return self._ends
 
     def raise_to(self, slots: Iterable[int], epochs: Epochs) -> None:
-        """Raise the floors of slots whose server changes to the epochs of the server before."""
+        """Raise the floors of slots whose server changes. epochs: those that the old server has announced."""
         self._ends = None
         # (old floor, new floor) by the id of the old floor, which the tuple references so that the id stays unique.
         made: dict[int, tuple[Epochs, Epochs]] = {}

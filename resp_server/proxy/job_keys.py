@@ -10,47 +10,47 @@ from state_backend.model.descriptor import KeyFormat
 
 
 class JobKeys:
-    """The jobs of one application: a job's name as soon as a server announces it, its key formats a moment later.
+    """The jobs of one application. A job's name is known as soon as a server announces it, its key formats soon after.
 
-    A job has the keys `job:...`, and those of its states' key formats.
+    A job has the keys `job:...`, and the keys of its states' key formats.
     """
 
     def __init__(self) -> None:
-        self._writers: dict[str, int] = {}  # each job's term
+        self._terms: dict[str, int] = {}  # by job
         self._formats: dict[str, Sequence[KeyFormat]] = {}
-        self._format_terms: dict[str, int] = {}  # the term of each job's formats
+        self._format_terms: dict[str, int] = {}  # the term at which each job's formats were reported
         self._pattern: re.Pattern[bytes] | None = None
         self._pattern_jobs: list[str] = []
         self.has_formats = False
 
     @property
     def names(self) -> Sequence[str]:
-        """The jobs."""
-        return list(self._writers)
+        """The names of all jobs."""
+        return list(self._terms)
 
     @property
     def is_complete(self) -> bool:
         """Tell whether the key formats of all jobs are known."""
-        return self.has_formats and self._writers.items() <= self._format_terms.items()
+        return self.has_formats and self._terms.items() <= self._format_terms.items()
 
     def epoch_reported(self, job: str, reached: JobEpoch) -> bool:
-        """Handle a server's announcement of a job's epoch; tell whether its key formats have to be requested."""
-        if reached == REMOVED or reached[0] <= self._writers.get(job, -1):
+        """Handle a server's report of a job's epoch; return whether the job's key formats have to be requested."""
+        if reached == REMOVED or reached[0] <= self._terms.get(job, -1):
             return False
-        self._writers[job] = reached[0]
+        self._terms[job] = reached[0]
         return True
 
     def set_formats(self, formats: Mapping[str, Sequence[str]]) -> None:
-        """Take the key formats of one server's jobs."""
+        """Set the key formats of one server's jobs."""
         self.has_formats = True
         for job, texts in formats.items():
             self._formats[job] = [KeyFormat.parse(text) for text in texts]
-            self._format_terms[job] = self._writers.setdefault(job, 0)
+            self._format_terms[job] = self._terms.setdefault(job, 0)
         self._compile()
 
     def remove(self, job: str) -> None:
         """Remove a job."""
-        for by_job in (self._writers, self._formats, self._format_terms):
+        for by_job in (self._terms, self._formats, self._format_terms):
             by_job.pop(job, None)
         self._compile()
 
@@ -62,10 +62,10 @@ class JobKeys:
         self._pattern_jobs = [job for _, job in rows]
 
     def job_of(self, key: bytes) -> str | None:
-        """Return the job of this application that a key belongs to, None if there is none."""
+        """Return the job of this application that a key belongs to, or None."""
         head, colon, _ = key.partition(b":")
         name = head.decode("utf-8", "replace")
-        if colon and name in self._writers:
+        if colon and name in self._terms:
             return name
         match = self._pattern.match(key) if self._pattern is not None else None
         return self._pattern_jobs[match.lastindex - 1] if match and match.lastindex else None

@@ -1,7 +1,7 @@
 """Merges several servers' replies about their jobs into one. Pure.
 
-Counts of keys are summed. While slots move, two servers may own the same slots. Then the second server's count is
-reduced by the share of these slots.
+Counts of keys are added up. While slots move, two servers may own the same slots. The second server's count is then
+multiplied by the share of its slots that the first server does not own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def rows_in(reply: bytes) -> list[Row]:
 
 
 def shares_of(slots_of_servers: Iterable[KeyGroups]) -> list[float]:
-    """Return the share of each server's keys that is counted: the share of its slots that no server before it owns."""
+    """Return, for each server, the share of its slots that no server before it owns. Its keys count by this share."""
     counted, shares = NONE, []
     for slots in slots_of_servers:
         shares.append(len(slots - counted) / len(slots) if slots else 0.0)
@@ -33,7 +33,7 @@ def shares_of(slots_of_servers: Iterable[KeyGroups]) -> list[float]:
 
 
 def merged_jobs(answers: Sequence[Sequence[Row]]) -> list[Row]:
-    """Merge the rows of STATE JOBS: the oldest applied epoch and the newest committed epoch of each job."""
+    """Merge the rows of STATE JOBS. A job has the oldest applied and the newest committed epoch of its rows."""
     merged = []
     for rows in _by("name", answers):
         newest = max(rows, key=lambda row: int(row["committed"]))
@@ -47,7 +47,7 @@ def merged_jobs(answers: Sequence[Sequence[Row]]) -> list[Row]:
 
 
 def merged_lags(answers: Sequence[Sequence[Row]]) -> list[Row]:
-    """Merge the rows of STATE LAG: the largest lag of each job."""
+    """Merge the rows of STATE LAG. A job has the largest lag of its rows."""
     return [rows[0] | _progress(rows) for rows in _by("job", answers)]
 
 
@@ -128,7 +128,7 @@ def _sum(rows: Sequence[Row], name: str, shares: Sequence[float]) -> int | None:
 
 
 def plain(rows: Sequence[Row]) -> list[dict[bytes, Any]]:
-    """Return rows as values that can be encoded."""
+    """Return rows with texts as bytes, which can be encoded as a reply."""
     return [{name.encode(): _plain(value) for name, value in row.items()} for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""Queries about jobs to all shards: STATE JOBS, LIST and LAG, and the sections of INFO about keys and jobs."""
+"""Queries about jobs, to all shards: STATE JOBS, LIST and LAG, and the sections of INFO about keys and jobs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ServerReplies(NamedTuple):
 
 
 class JobQuery(ReplyStage):
-    """Sends the same requests to the active server of each shard. finish: makes one reply of all replies."""
+    """Sends the same requests to the active server of each shard. finish: merges all replies into one."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class JobQueries:
         self._rows(LAG, merged_lags)
 
     def states(self, request: Request) -> None:
-        """Query STATE LIST. If a server does not reply, the result is an error, as its keys would be missing."""
+        """Query STATE LIST. If a server does not reply, the result is an error, because its keys are not counted."""
         job = bytes(request[2]).decode("utf-8", "surrogateescape")
 
         def finish(servers: Sequence[ServerReplies]) -> bytes:
@@ -154,7 +154,7 @@ class JobQueries:
 
 
 def server_sections(names: Sequence[bytes]) -> set[str]:
-    """Return the requested INFO sections that servers render."""
+    """Return the requested INFO sections that state servers render."""
     sections = {name.decode("utf-8", "replace").lower() for name in names}
     return SERVER_SECTIONS & sections if sections and not sections & SECTION_GROUPS else set(SERVER_SECTIONS)
 
@@ -164,7 +164,7 @@ def _slots_of(rows: Sequence[Row], job: str) -> KeyGroups:
 
 
 def _slots_of_first(rows: Sequence[Row]) -> KeyGroups:
-    """Return the slots that a server owns of its first job; nearly always it owns the same slots of all jobs."""
+    """Return the slots that a server owns of its first job. Nearly always it owns the same slots of its other jobs."""
     return KeyGroups.parse(rows[0]["slots"]) if rows else NONE
 
 

@@ -1,7 +1,8 @@
-"""Queries about the keys of several servers: DBSIZE, KEYS and RANDOMKEY of all of them, SCAN of the cursor's server.
+"""Queries about all keys: DBSIZE, KEYS and RANDOMKEY are sent to all shards, SCAN to the shard of its cursor's slot.
 
-A reply counts only if each server has the proxy's version of the topology before and after it. Otherwise keys of a
-moving slot could be counted twice, or not at all. Until the servers agree, the query is sent again, up to its deadline.
+A reply is used only if its server had the proxy's topology version before and after the query. Otherwise keys of a
+moving slot could be counted twice, or not at all. The query is sent again until the servers have the same version, or
+until its deadline.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs, union_of
 from state_backend.model.slots import HASH_BITS, SLOTS
 
 TOPOLOGY = pack((b"CLUSTER", b"INFO"))
-# The query, between two requests for the server's topology version.
+# A request for the server's topology version, the query, and the request for the version again.
 REQUESTS_PER_SHARD = 3
 
 
 class QueriedShard(NamedTuple):
-    """A shard that is queried, by its master."""
+    """A shard that is queried. version: of the topology; slots: the number of its slots."""
 
     cluster: StateCluster
     master: str
@@ -57,7 +58,7 @@ class KeyspaceQuery(ReplyStage):
         self._is_scan = self._name == "scan"
         first = applications.each[0]
         self._deadline_s = first.deadline_s(not self._is_scan)
-        # Servers that do not agree within a short request's deadline will not agree soon.
+        # Servers that have different versions for as long as a short request's deadline will not agree soon.
         self._agree_s = first.deadline_s()
         if self._is_scan:
             self._number, self._cursor = self._split_cursor(bytes(request[1]))
@@ -108,7 +109,7 @@ class KeyspaceQuery(ReplyStage):
                 cluster.send(sent)
 
     def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
-        """Store one reply; evaluate them after the last one."""
+        """Store one reply; after the last one, check the versions and merge the replies."""
         self._replies[index] = reply
         self._epochs = union_of(self._epochs, epochs)
         self._missing -= 1

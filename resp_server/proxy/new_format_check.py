@@ -1,7 +1,8 @@
-"""Searches the upstream for keys of new key formats: if it has some, their job must be confirmed.
+"""Searches the upstream for keys of new key formats. If it has such keys, a user must confirm the job.
 
-A search reads a bounded number of keys by SCAN. SCAN's order is that of hashes, so the keys read are a random sample:
-of a format with a hundred keys among ten million, a million read keys contain one with a probability above 99.99 %.
+A search reads a limited number of keys by SCAN, which returns keys in the order of their hashes. So they are a random
+sample. If a format has a hundred keys among ten million, a sample of a million contains one of them with a probability
+above 99.99 %.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from state_backend.model.descriptor import KeyFormat
 
 logger = logging.getLogger("sparkis.proxy")
 
-# A step of SCAN holds the upstream for about a millisecond (guess), and a search reads a million keys of each node.
+# One SCAN occupies the upstream for about a millisecond (guess). A search reads at most a million keys of each node.
 COUNT = 1000
 STEPS_MAX = 1000
-# After an error of the upstream.
+# The pause after an error of the upstream.
 RETRY_S = 1.0
 
 
@@ -42,7 +43,7 @@ class NodeSender(Protocol):
 
 
 class NewFormatChecks:
-    """Checks new formats one after the other, and settles them. Runs on the event loop's thread."""
+    """Checks new formats one after the other, and reports the keys to `Ownership`. Runs on the event loop's thread."""
 
     def __init__(self, ownership: Ownership, nodes: NodeSender, defer: Defer) -> None:
         self._ownership, self._nodes, self._defer = ownership, nodes, defer
@@ -68,15 +69,17 @@ class NewFormatChecks:
             _Search(self, self._queue[0], self._nodes, self._ownership, self._defer).send()
 
     def found(self, keys: Sequence[bytes]) -> None:
-        """Settle the first format."""
+        """End the check of the first format with the keys that the upstream has, and begin the next one."""
         if self._queue:  # not stopped
             self._ownership.settle(self._queue.popleft(), keys)
             self._begin()
 
     def failed(self, reason: str) -> None:
-        """Check the first format again in a moment; its keys stay the upstream's meanwhile."""
+        """Check the first format again after a pause. Its keys stay the upstream's meanwhile."""
         if self._queue:
-            logger.info("whether the upstream has keys %s is not known yet: %s", self._queue[0].text, reason)
+            logger.info(
+                "the search of the upstream for keys %s failed, and is repeated: %s", self._queue[0].text, reason
+            )
             self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._begin)
 
 

@@ -85,7 +85,7 @@ def _each_name(names: Mapping[SubscriptionKind, Iterable[bytes]]) -> Changes:
 
 
 class RelayConnection(asyncio.Protocol):
-    """A connection to a server that is subscribed for clients."""
+    """A connection to a server that subscribes to channels and patterns of the proxy's clients."""
 
     def __init__(self, relay: PubsubRelay, cluster: StateCluster, address: str) -> None:
         self.address = address
@@ -105,7 +105,7 @@ class RelayConnection(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._connecting: asyncio.Task[None] | None = None
         self._not_before_s = 0.0
-        # Since the last data; a count, because the clock also advances while this process is stopped.
+        # Checks since data was received. A count, because the clock also advances while this process is stopped.
         self._silent_checks = 0
         self._paused_steps = 0
         self._delivery: Iterator[None] | None = None  # delivers the data that was received, in steps
@@ -132,7 +132,7 @@ class RelayConnection(asyncio.Protocol):
         return _each_name({kind: list(names) for kind, names in self.desired.items()})
 
     def sync(self, events: str) -> None:
-        """Send the changes made by `set_desired`; connect if there is no connection."""
+        """Send the changes made by `set_desired`; connect if the connection is not open."""
         if self._transport is None:
             self.pings = max(self.pings, self.pongs + 1)
             if self._connecting is None and self._loop.time() >= self._not_before_s:
@@ -190,11 +190,11 @@ class RelayConnection(asyncio.Protocol):
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nothing is desired any more."""
+        """Tell whether no channel and no pattern is desired any more."""
         return not any(self.desired.values())
 
     def check(self, events: str) -> None:
-        """Connect if there is no connection. Ping a silent server; close the connection if it stays silent."""
+        """Connect if the connection is not open. Ping a silent server; close the connection if it stays silent."""
         timeout_s = self.cluster.timeout_s
         if self._transport is None:
             self.sync(events)
@@ -214,7 +214,7 @@ class RelayConnection(asyncio.Protocol):
             self._transport.write(PING)
 
     def close(self) -> None:
-        """Close the connection, which no client needs."""
+        """Close the connection, because no client needs it any more."""
         if self._connecting is not None:
             self._connecting.cancel()
         transport, self._transport = self._transport, None
@@ -230,7 +230,7 @@ class RelayConnection(asyncio.Protocol):
             self._step(self._delivery, batch, {})
 
     def _step(self, steps: Iterator[None], batch: MessageBatch, recipients: dict[Session, None]) -> None:
-        """Deliver some messages now and the others in later turns. Until then the socket is not read."""
+        """Deliver some messages now and the others in later rounds. Until then the socket is not read."""
         transport, server = self._transport, self._relay.server
         if transport is None or steps is not self._delivery:
             return  # the connection was lost
@@ -287,7 +287,7 @@ class RelayConnection(asyncio.Protocol):
                 self._refused.append(channel)
 
     def _on_refusal(self, reason: str) -> None:
-        """Subscribe again at the next check: most likely a slot has moved."""
+        """Subscribe again at the next check, because most likely a slot has moved."""
         logger.warning("%s refused a subscription: %s", self.address, reason)
         self._subscribed[SubscriptionKind.SHARD].clear()
         self._refused = list(self.desired[SubscriptionKind.SHARD])
@@ -295,7 +295,7 @@ class RelayConnection(asyncio.Protocol):
             self.cluster.refresh(self.address)
 
     def _wait_for(self, recipients: list[Session]) -> None:
-        """Pause reading while clients do not take their messages, for `SLOW_CLIENT_WAIT_S` at most."""
+        """Pause reading while clients do not read their messages, for at most `SLOW_CLIENT_WAIT_S`."""
         if self._transport is None:
             return
         if self._relay.slow(recipients) and self._paused_steps * SLOW_CLIENT_POLL_S < SLOW_CLIENT_WAIT_S:
@@ -367,7 +367,7 @@ class PubsubRelay:
 
     @property
     def home(self) -> str | None:
-        """The server over which messages between clients go; None if there is none."""
+        """The server that relays messages between clients; None if there is none."""
         answering = self._active_servers(0)
         if self._home not in answering:
             self._home = answering[0] if answering else None
@@ -383,7 +383,7 @@ class PubsubRelay:
         self.sync_soon()
 
     def enqueue(self, entry: Changes | Callable[[], None]) -> None:
-        """Assign names again; or call back once servers have been sent all subscriptions of now."""
+        """Enqueue names to assign again, or a function to call after all subscriptions so far were sent to servers."""
         self._enqueue_changed()
         self._queue.append(entry)
         self.sync_soon()
@@ -400,7 +400,7 @@ class PubsubRelay:
             asyncio.get_running_loop().call_soon(self.sync)
 
     def sync(self) -> None:
-        """Subscribe at servers to what clients are subscribed to: a bounded number of changes, the others later."""
+        """Subscribe at servers to clients' channels and patterns: a limited number of changes now, the others later."""
         self._is_sync_due = False
         if self._is_stopped:
             return
@@ -433,7 +433,7 @@ class PubsubRelay:
                 del self._connections[target]
         for connection in closed:
             connection.close()
-        # A callback that waits for a closed connection waits for those in place of it.
+        # A callback that waits for a closed connection now waits for the connections that replace it.
         waiting, self._waiting = self._waiting, []
         for missing, then in waiting:
             if closed & missing.keys():
@@ -442,7 +442,7 @@ class PubsubRelay:
                 self._waiting.append((missing, then))
 
     def _layout(self) -> object:
-        """Return what subscriptions depend on besides clients: the notification settings and the active servers."""
+        """Return the notification settings and the active servers, on which subscriptions depend."""
         events = self.server.config.notify_events
         return events, [
             (each.slots.version, self._active_servers(at)) for at, each in enumerate(self._applications.each)
@@ -453,7 +453,7 @@ class PubsubRelay:
         return self._hub.is_empty and not self._hub.names(SubscriptionKind.SHARD)
 
     def _assign_some(self) -> list[Callable[[], None]]:
-        """Assign names for a bounded time; return the callbacks between them."""
+        """Assign names for a limited time; return the callbacks that were queued between them."""
         everywhere = [
             (number, each) for number in range(len(self._applications.each)) for each in self._active_servers(number)
         ]
@@ -550,7 +550,7 @@ class PubsubRelay:
         channel: bytes,
         text: bytes,
     ) -> Iterator[None]:
-        """Deliver a message to the clients subscribed to its channel or pattern, one client a step."""
+        """Deliver a message to the subscribers of its channel or pattern, one client in each step."""
         is_of_keys = kind is not SubscriptionKind.SHARD and channel.startswith((KEYSPACE, KEYEVENT))
         is_from_home = connection.address == self._home and connection.cluster is self._applications.each[0]
         if channel.startswith(OWN_CHANNELS) or not (is_of_keys or is_from_home or kind is SubscriptionKind.SHARD):
@@ -561,7 +561,7 @@ class PubsubRelay:
         frames: dict[int, bytes] = {}
         for session in self._hub.sessions(kind, name):
             if not session.is_subscribed(kind, name):
-                continue  # it has unsubscribed
+                continue  # the client has unsubscribed
             if is_of_keys and not (session.user.is_unrestricted or session.user.can_read(key)):
                 continue
             if session.protocol not in frames:
@@ -570,7 +570,7 @@ class PubsubRelay:
             yield
 
     def slow(self, recipients: Sequence[Session]) -> set[Session]:
-        """Return the clients to wait for: their output exceeds `output_pause_bytes`, and the wait is not over yet."""
+        """Return the clients to wait for: their output exceeds `output_pause_bytes`, and their time is not over yet."""
         pause_bytes = self.server.config.output_pause_bytes
         full = {each for each in recipients if self.server.clients.output_bytes(each.id) > pause_bytes}
         self._slow_clients -= set(recipients) - full
@@ -581,7 +581,7 @@ class PubsubRelay:
         self._slow_clients |= self.slow(recipients)
 
     def when_synced(self, then: Callable[[], None]) -> None:
-        """Call back once servers have confirmed all subscriptions of now."""
+        """Call back after the servers have confirmed all subscriptions so far."""
         self.enqueue(partial(self._wait, then))
 
     def _wait(self, then: Callable[[], None]) -> None:
@@ -637,7 +637,7 @@ class PublishReplySink(BackgroundSink):
 
 
 class ProxyMessageBus(MessageBus):
-    """Publishes over the proxy's home, which also sends the message back for the proxy's own clients."""
+    """Publishes at the proxy's home server, which also sends the message back for the proxy's own clients."""
 
     def __init__(self, server: ServerContext, applications: Applications, relay: PubsubRelay) -> None:
         super().__init__(server, server.message_bus.hub)

@@ -1,8 +1,8 @@
-"""The choice of a shard's active server: the master, or a replica in its place. Pure.
+"""The choice of a shard's active server: the master, or one of its replicas. Pure.
 
-One server at a time answers for a shard, so that its epochs do not go back and forth. A replica is active while the
-master is unreachable, or lags another server of the shard for too long; the master is active again once it has caught
-up.
+Only the active server answers for a shard, so that the epochs of its replies do not go back and forth. A replica
+becomes active when the master is unreachable, or is behind another server of the shard for too long. The master becomes
+active again when it has caught up.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from resp_server.proxy.epoch_floors import has_reached
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, Epochs
 
-# Longer than the time between two servers' applying of an epoch. Well below the deadline of a request, so that the
-# other server still answers a client that has seen the epoch.
+# Longer than servers of a shard usually differ in applying an epoch. Much shorter than a request's deadline, so that
+# after a switch the other server can still answer a client that has already seen the epoch.
 BEHIND_S_MAX = 0.25
 
 
@@ -24,13 +24,12 @@ class ReplicaChoice:
         self.master = master
         self.servers = (master, *replicas)
         self.active = active if active in self.servers else master
-        self._awaited: Epochs = (
-            EMPTY_EPOCHS  # epochs of another server that the active one had not reached at `_since_s`
-        )
+        # The epochs of another server that the active server had not reached at `_since_s`.
+        self._awaited: Epochs = EMPTY_EPOCHS
         self._since_s = 0.0
 
     def choose(self, epochs: Mapping[str, Epochs], now_s: float) -> str:
-        """Return the active server from now on. epochs: those of each server that can answer."""
+        """Choose and return the active server. epochs: the epochs of each server that can answer."""
         usable = {each: epochs[each] for each in self.servers if each in epochs}
         is_usable = self.active in usable
         if (is_usable and self._is_behind_for_long(usable, now_s)) or (not is_usable and usable):
@@ -53,7 +52,7 @@ class ReplicaChoice:
 
 
 def freshest(epochs: Mapping[str, Epochs]) -> str:
-    """Return a server with the newest epochs; of equal ones the first."""
+    """Return the server with the newest epochs; if several have them, the first."""
     best, *others = epochs
     for each in others:
         if has_reached(epochs[each], epochs[best]) and not has_reached(epochs[best], epochs[each]):

@@ -1,8 +1,8 @@
-"""How a request is split over servers and their replies are merged, by the facts of its command. Pure.
+"""Which servers answer a request, how it is split, and how their replies are merged, by its command's facts. Pure.
 
-A command with keys goes to the owner of their slot. Keys of several slots are split if a tip of the command allows it
-(`request_policy:multi_shard`); the replies are summed (`response_policy:agg_sum`) or put in order. The proxy itself
-answers a command without keys, except those about the keys or jobs of all servers.
+A request with keys is sent to the owner of their slot. A request with keys of several slots is split if a tip of the
+command allows it (`request_policy:multi_shard`). The replies are added up (`response_policy:agg_sum`) or put in order.
+The proxy itself answers commands without keys, except those about the keys or jobs of all servers.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class RequestPolicy(Enum):
     """Which servers answer a command."""
 
     LOCAL = auto()  # the proxy itself
-    BY_KEYS = auto()  # the owners of its keys
-    ALL_SHARDS = auto()  # every shard, for its own keys
+    BY_KEYS = auto()  # the owners of the request's keys
+    ALL_SHARDS = auto()  # every shard, about its own keys
     BY_CURSOR = auto()  # the owner of the cursor's slot
-    ALL_JOBS = auto()  # every shard, for the jobs that it serves
+    ALL_JOBS = auto()  # every shard, about the jobs that it serves
     ONE_JOB = auto()  # one server of the application that has the job
 
 
@@ -60,14 +60,14 @@ POLICIES |= {"state|describe": RequestPolicy.ONE_JOB, "info": RequestPolicy.ALL_
 
 
 def policy_of(command: Command) -> RequestPolicy:
-    """Return which servers answer a command. The proxy itself refuses commands that are not served."""
+    """Return which servers answer a command. The proxy itself refuses commands that sparkis does not have."""
     if command.declaration is None or command.facts.group in ("transactions", "pubsub"):
         return RequestPolicy.LOCAL
     return RequestPolicy.BY_KEYS if command.facts.key_specs else POLICIES.get(command.name, RequestPolicy.LOCAL)
 
 
 def within(user: Account) -> Request:
-    """Return the prefix STATE WITHIN for requests about keys in general: the key patterns that the user may read."""
+    """Return the prefix STATE WITHIN for requests about all keys: it limits them to the keys that the user may read."""
     if user.reads_all_keys:
         return ()
     return (b"STATE", b"WITHIN", b"%d" % len(user.read_patterns), *user.read_patterns)
@@ -81,7 +81,7 @@ def single_key_at(command: Command) -> int:
 
 
 class Part(NamedTuple):
-    """The part of a request for one target: the slot, or the application and the slot, of its keys."""
+    """The part of a request for one target. target: the slot of its keys, or (application, slot)."""
 
     target: Hashable
     request: Request
@@ -90,10 +90,10 @@ class Part(NamedTuple):
 def split_by_slot(
     facts: Facts, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
 ) -> tuple[list[Part], Merge] | None:
-    """Return the parts of a request by slot, and how their replies are merged; CrossSlotError.
+    """Return the parts of a request and the function that merges their replies; CrossSlotError if it cannot be split.
 
-    target_of: returns the target of a key; may raise. None if the request is malformed: the proxy, as any server,
-    replies with the error.
+    target_of: returns the target of a key; may raise. None if the request is malformed: then the proxy itself replies
+    with the error.
     """
     steps = split_in_steps(facts, request, target_of)
     while True:
@@ -107,7 +107,7 @@ def split_by_slot(
 def split_in_steps(
     facts: Facts, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
 ) -> Steps[tuple[list[Part], Merge] | None]:
-    """Return the same as `split_by_slot`, in steps."""
+    """Do the same as `split_by_slot`, in steps."""
     keys = [key for key, _ in keys_of(facts, request) or ()]
     if not keys:
         return None
@@ -133,7 +133,7 @@ def _only(replies: Sequence[RawReply]) -> RawReply:
 
 
 def merge_all(name: str, replies: Sequence[RawReply], weights: Sequence[int]) -> RawReply:
-    """Merge all shards' replies about their keys. weights: the number of slots of each."""
+    """Merge all shards' replies about their keys. weights: each shard's number of slots."""
     if name == "dbsize":
         return sum_of_replies(replies)
     if name == "keys":
@@ -142,14 +142,14 @@ def merge_all(name: str, replies: Sequence[RawReply], weights: Sequence[int]) ->
     return choices([reply for reply, _ in found], [weight for _, weight in found])[0] if found else replies[0]
 
 
-# A cursor is a position that begins with the slot, so all servers and proxies read it alike. The number of
-# the application comes before the position.
+# A cursor consists of the application's number, the slot, and a hash within the slot, in this order. So all servers and
+# proxies understand it.
 POSITION_BITS = SLOT_BITS + HASH_BITS
 APPLICATIONS_MAX = 1 << (53 - POSITION_BITS)
 
 
 def scan_reply(reply: bytes, last_slot: int, application: int = 0, applications: int = 1) -> bytes:
-    """Return SCAN's reply, cut off after the last slot of a run of slots: other servers own the slots after it."""
+    """Return a reply to SCAN without keys after the last slot of a run. Other servers own the slots after it."""
     reader = hiredis.Reader()
     reader.feed(reply)
     cursor, keys = reader.gets()

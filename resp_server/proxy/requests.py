@@ -1,7 +1,7 @@
-"""Requests to servers, and the sinks of their replies. Knows no connection.
+"""Requests to servers, and the sinks of their replies. Connections are elsewhere.
 
-A client's request waits as one index of a `ReplyBatch`, which is a `ReplySink`. Stages (`forwarding/reply_stages.py`)
-may stand between that sink and the servers; each merges several replies into one.
+A `ReplyBatch` is the sink of a client's requests; each request has an index in it. Stages may stand between that sink
+and the servers (`forwarding/reply_stages.py`). A stage merges several replies into one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from resp_server.protocol.errors import ReplyError, internal_error
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
 from state_backend.model.slots import slot_of
 
-# A request is sent at most twice: again when its connection was lost.
+# A request is sent at most twice: the second time after its connection was lost.
 SENDS_MAX = 2
 PING = pack((b"PING",))
 
 
 class InFlightRequest(Protocol):
-    """Requests that were sent to a server together, one or several, and wait for their replies.
+    """One request, or several that were sent to a server together. They wait for their replies.
 
     remaining: the number of missing replies. is_batch: it is a batch of the compiled hop. deadline_s: the time by which
     the replies have to arrive.
@@ -37,21 +37,21 @@ class InFlightRequest(Protocol):
     remaining: int
 
     def take(self, replies: Sequence[RawReply], epochs: ReplyEpochs) -> None:
-        """Take the next replies, at most `remaining`, and the epochs that they are from."""
+        """Take the next replies, at most `remaining`. epochs: those that the replies are from."""
 
     def fail_all(self, error: Exception) -> None:
         """Take an exception in place of all remaining replies."""
 
     def next_request(self) -> ServerRequest:
-        """Return the next request without a reply as a single request, which takes over waiting for the reply."""
+        """Return the next request without a reply as a separate request, whose sink gets that reply."""
 
 
 @dataclass(slots=True)
 class ServerRequest:
-    """A request to the active server of a slot, or of a master's shard, or to the server with an address.
+    """A request to a slot's active server; with `master`, to that shard's; with `address`, to the server there.
 
     floor: the epochs that the server must have reached; set when the server is chosen. queued_until_s: the time until
-    which the request waits for these epochs, and for a connection. redirects: the number of MOVED errors so far.
+    which the request waits for these epochs and for a connection. redirects: the number of MOVED errors so far.
     """
 
     packed: bytes
@@ -71,11 +71,11 @@ class ServerRequest:
     is_batch: ClassVar[bool] = False
 
     def take(self, replies: Sequence[RawReply], epochs: ReplyEpochs) -> None:
-        """Pass the reply on."""
+        """Pass the reply to the sink."""
         self.sink.put(self.index, replies[0], epochs)
 
     def fail_all(self, error: Exception) -> None:
-        """Pass the exception on."""
+        """Pass the exception to the sink."""
         self.sink.fail(self.index, error)
 
     def next_request(self) -> ServerRequest:
@@ -83,12 +83,12 @@ class ServerRequest:
         return self
 
     def refuse(self, error: ReplyError) -> None:
-        """Reply with an error of the proxy."""
+        """Reply with an error that the proxy itself makes."""
         self.sink.put(self.index, b"-%b\r\n" % error.line)
 
 
 class BackgroundSink(ReplySink):
-    """Takes replies that no client waits for. Exceptions are logged."""
+    """The sink of requests that the proxy sends for itself. Exceptions are logged."""
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         try:
@@ -108,7 +108,7 @@ class DiscardSink(BackgroundSink):
 
 
 class RequestSender(Protocol):
-    """Sends requests to servers. defer: calls back in a later turn."""
+    """Sends requests to servers. defer: calls back in a later round of the event loop."""
 
     defer: Defer
 
@@ -119,7 +119,7 @@ class RequestSender(Protocol):
 def send_mget_by_slots(
     sender: RequestSender, keys: Sequence[bytes], deadline_s: float, sink: ReplySink, index: int
 ) -> None:
-    """Request the values of keys, one MGET for each slot; the sink gets one array."""
+    """Request the values of keys by one MGET for each slot; the sink gets one array of all values, in order."""
     places: dict[int, list[int]] = {}
     for at, key in enumerate(keys):
         places.setdefault(slot_of(key), []).append(at)

@@ -1,6 +1,6 @@
-"""SENTINEL at a proxy whose upstream was found by sentinels: clients that ask for the master get the proxy.
+"""Replies to SENTINEL at a proxy whose upstream is found by sentinels. They name the proxy itself as the master.
 
-The former sentinel clients give the proxy's address as that of a sentinel, and need no other change.
+So clients that found the upstream by sentinels need one change: the proxy's address in place of the sentinels'.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
 
 NO_SUCH_MASTER = "No such master with that name"
-# The quorum of one sentinel: this one.
+# The proxy appears as the only sentinel.
 QUORUM = b"1"
 
 
 def sentinel_reply(request: Request, master: bytes, host: bytes, port: bytes) -> Reply:
-    """Return the reply to a SENTINEL request, where the proxy at this address is the master; PlainError."""
+    """Return the reply to a SENTINEL request. master: its name; host, port: the proxy's address. PlainError."""
     name = request[1].lower() if len(request) > 1 else b""
     if name == b"masters" and len(request) == 2:
         return [_master(master, host, port)]

@@ -1,8 +1,8 @@
-"""One connection from a proxy to a server: opened when needed, reopened when lost, shared by all clients.
+"""One connection from a proxy to a server. All clients share it; it is opened when needed, and reopened when lost.
 
-Requests of one turn of the event loop go out in one write; replies come in order. A server gets a request only when it
-has announced (STATE FOLLOW) the epochs that the request's floor asks for. If the next reply turns out to be long, it
-keeps the socket, and the requests after it are sent again over a new one.
+The requests of a round of the event loop are sent in one write, and replies arrive in order. A request has a floor of
+epochs. It is sent when the server has announced (STATE FOLLOW) that it has reached them. If the next reply is long, it
+is received over the current socket, and the requests after it are sent again over a new socket.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from resp_server.acl.rules import DEFAULT_USER
 from resp_server.forwarding.handshake import Handshake, HandshakeError
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, WAITING_BYTES_MAX, PipelinedConnection
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
-from resp_server.forwarding.reply_splitter import FrameError, Frames, pack
+from resp_server.forwarding.reply_splitter import FrameError, ReplySplitter, pack
 from resp_server.net.tls import Certificates, reason_of
 from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
 from resp_server.protocol.request_parser import Request
@@ -31,20 +31,20 @@ from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, REMOVED, Epo
 
 logger = logging.getLogger("sparkis.proxy")
 
-# Pauses between two tries to connect. A server that refuses is tried several times a second, which costs little. The
-# same holds for a server that accepts and then closes: the pause starts again only after a connection that lasts.
+# Pauses between attempts to connect. Several attempts a second cost little. The pause also grows if a server accepts
+# connections and closes them; it starts again at `PAUSE_S` after a connection that lasted for `PAUSE_S_MAX`.
 PAUSE_S = 0.02
 PAUSE_S_MAX = 0.25
-# The longest reply that is passed on: it is buffered until it is complete (guess).
+# The longest reply that is forwarded. A reply is buffered until it is complete (guess).
 REPLY_BYTES_MAX = 256 << 20
-# A longer reply gets a connection of its own (guess: 10 ms of a gigabit).
+# A longer reply gets its own connection (guess: 10 ms of a gigabit network).
 LONG_REPLY_BYTES = 1 << 20
 # The start of a push about changed keys; the keys follow as one text, or nil.
 CHANGED = b">2\r\n$7\r\nchanged\r\n"
 
 
 class ConnectionKey(NamedTuple):
-    """Names a connection to a server. is_long: it is for requests that may take long."""
+    """Identifies a connection to a server. is_long: it is for requests that may take long."""
 
     address: str
     protocol: int
@@ -54,7 +54,7 @@ class ConnectionKey(NamedTuple):
 class ClusterFacts(Protocol):
     """The facts of an application that a connection to one of its servers needs.
 
-    seen: the newest epochs that each server has announced. removed_jobs: jobs that no server has any more.
+    seen: the newest epochs that each server has announced. removed_jobs: jobs that all servers have dropped.
     follows_keys: servers have to report changed keys.
     """
 
@@ -77,10 +77,10 @@ class ClusterFacts(Protocol):
         """Return the deadline of a request that is sent now."""
 
     def shared_epochs(self, epochs: Epochs) -> ReplyEpochs:
-        """Return these epochs as an object that all servers at the same epochs share."""
+        """Return an object with these epochs, the same one for all servers at the same epochs."""
 
-    def at_end_of_turn(self, then: Callable[[], None]) -> None:
-        """Call back at the end of this turn of the event loop."""
+    def at_end_of_round(self, then: Callable[[], None]) -> None:
+        """Call back at the end of this round of the event loop."""
 
     async def connect(
         self, make: Callable[[], ServerProtocol], host: str, port: int, context: ssl.SSLContext | None
@@ -92,7 +92,7 @@ class ClusterFacts(Protocol):
 
 
 class ClusterEvents(ClusterFacts, Protocol):
-    """Receives what happens at the connections to an application's servers."""
+    """Handles the events of the connections to an application's servers."""
 
     @property
     def on_changed(self) -> Callable[[Sequence[bytes] | None], None]: ...
@@ -107,19 +107,19 @@ class ClusterEvents(ClusterFacts, Protocol):
         """Handle a server's report of a job's epoch."""
 
     def check_alignment(self) -> None:
-        """Compare the epochs of all servers: one of them became ready."""
+        """Compare the epochs of all servers, after one became ready."""
 
     def state_changed(self, connection: ServerConnection) -> None:
-        """Handle a connection that was opened, or could not be."""
+        """Handle a connection that was opened, or a failed attempt to open it."""
 
     def resend_lost(self, requests: Sequence[ServerRequest], reason: str) -> None:
         """Handle a lost connection and the requests that were sent over it."""
 
     def tracking_lost(self) -> None:
-        """Handle that changes of keys may be missed."""
+        """Handle a gap in the reports of changed keys."""
 
     def cut_silent_server(self, address: str) -> None:
-        """Handle a server that does not answer."""
+        """Handle a server that does not reply."""
 
     def detach_long_reply(self, link: ServerProtocol, request: ServerRequest, epochs: ReplyEpochs) -> None:
         """Take over a socket whose next reply is long."""
@@ -133,28 +133,28 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         self._cluster = cluster
         self.key = key
         self._loop = asyncio.get_running_loop()
-        self._queue: list[ServerRequest] = []  # not sent: no connection yet, or the server lags
+        self._queue: list[ServerRequest] = []  # they wait for a connection, or for the server to reach their floors
         self._queued_bytes = 0
         self._link: ServerProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._pause_s = 0.0
         self._not_before_s = 0.0
-        self._is_awake = asyncio.Event()  # set to connect at once
+        self._connect_now = asyncio.Event()  # ends the pause before an attempt to connect
         self._down_since_s: float | None = None
-        self._was_reached = False  # before the last failure
+        self._was_reached = False  # the last failure was the loss of a connection, not a failed attempt to connect
         self._connected_s = 0.0
         self._last_received_s = 0.0
-        self._floor: Epochs = EMPTY_EPOCHS  # the server's epochs before this connection
+        self._floor: Epochs = EMPTY_EPOCHS  # the server had announced these epochs before this connection
         self.epochs: Epochs = EMPTY_EPOCHS
-        self.reply_epochs: ReplyEpochs = NO_EPOCHS  # `epochs`, as those of a reply
+        self.reply_epochs: ReplyEpochs = NO_EPOCHS  # `epochs` in the form of a reply's epochs
         self._follows_keys = False  # the server reports changed keys
         self.is_ready = False
-        self.is_detaching = False  # gave its socket to a long reply, and is connecting again
+        self.is_detaching = False  # it left its socket to a long reply, and is connecting again
         self.reason = ""
 
     @property
     def is_connected(self) -> bool:
-        """Tell whether there is a connection."""
+        """Tell whether the connection is open."""
         return self._link is not None
 
     @property
@@ -164,7 +164,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether no request waits."""
+        """Tell whether no request is queued or in flight."""
         return not self._queue and not self._in_flight
 
     @property
@@ -192,41 +192,41 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
     def _open_link(self) -> ServerProtocol | None:
         return self._link
 
-    def _at_end_of_turn(self, then: Callable[[], None]) -> None:
-        self._cluster.at_end_of_turn(then)
+    def _at_end_of_round(self, then: Callable[[], None]) -> None:
+        self._cluster.at_end_of_round(then)
 
     def has_room(self, count: int) -> bool:
         return self.is_ready and super().has_room(count)
 
     def take_queued(self) -> list[ServerRequest]:
-        """Return the queued requests, and empty the queue."""
+        """Remove and return the queued requests."""
         requests, self._queue, self._queued_bytes = self._queue, [], 0
         return requests
 
     def connect(self) -> None:
-        """Connect, unless there is a connection."""
+        """Open the connection, unless it is open or is being opened."""
         if self._link is None and self._connecting is None:
             self._connecting = self._loop.create_task(self._connect())
 
     def wake(self) -> None:
-        """Try to connect at once: another connection to the server was opened."""
+        """Try to connect at once, because another connection to the server was opened."""
         if self._link is None:
             self._down_since_s, self.reason = None, ""
             if not self._was_reached:
                 self._not_before_s = 0.0
-                self._is_awake.set()
+                self._connect_now.set()
 
     def check(self, now_s: float, patience_s: float) -> None:
-        """Close a silent connection; refuse requests that were queued for too long.
+        """Close a silent connection, and refuse requests that were queued for too long.
 
-        patience_s: the silence that counts as a failure, shorter if another server can answer.
+        patience_s: a server that sends nothing for this time counts as failed; shorter if another server can answer.
         """
         timeout_s = self._cluster.timeout_s
         if self._link is not None:
             if now_s > self._connected_s + PAUSE_S_MAX:
                 self._pause_s = 0.0
             if self._in_flight:
-                # The deadline of a look-up is one timeout after it was sent, so this is `patience_s` after it was sent.
+                # A look-up's deadline is one timeout after it was sent. So `until_s` is `patience_s` after it was sent.
                 until_s = self._in_flight[0].deadline_s - timeout_s + patience_s
                 if now_s > max(until_s, self._last_received_s + patience_s):
                     self._cluster.cut_silent_server(self.key.address)
@@ -242,7 +242,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
                     request.refuse(PlainError(self.reason or f"{self.key.address} cannot be reached in time"))
 
     def cut(self, reason: str) -> None:
-        """Close the connection, if there is one; requests in flight are sent again."""
+        """Close the connection, if it is open; requests in flight are sent again."""
         if self._link is not None:
             self._link.cut(reason)
 
@@ -258,7 +258,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
     # -- called by the protocol ---------------------------------------------------------------------------------------
 
     def receive_batch_replies(self, data: bytes) -> bytes:
-        """Take the replies to the hop's batches off the front of received data; return the rest."""
+        """Pass the replies at the front of received data to the hop's batches; return the rest of the data."""
         rest = self.take_batch_replies(data, self.reply_epochs)
         if rest is not data:
             self._last_received_s = self._cluster.clock()
@@ -311,7 +311,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
             self.send(packed, ServerRequest(packed, 0, 2, self._cluster.deadline_s(), DiscardSink(), 0))
 
     def send_queued(self) -> None:
-        """Send queued requests if the server has reached the epochs that they need."""
+        """Send the queued requests whose floors the server has reached."""
         if not self.is_ready and self._link is not None:
             self.is_ready = has_reached(self.epochs, self._floor, self._cluster.removed_jobs)
             self.is_detaching &= not self.is_ready
@@ -321,7 +321,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
                 self.add(request)
 
     def detach(self, link: ServerProtocol) -> None:
-        """Leave the socket to the long reply that arrives; send the requests behind it over a new one."""
+        """Leave the socket to the long reply that is arriving; send the requests after it over a new socket."""
         self._close_batch()
         in_flight, self._link = self._in_flight[0], None
         request = in_flight.next_request()
@@ -347,14 +347,17 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         self._cluster.resend_lost(requests, reason)
 
     def _take_in_flight(self) -> list[ServerRequest]:
-        """Return the requests in flight, each as one of its own, and clear them."""
+        """Remove and return the requests in flight, those of batches as separate requests."""
         return [each.next_request() for each in self._clear() for _ in range(each.remaining)]
 
     def _output_bytes(self) -> int:
         return self._queued_bytes + (self._link.output_bytes if self._link is not None else 0)
 
     def _is_given_up(self) -> bool:
-        """Tell whether to refuse at once: unreachable for longer than a request may wait, and in a pause of tries."""
+        """Tell whether to refuse requests at once.
+
+        The server was unreachable for longer than a request may wait, and the next attempt to connect is later.
+        """
         return (
             self._down_since_s is not None
             and self._link is None
@@ -380,7 +383,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
                     raise
         except Exception as error:
             if not isinstance(error, (OSError, ValueError, OverflowError, HandshakeError, FrameError)):
-                internal_error(error)  # the others come from the address, or from the server
+                internal_error(error)  # the address or the server causes the other exceptions
             text = reason_of(error) or "it does not reply"
             self._failed(f"{self.key.address} cannot be reached: {text}")
             self._was_reached = False
@@ -398,14 +401,14 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         self._cluster.state_changed(self)
 
     async def _pause(self) -> None:
-        """Wait until the server may be tried again."""
+        """Wait for the end of the pause before the next attempt to connect."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self._not_before_s - self._cluster.clock())):
-                await self._is_awake.wait()
+                await self._connect_now.wait()
 
     def _failed(self, reason: str) -> None:
         now_s = self._cluster.clock()
-        self._is_awake.clear()
+        self._connect_now.clear()
         if self._down_since_s is None:
             self._down_since_s = now_s
         self.is_detaching = False
@@ -415,12 +418,12 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
 
 def follow_request(*, has_keys: bool) -> Request:
-    """Return the request that has a server announce epochs and topologies, and report changed keys."""
+    """Return the request after which a server announces epochs and topologies. has_keys: and changed keys."""
     return (b"STATE", b"FOLLOW", b"KEYS") if has_keys else (b"STATE", b"FOLLOW")
 
 
 def _keys_in(text: bytes) -> list[bytes] | None:
-    """Return the changed keys of a push; None: any key may have changed. FrameError."""
+    """Return the changed keys of a push; None: any key may have changed. FrameError if it is malformed."""
     if not text.startswith(b"$"):
         return None
     reader = hiredis.Reader()
@@ -445,15 +448,15 @@ class ReplyReceiver(Protocol):
 
 
 class ServerProtocol(asyncio.Protocol):
-    """A socket to a server: a connection's, until it is left to a long reply."""
+    """A socket to a server. It belongs to a connection, until it is left to a long reply."""
 
     _transport: asyncio.Transport
-    is_idle = False  # the compiled sockets read this attribute; the fast path is not for servers
+    is_idle = False  # the compiled sockets read this attribute; the fast path is for clients only
 
     def __init__(self, connection: ServerConnection) -> None:
         self._connection = connection
         self._receiver: ReplyReceiver | None = connection
-        self._frames = Frames(REPLY_BYTES_MAX)
+        self._splitter = ReplySplitter(REPLY_BYTES_MAX)
         self._handshake: Handshake | None = None
         self._is_lost = False
         self._reason = f"{connection.key.address} closed the connection"
@@ -465,12 +468,12 @@ class ServerProtocol(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def greet(self, protocol: int, password: str | None, *, has_keys: bool) -> None:
-        """Authenticate, and learn which epochs the server serves; HandshakeError if it refuses."""
+        """Authenticate, and receive the server's epochs; HandshakeError if it refuses a request."""
         words: list[Request] = [] if password is None else [(b"AUTH", DEFAULT_USER, password.encode())]
         words += [(b"HELLO", b"%d" % protocol), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
-        # The server announces its epochs after STATE FOLLOW's reply, so before the one to PING.
+        # The server announces its epochs after the reply to STATE FOLLOW, so they arrive before the reply to PING.
         words += [(b"READONLY",), follow_request(has_keys=has_keys), (b"PING",)]
-        # A server outside a cluster refuses READONLY: it needs none.
+        # A server outside a cluster refuses READONLY, and does not need it.
         self._handshake = Handshake(words, optional=(b"READONLY",))
         await self._handshake.run(self._transport)
         self._handshake = None
@@ -479,18 +482,18 @@ class ServerProtocol(asyncio.Protocol):
 
     @property
     def output_bytes(self) -> int:
-        """The bytes that wait to be sent."""
+        """The size of unsent output."""
         return self._transport.get_write_buffer_size()
 
     @property
     def partial_bytes(self) -> int:
-        """The least length of the incomplete reply."""
-        return self._frames.partial_bytes
+        """The size that the incomplete reply will have at least."""
+        return self._splitter.partial_bytes
 
     def hand_over_to(self, receiver: ReplyReceiver) -> None:
-        """Pass replies to another receiver from now on, a long one as the chunks in which it arrives."""
+        """Pass further replies to another receiver, long ones as the chunks in which they arrive."""
         self._receiver = receiver
-        self._frames.returns_chunks = True
+        self._splitter.returns_chunks = True
 
     def pause(self, is_paused: bool) -> None:
         """Pause reading, or resume it."""
@@ -500,7 +503,7 @@ class ServerProtocol(asyncio.Protocol):
             self._transport.resume_reading()
 
     def write(self, data: bytes) -> None:
-        """Send."""
+        """Send bytes."""
         self._transport.write(data)
 
     def cut(self, reason: str) -> None:
@@ -518,20 +521,20 @@ class ServerProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            if self._receiver is self._connection and self._handshake is None and self._frames.is_empty:
+            if self._receiver is self._connection and self._handshake is None and self._splitter.is_empty:
                 data = self._connection.receive_batch_replies(data)
                 if not data:
                     return
-            replies = self._frames.feed(data)
+            replies = self._splitter.feed(data)
             if self._handshake is not None:
                 self._take_handshake_replies(self._handshake, replies)
             elif self._receiver is not None:
                 if replies:
                     self._receiver.receive_replies(replies)
-                if self._receiver is self._connection and self._frames.partial_bytes > LONG_REPLY_BYTES:
+                if self._receiver is self._connection and self._splitter.partial_bytes > LONG_REPLY_BYTES:
                     self._connection.detach(self)
-            if self._frames.error is not None:
-                raise self._frames.error
+            if self._splitter.error is not None:
+                raise self._splitter.error
         except Exception as error:
             if not isinstance(error, (FrameError, ValueError, IndexError)):
                 internal_error(error)

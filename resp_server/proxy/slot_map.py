@@ -1,4 +1,4 @@
-"""A proxy's map of slots to servers: from the topology, and from MOVED errors since."""
+"""A proxy's map of slots to servers. It comes from the topology and from later MOVED errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SlotMap:
     def __init__(self) -> None:
         self.version = -1
         self._term = NO_TERM
-        # The owners in the topology, changed by MOVED since.
+        # The owners in the topology, changed by MOVED errors since.
         self.owners: list[str | None] = [None] * SLOTS
         self._ends: list[int] | None = None
         # The replicas of each master that can answer.
@@ -29,14 +29,14 @@ class SlotMap:
         self._set(self.owners)
 
     def _set(self, owners_of_version: list[str | None]) -> None:
-        """Derive the facts of a version: the slots per server, and whether all slots have an owner."""
+        """Set the fields that depend on the topology version only, not on MOVED errors."""
         self.owners_of_version = tuple(owners_of_version)
         self.is_complete = None not in owners_of_version
         self.counts = Counter(filter(None, owners_of_version))
         self._lasts = [last for _, last in runs_of(owners_of_version)]
 
     def apply(self, topology: Topology, term: int = NO_TERM) -> bool:
-        """Apply a topology; False if it is not newer. With a higher term versions may start again."""
+        """Apply a topology; return False if it is not newer. Versions may start again with a higher term."""
         is_other_term = NO_TERM != term != self._term != NO_TERM
         if is_other_term and term < self._term:
             return False
@@ -57,28 +57,28 @@ class SlotMap:
         return True
 
     def moved(self, slot: int, address: str) -> None:
-        """Set the owner that a MOVED error names; the next version of the topology replaces it."""
+        """Set a slot's owner from a MOVED error, until the next topology version."""
         self.owners[slot], self._ends = address, None
 
     @property
     def ends(self) -> Sequence[int]:
-        """The ends of runs of slots with one owner, each the slot after the run."""
+        """The end of each run of slots with one owner: the slot after the run."""
         if self._ends is None:
             self._ends = ends_of_runs(self.owners)
         return self._ends
 
     def last_of_run(self, slot: int) -> int:
-        """Return the last slot of the run of one owner, in this version, that a slot belongs to."""
+        """Return the last slot of the run that contains a slot. A run has one owner in this topology version."""
         return self._lasts[bisect_left(self._lasts, slot)]
 
 
 def ends_of_runs(values: Sequence[object]) -> list[int]:
-    """Return the positions after runs of the same object, in order; the last one is the length."""
+    """Return the position after each run of the same object, in order; the last position is the length."""
     return [*compress(range(1, len(values)), map(is_not, values, islice(values, 1, None))), len(values)]
 
 
 def runs_of(owners: Sequence[str | None]) -> Iterator[tuple[int, int]]:
-    """Iterate over the first and last slots of runs of one owner, in order; the runs cover all slots."""
+    """Iterate over runs of slots with one owner, as (first, last); the runs cover all slots, in order."""
     first = 0
     for _, run in groupby(owners):
         last = first + len(list(run)) - 1

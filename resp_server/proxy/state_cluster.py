@@ -108,7 +108,7 @@ class StateCluster:
         self._long_replies = LongReplies(self)
         self._check()
 
-    def at_end_of_turn(self, then: Callable[[], None]) -> None:
+    def at_end_of_round(self, then: Callable[[], None]) -> None:
         """Call back at the end of this turn of the event loop; without a poller, in the next turn."""
         if self.poller is not None:
             self.poller.call_before_flush(then)

@@ -1,6 +1,6 @@
 """The sources of an application's topology: a file, a registry, or a registry's record under a log's root.
 
-The newest topology is used, whether a source or a server reports it. If a source is lost, its last topology stays.
+The proxy uses the newest topology, from a source or from a server. If a source fails, its last topology stays in use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.proxy")
 
-# The interval of polling a log, and the pause before connecting to a registry again.
+# The interval of polling a log, and the pause before reconnecting to a registry.
 POLL_S = 1.0
 RECORD = "registry.json"
 READ_BYTES_MAX = 64 << 10
@@ -39,7 +39,7 @@ class ProxyTopologySource(ABC):
     name: str
     cluster: StateCluster
 
-    def begin(self) -> None:  # noqa: B027  (most sources need no first read)
+    def begin(self) -> None:  # noqa: B027  (only a file is read before the start)
         """Read the source before the proxy serves clients; SparkisError if it cannot be read."""
 
     @abstractmethod
@@ -61,7 +61,7 @@ class FileSource(ProxyTopologySource):
         await self._file.follow()
 
     def take(self, topology: Topology, name: str) -> None:
-        """Apply a topology; TopologyError if the current one is newer."""
+        """Apply a topology; TopologyError if it is older than the current one."""
         current = self.cluster.slots
         if not self.cluster.apply_topology(topology, "the file") and topology.version < current.version:
             raise TopologyError(

@@ -1,9 +1,9 @@
-"""Records the keys of a reply for a client that tracks (CLIENT TRACKING), when the reply arrives.
+"""Records which keys a client with CLIENT TRACKING has read, when their reply arrives.
 
-A server reports changed keys after the replies from before the change (`STATE FOLLOW KEYS`). So the keys are recorded
-when the reply arrives, and an invalidation always follows the reply that it concerns. When a connection is lost or
-another server takes over, reports may be missing. Then all keys are invalidated, and a reply that was requested before
-is followed by an invalidation of its own keys.
+A server reports a changed key after the replies with the old value (`STATE FOLLOW KEYS`). The keys of a reply are
+recorded when it arrives, so the invalidation of a key always follows the reply with the key's old value. Reports may be
+missing after a connection was lost or another server took over. Then all keys are invalidated. A reply that was
+requested before then is followed by an invalidation of its keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NEVER = -1
 
 
 class TrackingRecorder(ReplyStage):
-    """Passes a reply on and records its keys for the client. is_cacheable: False: the keys are invalidated after it."""
+    """Records a reply's keys for the client, and passes the reply on. is_cacheable: False: its keys are invalidated."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class TrackingRecorder(ReplyStage):
         self._full_invalidations = tracking.full_invalidations if is_cacheable else NEVER
 
     def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
-        """Take the reply."""
+        """Record the keys, and pass the reply to the sink."""
         if self._tracking.full_invalidations == self._full_invalidations:
             self._tracking.record_keys(self._client, self._keys)
         else:

@@ -1,4 +1,4 @@
-"""What EXEC sends to each server: the queued commands as one block for each owner of their keys."""
+"""Plans an EXEC: which queued commands are sent to which server. The commands for one server form a block."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from resp_server.session.transaction import Mark
 
 # Transactions with more commands use connections for slow requests (guess: they take a server a few milliseconds).
 SHORT_COMMANDS_MAX = 512
-# Commands in one block. A command with keys of several slots is split into several (guess: leaves room for others).
+# Commands in one block; a command with keys of several slots counts once for each (guess: leaves room for others).
 COMMANDS_MAX = REQUESTS_MAX * 9 // 10
-# Replies to commands that are checked in one step (guess: 0.1 ms).
+# Items of EXEC's reply that are checked in one step (guess: 0.1 ms).
 CHECKED_AT_ONCE = 512
 
 MULTI, EXEC = pack((b"MULTI",)), pack((b"EXEC",))
 
-# Where a queued command's replies come from: for each part, the number of a block and the position in it. None: this
-# proxy replies. These are plain numbers, as Python's garbage collector does not visit tuples of numbers.
+# The places of a queued command's replies: for each part, the number of a block and the position in it. None: this
+# proxy replies. Tuples of numbers are cheap, because Python's garbage collector does not visit them.
 ReplyParts = tuple[tuple[int, int], ...] | None
 
 
@@ -43,10 +43,10 @@ class BlockOwner(Protocol):
     """The transaction that a block belongs to."""
 
     def block_completed(self) -> None:
-        """Called when a block's replies are complete."""
+        """Handle a block whose replies are complete."""
 
     def fail(self, index: int, error: Exception) -> None:
-        """Called with an exception raised while replies were received."""
+        """Handle an exception that was raised while replies were received."""
 
 
 class CommandRouting(Protocol):
@@ -59,12 +59,12 @@ class CommandRouting(Protocol):
         """Return the number of a key's application, and the key's slot."""
 
     def has_keys(self, session: Session) -> bool:
-        """Tell whether requests about keys are forwarded."""
+        """Tell whether the session's requests with keys are forwarded to servers."""
 
 
 @dataclass
 class TransactionBlock(ReplySink):
-    """A transaction's part for one server, sent in one write, and its replies so far. It is resent only as a whole."""
+    """The commands of a transaction for one server, and their replies so far. They are sent and resent as a whole."""
 
     cluster: StateCluster
     address: str
@@ -79,12 +79,12 @@ class TransactionBlock(ReplySink):
     is_batch: ClassVar[bool] = False
 
     def add(self, request: Request) -> int:
-        """Add a command; return its number."""
+        """Add a command; return its position in the block."""
         self.packed.append(pack(request))
         return len(self.packed) - 1
 
     def send(self, epochs: dict[str, JobEpoch], clock_ms: int, protocol: int) -> bool:
-        """Send the block; False if there is no connection to the server yet."""
+        """Send the block; return False if no connection to the server is ready yet."""
         is_long = len(self.packed) > SHORT_COMMANDS_MAX
         connection = self.cluster.connection(ConnectionKey(self.address, protocol, is_long))
         if len(self.packed) > COMMANDS_MAX:
@@ -109,16 +109,16 @@ class TransactionBlock(ReplySink):
             self.owner.block_completed()
 
     def fail_all(self, error: Exception) -> None:
-        """Pass the exception on."""
+        """Pass the exception to the transaction."""
         self.owner.fail(0, error)
 
     def fail(self, index: int, error: Exception) -> None:
         self.owner.fail(0, error)
 
     def next_request(self) -> ServerRequest:
-        """Return a request that stands for the next reply, if that is an error or was lost.
+        """Return a PING in place of the next request, whose reply is an error or was lost.
 
-        It is a PING, as a part of a transaction must not be sent again alone.
+        The request itself must not be sent again without the rest of the transaction.
         """
         self.remaining -= 1
         request = ServerRequest(PING, 0, self.protocol, self.deadline_s, self, 0, self.address)
@@ -147,9 +147,10 @@ class TransactionBlock(ReplySink):
         return self.head + b"\r\n" in NOTHING_RUN.values()
 
     def read(self) -> Steps[bytes | None]:
-        """Split EXEC's reply into items; return the first error that prevents the reply, or None.
+        """Split EXEC's reply into items; return the error that fails the whole transaction, or None.
 
-        Among the items, only a slot that has moved or is not ready is such an error; others are replies to the client.
+        An error among the items fails the transaction only if a slot has moved or is not ready. Other errors are sent
+        to the client as replies.
         """
         found = next(filter(is_error, self.replies), None)
         if found is not None or self.is_aborted:
@@ -167,10 +168,10 @@ class TransactionBlock(ReplySink):
 
 @dataclass
 class TransactionPlan:
-    """The blocks of one EXEC, by application number and server address, in sending order.
+    """The blocks of one EXEC, by (application number, server address), in sending order.
 
-    parts: where the replies of each queued command come from. errors: replies that are already known, by the number of
-    the queued command. numbers: each block's position.
+    parts: the places of each queued command's replies. errors: the error replies that the proxy makes, by the number of
+    the queued command. numbers: each block's number.
     """
 
     blocks: dict[tuple[int, str], TransactionBlock] = field(default_factory=dict)

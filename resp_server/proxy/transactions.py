@@ -1,13 +1,13 @@
 """MULTI ... EXEC over keys of several servers, at one epoch of each job; and WATCH.
 
-The proxy queues the commands. EXEC sends each owner one block, in one write, with the epochs to read at and the watched
-keys that must not have changed:
+The proxy queues the commands. EXEC sends one block to each owner of keys, in one write, with the epochs to read at and
+the watched keys that must not have changed:
 
     STATE EXPECT key mark ...   STATE AT job term epoch ... clock   MULTI   its commands ...   EXEC
 
-The epoch of a job is the newest that any server has announced, so that no client sees it go back. A server that has
-passed that epoch keeps it pinned for a moment. A server that has not reached the epoch, or no longer pins it, replies
-NOEPOCH, and all blocks are sent again.
+Each job is read at the newest epoch that any server has announced, so that no client sees epochs go back. A server that
+is already at a later epoch keeps this one pinned for a short time. A server that has not reached the epoch, or no
+longer pins it, replies NOEPOCH. Then all blocks are sent again.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ from resp_server.session.epoch_feed import JobEpoch, ReplyEpochs
 from resp_server.session.transaction import Mark
 from state_backend.model.slots import slot_of
 
-# Between two tries, doubled each time: servers apply an epoch some milliseconds apart.
+# The pause before the blocks are sent again; it doubles each time. Servers apply an epoch some milliseconds apart.
 PAUSE_S = 0.005
 PAUSE_S_MAX = 0.1
-# A lost connection or server costs one try. More losses mean that something is wrong.
+# The blocks are sent again after so many lost connections. More losses mean that something is wrong.
 LOSSES_MAX = 2
 
 
 class QueuedCommands(CommandRouting, Protocol):
-    """Answers queued commands that have no keys at the proxy itself."""
+    """Answers the queued commands that the proxy itself answers, such as those without keys."""
 
     def answer_queued(self, context: CommandContext, request: Request) -> bytes | Sliced | Pending:
         """Return the reply to a queued command; it may be pending, or in steps."""
 
     def on_resolved(self, context: CommandContext, pending: Pending, then: Callable[[Any], object]) -> None:
-        """Call back with a pending reply once it is resolved."""
+        """Call back with a pending reply after it is resolved."""
 
     def error_reply(self, error: Exception) -> bytes:
         """Return the error reply for an exception."""
@@ -71,7 +71,7 @@ class StartableExec(Protocol):
     """One EXEC of a client."""
 
     def start(self, before: Steps[None]) -> None:
-        """Run it. before: steps to run first; a ReplyError of theirs is the reply."""
+        """Run the transaction. before: steps to run first; a ReplyError that they raise becomes the reply."""
 
 
 class ProxyExec(ReplyStage):
@@ -96,7 +96,7 @@ class ProxyExec(ReplyStage):
         self._deadline_s = applications.each[0].deadline_s(is_long=len(requests) > SHORT_COMMANDS_MAX)
         self._planner = TransactionPlanner(dispatcher, applications, context, self)
         self._plan = TransactionPlan()
-        self._merging: Generator[Pending | None, bytes | None] | None = None  # merges the servers' replies
+        self._merging: Generator[Pending | None, bytes | None] | None = None
         # The epochs to read at, by application, and the visible jobs, by server address.
         self._epochs: dict[int, dict[str, JobEpoch]] = {}
         self._jobs: dict[str, set[str]] = {}
@@ -105,11 +105,11 @@ class ProxyExec(ReplyStage):
         self._pause_s = PAUSE_S
 
     def start(self, before: Steps[None]) -> None:
-        """Send the transaction to the servers. before: steps to run first; a ReplyError of theirs is the reply."""
+        """Send the transaction to the servers. before: steps to run first; their ReplyError becomes the reply."""
         self.attempt(self.run_steps, self._checked(before), lambda _: self._start(), self._defer)
 
     def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
-        """End with an error that the proxy itself found."""
+        """Finish with a reply of the proxy itself."""
         self.finish(reply, epochs)
 
     def _checked(self, before: Steps[None]) -> Steps[None]:
@@ -139,7 +139,7 @@ class ProxyExec(ReplyStage):
         if self._is_over:
             return
         clock_ms = self._context.server.clock()
-        self._incomplete_blocks = 1  # so that nothing ends before all blocks are sent
+        self._incomplete_blocks = 1  # one too many, so that EXEC does not finish before all blocks are sent
         is_sent = True
         for (number, address), block in self._plan.blocks.items():
             jobs = self._jobs.setdefault(address, set(block.cluster.seen.get(address, ())))
@@ -156,7 +156,7 @@ class ProxyExec(ReplyStage):
             self._finish()
 
     def _send_again(self) -> None:
-        if self._incomplete_blocks:  # replies to the blocks sent before are still missing
+        if self._incomplete_blocks:  # replies to the earlier blocks are still missing
             self._retry("no server answered in time", self._send_again)
         else:
             self._start()
@@ -174,7 +174,7 @@ class ProxyExec(ReplyStage):
         self.run_steps(self._read_all(), self._handle_failed, self._defer)
 
     def _read_all(self) -> Steps[list[tuple[TransactionBlock, bytes]]]:
-        """Read the servers' replies; return the blocks that were not run, with their errors."""
+        """Read the servers' replies; return the blocks that did not run, with their errors."""
         failed = []
         try:
             for block in self._plan.blocks.values():
@@ -211,7 +211,7 @@ class ProxyExec(ReplyStage):
         return block.head[:6] != b"-EXECA" and self._losses <= LOSSES_MAX
 
     def _adopt_pinned(self, block: TransactionBlock, reply: bytes) -> None:
-        """Apply a server's NOEPOCH: read at the next epoch that it pins if it no longer pins the requested one."""
+        """Handle a NOEPOCH: if the server no longer pins the requested epoch, read at the next epoch that it pins."""
         number = next(number for (number, address) in self._plan.blocks if address == block.address)
         epochs, pinned = self._epochs[number], pinned_epochs_in(reply)
         self._jobs[block.address] = set(pinned)
@@ -238,7 +238,7 @@ class ProxyExec(ReplyStage):
         self._continue()
 
     def _continue(self, reply: bytes | None = None) -> None:
-        """Continue until the next pending reply, or the end of the step's time. reply: that of the last pending one."""
+        """Merge until the next pending reply, or for `STEPS_NS_MAX`. reply: the bytes of the last pending reply."""
         ends_ns = perf_counter_ns() + STEPS_NS_MAX
         made = self._merging
         assert made is not None
@@ -257,7 +257,7 @@ class ProxyExec(ReplyStage):
             self.finish(malformed_reply(error))
 
     def _merge(self) -> Generator[Pending | None, bytes | None]:
-        """Merge the servers' replies. Yields each pending reply and receives its bytes; yields None between steps."""
+        """Merge the replies. Yields each pending reply and receives its bytes; yields None between steps."""
         replies: list[RawReply] = []
         blocks = list(self._plan.blocks.values())
         for number, (request, parts) in enumerate(zip(self._requests, self._plan.parts, strict=True)):
@@ -286,7 +286,7 @@ class ProxyExec(ReplyStage):
         self.finish(reply, tuple(self._epochs.values()))
 
     def _encoded(self, reply: Sliced) -> Generator[None, object, bytes]:
-        """Encode a reply in steps, none of which waits for other processes."""
+        """Encode a reply in steps. None of its steps waits for other processes."""
         encoder, out = SlicedEncoder(reply, self._protocol), []
         try:
             while not encoder.is_done:

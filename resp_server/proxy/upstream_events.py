@@ -1,4 +1,4 @@
-"""The upstream's `notify-keyspace-events`, which decides also about the notifications of states' keys."""
+"""Reads the upstream's `notify-keyspace-events`. The setting also applies to notifications of states' keys."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ REQUEST = pack((b"CONFIG", b"GET", SETTING))
 
 
 class UpstreamEvents:
-    """Reads the setting, and applies it to this proxy. An upstream whose user may not read it changes nothing."""
+    """Reads the setting, and applies it to this proxy. If the user may not read it, nothing changes."""
 
     def __init__(self, server: ServerContext, upstream: Upstream) -> None:
         self._server, self._upstream = server, upstream
 
     def read(self) -> None:
-        """Ask the upstream; the setting is applied later."""
+        """Request the setting; it is applied when the reply arrives."""
         self._upstream.send_to_node(0, 0, 2, REQUEST, self, 0)
 
     def put(self, index: int, reply: RawReply) -> None:
@@ -36,9 +36,9 @@ class UpstreamEvents:
                 if events != self._server.config.notify_events:
                     self._server.configure({"notify_events": events})
         except (hiredis.HiredisError, ClassesError):
-            pass  # a class of events that states do not have
+            pass  # the setting contains a class of events that states do not have
         except Exception as error:
             internal_error(error)
 
     def fail(self, index: int, error: Exception) -> None:
-        """Keep the setting."""
+        """Keep the current setting."""

@@ -1,17 +1,17 @@
-"""The circuit breaker of an upstream: after a failure its requests fail at once, until a try succeeds. Pure."""
+"""The circuit breaker of an upstream: after a failure, requests fail at once until the proxy has reconnected. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from random import random
 
-# The pause before a try to connect, doubled after each failure (guess: Redis restarts in a fraction of a second).
+# The pause before reconnecting; it is doubled after each failure (guess: Redis restarts in a fraction of a second).
 PAUSE_S = 0.05
 PAUSE_S_MAX = 2.0
 
 
 class Breaker:
-    """Open after a failure. The pauses have jitter, so that many proxies do not return to an upstream together."""
+    """Open after a failure. The pauses have jitter, so that many proxies do not reconnect at the same time."""
 
     def __init__(self, random_part: Callable[[], float] = random) -> None:
         self._random_part = random_part
@@ -25,7 +25,7 @@ class Breaker:
         return bool(self.reason)
 
     def failed(self, reason: str) -> float:
-        """Open the breaker; return the pause before the next try, in seconds."""
+        """Open the breaker; return the pause before the next attempt to connect, in seconds."""
         self.times_opened += not self.reason
         self.reason = reason
         pause_s = self._pause_s * (0.5 + self._random_part() / 2)

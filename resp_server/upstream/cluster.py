@@ -22,7 +22,7 @@ from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.cluster_requests import KEYS_AT_ONCE, Part, Plan, plan_of
 from resp_server.upstream.connection import UpstreamSink
-from resp_server.upstream.pool import ABOUT_WRITES, UpstreamPool
+from resp_server.upstream.pool import WRITE_WAITS, UpstreamPool
 from resp_server.upstream.role import AnyRole
 from resp_server.upstream.routing import CommandRule
 from resp_server.upstream.slot_table import Redirect, SlotTable, redirect_in
@@ -150,7 +150,7 @@ class UpstreamCluster:
         self, client: int, protocol: int, rule: CommandRule, request: Request, sink: UpstreamSink, index: int
     ) -> None:
         """Send a blocking command over the client's own connection to a node; ReplyError if that is not possible."""
-        if rule.name in ABOUT_WRITES:
+        if rule.name in WRITE_WAITS:
             raise PlainError(f"command '{rule.name}' is not available with a Redis Cluster as the upstream")
         positions = [at for at, _ in key_positions(rule.facts, request) or ()]
         part = Part(slot_of(request[positions[0]]) if positions else None, request)
@@ -284,7 +284,7 @@ class UpstreamCluster:
                 node = self._node(address)
                 node.on_facts, node.on_hello = None if number else self.on_facts, self.on_hello
                 if not number:
-                    node.ask_facts()
+                    node.request_facts()
         self._retire()
 
     def ask_again(self, number: int, reason: str) -> None:

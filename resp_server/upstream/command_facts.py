@@ -1,4 +1,4 @@
-"""The commands of an upstream, as its reply to COMMAND lists them: where keys are, modules' commands included. Pure."""
+"""Parses an upstream's reply to COMMAND: where the keys of each command are, also of modules' commands. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import hiredis
 
 from resp_server.command_table.facts import Facts, Json
 
-# Fields of a row before Redis 7: name, arity, flags, first, last and step of the keys.
+# The fields of a row that all versions have: name, arity, flags, and the first, the last and the step of the keys.
 OLD_FIELDS = 6
-# The fields from Redis 7 on: tips, key specifications, subcommands.
+# The positions of fields that rows have since Redis 7.
 TIPS, KEY_SPECS, SUBCOMMANDS = 7, 8, 9
 
 
@@ -21,7 +21,7 @@ def facts_in(reply: bytes) -> dict[str, Facts]:
     reader.feed(reply)
     rows = reader.gets()
     if not isinstance(rows, list):
-        raise ValueError(f"it is no array: {str(rows)[:200]}")
+        raise ValueError(f"the reply to COMMAND is not an array: {str(rows)[:200]}")
     return {str(row[0]).lower(): _facts(row) for row in rows}
 
 
@@ -46,7 +46,7 @@ def _facts(row: Sequence[Any]) -> Facts:
 
 
 def _old_specs(flags: Sequence[str], first: int, last: int, step: int) -> list[Json]:
-    """Return the key specifications of a command of Redis before 7."""
+    """Return the key specifications of a command, from the fields that Redis before 7 has."""
     access = ["RW" if "write" in flags else "RO"]
     if "movablekeys" in flags:
         unknown = {"type": "unknown", "spec": {}}
@@ -64,7 +64,7 @@ def _old_specs(flags: Sequence[str], first: int, last: int, step: int) -> list[J
 
 
 def _spec(pairs: Sequence[Any]) -> Json:
-    """Return a key specification with the names of the command table, from flat arrays of names and values."""
+    """Return a key specification as in the command table, from flat arrays of names and values."""
     found = _mapping(pairs)
     made: dict[str, Any] = {"flags": [str(flag) for flag in found["flags"]]}
     for part in ("begin_search", "find_keys"):

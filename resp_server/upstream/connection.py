@@ -1,8 +1,8 @@
-"""One connection to an upstream: shared by clients, pipelined, opened again when it is lost.
+"""One connection to an upstream. Clients share it, requests are pipelined, and a lost connection is opened again.
 
-The requests of one turn of the event loop go out in one write, and replies come in order. A request without a reply
-when the connection is lost is sent again if it only reads. Otherwise nobody knows whether it ran: its sink gets an
-`UnansweredError`, and its client's connection is closed. A request that was not sent gets TRYAGAIN.
+The requests of one round of the event loop are sent in one write, and replies arrive in order. When the connection is
+lost, requests without a reply that only read are sent again. Other requests may have run or not: their sinks get an
+`UnansweredError`, and their clients' connections are closed. A request that was never sent gets TRYAGAIN.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, cast
 from resp_server.forwarding.handshake import Handshake, HandshakeError
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, WAITING_BYTES_MAX, PipelinedConnection
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
-from resp_server.forwarding.reply_splitter import FrameError, Frames, pack
+from resp_server.forwarding.reply_splitter import FrameError, ReplySplitter, pack
 from resp_server.net.connecting import connected
 from resp_server.net.keepalive import keep_alive
 from resp_server.net.tls import reason_of
@@ -27,13 +27,13 @@ from resp_server.upstream.role import RoleCheck
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import UpstreamUrl
 
-# The longest reply that is passed on: twice the longest value of Redis.
+# The longest reply that is forwarded: twice the longest value of Redis.
 REPLY_BYTES_MAX = 1 << 30
 # The time to connect and to log in (guess).
 CONNECT_S_MAX = 1.0
-# The time without traffic before the first probe (guess).
+# The time without traffic before the first TCP keepalive probe (guess).
 KEEPALIVE_S = 60
-# A request is sent at most twice, and twice only if it only reads.
+# A request that only reads is sent at most twice; all others are sent once.
 SENDS_MAX = 2
 ASKING = pack((b"ASKING",))
 
@@ -43,23 +43,23 @@ class UnansweredError(Exception):
 
 
 class UpstreamSink(Protocol):
-    """Receives replies of the upstream. Nothing here raises."""
+    """Receives replies of the upstream. Its methods do not raise."""
 
     def put(self, index: int, reply: RawReply) -> None:
         """Take the reply to the request with this index."""
 
     def fail(self, index: int, error: Exception) -> None:
-        """Take an exception in its place: a `ReplyError` to reply with, or `UnansweredError`."""
+        """Take an exception in place of a reply: a `ReplyError` for the client, or an `UnansweredError`."""
 
 
 @dataclass(slots=True)
 class UpstreamRequest:
     """A request to the upstream.
 
-    is_read: it changes nothing, so it may be sent twice. sent_s: when it was sent. is_blocking: it may wait for other
-    clients' writes, so no time limit applies. is_asking: ASKING goes before it, as after
-    an ASK of a Redis Cluster. replies_before: the replies to drop, to MULTI and to queued commands, or to ASKING.
-    confirmations: the frames that SUBSCRIBE and the like get in place of a reply.
+    is_read: it only reads, so it may be sent twice. sent_s: when it was sent. is_blocking: it may wait for other
+    clients' writes, so no time limit applies. is_asking: ASKING is sent before it, because a Redis Cluster replied ASK.
+    replies_before: the number of replies to drop before its own: to ASKING, or to MULTI and the queued commands.
+    confirmations: the number of frames that SUBSCRIBE and the like get in place of a reply.
     """
 
     packed: bytes
@@ -81,7 +81,7 @@ class UpstreamRequest:
 
 
 class UpstreamInFlight(Protocol):
-    """A request that was sent, or a batch of the compiled hop."""
+    """An entry in flight: a request, or a batch of the compiled hop."""
 
     sent_s: float
 
@@ -92,7 +92,7 @@ class UpstreamInFlight(Protocol):
     @property
     def remaining(self) -> int: ...
     def next_request(self) -> UpstreamRequest:
-        """Return the next request without a reply as a single request, which takes over waiting for the reply."""
+        """Return the next request without a reply as a separate request, whose sink gets that reply."""
 
 
 class ConnectionEvents(Protocol):
@@ -111,17 +111,17 @@ class ConnectionEvents(Protocol):
     @property
     def poller(self) -> Any: ...
 
-    def at_end_of_turn(self, then: Callable[[], None]) -> None:
-        """Call back at the end of this turn of the event loop."""
+    def at_end_of_round(self, then: Callable[[], None]) -> None:
+        """Call back at the end of this round of the event loop."""
 
     def located(self) -> UpstreamUrl:
-        """Return the server's URL; OSError if nobody knows it now."""
+        """Return the server's URL; OSError if no sentinel knows the master now."""
 
     def opened(self, connection: UpstreamConnection) -> None:
         """Handle a connection that was opened."""
 
     def failed(self, connection: UpstreamConnection, reason: str) -> float:
-        """Handle a failed try to connect; return the pause before the next one."""
+        """Handle a failed attempt to connect; return the pause before the next attempt, in seconds."""
 
     def lost(self, reason: str) -> None:
         """Handle a lost connection."""
@@ -138,7 +138,7 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         self._link: UpstreamProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
-        self._queue: list[UpstreamRequest] = []  # not sent: the connection is being opened
+        self._queue: list[UpstreamRequest] = []  # they wait until the connection is open
         self._queued_bytes = 0
         self._opened_s = self._received_s = 0.0
         self._pause_s = 0.0
@@ -158,15 +158,15 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
     def _open_link(self) -> UpstreamProtocol | None:
         return self._link
 
-    def _at_end_of_turn(self, then: Callable[[], None]) -> None:
-        self._pool.at_end_of_turn(then)
+    def _at_end_of_round(self, then: Callable[[], None]) -> None:
+        self._pool.at_end_of_round(then)
 
     def begin_batch(self, batch: Any) -> None:
         batch.sent_s = self._pool.clock()
         super().begin_batch(batch)
 
     def add(self, request: UpstreamRequest) -> None:
-        """Send a request; if there is no connection, as soon as one is opened. At once TRYAGAIN if that is hopeless."""
+        """Send a request now, or after the connection was opened. It gets TRYAGAIN at once if the breaker is open."""
         link = self._link
         waiting_bytes = self._queued_bytes if link is None else link.output_bytes
         if self.pending_count >= REQUESTS_MAX or waiting_bytes + len(request.packed) > WAITING_BYTES_MAX:
@@ -186,18 +186,18 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
             self.connect()
 
     def connect(self) -> None:
-        """Open the connection, unless it is open, or is being opened."""
+        """Open the connection, unless it is open or is being opened."""
         if self._link is None and self._connecting is None and self._retry is None and not self._is_stopping:
             self._connecting = self._loop.create_task(self._connect())
 
     def is_late(self, now_s: float, timeout_s: float) -> bool:
-        """Tell whether the upstream owes a reply for longer than that, and has sent nothing meanwhile."""
+        """Tell whether the oldest request has waited longer than `timeout_s`, and nothing was received meanwhile."""
         if not self._in_flight or self._in_flight[0].is_blocking:
             return False
         return now_s > max(self._in_flight[0].sent_s, self._received_s) + timeout_s
 
     def cut(self, reason: str) -> None:
-        """Close the connection, if it is open; it is opened again."""
+        """Close the connection, if it is open, and open it again."""
         if self._link is not None:
             self._link.cut(reason)
 
@@ -212,12 +212,12 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         self._refuse_queued()
 
     def receive_batch_replies(self, data: bytes) -> bytes:
-        """Take the replies to the hop's batches off the front of received data; return the rest."""
+        """Pass the replies at the front of received data to the hop's batches; return the rest of the data."""
         self._received_s = self._pool.clock()
         return self.take_batch_replies(data, NO_EPOCHS)
 
     def receive_replies(self, replies: Sequence[RawReply]) -> None:
-        """Take replies, in the order of the requests. Pushes are dropped: no shared connection asks for any."""
+        """Take replies, in the order of the requests. Pushes are dropped: shared connections subscribe to nothing."""
         self._received_s = self._pool.clock()
         for reply in replies:
             if reply[:1] == b">" if isinstance(reply, bytes) else reply.texts[0][:1] == b">":
@@ -252,14 +252,14 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         if self._pool.breaker.is_open:
             self._try_later(self._pool.failed(self, self._pool.breaker.reason))
             return
-        # An upstream that accepts connections, and then ends each, is tried after pauses, too.
+        # The pauses also apply to an upstream that accepts connections and closes them soon after.
         if self._pool.clock() > self._opened_s + PAUSE_S_MAX:
             self._pause_s = 0.0
         self._try_later(self._pause_s)
         self._pause_s = min(max(2 * self._pause_s, PAUSE_S), PAUSE_S_MAX)
 
     def _take_requests(self) -> list[UpstreamRequest]:
-        """Return the requests in flight, each as one of its own, and clear them."""
+        """Remove and return the requests in flight, those of batches as separate requests."""
         return [each.next_request() for each in self._clear() for _ in range(each.remaining)]
 
     def _unreachable(self) -> TryAgainError:
@@ -319,7 +319,7 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
             self._retry = self._loop.call_later(pause_s, self._try_again)
 
     def try_now(self) -> None:
-        """End a pause before a try to connect."""
+        """Connect now, if the connection waits for the end of a pause."""
         if self._retry is not None:
             self._retry.cancel()
             self._try_again()
@@ -338,11 +338,11 @@ class UpstreamProtocol(asyncio.Protocol):
     """The socket of a connection."""
 
     _transport: asyncio.Transport
-    is_idle = False  # the compiled sockets read this attribute; the fast path is not for servers
+    is_idle = False  # the compiled sockets read this attribute; the fast path is for clients only
 
     def __init__(self, connection: UpstreamConnection) -> None:
         self._connection: UpstreamConnection | None = connection
-        self._frames = Frames(REPLY_BYTES_MAX, returns_chunks=True)
+        self._splitter = ReplySplitter(REPLY_BYTES_MAX, returns_chunks=True)
         self._handshake: Handshake | None = None
         self._reason = "it closed the connection"
 
@@ -351,23 +351,23 @@ class UpstreamProtocol(asyncio.Protocol):
         sock = self._transport.get_extra_info("socket")
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            keep_alive(sock, KEEPALIVE_S)  # no time limit ends a blocking command whose upstream is gone
+            keep_alive(sock, KEEPALIVE_S)  # blocking commands have no time limit, so only probes find a dead upstream
 
     async def greet(self, words: list[tuple[bytes, ...]], role: RoleCheck) -> None:
-        """Log in, and wait until all is answered; HandshakeError if the upstream refuses."""
-        # The name is for people: a user without the right to CLIENT does without it.
-        # Nor does it need the right to ROLE: then nobody checks it.
+        """Send the requests that open a connection, and wait for their replies; HandshakeError if one is refused."""
+        # CLIENT SETNAME only helps people who read CLIENT LIST, so a user without the right to it may log in. A user
+        # without the right to ROLE may log in, too; then the role is not checked.
         self._handshake = Handshake(words, (b"CLIENT", b"ROLE"), role.refusal)
         await self._handshake.run(self._transport)
         self._handshake = None
 
     @property
     def output_bytes(self) -> int:
-        """The bytes that wait to be sent."""
+        """The size of unsent output."""
         return self._transport.get_write_buffer_size()
 
     def write(self, data: bytes) -> None:
-        """Send."""
+        """Send bytes."""
         self._transport.write(data)
 
     def forget(self) -> None:
@@ -384,18 +384,18 @@ class UpstreamProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            if self._handshake is None and self._connection is not None and self._frames.is_empty:
+            if self._handshake is None and self._connection is not None and self._splitter.is_empty:
                 data = self._connection.receive_batch_replies(data)
                 if not data:
                     return
-            replies = self._frames.feed(data)
+            replies = self._splitter.feed(data)
             if self._handshake is not None:
                 for reply in map(as_bytes, replies):
                     self._handshake.take(reply)
             elif self._connection is not None and replies:
                 self._connection.receive_replies(replies)
-            if self._frames.error is not None:
-                raise self._frames.error
+            if self._splitter.error is not None:
+                raise self._splitter.error
         except Exception as error:
             if not isinstance(error, FrameError):
                 internal_error(error)

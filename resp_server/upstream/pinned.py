@@ -303,9 +303,9 @@ class PinnedConnections:
         """The compiled core's epoll, where there is one."""
         return self._pool.poller
 
-    def at_end_of_turn(self, then: Callable[[], None]) -> None:
+    def at_end_of_round(self, then: Callable[[], None]) -> None:
         """Call back at the end of this turn of the event loop."""
-        self._pool.at_end_of_turn(then)
+        self._pool.at_end_of_round(then)
 
     def opened(self, connection: UpstreamConnection) -> None:
         """Handle a connection that was opened."""

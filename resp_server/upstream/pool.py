@@ -1,6 +1,6 @@
-"""The shared connections to one upstream: a few for each version of the protocol, and one breaker for all of them.
+"""The connections to one upstream: a few shared ones for each protocol version, and one circuit breaker for all.
 
-A client's requests always take the same connection, so that they run in their order.
+All requests of a client are sent over the same connection, so that they run in order.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ Found = TypeVar("Found")
 
 logger = logging.getLogger("sparkis.proxy")
 
-# Twice the time after which Redis replies BUSY while a script runs (`busy-reply-threshold`).
+# Twice the time for which Redis runs a script before it replies BUSY (the default of `busy-reply-threshold`).
 TIMEOUT_S = 10.0
 CHECKS_PER_TIMEOUT = 20
-# Connections for each version of the protocol (guess: the upstream has one thread that runs commands).
+# Shared connections for each protocol version (guess: few, because Redis runs commands on one thread).
 CONNECTIONS = 4
 COMMAND, HELLO = pack((b"COMMAND",)), pack((b"HELLO",))
-# About the writes of a connection. All other commands that block are about keys.
-ABOUT_WRITES = ("wait", "waitaof")
+# Blocking commands that wait for the connection's own writes. All others wait for keys.
+WRITE_WAITS = ("wait", "waitaof")
 
 
 class UpstreamPool:
     """The connections to one upstream. Runs on the event loop's thread.
 
-    on_facts: called with the facts of the upstream's commands, at each reconnection: its modules may be others; None:
-    nobody needs them. on_hello: called with what it says about itself in HELLO. on_failed: called after each failure.
-    on_state_lost: called with a client whose own connection was lost with what it held. tls: for a URL with TLS only.
-    role: which roles are accepted. locator: finds the server, where sentinels know it. pinned: the connections that one
-    client has alone.
+    on_facts: called after each reconnection with the facts of the upstream's commands, because its modules may have
+    changed; None: the facts are not requested. on_hello: called with the fields of its reply to HELLO. on_failed:
+    called after each failure. on_state_lost: called with a client whose pinned connection was lost together with its
+    state at the upstream, such as watched keys. tls: for a URL with TLS. role: checks the server's role. locator: finds
+    the master by sentinels; None: the URL has the server's address. pinned: the connections of single clients.
     """
 
     def __init__(
@@ -77,18 +77,18 @@ class UpstreamPool:
         self.defer: Defer
         self.pinned = PinnedConnections(self, pinned_max)
         self.pinned.on_state_lost = lambda client, reason: self.on_state_lost(client, reason)
-        # The compiled core's epoll for clients and servers, where there is one.
+        # The compiled core's poller, which polls clients' and servers' sockets; None: asyncio does.
         self.poller: Any = None
 
     @property
     def is_unused(self) -> bool:
-        """Tell whether there are no connections."""
+        """Tell whether no connection is open or has pending requests."""
         return not len(self.pinned) and not any(
             each.is_open or each.pending_count for each in self._connections.values()
         )
 
     def for_database(self, number: int) -> UpstreamPool:
-        """Return a pool for another database. Its breaker is its own: the upstream may not have this database."""
+        """Return a pool for another database, with its own breaker: the upstream may not have this database."""
         return self._with_url(replace(self.url, database=number), 1)
 
     def for_login(self, user: bytes, password: bytes) -> UpstreamPool:
@@ -103,11 +103,11 @@ class UpstreamPool:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """The clock of time limits, which stops while this process is stopped."""
+        """The clock for time limits. It stands still while this process is stopped."""
         return self._clock
 
     def start(self) -> None:
-        """Open the first connection, and check all of them from now on."""
+        """Open the first connection, and start checking all connections for time-outs."""
         self._loop = asyncio.get_running_loop()
         self._clock = AwakeClock(2 * self.timeout_s / CHECKS_PER_TIMEOUT, self._loop.time)
         self._check()
@@ -132,7 +132,7 @@ class UpstreamPool:
     ) -> bool:
         """Send a client's request; the sink gets the reply later, or an error at once or later.
 
-        True: parts of it are sent later, so that the client's later requests have to wait.
+        Return True if parts of the request are sent later, so that the client's next requests have to wait.
         """
         self.send(client, protocol, pack(request), sink, index, is_read=rule.is_read)
         return False
@@ -140,7 +140,7 @@ class UpstreamPool:
     def send_to_node(
         self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
     ) -> None:
-        """Send a read about all keys; there is one node."""
+        """Send a read about all keys of a node. This upstream has one node."""
         self.send(client, protocol, packed, sink, index, is_read=True)
 
     def send(
@@ -158,7 +158,7 @@ class UpstreamPool:
         self.add(client, protocol, UpstreamRequest(packed, sink, index, is_read, is_asking=is_asking))
 
     def add(self, client: int, protocol: int, request: UpstreamRequest) -> None:
-        """Send a request over the client's own connection, if it has one, else over a shared one."""
+        """Send a request over the client's pinned connection, if it has one, otherwise over a shared connection."""
         pinned = self.pinned.get(client)
         if pinned is None:
             self._connection(client, protocol).add(request)
@@ -166,11 +166,11 @@ class UpstreamPool:
             pinned.send_request(request, protocol)
 
     def shared_connection(self, client: int, protocol: int) -> UpstreamConnection | None:
-        """Return the shared connection that a client's requests take; None: it has a connection of its own."""
+        """Return the shared connection for a client's requests; None: the client has a pinned connection."""
         return self._connection(client, protocol) if self.pinned.get(client) is None else None
 
-    def at_end_of_turn(self, then: Callable[[], None]) -> None:
-        """Call back at the end of this turn of the event loop; without a poller, in the next turn."""
+    def at_end_of_round(self, then: Callable[[], None]) -> None:
+        """Call back at the end of this round of the event loop; without a poller, in the next round."""
         if self.poller is not None:
             self.poller.call_before_flush(then)
         else:
@@ -179,8 +179,8 @@ class UpstreamPool:
     def block(
         self, client: int, protocol: int, rule: CommandRule, request: Request, sink: UpstreamSink, index: int
     ) -> None:
-        """Send a blocking command over the client's own connection; PlainError if too many clients have one."""
-        self.send_blocking(client, protocol, pack(request), sink, index, is_about_writes=rule.name in ABOUT_WRITES)
+        """Send a blocking command over the client's pinned connection; PlainError if too many clients have one."""
+        self.send_blocking(client, protocol, pack(request), sink, index, is_about_writes=rule.name in WRITE_WAITS)
 
     def send_blocking(
         self,
@@ -193,7 +193,7 @@ class UpstreamPool:
         is_about_writes: bool = False,
         is_asking: bool = False,
     ) -> None:
-        """Send a blocking command over the client's own connection. is_about_writes: WAIT or WAITAOF."""
+        """Send a blocking command over the client's pinned connection. is_about_writes: it is WAIT or WAITAOF."""
         pinned = self.pinned.pin(client, protocol)
         request = UpstreamRequest(packed, sink, index, is_read=False, is_asking=is_asking, is_blocking=True)
         if is_about_writes:
@@ -212,11 +212,11 @@ class UpstreamPool:
 
     @property
     def message_pool(self) -> UpstreamPool | None:
-        """The pool of a node that sends all messages of channels."""
+        """The pool of a node that delivers the messages of all channels."""
         return self
 
     def checked(self, reply: RawReply) -> RawReply:
-        """Return the reply to a request that was sent to such a pool."""
+        """Return the reply to a request that was sent over `pool_of`, unchanged for a single server."""
         return reply
 
     @property
@@ -234,12 +234,12 @@ class UpstreamPool:
         """The number of open shared connections."""
         return sum(each.is_open for each in self._connections.values())
 
-    def ask_facts(self) -> None:
-        """Ask which commands the upstream has, and which version it is, if it is reached."""
+    def request_facts(self) -> None:
+        """Request the upstream's commands and version, if it is connected."""
         connection = self._connection(0, 2)
         if connection.is_open and self.on_facts is not None:
-            connection.add(UpstreamRequest(COMMAND, _AboutSink(facts_in, self.on_facts), 0, is_read=True))
-            connection.add(UpstreamRequest(HELLO, _AboutSink(hello_fields, self.on_hello), 0, is_read=True))
+            connection.add(UpstreamRequest(COMMAND, _ParsingSink(facts_in, self.on_facts), 0, is_read=True))
+            connection.add(UpstreamRequest(HELLO, _ParsingSink(hello_fields, self.on_hello), 0, is_read=True))
 
     def info_fields(self) -> Mapping[str, object]:
         """Return the fields of INFO."""
@@ -255,13 +255,13 @@ class UpstreamPool:
         }
 
     def located(self) -> UpstreamUrl:
-        """Return the server's URL; OSError if nobody knows it now."""
+        """Return the server's URL; OSError if no sentinel knows the master now."""
         if self.locator is not None:
             self.locator.check()
         return self.url
 
     def move(self, address: Address) -> None:
-        """Use another server: the connections to the one before are closed."""
+        """Close the connections to the current server, and connect to another one."""
         self.url = self.url.at(address)
         for connection in self._connections.values():
             connection.cut("the master has moved")
@@ -273,15 +273,15 @@ class UpstreamPool:
     # -- called by connections ----------------------------------------------------------------------------------------
 
     def opened(self, connection: UpstreamConnection) -> None:
-        """Close the breaker, and ask again which commands the upstream has."""
+        """Close the breaker, and request the upstream's commands again."""
         if self.breaker.is_open:
             logger.warning("the upstream %s is reached again", self.url.address)
         self.breaker.succeeded()
         if connection is self._connections.get((2, 0)):
-            self.ask_facts()
+            self.request_facts()
 
     def failed(self, connection: UpstreamConnection, reason: str) -> float:
-        """Open the breaker; return the pause before the next try to connect."""
+        """Open the breaker; return the pause before the next attempt to connect, in seconds."""
         if not self.breaker.is_open:
             logger.warning("the upstream %s cannot be reached: %s", self.url.address, reason)
         if self.locator is not None:
@@ -309,26 +309,26 @@ class UpstreamPool:
         now_s = self._clock.tick()
         connections = [*self._connections.values(), *self.pinned]
         late = next((each for each in connections if each.is_late(now_s, self.timeout_s)), None)
-        if late is not None:  # the upstream is one process: no other connection would be answered, either
+        if late is not None:  # the upstream is one process, so it answers no other connection either
             reason = f"it did not reply within {self.timeout_s:g} s"
             self.failed(late, reason)
             for each in connections:
                 each.cut(reason)
 
 
-class _AboutSink(Generic[Found]):
-    """Takes the upstream's reply to a question about itself: reads it, and passes on what it says."""
+class _ParsingSink(Generic[Found]):
+    """Parses the upstream's reply to COMMAND or HELLO, and passes the result to `then`."""
 
-    def __init__(self, read: Callable[[bytes], Found], then: Callable[[Found], None]) -> None:
-        self._read, self._then = read, then
+    def __init__(self, parse: Callable[[bytes], Found], then: Callable[[Found], None]) -> None:
+        self._parse, self._then = parse, then
 
     def put(self, index: int, reply: RawReply) -> None:
         try:
-            self._then(self._read(as_bytes(reply)))
+            self._then(self._parse(as_bytes(reply)))
         except MALFORMED_REPLY_ERRORS as error:
-            logger.warning("what the upstream says about itself is not understood: %s", error)
+            logger.warning("the upstream's reply to COMMAND or HELLO has an unexpected form: %s", error)
         except Exception as error:
             internal_error(error)
 
     def fail(self, index: int, error: Exception) -> None:
-        logger.info("the upstream did not say what it is: %s", error)
+        logger.info("the upstream did not answer COMMAND or HELLO: %s", error)

@@ -37,10 +37,10 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True)
 class UpstreamUrl:
-    """Where an upstream is, and as which user the proxy logs in. path: of a Unix socket; empty: TCP, maybe with TLS.
+    """The address of an upstream, and the login for it. path: of a Unix socket; empty: TCP.
 
-    seeds: nodes of a Redis Cluster, which know the others; or sentinels; empty: a single server. master: the name of
-    the master that sentinels know, and `sentinel_user` and `sentinel_password` their login.
+    seeds: nodes of a Redis Cluster, which know the others, or sentinels; empty: a single server. master: the name that
+    sentinels have for the master. sentinel_user, sentinel_password: the login at the sentinels.
     """
 
     host: str = ""
@@ -57,7 +57,7 @@ class UpstreamUrl:
 
     @classmethod
     def parse(cls, text: str) -> UpstreamUrl:
-        """Parse a URL; ValueError, whose text does not repeat the password."""
+        """Parse a URL; ValueError if it is invalid, with a text that does not contain the password."""
         parts = urlsplit(text)
         if parts.scheme not in SCHEMES:
             raise ValueError(
@@ -125,7 +125,7 @@ class UpstreamUrl:
         return name + ",".join(map(str, self.seeds)) if self.seeds else self.path or f"{self.host}:{self.port}"
 
     def greeting(self, protocol: int) -> list[tuple[bytes, ...]]:
-        """Return the requests that open a connection. RESP2 needs no HELLO, which Redis before 6 does not know."""
+        """Return the first requests over a connection. RESP2 needs no HELLO, which Redis before 6 does not know."""
         words: list[tuple[bytes, ...]] = []
         if self.password is not None:
             names = (self.user.encode("utf-8", "surrogateescape"),) if self.user else ()
@@ -138,7 +138,7 @@ class UpstreamUrl:
 
 
 def _address(text: str, default_port: int) -> Address:
-    """Parse `host[:port]`; an IPv6 address is in brackets."""
+    """Parse `host[:port]`, with an IPv6 address in brackets; ValueError if it is invalid."""
     host, bracket, rest = text.partition("]")
     if not bracket:
         host, _, rest = text.partition(":")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from compat.conformance.wire import replies_in
 from resp_server import native
-from resp_server.forwarding.reply_splitter import Frames, items_of
+from resp_server.forwarding.reply_splitter import ReplySplitter, items_of
 from tests.properties.steps import result_of
 
 MANY_BYTES = 1 << 20
@@ -48,7 +48,7 @@ def streams(draw: st.DrawFn) -> bytes:
 
 
 def cut_up(sent: bytes, places: list[int]) -> tuple[list[bytes], bool]:
-    frames = Frames(MANY_BYTES)
+    frames = ReplySplitter(MANY_BYTES)
     ends = sorted({0, len(sent), *(place % (len(sent) + 1) for place in places)})
     found = [reply for start, end in pairwise(ends) for reply in frames.feed(sent[start:end])]
     return found, frames.error is not None

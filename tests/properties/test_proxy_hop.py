@@ -1,4 +1,4 @@
-"""The compiled hop takes what the parser and `Frames` take, and puts replies in order; it leaves all else alone."""
+"""The compiled hop parses what the parser and `ReplySplitter` parse, and orders replies; it leaves all else alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resp_server.forwarding.raw_replies import as_bytes
-from resp_server.forwarding.reply_splitter import Frames, items_of, pack
+from resp_server.forwarding.reply_splitter import ReplySplitter, items_of, pack
 from resp_server.metrics.stats import CommandStats, Stats
 from resp_server.protocol.errors import ReplyError, TryAgainError
 from resp_server.protocol.request_parser import RequestParser
@@ -207,7 +207,7 @@ def test_replies_are_cut_as_frames_cuts_them(replies: list[bytes], data: st.Data
     connection.asked()
     took = connection.batches[0].feed(sent, 0, NO_EPOCHS)
     found = [reply for sink in takers for reply in sink.replies]
-    frames = Frames(1 << 20)
+    frames = ReplySplitter(1 << 20)
     assert frames.feed(sent[:took]) == found
     assert frames.is_empty
 
@@ -379,7 +379,7 @@ def test_replies_of_the_newer_protocol_are_cut_as_frames_cuts_them(replies: list
         scene.hop.forward(sink, pack((b"GET", b"k")), 3)
     scene.upstream.asked()
     took = scene.upstream.batches[0].feed(sent, 0, NO_EPOCHS)
-    frames = Frames(1 << 20)
+    frames = ReplySplitter(1 << 20)
     found = frames.feed(sent)
     assert [reply for sink in sinks for reply in sink.replies] == found
     assert took == len(b"".join(map(as_bytes, found)))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
-from resp_server.forwarding.reply_splitter import Frames, items_of
+from resp_server.forwarding.reply_splitter import ReplySplitter, items_of
 from resp_server.protocol.replies import ReplySet, encode
 from resp_server.proxy.epoch_floors import EpochFloors
 from resp_server.proxy.request_policy import scan_reply, split_by_slot
@@ -47,7 +47,7 @@ def test_any_chunking_gives_the_same_replies_as_soon_as_they_are_there(
     sent = [encode(each, protocol) for each in given]
     as_bytes = b"".join(sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(as_bytes)), max_size=8)))
-    frames = Frames(1 << 20)
+    frames = ReplySplitter(1 << 20)
     found: list[bytes] = []
     for start, end in zip([0, *cuts], [*cuts, len(as_bytes)], strict=True):
         found += frames.feed(as_bytes[start:end])
@@ -59,7 +59,7 @@ def test_any_chunking_gives_the_same_replies_as_soon_as_they_are_there(
 @given(given=st.one_of(st.lists(replies, max_size=6), arrays), protocol=st.sampled_from([2, 3]))
 def test_the_items_of_an_array_are_as_they_were_sent(given: list[object], protocol: int) -> None:
     sent = encode(given, protocol)
-    for reply in (sent, *Frames(1 << 20).feed(sent)):
+    for reply in (sent, *ReplySplitter(1 << 20).feed(sent)):
         assert list(result_of(items_of(reply))) == [encode(each, protocol) for each in given]
 
 
