@@ -1,15 +1,15 @@
-"""Relays messages: a proxy subscribes at servers to what its clients are subscribed to, and delivers the messages.
+"""Relays messages: a proxy subscribes at servers to its clients' channels and patterns, and delivers the messages.
 
     channels, patterns        at one server, the proxy's home: cluster nodes pass published messages to each other
-    key notifications         at the active server of each shard, of all applications: each notifies of its own slots.
-                              A pattern that may match both kinds is subscribed at all servers; its messages other
-                              than notifications are taken from the home only
+    keyspace notifications    at the active server of each shard of all applications, because a server notifies of its
+                              own slots only. A pattern that may match both kinds is subscribed at all these servers;
+                              its other messages are taken from the home only
     shard channels            at the active server of the slot
     __sparkis__:...           nowhere: the proxy itself announces an epoch when all shards serve it
 
-With several applications the messages of clients go over the first one. The proxy's own settings (STATE NOTIFY) say
-which events are notified, regardless of the servers' settings. When a connection is lost or silent, clients that may
-have missed a message are disconnected, as the server would do.
+With several applications the first one relays the messages of clients. The proxy's own setting (STATE NOTIFY) decides
+which events are notified, not the servers' settings. When a connection is lost or silent, clients that may have missed
+a message are disconnected.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ logger = logging.getLogger("sparkis.proxy")
 
 # The interval of checking for new epochs of all servers, and for changed active servers (guess).
 CHECK_S = 0.05
-# A server that cannot be reached is tried again after this.
+# The pause before reconnecting to a server that cannot be reached.
 PAUSE_S = 0.5
-# A server that is silent for one timeout of the proxy is pinged; after this many timeouts it counts as lost (guess).
+# A server that is silent for one timeout of the proxy is pinged. After this many timeouts it counts as lost (guess).
 SILENT_TIMEOUTS_MAX = 5
 NAMES_PER_REQUEST = 1_000
 # Names that are assigned between two readings of the clock (guess: 0.2 ms).
@@ -72,7 +72,7 @@ VERBS = {
 
 # The channels and patterns to subscribe to at a server.
 Names = dict[SubscriptionKind, set[bytes]]
-# Channels and patterns that may have to be subscribed elsewhere than before.
+# Channels and patterns whose server may have changed.
 Changes = Iterator[tuple[SubscriptionKind, bytes]]
 
 

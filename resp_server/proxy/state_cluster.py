@@ -1,9 +1,9 @@
 """The servers of one application: routing of requests, handling of errors and of lost connections.
 
-Each server has one connection for look-ups and one for long requests (KEYS, DBSIZE), for each version of the protocol
-(`server_connection`). A request has a deadline. It is sent at most twice: again only when a connection was lost,
-which is safe as all requests only read. A MOVED updates the map and redirects the request; after two redirects, or if a
-server is not ready, there is a pause before each further try.
+For each protocol version, a server has one connection for look-ups and one for long requests such as KEYS and DBSIZE
+(`server_connection`). A request has a deadline. It is sent at most twice, the second time only after its connection was
+lost. That is safe, because all requests only read. A MOVED updates the slot map and redirects the request. After two
+redirects, or if a server is not ready, the proxy pauses before it sends the request again.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ logger = logging.getLogger("sparkis.proxy")
 TIMEOUT_S = 1.0
 # For requests about all of a server's keys, and for long replies.
 LONG_TIMEOUT_S = 60.0
-# Two redirects are followed at once: one MOVED is normal after a move of slots, two mean that servers do not agree yet.
+# Redirects that are followed without a pause: one MOVED is normal after slots moved, two mean that servers disagree.
 REDIRECTS_AT_ONCE_MAX = 2
-# The pause before a further try at servers that do not agree, or are not ready.
+# The pause before a request is sent again to servers that disagree or are not ready.
 AGREE_PAUSE_S = 0.05
 CHECKS_PER_TIMEOUT = 10
-# A job that no server announces for this long counts as removed, and no request waits for it any more (guess).
+# A job that no server announces for this long counts as removed. Then no request waits for its epochs (guess).
 REMOVED_AFTER_S = 5.0
-# Errors of a server, or a shard, that can answer in a moment.
+# Errors of a server or a shard that will soon be able to answer.
 RETRY_ERRORS = (b"-LOADING ", b"-CLUSTERDOWN ", b"-TRYAGAIN ")
-# Connections that the compiled hop can number: a byte each.
+# The compiled hop numbers connections with one byte.
 OPEN_CONNECTIONS_MAX = 254
 CLOSED = bytes(4 * SLOTS)
 
@@ -76,24 +76,23 @@ class StateCluster:
     losses: int = 0
     connection_numbers: bytes = CLOSED
     open_connections: list[ServerConnection | None] = field(default_factory=lambda: [None])
-    # With certificates the servers have to speak TLS.
+    # None: no TLS. Otherwise all servers have to use TLS.
     certificates: Certificates | None = field(default=None, repr=False)
-    # Whether servers have to report changed keys; and the function that is called with them. None: any key may have
-    # changed.
+    # Servers have to report changed keys. `on_changed` is called with the keys; None: any key may have changed.
     follows_keys: bool = False
     on_changed: Callable[[Sequence[bytes] | None], None] = lambda keys: None
-    # Called for a new job, and for one with a new writer: its states may differ.
+    # Called for a new job, and for a job with a new writer, because its states may have changed.
     on_new_job: Callable[[StateCluster, str], object] = lambda cluster, address: None
-    # Calls back in a later turn; replaced by the proxy's own function when it starts.
+    # Calls back in a later round of the event loop. The proxy sets its own function when it starts.
     defer: Defer = lambda run: asyncio.get_running_loop().call_soon(run)
-    # The compiled core's epoll for clients and servers, where there is one.
+    # The compiled core's poller, which polls clients' and servers' sockets; None: asyncio does.
     poller: Any = None
 
     def start(self) -> None:
         """Start the checks of connections and waiting requests."""
         self._loop = asyncio.get_running_loop()
-        # This clock stops while the process is stopped, so servers do not seem silent and requests do not expire
-        # afterwards.
+        # This clock stands still while the process is stopped. So servers do not seem silent afterwards, and requests
+        # do not expire.
         self.clock = AwakeClock(2 * self.timeout_s / CHECKS_PER_TIMEOUT, self._loop.time)
         self._refreshing: set[str] = set()
         self._is_stopping = False
@@ -109,7 +108,7 @@ class StateCluster:
         self._check()
 
     def at_end_of_round(self, then: Callable[[], None]) -> None:
-        """Call back at the end of this turn of the event loop; without a poller, in the next turn."""
+        """Call back at the end of this round of the event loop; without a poller, in the next round."""
         if self.poller is not None:
             self.poller.call_before_flush(then)
         else:
@@ -166,7 +165,7 @@ class StateCluster:
         self.connection(ConnectionKey(address, request.protocol, request.is_long)).add(request)
 
     def send_again(self, request: ServerRequest) -> None:
-        """Send a request that has a reply once more, as if it were new."""
+        """Send a request that has a reply already again, as a new request."""
         request.sends = request.redirects = 0
         request.queued_until_s = None
         self.send(request)
@@ -188,7 +187,7 @@ class StateCluster:
         return master if shard is None else shard.active
 
     def retry_later(self, deadline_s: float, retry: Callable[[], None]) -> bool:
-        """Call back after a pause; False if that would be past a deadline, or the proxy stops."""
+        """Call back after a pause; return False if the deadline would be over then, or the proxy stops."""
         if self._is_stopping or self.now_s + AGREE_PAUSE_S > deadline_s:
             return False
         self._loop.call_later(AGREE_PAUSE_S, retry)
@@ -216,7 +215,7 @@ class StateCluster:
     # -- the topology -------------------------------------------------------------------------------------------------
 
     def apply_topology(self, topology: Topology, source: str, term: int = NO_TERM) -> bool:
-        """Apply a topology; False if it is not newer than the current one."""
+        """Apply a topology; return False if it is not newer than the current one."""
         before = self._active_by_slot()
         if not self.slots.apply(topology, term):
             return False
@@ -242,7 +241,7 @@ class StateCluster:
         return True
 
     def refresh(self, address: str) -> None:
-        """Request a server's topology, unless that is under way."""
+        """Request a server's topology, unless such a request is pending."""
         if address not in self._refreshing:
             self._refreshing.add(address)
             packed = pack((b"STATE", b"TOPOLOGY"))
@@ -284,12 +283,12 @@ class StateCluster:
     # -- events of connections ----------------------------------------------------------------------------------------
 
     def on_topology_version(self, version: int, address: str) -> None:
-        """Handle the version of the topology that a server serves."""
+        """Handle a server's report of its topology version."""
         if version > self.slots.version:
             self.refresh(address)
 
     def shared_epochs(self, epochs: Epochs) -> ReplyEpochs:
-        """Return a server's epochs: one shared object for all servers that have reached the newest."""
+        """Return an object with these epochs, the same one for all servers that have reached the newest epochs."""
         newest = latest(self.newest, epochs)
         if newest != self.newest:
             self.newest, self._newest_shared = newest, (newest,)
@@ -322,12 +321,12 @@ class StateCluster:
                 self._invalidate_connection_numbers()
 
     def state_changed(self, connection: ServerConnection) -> None:
-        """Handle a connection that was opened, or could not be."""
+        """Handle a connection that was opened, or a failed attempt to open it."""
         if self._is_stopping:
             return
         self._choose_active()
-        # Not for long connections: a long reply takes over its connection, and the next connection must not repeat the
-        # request.
+        # Not for connections for long requests. A long reply takes over its connection, and its request must not be
+        # sent again over the next connection.
         if connection.is_connected and not connection.key.is_long:
             self.on_new_job(self, connection.key.address)
         if connection.is_connected:
@@ -344,7 +343,7 @@ class StateCluster:
                 connection.cut(f"{address} did not reply in time")
 
     def error_received(self, request: ServerRequest, reply: bytes, connection: ServerConnection) -> None:
-        """Follow a MOVED, try again after an error of `RETRY_ERRORS`, pass any other error on."""
+        """Follow a MOVED, send a request again after one of `RETRY_ERRORS`, and pass any other error to the sink."""
         try:
             if request.address is not None:
                 request.sink.put(request.index, reply)
@@ -358,7 +357,7 @@ class StateCluster:
             request.fail_all(error)
 
     def resend_lost(self, requests: Sequence[ServerRequest], reason: str) -> None:
-        """Send the requests of a lost connection once more, to the servers that are active now."""
+        """Send the requests of a lost connection again, to the servers that are active now."""
         self.losses += 1
         self._choose_active()
         now_s = self.now_s
@@ -372,25 +371,25 @@ class StateCluster:
                 connection.connect()
 
     def follow_keys(self, is_on: bool) -> None:
-        """Have all servers report changed keys, from the next request on; or stop that."""
+        """Have all servers report changed keys from the next request on, or stop it."""
         self.follows_keys = is_on
         for connection in self.connections.values():
             connection.follow()
 
     def tracking_lost(self) -> None:
-        """Invalidate all keys: a server will not report changes of keys that it sent before."""
+        """Invalidate all keys, because a server no longer reports changes of keys that clients read before."""
         if self.follows_keys:
             self.on_changed(None)
 
     def detach_long_reply(self, link: ServerProtocol, request: ServerRequest, epochs: ReplyEpochs) -> None:
-        """Leave a socket to the long reply to a request; epochs: those of the reply."""
+        """Leave a socket to the long reply to a request. epochs: the reply's."""
         self._long_replies.take(link, request, epochs)
 
     def _follow_moved(self, request: ServerRequest, reply: bytes, address: str) -> None:
         try:
             slot, owner = reply[7:].decode().split()
             was = self.slots.owners[int(slot)]
-        except (ValueError, IndexError):  # the request is in no queue any more: nothing else would reply to it
+        except (ValueError, IndexError):  # the request is in no queue any more, so it has to get a reply here
             request.refuse(PlainError(f"{address} sent a malformed MOVED"))
             return
         if was != owner:
@@ -411,15 +410,15 @@ class StateCluster:
     # -- the active servers -------------------------------------------------------------------------------------------
 
     def _stays_open(self, key: ConnectionKey) -> bool:
-        """Tell whether a connection stays open without requests, because its server announces epochs over it."""
+        """Tell whether a connection stays open without requests: the server announces its epochs over it."""
         return key.protocol == 2 and not key.is_long and key.address in self._server_addresses
 
     def _choose_active(self) -> None:
-        """Choose the active servers, send them the requests queued for others, and drop removed servers."""
+        """Choose the active servers, send them requests that are queued for other servers, and drop removed servers."""
         self._apply_choice(self._choose())
 
     def _apply_choice(self, changed: Mapping[str, str]) -> None:
-        """Apply a choice. changed: the former active server of each shard whose active server changed, by master."""
+        """Apply a choice. changed: by master, the former active server of each shard whose active server changed."""
         self._raise_floors(changed)
         self._invalidate_connection_numbers()
         replaced = set(changed.values())
@@ -432,7 +431,7 @@ class StateCluster:
                     self.send(request)
 
     def _choose(self) -> dict[str, str]:
-        """Choose each shard's active server; return the servers before, by master, where that changed."""
+        """Choose each shard's active server; return the former one, by master, of each shard where it changed."""
         changed: dict[str, str] = {}
         for shard in self._shards.values():
             connections = {each: self.connections.get(ConnectionKey(each, 2, False)) for each in shard.servers}
@@ -455,13 +454,13 @@ class StateCluster:
             self._floors.raise_to(slots, dict(self.seen.get(before, EMPTY_EPOCHS)))
 
     def _floor_of(self, master: str) -> Epochs:
-        """Return the floor of all slots of a master together."""
+        """Return the joint floor of all slots of a master."""
         if not self._has_connection_numbers:
             self._build_connection_numbers()
         return self._master_floors.get(master, EMPTY_EPOCHS)
 
     def _invalidate_connection_numbers(self) -> None:
-        """Clear `connection_numbers`. Requests take the general path until it is rebuilt, before the next input."""
+        """Clear `connection_numbers`. It is rebuilt soon; requests that arrive before take the general path."""
         self.connection_numbers = CLOSED
         if self._has_connection_numbers:
             self._has_connection_numbers = False
@@ -476,8 +475,8 @@ class StateCluster:
         floors: dict[str, Epochs] = {}
         numbers_of_runs: dict[tuple[str, int], int] = {}
         is_behind = False
-        # By runs of slots, to be fast: each change of a connection rebuilds the numbers, and no request is answered
-        # meanwhile.
+        # Runs of slots make this fast. Each change of a connection rebuilds the numbers, and no request is answered
+        # during that time.
         for first, end in pairwise(sorted({0, *self.slots.ends, *self._floors.ends})):
             master, floor = self.slots.owners[first], self._floors.by_slot[first]
             if master is None:
@@ -519,7 +518,7 @@ class StateCluster:
             self._apply_choice(changed)
 
     def _replaceable(self) -> set[str]:
-        """Return the active servers that have a substitute: their silence is detected earlier, to leave time for it."""
+        """Return the active servers that another server can replace. Their silence is detected earlier."""
         found = set()
         for shard in self._shards.values():
             others = [
@@ -581,7 +580,7 @@ class LongReply:
         self._request = request
 
     def receive_replies(self, replies: Sequence[RawReply]) -> None:
-        """Take the reply. Requests behind it were sent again elsewhere, so the socket is closed."""
+        """Pass the reply to the sink, and close the socket: the requests after it were sent again over another one."""
         self._others.remove(self)
         self.link.forget()
         try:
@@ -596,7 +595,7 @@ class LongReply:
 
 
 class LongReplies:
-    """The long replies under way. Together they buffer no more than `REPLY_BYTES_MAX`."""
+    """The long replies that are being received. Together they buffer at most `REPLY_BYTES_MAX`."""
 
     def __init__(self, cluster: StateCluster) -> None:
         self._cluster = cluster
@@ -604,7 +603,7 @@ class LongReplies:
         self._buffered_bytes = 0
 
     def take(self, link: ServerProtocol, request: ServerRequest, epochs: ReplyEpochs) -> None:
-        """Take over a socket whose next reply is long; reading continues as soon as there is room."""
+        """Take over a socket whose next reply is long. It is read when the buffers of all long replies have room."""
         if link.partial_bytes > REPLY_BYTES_MAX:
             link.forget()
             request.refuse(PlainError(f"a reply is larger than {REPLY_BYTES_MAX} bytes"))
@@ -622,7 +621,7 @@ class LongReplies:
         self._go_on()
 
     def check(self, now_s: float) -> None:
-        """Cut replies that take too long, or have outgrown the room."""
+        """Close the sockets of replies that take too long, or exceed the room in the buffers."""
         for reply in list(self._all):
             if now_s > reply.deadline_s:
                 reply.link.cut("a long reply did not come in time")
@@ -635,7 +634,7 @@ class LongReplies:
                     reply.buffered_bytes += grown
 
     def stop(self) -> None:
-        """Cut them all."""
+        """Close the sockets of all long replies."""
         for reply in list(self._all):
             reply.link.cut("the proxy stops")
 
