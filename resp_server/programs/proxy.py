@@ -37,6 +37,7 @@ from resp_server.proxy.swap_dispatcher import SwapDispatcher
 from resp_server.proxy.topology_sources import FileSource, LogSource, ProxyTopologySource, RegistrySource
 from resp_server.serving.server import Server
 from resp_server.serving.token import add_token_option, token_of
+from resp_server.upstream.long_words import VALUE_BYTES_MAX
 from state_backend.log.filesystems import open_filesystem
 from state_backend.store.keyspace import Keyspace
 
@@ -161,6 +162,8 @@ async def _serve(options: argparse.Namespace) -> None:
             has_client_logins=options.upstream_auth == "client",
         )
 
+    if swap is not None:
+        config = replace(config, bulk_bytes_max=VALUE_BYTES_MAX)
     if options.upstream_auth == "client":
         config = replace(config, password=secrets.token_hex())  # so that clients have to log in
 

@@ -6,7 +6,7 @@ if it is in none of them. The facts of a command are the upstream's own, where i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from resp_server.protocol.errors import (
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.command_facts import tells_all_keys
 from resp_server.upstream.key_matcher import Decision
+from resp_server.upstream.long_words import long_words, too_long
 from resp_server.upstream.mapped_names import FieldRead, StateName, field_read, with_names
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.rules import Owner, Rule, Writes
@@ -198,11 +199,14 @@ class SwapRouter:
 
         database: the client's.
         """
+        long_at = long_words(request)
         rule = self._rule(request)
+        if long_at and (rule is None or rule.side not in (Side.BY_KEYS, Side.UPSTREAM)):
+            raise too_long()
         if rule is None:
             return None
         if rule.side is Side.BY_KEYS:
-            return self._by_keys(rule, request, database)
+            return self._by_keys(rule, request, database, long_at)
         if rule.side is Side.ALL_KEYS:
             self._check_known()
             if rule.command is not None:
@@ -246,12 +250,14 @@ class SwapRouter:
                 found.append(PlainCommand(name, rule.is_read, facts.last_key == -1))
         return found
 
-    def _by_keys(self, rule: CommandRule, request: Request, database: int) -> Route:
+    def _by_keys(self, rule: CommandRule, request: Request, database: int, long_at: Collection[int]) -> Route:
         self._check_known()
         if rule.single_key_at and rule.single_key_at < len(request):
             positions: Sequence[int] = (rule.single_key_at,)
         else:
             positions = self._positions(rule, request)
+        if long_at and not set(long_at).isdisjoint(positions):
+            raise too_long()
         decide = self._ownership.matcher.decider(database) if database else self._ownership.decide
         others = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
         owned = [row for row in others if row[1].owner is Owner.STATE]
@@ -260,6 +266,8 @@ class SwapRouter:
             if not self._ownership.has_shadows or not rule.is_read or route.is_blocking:
                 return route
             return route._replace(shadowed=_shadowed(rule, request, positions, decide))
+        if long_at:
+            raise too_long()
         if rule.command is not None:
             rule.command.check_arity(request)
         if rule.name == "watch" and len(owned) < len(positions):

@@ -1,0 +1,83 @@
+"""Values of several megabytes through a proxy with an upstream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from compat.conformance.wire import Connection
+from resp_server.upstream.long_words import VALUE_BYTES_MAX, WORD_BYTES_MAX
+from tests.server.swap import Swap
+
+LONG = bytes(range(256)) * (5 << 12)
+REFUSAL = "-ERR only a value for the upstream may have more than 1 MB\r\n"
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+    with ExitStack() as stack:
+        yield Swap(tmp_path_factory.mktemp("swap"), stack)
+
+
+@pytest.fixture
+def client(swap: Swap) -> Iterator[Connection]:
+    with swap.proxy.connect() as connection:
+        yield connection
+
+
+def test_a_value_of_megabytes_is_written_and_read(client: Connection) -> None:
+    assert client.call("SET", "a", LONG).plain == b"OK"
+    assert client.call("GET", "a").plain == LONG
+    assert client.call("RPUSH", "list", "short", LONG).plain == 2
+    assert client.call("LRANGE", "list", 0, -1).plain == [b"short", LONG]
+    assert client.call("EVAL", "return #ARGV[1]", 1, "k", LONG).plain == len(LONG)
+    assert client.call("PUBLISH", "channel", LONG).plain == 0
+    client.call("DEL", "list")
+
+
+def test_a_transaction_takes_values_of_megabytes(client: Connection) -> None:
+    assert client.call("MULTI").plain == b"OK"
+    assert client.call("SET", "b", LONG).plain == b"QUEUED"
+    assert client.call("STRLEN", "b").plain == b"QUEUED"
+    assert client.call("EXEC").plain == [b"OK", len(LONG)]
+
+
+def test_the_longest_value_is_written(client: Connection) -> None:
+    assert client.call("SET", "a", b"x" * VALUE_BYTES_MAX).plain == b"OK"
+    assert client.call("STRLEN", "a").plain == VALUE_BYTES_MAX
+
+
+def test_a_longer_value_ends_the_connection_with_an_error_as_at_redis(client: Connection) -> None:
+    client.send(b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$%d\r\n" % (VALUE_BYTES_MAX + 1))
+    assert client.read().raw == b"-ERR Protocol error: invalid bulk length\r\n"
+    assert client.read_to_end() == b""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["GET", LONG],
+        ["MSET", "a", "1", LONG, "2"],
+        [LONG, "a"],
+        ["PUBLISH", LONG, "x"],
+        ["KEYS", LONG],
+        ["SCAN", "0", "MATCH", LONG],
+        ["HGET", "job:speed:1", LONG],
+        ["SET", "job:speed:1", LONG],
+        ["CLIENT", "SETNAME", LONG],
+        ["ECHO", LONG],
+        ["SUBSCRIBE", "a", LONG],
+    ],
+    ids=lambda words: " ".join("LONG" if word is LONG else str(word) for word in words),
+)
+def test_other_words_of_more_than_a_megabyte_are_refused(client: Connection, words: list[bytes | str]) -> None:
+    assert client.call(*words).raw.decode() == REFUSAL
+    assert client.call("PING").plain == b"PONG"
+
+
+def test_a_word_of_a_megabyte_may_be_anything(client: Connection) -> None:
+    key = b"k" * WORD_BYTES_MAX
+    assert client.call("SET", key, "1").plain == b"OK"
+    assert client.call("GETDEL", key).plain == b"1"
