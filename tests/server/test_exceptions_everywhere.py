@@ -180,14 +180,13 @@ def name_of(code: CodeType) -> str:
 GUARDS = {
     "client/write_queue.py:WriteQueue.flush",
     "serving/server.py:Server._notify",
-    "serving/server.py:Server._keep_telling",
     "client/turn_scheduler.py:TurnScheduler._step",
     "client/round.py:Round.answer",
     "execution/context.py:ServerContext.attempt",
-    "proxy/requests.py:ReplyStage.attempt",
+    "forwarding/reply_stages.py:ReplyStage.attempt",
     "proxy/batch.py:ReplyBatch.put",
     "proxy/dispatcher.py:ProxyDispatcher.on_resolved.<locals>.answer",
-    "proxy/server_connection.py:ServerConnection._flush",
+    "forwarding/pipelined_connection.py:PipelinedConnection._flush",
 }
 
 
