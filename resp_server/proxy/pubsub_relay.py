@@ -92,7 +92,7 @@ class RelayConnection(asyncio.Protocol):
         self.cluster = cluster
         self.desired = _no_names()
         self._desired_bytes = 0
-        self.pings = 0  # sent, or to be sent once connected
+        self.pings = 0  # sent, or to be sent after connecting
         self.pongs = 0
         self._relay = relay
         self._loop = asyncio.get_running_loop()
@@ -111,12 +111,12 @@ class RelayConnection(asyncio.Protocol):
         self._delivery: Iterator[None] | None = None  # delivers the data that was received, in steps
 
     def has_room(self, name: bytes) -> bool:
-        """Tell whether the server lets this connection be subscribed to another channel or pattern."""
+        """Tell whether the server's limits allow this connection another channel or pattern."""
         count = sum(map(len, self.desired.values()))
         return count < SUBSCRIPTIONS_MAX and self._desired_bytes + len(name) <= SUBSCRIBED_BYTES_MAX
 
     def set_desired(self, kind: SubscriptionKind, name: bytes, is_desired: bool) -> None:
-        """Add a channel or pattern to this connection, or remove it; `sync` tells the server."""
+        """Add a channel or pattern to this connection, or remove it; `sync` sends the change to the server."""
         names = self.desired[kind]
         if is_desired and name not in names:
             names.add(name)
@@ -178,7 +178,7 @@ class RelayConnection(asyncio.Protocol):
         transport.write(b"".join(map(pack, words)))
         self._transport, self._subscribed, self._changed, self._events = transport, _no_names(), _no_names(), None
         self._silent_checks = 0
-        self.pongs = self.pings - 1  # one ping, behind all names, replaces those of the lost connection
+        self.pongs = self.pings - 1  # one ping after all names replaces the pings of the lost connection
         self._is_resubscribing = True
         self._relay.enqueue(self.desired_names())
         self._relay.enqueue(partial(self._end_resubscribing, transport))
@@ -227,9 +227,9 @@ class RelayConnection(asyncio.Protocol):
         if self._delivery is None:
             batch = MessageBatch()
             self._delivery = self._deliver(batch)
-            self._step(self._delivery, batch, {})
+            self._run_delivery(self._delivery, batch, {})
 
-    def _step(self, steps: Iterator[None], batch: MessageBatch, recipients: dict[Session, None]) -> None:
+    def _run_delivery(self, steps: Iterator[None], batch: MessageBatch, recipients: dict[Session, None]) -> None:
         """Deliver some messages now and the others in later rounds. Until then the socket is not read."""
         transport, server = self._transport, self._relay.server
         if transport is None or steps is not self._delivery:
@@ -245,11 +245,11 @@ class RelayConnection(asyncio.Protocol):
         recipients |= dict.fromkeys(batch.send(server.clients.push))
         if not is_done:
             transport.pause_reading()
-            server.clients.defer(partial(self._step, steps, batch, recipients))
+            server.clients.defer(partial(self._run_delivery, steps, batch, recipients))
             return
         self._delivery = None
         self._silent_checks = 0
-        self._wait_for(list(recipients))
+        self._wait_for_slow_clients(list(recipients))
         if not self._paused_steps:
             transport.resume_reading()
 
@@ -282,7 +282,7 @@ class RelayConnection(asyncio.Protocol):
             case [b"smessage", bytes(channel), bytes(text)]:
                 yield from self._relay.deliver(batch, self, SubscriptionKind.SHARD, channel, channel, text)
             case [b"sunsubscribe", bytes(channel), _]:
-                # Its slot has moved; the new owner is subscribed soon.
+                # The channel's slot has moved. The proxy soon subscribes at the new owner.
                 self._subscribed[SubscriptionKind.SHARD].discard(channel)
                 self._refused.append(channel)
 
@@ -294,7 +294,7 @@ class RelayConnection(asyncio.Protocol):
         if reason.startswith("MOVED"):
             self.cluster.refresh(self.address)
 
-    def _wait_for(self, recipients: list[Session]) -> None:
+    def _wait_for_slow_clients(self, recipients: list[Session]) -> None:
         """Pause reading while clients do not read their messages, for at most `SLOW_CLIENT_WAIT_S`."""
         if self._transport is None:
             return
@@ -302,7 +302,7 @@ class RelayConnection(asyncio.Protocol):
             if not self._paused_steps:
                 self._transport.pause_reading()
             self._paused_steps += 1
-            self._loop.call_later(SLOW_CLIENT_POLL_S, self._wait_for, recipients)
+            self._loop.call_later(SLOW_CLIENT_POLL_S, self._wait_for_slow_clients, recipients)
         elif self._paused_steps:
             self._relay.stop_waiting_for(recipients)
             self._paused_steps = 0
@@ -324,10 +324,10 @@ def _in_chunks(verb: bytes, names: Iterable[bytes]) -> Iterator[Request]:
 
 
 class PubsubRelay:
-    """All subscribed connections of a proxy.
+    """All connections of a proxy that subscribe at servers.
 
-    accepts_key: None: clients get all messages of servers; else only notifications of keys that it accepts, because an
-    upstream has all other messages.
+    accepts_key: None without an upstream. With one, clients get only servers' notifications of the keys that it
+    accepts; all other messages are the upstream's.
     """
 
     def __init__(
@@ -337,21 +337,21 @@ class PubsubRelay:
         self._accepts_key = accepts_key
         self._applications = applications
         self._hub = server.message_bus.hub
-        # By application and address. A server limits the subscriptions of a connection; further ones get another.
+        # By (application, address). A server limits the subscriptions of a connection, so there may be several.
         self._connections: defaultdict[tuple[int, str], list[RelayConnection]] = defaultdict(list)
-        # Names to assign, and callbacks for when the names before them are assigned.
+        # Names to assign, and callbacks that are called after the names before them were assigned.
         self._queue: deque[Changes | Callable[[], None]] = deque()
-        self._changed: dict[tuple[SubscriptionKind, bytes], None] = {}  # by clients, since the last entry of the queue
+        self._changed: dict[tuple[SubscriptionKind, bytes], None] = {}  # since the last entry of the queue
         self._home: str | None = None
         self._waiting: list[tuple[dict[RelayConnection, int], Callable[[], None]]] = []
         self._epochs: dict[tuple[int, str], tuple[int, int]] = {}
         self._check_timer: asyncio.TimerHandle | None = None
-        self._slow_clients: set[Session] = set()
+        self._ignored_slow_clients: set[Session] = set()
         self._is_stopped = False
-        self._is_sync_due = False  # `sync` runs in a later turn
+        self._is_sync_scheduled = False
         self._disconnects = Deliveries(server.clients.defer)
         self._last_layout: object = None
-        self._also_on_change = self._hub.on_change
+        self._next_on_change = self._hub.on_change
         self._hub.on_change = self._subscriptions_changed
 
     def stop(self) -> None:
@@ -359,10 +359,10 @@ class PubsubRelay:
         self._is_stopped = True
         if self._check_timer is not None:
             self._check_timer.cancel()
-        for connection in self._each():
+        for connection in self._all_connections():
             connection.close()
 
-    def _each(self) -> list[RelayConnection]:
+    def _all_connections(self) -> list[RelayConnection]:
         return [connection for connections in self._connections.values() for connection in connections]
 
     @property
@@ -378,7 +378,7 @@ class PubsubRelay:
         return list(dict.fromkeys(cluster.active_server(master) for master in cluster.slots.counts))
 
     def _subscriptions_changed(self, kind: SubscriptionKind, name: bytes) -> None:
-        self._also_on_change(kind, name)
+        self._next_on_change(kind, name)
         self._changed[kind, name] = None
         self.sync_soon()
 
@@ -394,14 +394,14 @@ class PubsubRelay:
             self._changed = {}
 
     def sync_soon(self) -> None:
-        """Run `sync` in the next turn of the event loop, for all changes until then."""
-        if not self._is_sync_due and not self._is_stopped:
-            self._is_sync_due = True
+        """Run `sync` in the next round of the event loop, for all changes until then."""
+        if not self._is_sync_scheduled and not self._is_stopped:
+            self._is_sync_scheduled = True
             asyncio.get_running_loop().call_soon(self.sync)
 
     def sync(self) -> None:
         """Subscribe at servers to clients' channels and patterns: a limited number of changes now, the others later."""
-        self._is_sync_due = False
+        self._is_sync_scheduled = False
         if self._is_stopped:
             return
         layout = self._layout()
@@ -411,20 +411,20 @@ class PubsubRelay:
         assigned = self._assign_some()
         self._close_empty()
         events = self.server.config.notify_events
-        for connection in self._each():
+        for connection in self._all_connections():
             connection.sync(events)
         if self._check_timer is None and not self._is_empty:
-            self._epochs = dict(self._reached())
+            self._epochs = dict(self._common_epochs())
             self._check_timer = asyncio.get_running_loop().call_later(CHECK_S, self._check)
         for then in assigned:
             then()
-        if (self._queue or self._changed) and not self._is_sync_due:
-            self._is_sync_due = True
+        if (self._queue or self._changed) and not self._is_sync_scheduled:
+            self._is_sync_scheduled = True
             self.server.clients.defer(self.sync)
 
     def _close_empty(self) -> None:
         """Close the connections that no client needs."""
-        closed = {connection for connection in self._each() if connection.is_empty}
+        closed = {connection for connection in self._all_connections() if connection.is_empty}
         if not closed:
             return
         for target, connections in list(self._connections.items()):
@@ -486,9 +486,9 @@ class PubsubRelay:
         """Assign a name to the connections of the servers that have its messages, and remove it from the others."""
         targets: list[tuple[int, str]] = []
         is_of_keys = may_match_notifications(kind, name)
-        is_of_others = self._accepts_key is not None and (kind is SubscriptionKind.SHARD or not is_of_keys)
+        is_of_upstream = self._accepts_key is not None and (kind is SubscriptionKind.SHARD or not is_of_keys)
         is_own = kind is not SubscriptionKind.SHARD and name.startswith(OWN_CHANNELS)
-        if name not in self._hub.names(kind) or is_own or is_of_others:
+        if name not in self._hub.names(kind) or is_own or is_of_upstream:
             pass
         elif kind is SubscriptionKind.SHARD:
             first = self._applications.each[0]
@@ -519,14 +519,14 @@ class PubsubRelay:
         self._check_timer = asyncio.get_running_loop().call_later(CHECK_S, self._check)
         if self._last_layout != self._layout():
             self.sync()
-        for connection in self._each():
+        for connection in self._all_connections():
             connection.check(self.server.config.notify_events)
-        for (number, job), reached in self._reached():
+        for (number, job), reached in self._common_epochs():
             if self._epochs.get((number, job)) != reached:
                 self._epochs[number, job] = reached
                 self.server.notifications.announce_epoch(job, reached)
 
-    def _reached(self) -> Iterator[tuple[tuple[int, str], tuple[int, int]]]:
+    def _common_epochs(self) -> Iterator[tuple[tuple[int, str], tuple[int, int]]]:
         """Iterate over the epochs of jobs that all shards have reached."""
         for number, cluster in enumerate(self._applications.each):
             connections = [
@@ -573,19 +573,23 @@ class PubsubRelay:
         """Return the clients to wait for: their output exceeds `output_pause_bytes`, and their time is not over yet."""
         pause_bytes = self.server.config.output_pause_bytes
         full = {each for each in recipients if self.server.clients.output_bytes(each.id) > pause_bytes}
-        self._slow_clients -= set(recipients) - full
-        return full - self._slow_clients
+        self._ignored_slow_clients -= set(recipients) - full
+        return full - self._ignored_slow_clients
 
     def stop_waiting_for(self, recipients: Sequence[Session]) -> None:
         """Stop waiting for clients that are still slow, until they have caught up."""
-        self._slow_clients |= self.slow(recipients)
+        self._ignored_slow_clients |= self.slow(recipients)
 
     def when_synced(self, then: Callable[[], None]) -> None:
         """Call back after the servers have confirmed all subscriptions so far."""
         self.enqueue(partial(self._wait, then))
 
     def _wait(self, then: Callable[[], None]) -> None:
-        missing = {connection: connection.pings for connection in self._each() if connection.pings > connection.pongs}
+        missing = {
+            connection: connection.pings
+            for connection in self._all_connections()
+            if connection.pings > connection.pongs
+        }
         if missing:
             self._waiting.append((missing, then))
         else:
@@ -616,7 +620,7 @@ class PubsubRelay:
 
 
 class PublishReplySink(BackgroundSink):
-    """Takes a server's reply to a PUBLISH."""
+    """The sink of a server's reply to a PUBLISH."""
 
     def __init__(self, pending: Pending, count: Callable[[int], int]) -> None:
         self._pending = pending
@@ -654,7 +658,7 @@ class ProxyMessageBus(MessageBus):
         if home is None:
             raise ClusterDownError
         check_name(channel)
-        found = ReceiverCount()  # the proxy's own clients: the server counts their relay connections
+        found = ReceiverCount()  # of the proxy's own clients, because the server counts relay connections
         pending = Pending(2 * cluster.timeout_s, _too_late)
         packed = pack((b"SPUBLISH" if kind is SubscriptionKind.SHARD else b"PUBLISH", channel, text))
         sink = PublishReplySink(pending, lambda count: max(count - found.names, 0) + found.clients)

@@ -490,7 +490,7 @@ class ServerProtocol(asyncio.Protocol):
         """The size that the incomplete reply will have at least."""
         return self._splitter.partial_bytes
 
-    def hand_over_to(self, receiver: ReplyReceiver) -> None:
+    def set_receiver(self, receiver: ReplyReceiver) -> None:
         """Pass further replies to another receiver, long ones as the chunks in which they arrive."""
         self._receiver = receiver
         self._splitter.returns_chunks = True

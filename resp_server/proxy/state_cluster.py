@@ -610,21 +610,21 @@ class LongReplies:
             return
         reply = LongReply(self, link, request, epochs, self._cluster.deadline_s(is_long=True))
         self._all.append(reply)
-        link.hand_over_to(reply)
+        link.set_receiver(reply)
         link.pause(True)
-        self._go_on()
+        self._start_reading()
 
     def remove(self, reply: LongReply) -> None:
         """Remove a reply that is complete or lost."""
         self._all.remove(reply)
         self._buffered_bytes -= reply.buffered_bytes
-        self._go_on()
+        self._start_reading()
 
     def check(self, now_s: float) -> None:
         """Close the sockets of replies that take too long, or exceed the room in the buffers."""
         for reply in list(self._all):
             if now_s > reply.deadline_s:
-                reply.link.cut("a long reply did not come in time")
+                reply.link.cut("a long reply was not complete in time")
             elif reply.buffered_bytes and reply.link.partial_bytes > reply.buffered_bytes:
                 grown = reply.link.partial_bytes - reply.buffered_bytes
                 if self._buffered_bytes + grown > REPLY_BYTES_MAX:
@@ -638,7 +638,7 @@ class LongReplies:
         for reply in list(self._all):
             reply.link.cut("the proxy stops")
 
-    def _go_on(self) -> None:
+    def _start_reading(self) -> None:
         for reply in self._all:
             if not reply.buffered_bytes and self._buffered_bytes + reply.link.partial_bytes <= REPLY_BYTES_MAX:
                 reply.buffered_bytes = reply.link.partial_bytes
