@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from compat.swap_programs import environments, tools
+from compat.swap_programs import environments, suites, tools
 from compat.swap_programs.outcomes import Outcomes
 from compat.swap_programs.targets import Target
 
@@ -134,5 +134,11 @@ PROGRAMS = (
         of_npm("bullmq", "ioredis"),
         "scripts, streams of events, blocked workers; retries, delays, priorities, flows, schedulers, limits",
         javascript("bullmq_checks.mjs"),
+    ),
+    Program(
+        "redis-py's tests",
+        lambda: f"redis {environments.python_version('redis', suites.REDIS_PY)}",
+        "its own tests of commands, pipelines, scripts, functions, locks, encodings, messages and MONITOR",
+        suites.redis_py,
     ),
 )

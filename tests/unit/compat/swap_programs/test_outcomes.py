@@ -8,6 +8,7 @@ import pytest
 
 from compat.swap_programs.outcomes import LIMITS, Limit, Result, limits
 from compat.swap_programs.programs import PROGRAMS
+from compat.swap_programs.suites import outcomes_in
 from compat.swap_programs.table import tables
 
 RESULT = Result("redis-cli", {"get": "1", "--rdb": "bytes", "keys": 3}, {"get": "1", "--rdb": "an error", "more": 1})
@@ -50,3 +51,10 @@ def test_the_tables_show_how_many_checks_are_the_same() -> None:
     rows = [line.split(" | ")[-2:] for line in text.splitlines()[2:4]]
     assert rows == [["3", "1 |"], ["1", "✓ |"]]
     assert "| redis-cli | `--r*` | not through the proxy |" in text
+
+
+def test_a_test_that_fails_at_its_end_has_failed() -> None:
+    cases = '<testcase classname="a.B" name="one"/><testcase classname="a.B" name="two"><error/></testcase>'
+    cases += '<testcase classname="a" name="three"><skipped/></testcase>'
+    report = f"<testsuites><testsuite>{cases}</testsuite></testsuites>"
+    assert outcomes_in(report) == {"a.B::one": "passed", "a.B::two": "failed", "a::three": "skipped"}
