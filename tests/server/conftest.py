@@ -6,13 +6,13 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
 import uvloop
 
-from compat.conformance.wire import NotAReplyError, reply_at, request
+from compat.conformance.wire import Connection, NotAReplyError, reply_at, request
 from compat.waiting import WAIT_S_MAX
 from resp_server.config import ServerConfig
 from resp_server.serving.server import Server
@@ -22,6 +22,7 @@ from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges, Store
+from tests.server.swap import Swap
 
 NOW_MS = 1_700_000_000_000
 KEYS = 20_000
@@ -179,3 +180,17 @@ def serve(store: MemoryStore) -> Iterator[Callable[..., Running]]:
     yield started
     for each in running:
         each.stop()
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+    """A proxy with an upstream; a module that needs other options has a fixture of its own."""
+    with ExitStack() as stack:
+        yield Swap(tmp_path_factory.mktemp("swap"), stack)
+
+
+@pytest.fixture
+def client(swap: Swap) -> Iterator[Connection]:
+    """A client of the module's `swap`."""
+    with swap.proxy.connect() as connection:
+        yield connection

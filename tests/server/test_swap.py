@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,18 +16,6 @@ from tests.server.nodes import HALVES
 from tests.server.swap import ABSENT, OLD, VALUES, Swap
 
 OWNED = "-ERR key 'job:speed:1' is owned by state job:speed\r\n"
-
-
-@pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    with ExitStack() as stack:
-        yield Swap(tmp_path_factory.mktemp("swap"), stack)
-
-
-@pytest.fixture
-def client(swap: Swap) -> Iterator[Connection]:
-    with swap.proxy.connect() as connection:
-        yield connection
 
 
 def test_a_states_key_is_answered_by_the_state_and_any_other_by_the_upstream(client: Connection) -> None:

@@ -26,12 +26,6 @@ def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
 
 
 @pytest.fixture
-def client(swap: Swap) -> Iterator[Connection]:
-    with swap.proxy.connect() as connection:
-        yield connection
-
-
-@pytest.fixture
 def direct(swap: Swap) -> Iterator[Connection]:
     """A connection to the upstream itself, which is emptied first."""
     with swap.upstream.connect() as connection:

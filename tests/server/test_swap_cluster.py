@@ -26,12 +26,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
         yield RedisCluster(tmp_path_factory.mktemp("cluster"), stack)
 
 
-@pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    with ExitStack() as stack:
-        yield Swap(tmp_path_factory.mktemp("swap"), stack)
-
-
 def url_of(cluster: RedisCluster) -> str:
     return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
 

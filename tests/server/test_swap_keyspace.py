@@ -25,12 +25,6 @@ def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
         yield made
 
 
-@pytest.fixture
-def client(swap: Swap) -> Iterator[Connection]:
-    with swap.proxy.connect() as connection:
-        yield connection
-
-
 ALL = OWN | VALUES.keys() | {b"job:speed"}
 
 

@@ -21,12 +21,6 @@ WRONG = b"WRONGPASS invalid username-password pair or user is disabled."
 
 
 @pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    with ExitStack() as stack:
-        yield Swap(tmp_path_factory.mktemp("swap"), stack)
-
-
-@pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with redis_server(tmp_path_factory.mktemp("upstream"), password="admin") as server:
         with server.connect() as direct:

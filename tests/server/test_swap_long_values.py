@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-
 import pytest
 
 from compat.conformance.wire import Connection
 from resp_server.upstream.long_words import VALUE_BYTES_MAX, WORD_BYTES_MAX
-from tests.server.swap import Swap
 
 LONG = bytes(range(256)) * (5 << 12)
 REFUSAL = "-ERR only a value for the upstream may have more than 1 MB\r\n"
-
-
-@pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    with ExitStack() as stack:
-        yield Swap(tmp_path_factory.mktemp("swap"), stack)
-
-
-@pytest.fixture
-def client(swap: Swap) -> Iterator[Connection]:
-    with swap.proxy.connect() as connection:
-        yield connection
 
 
 def test_a_value_of_megabytes_is_written_and_read(client: Connection) -> None:

@@ -65,12 +65,6 @@ def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
         yield made
 
 
-@pytest.fixture
-def client(swap: Swap) -> Iterator[Connection]:
-    with swap.proxy.connect() as connection:
-        yield connection
-
-
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_key_is_read_by_its_other_name(client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)

@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-
-import pytest
 
 from compat.conformance.servers import Running, child_environment
 from compat.conformance.wire import Connection
@@ -18,18 +14,6 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from tests.server.swap import OLD, Swap
-
-
-@pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    with ExitStack() as stack:
-        yield Swap(tmp_path_factory.mktemp("swap"), stack)
-
-
-@pytest.fixture
-def client(swap: Swap) -> Iterator[Connection]:
-    with swap.proxy.connect() as connection:
-        yield connection
 
 
 def sparkis(proxy: Running, command: str, *words: str) -> subprocess.CompletedProcess[str]:

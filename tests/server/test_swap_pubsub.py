@@ -16,18 +16,6 @@ from state_backend.model.records import Change, Op
 from tests.server.swap import STATES, Swap
 
 
-@pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    with ExitStack() as stack:
-        yield Swap(tmp_path_factory.mktemp("swap"), stack)
-
-
-@pytest.fixture
-def client(swap: Swap) -> Iterator[Connection]:
-    with swap.proxy.connect() as connection:
-        yield connection
-
-
 @pytest.fixture
 def direct(swap: Swap) -> Iterator[Connection]:
     with swap.upstream.connect() as connection:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 import redis
@@ -14,12 +13,6 @@ from tests.server.swap import OLD, Swap
 SCRIPT = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
 LIBRARY = "#!lua name=lib\nredis.register_function('add', function(k, a) return redis.call('INCRBY', k[1], a[1]) end)"
 OWNED = b"ERR key 'job:speed:1' is owned by state job:speed"
-
-
-@pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    with ExitStack() as stack:
-        yield Swap(tmp_path_factory.mktemp("swap"), stack)
 
 
 @pytest.fixture

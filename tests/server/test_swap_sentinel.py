@@ -80,12 +80,6 @@ def _replies(port: int) -> bool:
         return False
 
 
-@pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    with ExitStack() as stack:
-        yield Swap(tmp_path_factory.mktemp("swap"), stack)
-
-
 @pytest.fixture
 def sentinels(tmp_path: Path) -> Iterator[Sentinels]:
     with ExitStack() as stack:

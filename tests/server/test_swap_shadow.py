@@ -42,12 +42,6 @@ def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
         yield made
 
 
-@pytest.fixture
-def client(swap: Swap) -> Iterator[Connection]:
-    with swap.proxy.connect() as connection:
-        yield connection
-
-
 def shadow(swap: Swap, rule: str = "speeds") -> dict[str, Any]:
     rows: list[dict[str, Any]] = json.loads(sparkis(swap.proxy, "shadow", "--json").stdout)
     return next(row for row in rows if row["rule"] == rule)

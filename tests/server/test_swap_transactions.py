@@ -23,12 +23,6 @@ def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
 
 
 @pytest.fixture
-def client(swap: Swap) -> Iterator[Connection]:
-    with swap.proxy.connect() as connection:
-        yield connection
-
-
-@pytest.fixture
 def direct(swap: Swap) -> Iterator[Connection]:
     with swap.upstream.connect() as connection:
         connection.call("FLUSHALL")
