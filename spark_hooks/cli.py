@@ -73,7 +73,7 @@ def _controls(name: str) -> Callable[[], Subcommand]:
 
 def _add_attach_options(parser: argparse.ArgumentParser) -> None:
     from resp_server.programs.command_line import tcp_port
-    from resp_server.programs.serve import DEFAULT_PORT
+    from resp_server.programs.listening import DEFAULT_PORT
 
     parser.add_argument("--checkpoint", required=True, metavar="PATH", help="the query's checkpoint")
     parser.add_argument("--list", action="store_true", help="list the states in the checkpoint, and end")
@@ -133,7 +133,7 @@ def _attach(options: argparse.Namespace) -> int:
 
 def _add_demo_options(parser: argparse.ArgumentParser) -> None:
     from resp_server.programs.command_line import tcp_port
-    from resp_server.programs.serve import DEFAULT_PORT
+    from resp_server.programs.listening import DEFAULT_PORT
 
     parser.add_argument("--port", type=tcp_port, default=DEFAULT_PORT, help="TCP port (default %(default)s)")
     parser.add_argument(

@@ -18,7 +18,7 @@ from resp_server.net.addresses import host_and_port
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import Certificates, TlsError, certificates_of, files_of
 from resp_server.programs.command_line import Program, whole_number
-from resp_server.programs.serve import (
+from resp_server.programs.listening import (
     add_listening_options,
     add_tls_port_option,
     config_of,

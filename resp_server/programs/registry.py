@@ -18,7 +18,7 @@ from resp_server.net.client import Client
 from resp_server.net.listeners import cannot_listen, raise_file_limit
 from resp_server.net.tls import Certificates, add_tls_options, certificates_of, server_files_of
 from resp_server.programs.command_line import Program, add_level_option, tcp_port, whole_number
-from resp_server.programs.serve import until_shutdown
+from resp_server.programs.listening import until_shutdown
 from resp_server.registry.record import FencedError, RegistryLease
 from resp_server.registry.service import CONNECTIONS_MAX, Registry
 from resp_server.registry.standby import ANSWER_S_MAX, Connect, wait_for_absence

@@ -29,14 +29,8 @@ from resp_server.net.addresses import PORT_MAX, host_and_port
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import certificates_of
 from resp_server.programs.command_line import Program
-from resp_server.programs.serve import (
-    add_listening_options,
-    check_logs,
-    config_of,
-    load_users,
-    store_folder,
-    until_shutdown,
-)
+from resp_server.programs.listening import add_listening_options, config_of, load_users, until_shutdown
+from resp_server.programs.serve import check_logs, store_folder
 from resp_server.registry.client import AdvertisedAddress, RegistryClient
 from resp_server.registry.report import DRAIN_S_MAX
 from resp_server.serving.appliers import Appliers

@@ -59,7 +59,7 @@ class Worker:
     async def run(self) -> None:
         """Serve until the channel to the master closes, or SIGTERM comes."""
         self._loop.add_signal_handler(signal.SIGTERM, self._is_over.set)
-        gc.freeze()  # as in `programs.serve.until_shutdown`
+        gc.freeze()  # as in `programs.listening.until_shutdown`
         await self._is_over.wait()
         if self._server is not None:
             await self._server.stop()

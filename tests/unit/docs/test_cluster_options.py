@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from resp_server.programs import registry, state_server
-from resp_server.programs.serve import add_listening_options
+from resp_server.programs.listening import add_listening_options
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
 

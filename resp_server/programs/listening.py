@@ -1,0 +1,234 @@
+"""What all programs that answer Redis clients have in common: their options, their users, and the wait for a signal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from resp_server.acl.rate_limits import RateLimit
+from resp_server.acl.users import AccessError, Users
+from resp_server.commands.config import CLIENTS_MAX, INT32_MAX
+from resp_server.config import ServerConfig
+from resp_server.native import CORE
+from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
+from resp_server.net.listeners import LOOPBACK
+from resp_server.net.tls import CA_OPTION, add_tls_options, files_of, server_context
+from resp_server.programs.command_line import add_level_option, tcp_port, whole_number
+from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
+
+logger = logging.getLogger("sparkis.server")
+
+DEFAULT_PORT = 7379
+
+
+def add_listening_options(
+    parser: argparse.ArgumentParser,
+    port: int | None = DEFAULT_PORT,
+    port_help: str = "TCP port (default %(default)s; 0: a free one)",
+) -> None:
+    """Add the options that all programs with Redis clients have."""
+    parser.add_argument("--port", type=tcp_port, default=port, help=port_help)
+    parser.add_argument(
+        "--bind",
+        nargs="+",
+        default=list(LOOPBACK),
+        metavar="ADDRESS",
+        help="addresses to listen on (default: loopback)",
+    )
+    parser.add_argument(
+        "--requirepass",
+        metavar="PASSWORD",
+        help=f"the password for AUTH; safer: {PASSWORD_VARIABLE} in the environment",
+    )
+    parser.add_argument("--requirepass-file", metavar="FILE", help="read the password from a file")
+    parser.add_argument("--aclfile", metavar="FILE", help="the file of the users and their rules, as in Redis")
+    parser.add_argument(
+        "--rate-limit",
+        action="append",
+        type=_limit,
+        default=[],
+        metavar="USER=COMMANDS[,BYTES]",
+        help="the limits of a user: commands, and bytes, per second; may be repeated",
+    )
+    parser.add_argument(
+        "--notify-keyspace-events",
+        type=_event_classes,
+        default="",
+        metavar="CLASSES",
+        help="the classes of keyspace notifications, as in Redis (default: none)",
+    )
+    parser.add_argument(
+        "--protected-mode",
+        choices=("yes", "no"),
+        default="yes",
+        help="yes: without a password, serve only clients on this machine (default yes)",
+    )
+    parser.add_argument(
+        "--maxclients",
+        type=whole_number(1, CLIENTS_MAX, "a number of connections"),
+        default=10_000,
+        metavar="N",
+        help="connections at a time (default %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=whole_number(0, INT32_MAX, "a number of seconds"),
+        default=0,
+        metavar="SECONDS",
+        help="close clients that are idle for longer (default: never)",
+    )
+    add_level_option(parser)
+    add_tls_options(parser)
+
+
+def add_tls_port_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option of programs that can have a plain port and a port with TLS."""
+    parser.add_argument(
+        "--tls-port",
+        type=tcp_port,
+        metavar="PORT",
+        help="a port with TLS; --port is then plain (default: TLS at --port)",
+    )
+
+
+def _limit(text: str) -> RateLimit:
+    try:
+        return RateLimit.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _event_classes(text: str) -> str:
+    try:
+        return letters_of(classes_of(text))
+    except ClassesError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+
+def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> ServerConfig:
+    """Return the server's settings; ValueError for a password file, TlsError for a certificate that cannot be read."""
+    if options.requirepass and options.requirepass_file:
+        raise ValueError("--requirepass and --requirepass-file are both given; give one of them")
+    password = options.requirepass or os.environ.get(PASSWORD_VARIABLE) or None
+    if options.requirepass_file:
+        try:
+            password = Path(options.requirepass_file).read_text().strip()
+        except OSError as error:
+            raise ValueError(f"--requirepass-file {options.requirepass_file}: {error.strerror}") from None
+    if options.aclfile and password is not None:
+        raise ValueError(
+            "a password and --aclfile are both given; with an ACL file, set the password of the "
+            "user 'default' in that file"
+        )
+    tls = files_of(options)
+    if tls is not None:
+        if tls.cert is None and not takes_ca_alone:
+            raise ValueError(f"{CA_OPTION} has no use without --tls-cert-file and --tls-key-file; give them as well")
+        tls = None if tls.cert is None else tls
+    if tls is not None:
+        server_context(tls)  # checks the files before the start
+    return ServerConfig(
+        tls=tls,
+        tls_port=getattr(options, "tls_port", None),
+        hosts=tuple(options.bind),
+        port=options.port,
+        password=password,
+        server_password=os.environ.get(SERVER_PASSWORD_VARIABLE) or None,
+        acl_file=options.aclfile,
+        limits=tuple(options.rate_limit),
+        notify_events=options.notify_keyspace_events,
+        protected_mode=options.protected_mode == "yes",
+        role=options.role,
+        clients_max=options.maxclients,
+        idle_timeout_seconds=options.timeout,
+    )
+
+
+def load_users(users: Users) -> None:
+    """Read the ACL file, if there is one; AccessError if it is invalid."""
+    if users.path is not None:
+        users.load()
+        logger.info("read %d users from %s", len(users), users.path)
+
+
+def log_started(config: ServerConfig, port: int, tls_port: int) -> None:
+    """Log the addresses for clients."""
+    for host in config.hosts:
+        if port != tls_port:
+            logger.info("started @ %s:%d, %s core", host, port, CORE)
+        if tls_port:
+            logger.info("started @ %s:%d, %s core, TLS", host, tls_port, CORE)
+
+
+class UserSource(Protocol):
+    """A server, or the master of workers, with the users of an ACL file."""
+
+    @property
+    def users(self) -> Users:
+        """The current users."""
+
+    def reload_users(self) -> None:
+        """Read the ACL file again, for all connections; AccessError if it is invalid: then nothing changes."""
+
+
+async def until_shutdown(
+    *,
+    watches_input: bool,
+    users: UserSource | None = None,
+    lifeline: int | None = None,
+    reload: Callable[[], None] | None = None,
+) -> bool:
+    """Wait for SIGTERM, SIGINT, or the end of the parent process; True if a signal came.
+
+    watches_input: the parent's end closes stdin. lifeline: another descriptor that closes at the parent's end. SIGHUP,
+    which a closing terminal also sends, reloads the ACL file, and calls `reload`.
+    """
+    # Exclude all present objects from garbage collection, which would take a seventh of a proxy's time (measured).
+    gc.freeze()
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[bool] = loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _finish, ended, True)
+    loop.add_signal_handler(signal.SIGHUP, _hang_up, users, reload)
+    if watches_input:
+        lifeline = sys.stdin.fileno()
+    if lifeline is not None:
+        loop.add_reader(lifeline, _on_input, ended, lifeline)
+    return await ended
+
+
+def _hang_up(server: UserSource | None, reload: Callable[[], None] | None) -> None:
+    if reload is not None:
+        reload()
+    _reload_users(server)
+
+
+def _reload_users(server: UserSource | None) -> None:
+    if server is None or server.users.path is None:
+        logger.info("SIGHUP: there is no ACL file to reload; changed certificates are reloaded without a signal")
+        return
+    try:
+        server.reload_users()
+    except AccessError as error:
+        logger.error("SIGHUP: %s", error)
+    else:
+        logger.info("SIGHUP: read %d users from %s", len(server.users), server.users.path)
+
+
+def _finish(ended: asyncio.Future[bool], is_signal: bool) -> None:
+    if not ended.done():
+        ended.set_result(is_signal)
+
+
+def _on_input(ended: asyncio.Future[bool], descriptor: int) -> None:
+    if not os.read(descriptor, 4096):
+        asyncio.get_running_loop().remove_reader(descriptor)
+        _finish(ended, False)
