@@ -1,7 +1,8 @@
 """A proxy with an upstream: requests that it passes on, and reads of states, beside twemproxy and the upstream alone.
 
 The same redis-server is behind our proxy and behind twemproxy, and is measured alone as well. Reads of states are
-compared with those through a proxy without an upstream in front of the same state servers.
+compared with those through a proxy without an upstream in front of the same state servers; and at `sparkis serve` with
+the upstream with those at `sparkis serve` without one.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ BLOCKED_CLIENTS = 1_000
 
 
 class Endpoint(NamedTuple):
-    """A process to measure. It is a proxy, or the upstream itself."""
+    """A process to measure, with its serving children. It is a proxy, a server, or the upstream itself."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -53,9 +54,12 @@ class Endpoint(NamedTuple):
 
     def rate(self, case: Case, pipeline: int, requests: int) -> tuple[float, float]:
         """Return the requests per second, and the microseconds of its processor time for each."""
-        cpu_s = processes.cpu_s(self.process.pid)
+        cpu_s = self._cpu_s()
         rate = benchmark(self.port, case, pipeline, requests)
-        return rate, (processes.cpu_s(self.process.pid) - cpu_s) / requests * 1e6
+        return rate, (self._cpu_s() - cpu_s) / requests * 1e6
+
+    def _cpu_s(self) -> float:
+        return sum(map(processes.cpu_s, processes.serving(self.process.pid)))
 
 
 class Swap:
@@ -137,6 +141,7 @@ def run(options: Options) -> Iterator[Row]:
             yield _beside_a_stopped_upstream(pipeline, scene, options)
         yield from _delays(get, scene, options)
         yield _beside_blocked_clients(get, scene, options)
+        yield from _of_serve(scene, folder, stack, options)
 
 
 def _passed_on(case: Case, pipeline: int, scene: Swap, options: Options) -> Iterator[Row]:
@@ -153,6 +158,35 @@ def _of_states(pipeline: int, scene: Swap, options: Options) -> Row:
     scene.check()
     note = f"{options.keys:,} keys, beside a proxy without an upstream in front of the same state servers"
     return _compared(name, found, scene.swap, scene.without, note, budget=STATES_BUDGET)
+
+
+def _of_serve(scene: Swap, folder: Path, stack: ExitStack, options: Options) -> Iterator[Row]:
+    """Yield the rates of `sparkis serve` with the upstream beside `sparkis serve` without one, with equal stores."""
+    upstream = ("--upstream", f"redis://127.0.0.1:{scene.alone.port}", "--ownership", str(folder / "served.json"))
+    swapped = _serve("with an upstream", scene.keys, folder, stack, upstream)
+    plain = _serve("without an upstream", scene.keys, folder, stack)
+    for pipeline in PIPELINES:
+        name = f"GET of states' keys at `sparkis serve` with an upstream, pipeline {pipeline}"
+        found = _rounds(name, uniform(options.keys), pipeline, (swapped, plain), options)
+        note = f"{options.keys:,} keys, beside `sparkis serve` without one; the processor time is of all its processes"
+        yield _compared(name, found, swapped, plain, note)
+
+
+def _serve(name: str, keys: int, folder: Path, stack: ExitStack, options: tuple[str, ...] = ()) -> Endpoint:
+    """Start `sparkis serve`, and wait until it answers keys of states."""
+    files = ("--log", str(folder / "log"), "--store", str(folder / name), "--port", "0")
+    server = start_program(stack, "resp_server.programs.serve", *files, *options)
+    last = keys - 1
+
+    def is_ready() -> bool:
+        try:
+            with Client("127.0.0.1", server.port) as client:
+                return bool(client.call("GET", key(last)) == value(last, 0))
+        except ClientError:
+            return False  # it is loading
+
+    eventually(is_ready, awaited=f"a server {name}", timeout_s=LOAD_TIMEOUT_S, error=BenchmarkError)
+    return Endpoint(name, server.process, server.port)
 
 
 Rounds = list[dict[str, tuple[float, float]]]

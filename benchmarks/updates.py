@@ -36,7 +36,7 @@ from benchmarks.options import Options
 from benchmarks.results import Row, compared_row, single_row
 from benchmarks.servers import BenchmarkError, start_redis, temporary_folder
 from compat.waiting import eventually
-from spark_hooks.serving.serve import DriverEndpoint
+from spark_hooks.serving.driver_endpoint import DriverEndpoint
 
 JOB, STATE = "updates", "last"
 FIELDS = ("a", "b", "c", "d")

@@ -12,9 +12,14 @@ from resp_server.net.addresses import host_and_port
 ADDRESSES_MAX = 64
 
 
+def single_node_topology(address: str) -> Topology:
+    """Return the topology of one node with all slots."""
+    host, port = host_and_port(address)
+    return Topology.of_json({"version": 1, "nodes": [{"host": host, "port": port, "slots": "0-16383"}]})
+
+
 @lru_cache(ADDRESSES_MAX)
 def single_node(address: str) -> NodeView:
     """Return the view of a node with all slots, at the address that a client has connected to."""
-    host, port = host_and_port(address)
-    row = {"host": host, "port": port, "slots": "0-16383"}
-    return NodeView(Topology.of_json({"version": 1, "nodes": [row]}), f"{host}:{port}")
+    topology = single_node_topology(address)
+    return NodeView(topology, topology.nodes[0].address)

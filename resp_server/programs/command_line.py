@@ -6,7 +6,8 @@ import argparse
 import logging
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from resp_server.net.addresses import PORT_MAX
@@ -15,12 +16,46 @@ from state_backend.model.errors import SparkisError
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
+class CommandLineError(ValueError):
+    """All mistakes of a command line."""
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        super().__init__("\n".join(mistakes))
+        self.mistakes = mistakes
+
+
+class Mistakes:
+    """Collects the mistakes of a command line, so that all are reported together."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, None] = {}
+
+    def add(self, text: str) -> None:
+        """Add a mistake."""
+        self._found[text] = None
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Add the mistake that ends the block, if one does."""
+        try:
+            yield
+        except CommandLineError as error:
+            self._found |= dict.fromkeys(error.mistakes)
+        except (SparkisError, ValueError, OSError) as error:
+            self.add(message_of(error))
+
+    def refuse(self) -> None:
+        """Raise CommandLineError if there are mistakes."""
+        if self._found:
+            raise CommandLineError(list(self._found))
+
+
 @dataclass(frozen=True)
 class Program:
     """One program: `sparkis NAME`, or `python -m` its module.
 
     serve: runs the program with the parsed options and returns an exit code, None for 0. SparkisError, ValueError and
-    OSError end the program with one line on stderr and code 1.
+    OSError end the program with a line on stderr, for each mistake of the command line, and code 1.
     """
 
     name: str
@@ -38,7 +73,9 @@ class Program:
         try:
             return self.serve(options) or 0
         except (SparkisError, ValueError, OSError) as error:
-            print(f"sparkis {self.name}: {message_of(error)}", file=sys.stderr)
+            mistakes = error.mistakes if isinstance(error, CommandLineError) else [message_of(error)]
+            for each in mistakes:
+                print(f"sparkis {self.name}: {each}", file=sys.stderr)
             return 1
 
     def main(self, arguments: Sequence[str] | None = None) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -20,8 +21,8 @@ from resp_server.config import ServerConfig
 from resp_server.native import CORE
 from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
 from resp_server.net.listeners import LOOPBACK
-from resp_server.net.tls import CA_OPTION, add_tls_options, files_of, server_context
-from resp_server.programs.command_line import add_level_option, tcp_port, whole_number
+from resp_server.net.tls import CA_OPTION, TlsFiles, add_tls_options, files_of, server_context
+from resp_server.programs.command_line import Mistakes, add_level_option, tcp_port, whole_number
 from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
 
 logger = logging.getLogger("sparkis.server")
@@ -114,27 +115,16 @@ def _event_classes(text: str) -> str:
 
 
 def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> ServerConfig:
-    """Return the server's settings; ValueError for a password file, TlsError for a certificate that cannot be read."""
-    if options.requirepass and options.requirepass_file:
-        raise ValueError("--requirepass and --requirepass-file are both given; give one of them")
-    password = options.requirepass or os.environ.get(PASSWORD_VARIABLE) or None
-    if options.requirepass_file:
-        try:
-            password = Path(options.requirepass_file).read_text().strip()
-        except OSError as error:
-            raise ValueError(f"--requirepass-file {options.requirepass_file}: {error.strerror}") from None
-    if options.aclfile and password is not None:
-        raise ValueError(
-            "a password and --aclfile are both given; with an ACL file, set the password of the "
-            "user 'default' in that file"
-        )
-    tls = files_of(options)
-    if tls is not None:
-        if tls.cert is None and not takes_ca_alone:
-            raise ValueError(f"{CA_OPTION} has no use without --tls-cert-file and --tls-key-file; give them as well")
-        tls = None if tls.cert is None else tls
-    if tls is not None:
-        server_context(tls)  # checks the files before the start
+    """Return the server's settings; CommandLineError.
+
+    takes_ca_alone: the CA may be for connections to other processes, so it needs no certificate.
+    """
+    mistakes = Mistakes()
+    with mistakes.noted():
+        password = _password(options)
+    with mistakes.noted():
+        tls = _tls(options, takes_ca_alone=takes_ca_alone)
+    mistakes.refuse()
     return ServerConfig(
         tls=tls,
         tls_port=getattr(options, "tls_port", None),
@@ -152,6 +142,37 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
     )
 
 
+def _password(options: argparse.Namespace) -> str | None:
+    """Return the password of AUTH; ValueError."""
+    if options.requirepass and options.requirepass_file:
+        raise ValueError("--requirepass and --requirepass-file are both given; give one of them")
+    password = options.requirepass or os.environ.get(PASSWORD_VARIABLE) or None
+    if options.requirepass_file:
+        try:
+            password = Path(options.requirepass_file).read_text().strip()
+        except OSError as error:
+            raise ValueError(f"--requirepass-file {options.requirepass_file}: {error.strerror}") from None
+    if options.aclfile and password is not None:
+        raise ValueError(
+            "a password and --aclfile are both given; with an ACL file, set the password of the "
+            "user 'default' in that file"
+        )
+    return password
+
+
+def _tls(options: argparse.Namespace, *, takes_ca_alone: bool) -> TlsFiles | None:
+    """Return the files of the port with TLS, after loading them once as a check; ValueError, TlsError."""
+    tls = files_of(options)
+    if tls is None:
+        return None
+    if tls.cert is None:
+        if not takes_ca_alone:
+            raise ValueError(f"{CA_OPTION} has no use without --tls-cert-file and --tls-key-file; give them as well")
+        return None
+    server_context(tls)
+    return tls
+
+
 def load_users(users: Users) -> None:
     """Read the ACL file, if there is one; AccessError if it is invalid."""
     if users.path is not None:
@@ -166,6 +187,17 @@ def log_started(config: ServerConfig, port: int, tls_port: int) -> None:
             logger.info("started @ %s:%d, %s core", host, port, CORE)
         if tls_port:
             logger.info("started @ %s:%d, %s core, TLS", host, tls_port, CORE)
+
+
+def report_ports(ports: Mapping[str, int | None], is_child: bool, supervised: Mapping[str, int]) -> None:
+    """Tell the parent process that clients are answered, and at which ports: one line of JSON.
+
+    supervised: as in `programs.supervisor`; empty without one.
+    """
+    if is_child:
+        print(json.dumps(ports), flush=True)
+    if supervised:
+        os.write(supervised["ports"], json.dumps(ports).encode())
 
 
 class UserSource(Protocol):

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import uvloop
 
+from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from resp_server.net.addresses import host_and_port
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import Certificates, TlsError, certificates_of, files_of
-from resp_server.programs.command_line import Program, whole_number
+from resp_server.programs.command_line import Mistakes, Program, whole_number
 from resp_server.programs.listening import (
     add_listening_options,
     add_tls_port_option,
     config_of,
     load_users,
     log_started,
+    report_ports,
     until_shutdown,
 )
 from resp_server.programs.upstream_options import add_upstream_options, swap_of
@@ -38,6 +40,8 @@ from resp_server.proxy.topology_sources import FileSource, LogSource, ProxyTopol
 from resp_server.serving.server import Server
 from resp_server.serving.token import add_token_option, token_of
 from resp_server.upstream.long_words import VALUE_BYTES_MAX
+from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.upstream import Upstream
 from state_backend.log.filesystems import open_filesystem
 from state_backend.store.keyspace import Keyspace
 
@@ -45,6 +49,7 @@ logger = logging.getLogger("sparkis.proxy")
 
 MS_PER_S = 1000
 TIMEOUT_MS_MAX = 60_000
+KNOWN_POLL_S = 0.02
 
 DESCRIPTION = """\
 Serve plain Redis clients from several state servers: each request goes to the owner of its key's slot.
@@ -106,7 +111,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def serve(options: argparse.Namespace) -> None:
     """Answer clients until a signal, or for a child until its standard input ends."""
-    uvloop.run(_serve(options))
+    mistakes = Mistakes()
+    with mistakes.noted():
+        config = config_of(options, takes_ca_alone=True)
+    with mistakes.noted():
+        certificates = _server_certificates(options)
+    with mistakes.noted():
+        sources = _sources(options)
+    with mistakes.noted():
+        swap = swap_of(options)
+    mistakes.refuse()
+    password = config.server_password or config.password
+    for source in sources:
+        source.cluster = StateCluster(source.name, password, options.server_timeout / MS_PER_S)
+        source.cluster.certificates = certificates
+    uvloop.run(answer_clients(options, config, sources, swap))
 
 
 def _sources(options: argparse.Namespace) -> Sequence[ProxyTopologySource]:
@@ -140,15 +159,22 @@ def _server_certificates(options: argparse.Namespace) -> Certificates | None:
     return certificates_of(files)
 
 
-async def _serve(options: argparse.Namespace) -> None:
-    config = config_of(options, takes_ca_alone=True)
-    certificates = _server_certificates(options)
-    raise_file_limit(config.clients_max + (options.upstream_pinned if options.upstream else 0))
-    password = config.server_password or config.password
-    sources, swap = _sources(options), swap_of(options)
-    for source in sources:
-        source.cluster = StateCluster(source.name, password, options.server_timeout / MS_PER_S)
-        source.cluster.certificates = certificates
+async def answer_clients(
+    options: argparse.Namespace,
+    config: ServerConfig,
+    sources: Sequence[ProxyTopologySource],
+    swap: tuple[Upstream, Ownership] | None,
+    supervised: Mapping[str, int] = MappingProxyType({}),
+    *,
+    loading_grace_s: float = 0.0,
+    **further_ports: int | None,
+) -> None:
+    """Answer clients from the servers of all sources, and an upstream, until a signal or the end of the parent.
+
+    supervised: as in `programs.supervisor`. loading_grace_s: the proxy listens when the owners of keys are known, or
+    after this time; then it replies LOADING. further_ports: ports of other parts, for the line that a child prints.
+    """
+    raise_file_limit(config.clients_max + (options.upstream_pinned if swap else 0))
     applications = Applications([source.cluster for source in sources], needs_key_formats=swap is not None)
 
     def dispatcher(server: ServerContext) -> ProxyDispatcher:
@@ -190,11 +216,13 @@ async def _serve(options: argparse.Namespace) -> None:
         for source in sources:
             source.begin()
             source_tasks.append(asyncio.create_task(source.follow()))
+        if swap is not None:
+            await _until_known(swap[1], loading_grace_s)
         await server.start()
         log_started(config, server.port, server.tls_port)
-        if options.child:
-            print(json.dumps({"port": server.port, "tls_port": server.tls_port}), flush=True)
-        await until_shutdown(watches_input=options.child, users=server, reload=reload)
+        report_ports({"port": server.port, "tls_port": server.tls_port, **further_ports}, options.child, supervised)
+        lifeline = supervised.get("lifeline")
+        await until_shutdown(watches_input=options.child, users=server, lifeline=lifeline, reload=reload)
     finally:
         for task in source_tasks:
             task.cancel()
@@ -202,6 +230,13 @@ async def _serve(options: argparse.Namespace) -> None:
         relay.stop()
         applications.stop()
         logger.info("ended")
+
+
+async def _until_known(ownership: Ownership, seconds_max: float) -> None:
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + seconds_max
+    while not ownership.is_known and loop.time() < deadline_s:
+        await asyncio.sleep(KNOWN_POLL_S)
 
 
 PROGRAM = Program("proxy", DESCRIPTION, EXAMPLES, add_options, serve)

@@ -1,6 +1,7 @@
 """`sparkis serve`: a server process, with its options, store folder, appliers and listeners.
 
-Needs no Spark and no JVM. The change logs that it serves may be read-only.
+Needs no Spark and no JVM. The change logs that it serves may be read-only. With an upstream, a proxy answers the
+clients (`serve_upstream`), and this server is its child.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,21 +22,24 @@ from typing import BinaryIO
 
 import uvloop
 
+from resp_server.cluster.single_node import single_node_topology
 from resp_server.cluster.topology_source import TopologyFile, TopologySource
 from resp_server.config import ServerConfig
 from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import certificates_of
-from resp_server.programs.command_line import Program, whole_number
+from resp_server.programs.command_line import Mistakes, Program, tcp_port, whole_number
 from resp_server.programs.listening import (
     add_listening_options,
     add_tls_port_option,
     config_of,
     load_users,
     log_started,
+    report_ports,
     until_shutdown,
 )
 from resp_server.programs.supervisor import SUPERVISED, supervise
+from resp_server.programs.upstream_options import add_upstream_options, swap_of
 from resp_server.serving.appliers import Appliers
 from resp_server.serving.control_api import ControlListener
 from resp_server.serving.job_catalog import JobCatalog, LocalJobCatalog
@@ -51,6 +56,9 @@ logger = logging.getLogger("sparkis.server")
 WORKERS_MAX = 64
 # The server listens when its jobs are loaded, or after this time; then it replies LOADING until they are (guess).
 LOADING_GRACE_S = 5.0
+# When a proxy was killed, its state server ends a moment later, and has the store folder until then (guess).
+PREDECESSOR_S_MAX = 10.0
+LOCK_POLL_S = 0.05
 
 DESCRIPTION = "Serve the jobs of a change log to Redis clients. Needs no Spark and no JVM."
 EXAMPLES = """\
@@ -60,6 +68,7 @@ examples:
   SPARKIS_PASSWORD=secret sparkis serve --log ./sparkis-log --bind 0.0.0.0
   sparkis serve --log ./sparkis-log --tls-cert-file server.crt --tls-key-file server.key
   sparkis serve --log /data/log --bind 10.0.0.1 --cluster cluster.json --cluster-node 10.0.0.1:7379
+  sparkis serve --log /data/log --upstream redis://cache:6379 --ownership /var/lib/sparkis/owners.json
 """
 
 
@@ -80,7 +89,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=whole_number(1, WORKERS_MAX, "a number of processes"),
         default=1,
         metavar="N",
-        help="processes that serve the port (default %(default)s)",
+        help="processes that serve the port; with --upstream: that read the states behind it (default %(default)s)",
     )
     parser.add_argument(
         "--cluster",
@@ -96,32 +105,59 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--compact", action="store_true", help="write snapshots into the log, and remove the files that they supersede"
     )
     add_retention_option(parser, "with --compact: retain younger files, for readers that are behind")
+    add_upstream_options(parser)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--behind-proxy", action="store_true", help=argparse.SUPPRESS)  # see `serve_upstream`
+    parser.add_argument("--control-port", type=tcp_port, default=0, help=argparse.SUPPRESS)
 
 
-def serve(options: argparse.Namespace) -> None:
-    """Serve until a signal, or for a child until its standard input ends."""
-    if (options.cluster is None) != (options.cluster_node is None):
-        raise ValueError("--cluster FILE needs --cluster-node HOST:PORT, and the other way round; give both")
-    if options.cluster is not None and options.tls_port is not None:
-        raise ValueError(
-            "--tls-port cannot be combined with --cluster, because a topology has one port for each node; without "
-            "--tls-port a node with a certificate speaks TLS at --port, and all nodes must do the same"
-        )
-    roots = [open_filesystem(log).root for log in options.log]
-    check_logs(roots)
+def serve(options: argparse.Namespace) -> int:
+    """Serve until a signal, or for a child until its standard input ends; return the exit code."""
     supervised = json.loads(os.environ.pop(SUPERVISED, "{}"))
-    # With workers, this process maps no stores and restarts the workers itself.
-    is_supervisor = not (options.child or options.workers > 1 or supervised)
     if supervised.get("port"):
         options.port = supervised["port"]  # as before a restart
         options.tls_port = supervised["tls_port"] if options.tls_port is not None else None
-    with store_folder(options.store, roots) as folder:
+    mistakes, roots = _mistakes(options), [open_filesystem(log).root for log in options.log]
+    with mistakes.noted():
+        check_logs(roots)
+    with mistakes.noted():
         config = config_of(options)
+    with mistakes.noted():
+        swap = swap_of(options)
+    mistakes.refuse()
+    # With workers, this process maps no stores and restarts the workers itself.
+    is_supervisor = not (options.child or supervised or (options.workers > 1 and swap is None))
+    if swap is not None and not is_supervisor:
+        # Imported here, because other servers need nothing of a proxy.
+        from resp_server.programs.serve_upstream import serve_with_upstream
+
+        return uvloop.run(serve_with_upstream(options, config, swap, supervised))
+    with store_folder(options.store, roots, PREDECESSOR_S_MAX if options.behind_proxy else 0.0) as folder:
         if not is_supervisor:
             uvloop.run(_serve(options, config, roots, folder, supervised))
     if is_supervisor:
         supervise()
+    return 0
+
+
+def _mistakes(options: argparse.Namespace) -> Mistakes:
+    """Return the options that cannot be combined."""
+    mistakes = Mistakes()
+    if (options.cluster is None) != (options.cluster_node is None):
+        mistakes.add("--cluster FILE needs --cluster-node HOST:PORT, and the other way round; give both")
+    if options.cluster is not None and options.tls_port is not None:
+        mistakes.add(
+            "--tls-port cannot be combined with --cluster, because a topology has one port for each node; without "
+            "--tls-port a node with a certificate speaks TLS at --port, and all nodes must do the same"
+        )
+    if options.upstream and options.cluster is not None:
+        mistakes.add(
+            "--upstream cannot be combined with --cluster; start the nodes without it, and `sparkis proxy --upstream` "
+            "in front of them"
+        )
+    if options.upstream and options.role != "master":
+        mistakes.add(f"--role {options.role} has no effect with --upstream, which has a role itself; leave it out")
+    return mistakes
 
 
 def check_logs(roots: Sequence[str]) -> None:
@@ -132,8 +168,8 @@ def check_logs(roots: Sequence[str]) -> None:
 
 
 @contextmanager
-def store_folder(store_option: str | None, roots: Sequence[str]) -> Iterator[Path]:
-    """Lock and return the folder of the stores; StoreError if another process has it."""
+def store_folder(store_option: str | None, roots: Sequence[str], wait_s: float = 0.0) -> Iterator[Path]:
+    """Lock and return the folder of the stores; StoreError if another process has it for longer than `wait_s`."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparkis"
     named = hashlib.blake2b("\0".join(roots).encode(), digest_size=8).hexdigest()
     folder = Path(store_option).expanduser() if store_option else cache / named
@@ -143,19 +179,23 @@ def store_folder(store_option: str | None, roots: Sequence[str]) -> Iterator[Pat
     except OSError as error:
         raise StoreError(f"--store {folder}: {error.strerror}; name a folder that this server can write to") from None
     with open(folder / "lock", "a+b") as lock:
-        _lock(lock, folder)
+        _lock(lock, folder, time.monotonic() + wait_s)
         yield folder
 
 
-def _lock(lock: BinaryIO, folder: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        holder = lock.read().decode() or "unknown"
-        raise StoreError(
-            f"the store folder {folder} is in use by process {holder}; give this server its own with --store"
-        ) from None
+def _lock(lock: BinaryIO, folder: Path, deadline_s: float) -> None:
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                lock.seek(0)
+                holder = lock.read().decode() or "unknown"
+                raise StoreError(
+                    f"the store folder {folder} is in use by process {holder}; give this server its own with --store"
+                ) from None
+        time.sleep(LOCK_POLL_S)
     lock.truncate(0)
     lock.write(str(os.getpid()).encode())
     lock.flush()
@@ -199,13 +239,14 @@ async def _serve(
         server.set_loading(not loading.done())
         loading.add_done_callback(lambda _: server.set_loading(False))
         await server.start()
-        control_port = await control.start() if control else None
-        log_started(config, server.port, server.tls_port)
-        if options.child:
-            ports = {"port": server.port, "tls_port": server.tls_port, "control_port": control_port}
-            print(json.dumps(ports), flush=True)
-        if supervised:
-            os.write(supervised["ports"], json.dumps({"port": server.port, "tls_port": server.tls_port}).encode())
+        control_port = await control.start(options.control_port) if control else None
+        if options.behind_proxy:
+            address = f"{config.hosts[0]}:{server.port}"
+            topology_source.take(single_node_topology(address), address)
+        else:
+            log_started(config, server.port, server.tls_port)
+        ports = {"port": server.port, "tls_port": server.tls_port, "control_port": control_port}
+        report_ports(ports, options.child, supervised)
         await until_shutdown(watches_input=options.child, users=server, lifeline=supervised.get("lifeline"))
     finally:
         for task in (loading, topology_task):

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from resp_server.net.tls import TlsError, TlsFiles
-from resp_server.programs.command_line import whole_number
+from resp_server.programs.command_line import Mistakes, whole_number
 from resp_server.upstream.ownership import Ownership, OwnershipError
 from resp_server.upstream.pinned import PINNED_MAX
 from resp_server.upstream.pool import CONNECTIONS, TIMEOUT_S
@@ -112,49 +112,65 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
 
 
 def swap_of(options: argparse.Namespace) -> tuple[Upstream, Ownership] | None:
-    """Return the upstream and the owners of keys; None without an upstream.
-
-    ValueError, or RulesError, for invalid options.
-    """
+    """Return the upstream and the owners of keys; None without an upstream; CommandLineError."""
+    mistakes = Mistakes()
     if not options.upstream:
-        given = next(
-            (name for name in (*TLS_OPTIONS, "ownership", "routes") if getattr(options, name) is not None), None
-        )
-        if given is not None:
-            raise ValueError(f"--{given.replace('_', '-')} has no use without --upstream")
+        for name in _given(options):
+            mistakes.add(f"--{name.replace('_', '-')} has no use without --upstream")
+        mistakes.refuse()
         return None
-    has_passwords = options.requirepass or options.requirepass_file or options.aclfile
-    if options.upstream_auth == "client" and has_passwords:
-        raise ValueError(
-            "with --upstream-auth client the upstream has the users; give neither a password nor --aclfile"
-        )
+    with mistakes.noted():
+        upstream = upstream_of(options, options.upstream_connections, options.upstream_pinned)
+    if options.upstream_auth == "client" and (options.requirepass or options.requirepass_file or options.aclfile):
+        mistakes.add("with --upstream-auth client the upstream has the users; give neither a password nor --aclfile")
     if options.ownership is None:
-        raise ValueError(
+        mistakes.add(
             "--upstream needs --ownership FILE: without it a restarted proxy would answer a stopped job's keys with "
             "the upstream's old copies"
         )
+    with mistakes.noted():
+        ownership = _ownership(options)
+    mistakes.refuse()
+    return upstream, ownership
+
+
+def _given(options: argparse.Namespace) -> list[str]:
+    """Return the options about an upstream that differ from their defaults."""
+    parser = argparse.ArgumentParser()
+    add_upstream_options(parser)
+    defaults = vars(parser.parse_args([]))
+    return [name for name, default in defaults.items() if name != "upstream" and getattr(options, name) != default]
+
+
+def _ownership(options: argparse.Namespace) -> Ownership:
+    """Return the owners of keys; ValueError for the file of owners, RulesError."""
     rules_file = None if options.routes is None else RulesFile(options.routes)
     try:
-        ownership = Ownership(options.ownership, checks_new=options.new_jobs == "wait", rules_file=rules_file)
+        return Ownership(options.ownership, checks_new=options.new_jobs == "wait", rules_file=rules_file)
     except OwnershipError as error:
         raise ValueError(f"--ownership: {error}") from None
-    return upstream_of(options, options.upstream_connections, options.upstream_pinned), ownership
 
 
 def upstream_of(options: argparse.Namespace, connections: int = 1, pinned_max: int = 0) -> Upstream:
-    """Return the upstream of `add_url_options`; ValueError, or TlsError, for invalid options."""
+    """Return the upstream of `add_url_options`; CommandLineError."""
+    mistakes, url = Mistakes(), None
     try:
         url = UpstreamUrl.parse(options.upstream)
     except ValueError as error:
-        raise ValueError(f"--upstream: {error}") from None
-    return upstream_at(url, options.upstream_timeout / MS_PER_S, connections, _tls(options, url), pinned_max)
+        mistakes.add(f"--upstream: {error}")
+    with mistakes.noted():
+        tls = _tls(options, url)
+    mistakes.refuse()
+    assert url is not None
+    return upstream_at(url, options.upstream_timeout / MS_PER_S, connections, tls, pinned_max)
 
 
-def _tls(options: argparse.Namespace, url: UpstreamUrl) -> UpstreamTls | None:
-    """Return the TLS of connections to the upstream; TlsError."""
+def _tls(options: argparse.Namespace, url: UpstreamUrl | None) -> UpstreamTls | None:
+    """Return the TLS of connections to the upstream; TlsError. url: None: it is a mistake itself."""
     ca, cert, key, server_name = (getattr(options, name) for name in TLS_OPTIONS)
-    if url.is_tls:
-        return UpstreamTls(TlsFiles(cert, key, ca, prefix=PREFIX), server_name or "")
-    if any((ca, cert, key, server_name)):
+    is_given = any((ca, cert, key, server_name))
+    if url is not None and is_given and not url.is_tls:
         raise TlsError(f"the options {PREFIX}... need an upstream with TLS: --upstream rediss://...")
+    if is_given or (url is not None and url.is_tls):
+        return UpstreamTls(TlsFiles(cert, key, ca, prefix=PREFIX), server_name or "")
     return None

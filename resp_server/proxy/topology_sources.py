@@ -1,4 +1,4 @@
-"""The sources of an application's topology: a file, a registry, or a registry's record under a log's root.
+"""The sources of an application's topology: a file, a registry, a registry's record under a log's root, or one server.
 
 The proxy uses the newest topology, from a source or from a server. If a source fails, its last topology stays in use.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import hiredis
 
+from resp_server.cluster.single_node import single_node_topology
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.cluster.topology_source import TopologyFile
 from resp_server.forwarding.reply_splitter import pack
@@ -67,6 +68,20 @@ class FileSource(ProxyTopologySource):
             raise TopologyError(
                 f"version {topology.version} of the topology is older than the servers' {current.version}"
             )
+
+
+class ServerSource(ProxyTopologySource):
+    """A single server with all slots, at an address that does not change."""
+
+    def __init__(self, address: str) -> None:
+        self.name = f"the server {address}"
+        self._address = address
+
+    def begin(self) -> None:
+        self.cluster.apply_topology(single_node_topology(self._address), self.name)
+
+    async def follow(self) -> None:
+        pass
 
 
 class LogSource(ProxyTopologySource):

@@ -42,12 +42,12 @@ class ControlListener:
             "the server", token, make_peer, peers_max=CONNECTIONS_MAX, protocol=PROTOCOL, certificates=certificates
         )
 
-    async def start(self) -> int:
-        """Listen on a free port; return the port."""
-        listener = socket.create_server(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
+    async def start(self, port: int = 0) -> int:
+        """Listen on a port, 0: on a free one; return the port."""
+        listener = socket.create_server(("127.0.0.1", port))
         self._port.start(listener)
-        return port
+        bound: int = listener.getsockname()[1]
+        return bound
 
     async def stop(self) -> None:
         """Stop listening."""

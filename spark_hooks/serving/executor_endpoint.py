@@ -36,6 +36,7 @@ from resp_server.registry.report import DRAIN_S_MAX
 from spark_hooks.serving import endpoints, placement
 from spark_hooks.serving.placement import ClientOptions, ServerPlan
 from spark_hooks.serving.supervised_process import SupervisedProcess
+from spark_hooks.serving.upstream import UpstreamOptions
 from spark_hooks.sessions import is_stopped, parallelism_of
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import SparkisError
@@ -76,6 +77,7 @@ class ClusterOptions:
     password: str | None = field(repr=False)
     tls: TlsFiles | None = None
     client_options: ClientOptions = field(default_factory=ClientOptions)
+    upstream: UpstreamOptions = field(default_factory=UpstreamOptions)
 
 
 class ExecutorsEndpoint(endpoints.ServedEndpoint):
@@ -114,7 +116,7 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
             self._proxy_process = SupervisedProcess(
                 "the sparkis proxy",
                 _proxy_command(options, address_of(reached_at, self._registry_process.port), port, bind),
-                self._environment(options.password, server_password or self.password),
+                options.upstream.environment(self._environment(options.password, server_password or self.password)),
             )
         except SparkisError:
             self._registry_process.stop()
@@ -262,7 +264,8 @@ def _registry_command(options: ClusterOptions, log: str) -> list[str]:
 def _proxy_command(options: ClusterOptions, registry: str, port: int, bind: list[str]) -> list[str]:
     command = [sys.executable, "-m", "resp_server.programs.proxy", "--child", "--registry", registry]
     command += ["--port", str(port), "--bind", *bind, "--loglevel", "warning"]
-    return [*command, *placement.tls_arguments(options.tls), *options.client_options.arguments()]
+    command += [*placement.tls_arguments(options.tls), *options.client_options.arguments()]
+    return [*command, *options.upstream.arguments]
 
 
 def _local_address(bound: str) -> str:

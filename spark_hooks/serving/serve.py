@@ -8,17 +8,13 @@ can wait until the epoch is readable.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import re
 import secrets
-import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 from pyspark.sql import SparkSession
 
@@ -33,10 +29,11 @@ from resp_server.net.tls import TlsFiles, server_context
 from resp_server.programs.serve import WORKERS_MAX
 from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
 from spark_hooks.serving import endpoints
+from spark_hooks.serving.driver_endpoint import DriverEndpoint, temporary_folder
 from spark_hooks.serving.endpoints import LOG_SETTING, ServedEndpoint
 from spark_hooks.serving.executor_endpoint import ClusterOptions, ExecutorsEndpoint
 from spark_hooks.serving.placement import ClientOptions, tls_arguments, with_passwords
-from spark_hooks.serving.supervised_process import SupervisedProcess
+from spark_hooks.serving.upstream import UpstreamOptions
 from spark_hooks.sessions import is_connect
 from state_backend.log.change_log import check_writable
 from state_backend.log.filesystems import open_filesystem
@@ -50,63 +47,6 @@ TlsAuthClients = Literal["yes", "no", "optional"]
 PORTS = "7400-7500"
 # More copies than anybody needs (guess).
 REPLICAS_MAX = 10
-
-
-class DriverEndpoint(ServedEndpoint):
-    """A server process beside the driver. If the server dies, it is restarted on the same port with the same store."""
-
-    def __init__(
-        self,
-        command: list[str],
-        environment: dict[str, str],
-        *,
-        log: str,
-        host: str,
-        password: str | None,
-        temporary: Path | None,
-        tls: TlsFiles | None = None,
-    ) -> None:
-        super().__init__()
-        self.log = log
-        self._temporary = temporary
-        self._tls = tls
-        self.address_file = _temporary_folder("server") / "address.json"  # other users cannot read the folder
-        self._token = environment[TOKEN_VARIABLE]
-        self._process = SupervisedProcess("the sparkis server", command, environment, self._on_restart)
-        self.port = self._process.port
-        self._address().write(self.address_file)
-        self.url = endpoints.url_of(host, self.port, password, tls)
-        endpoints.add(log, self)
-        atexit.register(self.stop)
-
-    @property
-    def pid(self) -> int:
-        """The server's process id."""
-        return self._process.pid
-
-    def stop(self) -> None:
-        """Stop the server. Clients are disconnected, the log stays unchanged."""
-        self._stopping.set()
-        atexit.unregister(self.stop)
-        endpoints.remove(self.log, self)
-        with self._lock:
-            self._disconnect()
-        self._process.stop()
-        shutil.rmtree(self.address_file.parent, ignore_errors=True)
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-
-    def _on_restart(self, ready_report: dict[str, Any]) -> None:
-        with self._lock:
-            self._disconnect()
-        with suppress(OSError):  # `stop` may have removed the folder
-            self._address_in(ready_report).write(self.address_file)
-
-    def _address(self) -> endpoints.ControlAddress:
-        return self._address_in(self._process.ready_report)
-
-    def _address_in(self, ready_report: dict[str, Any]) -> endpoints.ControlAddress:
-        return endpoints.ControlAddress(ready_report["control_port"], self._token, tls=self._tls)
 
 
 def serve(
@@ -132,6 +72,19 @@ def serve(
     server_bind: str | None = None,
     server_host: str | None = None,
     registry_port: int | None = None,
+    upstream: str | None = None,
+    ownership: str | Path | None = None,
+    new_jobs: Literal["wait", "take"] | None = None,
+    routes: str | Path | None = None,
+    transactions: Literal["mixed", "strict"] | None = None,
+    upstream_auth: Literal["proxy", "client"] | None = None,
+    upstream_timeout_ms: int | None = None,
+    upstream_connections: int | None = None,
+    upstream_pinned: int | None = None,
+    upstream_tls_ca_cert_file: str | Path | None = None,
+    upstream_tls_cert_file: str | Path | None = None,
+    upstream_tls_key_file: str | Path | None = None,
+    upstream_tls_server_name: str | None = None,
 ) -> ServedEndpoint:
     """Start servers for a change log, set it as the session's log, and return their endpoint.
 
@@ -168,6 +121,22 @@ def serve(
         server_host: With placement `executors`: the host that clients connect to, if it is not `server_bind`; `$NAME`
             in it is an environment variable of the executor.
         registry_port: With placement `executors`: the registry's port beside the driver. Default: any free port.
+        upstream: The URL of your own Redis, which has all keys that no state owns: clients then read and write both
+            at `endpoint.url`. `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`, `rediss://` for TLS, `unix://`,
+            `redis+cluster://` or `redis+sentinel://`; see docs/swap.md, also for the arguments below.
+        ownership: With `upstream`, required: the file beside this driver that remembers which keys belong to states.
+        new_jobs: Whether a job that is new waits for `sparkis confirm` if the upstream has keys of its formats
+            (`wait`, the default), or takes these keys at once (`take`).
+        routes: A file of rules that come before the jobs' key formats (docs/swap-rules.md).
+        transactions: Whether EXEC runs a transaction over both sides (`mixed`, the default) or refuses it (`strict`).
+        upstream_auth: Who logs in at the upstream: `proxy`, with the URL's user (the default), or each `client`.
+        upstream_timeout_ms: The silence of the upstream after which it counts as failed. Default: 10000.
+        upstream_connections: The shared connections to the upstream for each protocol version. Default: 4.
+        upstream_pinned: The most connections to the upstream that one client has alone. Default: 1000.
+        upstream_tls_ca_cert_file: The CA of the upstream's certificate. Default: the CAs that this machine trusts.
+        upstream_tls_cert_file: The certificate to present to the upstream.
+        upstream_tls_key_file: The key of that certificate.
+        upstream_tls_server_name: The name in the upstream's certificate. Default: the URL's host.
 
     Raises:
         DescriptorError: No log is given.
@@ -196,13 +165,41 @@ def serve(
     hosts = [bind] if isinstance(bind, str) else list(bind)
     tls = _tls(spark, tls_cert_file, tls_key_file, tls_ca_cert_file, tls_auth_clients)
     client_options = _client_options(spark, password, acl_file, rate_limits, notify_keyspace_events)
+    upstream_options = UpstreamOptions.of(
+        upstream,
+        {
+            "ownership": ownership,
+            "new-jobs": new_jobs,
+            "routes": routes,
+            "transactions": transactions,
+            "upstream-auth": upstream_auth,
+            "upstream-timeout": upstream_timeout_ms,
+            "upstream-connections": upstream_connections,
+            "upstream-pinned": upstream_pinned,
+            "upstream-tls-ca-cert-file": upstream_tls_ca_cert_file,
+            "upstream-tls-cert-file": upstream_tls_cert_file,
+            "upstream-tls-key-file": upstream_tls_key_file,
+            "upstream-tls-server-name": upstream_tls_server_name,
+        },
+        password,
+        client_options.acl_file,
+    )
     endpoint: ServedEndpoint
     if _placement(spark, placement) == "executors":
         _reject_ineffective(
             "executors", store=store, role=role if role != "master" else None, workers=workers if workers > 1 else None
         )
         options = _cluster_options(
-            spark, password, tls, client_options, replicas, ports, server_bind, server_host, registry_port
+            spark,
+            password,
+            tls,
+            client_options,
+            upstream_options,
+            replicas,
+            ports,
+            server_bind,
+            server_host,
+            registry_port,
         )
         for before in endpoints.of_log(root):
             if isinstance(before, ExecutorsEndpoint):  # a log has one registry
@@ -218,7 +215,11 @@ def serve(
             server_host=server_host,
             registry_port=registry_port,
         )
-        endpoint = _serve_beside_driver(spark, root, port, hosts, password, tls, client_options, store, role, workers)
+        if upstream is not None and role != "master":
+            raise ValueError(f"role={role!r} has no effect with upstream, which has a role itself; leave it out")
+        endpoint = _serve_beside_driver(
+            spark, root, port, hosts, password, tls, client_options, upstream_options, store, role, workers
+        )
     spark.conf.set(LOG_SETTING, root)
     return endpoint
 
@@ -302,6 +303,7 @@ def _cluster_options(
     password: str | None,
     tls: TlsFiles | None,
     client_options: ClientOptions,
+    upstream: UpstreamOptions,
     replicas: int | None,
     ports: str | None,
     server_bind: str | None,
@@ -325,6 +327,7 @@ def _cluster_options(
         password=password,
         tls=tls,
         client_options=client_options,
+        upstream=upstream,
     )
 
 
@@ -342,11 +345,12 @@ def _serve_beside_driver(
     password: str | None,
     tls: TlsFiles | None,
     client_options: ClientOptions,
+    upstream: UpstreamOptions,
     store: str | Path | None,
     role: str,
     workers: int,
 ) -> DriverEndpoint:
-    temporary = _temporary_folder("store") if store is None else None
+    temporary = temporary_folder("store") if store is None else None
     command = [
         sys.executable,
         "-m",
@@ -359,18 +363,20 @@ def _serve_beside_driver(
         str(port),
     ]
     command += ["--bind", *hosts, "--role", role, "--loglevel", "warning", "--store", str(temporary or store)]
-    command += ["--workers", str(workers), *tls_arguments(tls), *client_options.arguments()]
-    environment = with_passwords(children.environment() | {TOKEN_VARIABLE: secrets.token_hex(16)}, password, None)
+    command += ["--workers", str(workers), *tls_arguments(tls), *client_options.arguments(), *upstream.arguments]
+    inherited = upstream.environment(children.environment())
+    environment = with_passwords(inherited | {TOKEN_VARIABLE: secrets.token_hex(16)}, password, None)
     host = "127.0.0.1" if hosts[0] == "0.0.0.0" else hosts[0]
     endpoint = DriverEndpoint(
-        command, environment, log=root, host=host, password=password, temporary=temporary, tls=tls
+        command,
+        environment,
+        log=root,
+        host=host,
+        password=password,
+        temporary=temporary,
+        tls=tls,
+        # With an upstream, the proxy has the certificates. The server behind it listens on 127.0.0.1 only.
+        control_tls=tls if upstream.url is None else None,
     )
     spark.conf.set(endpoints.ADDRESS_SETTING, str(endpoint.address_file))
     return endpoint
-
-
-def _temporary_folder(purpose: str) -> Path:
-    """Make a folder that is removed when this process exits."""
-    folder = Path(tempfile.mkdtemp(prefix=f"sparkis-{purpose}-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder

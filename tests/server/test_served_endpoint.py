@@ -14,7 +14,7 @@ from compat.waiting import eventually
 from resp_server.net import children
 from resp_server.net.children import TOKEN_VARIABLE
 from spark_hooks.serving import supervised_process
-from spark_hooks.serving.serve import DriverEndpoint
+from spark_hooks.serving.driver_endpoint import DriverEndpoint
 from spark_hooks.serving.supervised_process import SupervisedProcess
 
 # A server that cannot be started while there is a file of this name, and counts how often that was tried.

@@ -1,0 +1,173 @@
+"""`sparkis serve --upstream`: a proxy with the upstream answers the clients, and a state server is its child process.
+
+    sparkis serve ─── the proxy, at the clients' port ─── state server ─┬─ applier, one per job
+    (restarts it)     with the upstream's connections                   └─ workers, with --workers 2 or more
+
+The state server listens at a free port of 127.0.0.1, with a password that only these two processes have. When it dies,
+it is restarted at the same port; meanwhile the upstream's keys are answered as before. It ends when the proxy ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import secrets
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from resp_server.config import ServerConfig
+from resp_server.net import children
+from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, RestartPause
+from resp_server.programs.proxy import answer_clients
+from resp_server.programs.upstream_options import VARIABLE
+from resp_server.proxy.state_cluster import StateCluster
+from resp_server.proxy.topology_sources import ServerSource
+from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.upstream import Upstream
+
+logger = logging.getLogger("sparkis.server")
+
+HOST = "127.0.0.1"
+# Longer than a server takes to send pending replies and to stop its appliers.
+STOP_S_MAX = 10.0
+# The state server has loaded its jobs when the proxy asks for them, unless that takes long (guess).
+LOADING_GRACE_S = 5.0
+
+
+async def serve_with_upstream(
+    options: argparse.Namespace,
+    config: ServerConfig,
+    swap: tuple[Upstream, Ownership],
+    supervised: Mapping[str, int],
+) -> int:
+    """Start both, and answer clients until a signal or the end of the parent; return the exit code."""
+    try:
+        async with StateServerProcess(options) as server:
+            source = ServerSource(server.address)
+            source.cluster = StateCluster(source.name, server.password)
+            await answer_clients(
+                options,
+                config,
+                [source],
+                swap,
+                supervised,
+                loading_grace_s=LOADING_GRACE_S,
+                control_port=server.control_port,
+            )
+    except ServerEndedError as error:
+        return error.code
+    return 0
+
+
+class ServerEndedError(Exception):
+    """The state server ended at its first start. It has printed the reason."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the state server ended with code {code}")
+        self.code = code
+
+
+class StateServerProcess:
+    """The child process; an asynchronous context manager. port, control_port: None before the first start."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.password = secrets.token_hex()
+        self._command = _command(options)
+        passwords = dict.fromkeys((PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE), self.password)
+        self._environment = children.environment() | passwords
+        self._environment.pop(VARIABLE, None)
+        self.port: int | None = None
+        self.control_port: int | None = None
+        self._pause = RestartPause()
+        self._process: asyncio.subprocess.Process | None = None
+        self._restarting: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        """The address for the proxy."""
+        return f"{HOST}:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        """Start the process, and wait until it answers; ServerEndedError."""
+        try:
+            while (code := await self._start()) is not None:
+                if code >= 0:
+                    raise ServerEndedError(code)
+                await self._wait_to_restart(code)
+        except BaseException:
+            await self._stop()
+            raise
+        self._restarting = asyncio.create_task(self._keep_running())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._restarting is not None
+        self._restarting.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._restarting
+        await self._stop()
+
+    async def _start(self) -> int | None:
+        """Start the process; return its exit code if it ends before it answers."""
+        self._pause.begin_run()
+        ports = () if self.port is None else ("--port", str(self.port), "--control-port", str(self.control_port or 0))
+        process = self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            *ports,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=self._environment,
+            start_new_session=True,  # Ctrl-C in a shell is for the proxy, which closes the child's stdin
+        )
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        if not line:
+            return await process.wait()
+        ready = json.loads(line)
+        self.port, self.control_port = ready["port"], ready["control_port"]
+        return None
+
+    async def _keep_running(self) -> None:
+        while True:
+            assert self._process is not None
+            await self._wait_to_restart(await self._process.wait())
+            try:
+                await self._start()
+            except OSError as error:
+                logger.error("the state server cannot be started: %s", error)
+
+    async def _wait_to_restart(self, code: int) -> None:
+        pause_s = self._pause.next_s()
+        reason = f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+        logger.warning("the state server was ended %s; starting it again in %s s", reason, pause_s)
+        await asyncio.sleep(pause_s)
+
+    async def _stop(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_S_MAX)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    """Return the command line of the state server: the options of `sparkis serve` that concern states."""
+    command = [sys.executable, "-m", "resp_server.programs.serve", "--child", "--behind-proxy"]
+    for log in options.log:
+        command += ["--log", log]
+    command += ["--port", "0", "--bind", HOST, "--workers", str(options.workers), "--loglevel", options.loglevel]
+    command += ["--retention", str(options.retention), *(["--compact"] if options.compact else [])]
+    return command if options.store is None else [*command, "--store", options.store]

@@ -1,0 +1,55 @@
+"""The arguments of `sparkis.serve` about an upstream, as options of the process that answers clients."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentError, ArgumentParser
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from resp_server.programs.upstream_options import VARIABLE, add_upstream_options, swap_of
+
+# The arguments whose names differ from those of their options.
+ARGUMENTS = {"--upstream-timeout": "upstream_timeout_ms", "--aclfile": "acl_file"}
+OPTION = re.compile(r"(--[a-z-]+)(?: FILE)?")
+
+
+@dataclass(frozen=True)
+class UpstreamOptions:
+    """The options about an upstream, validated. The URL may contain a password, so it is on no command line."""
+
+    url: str | None = field(default=None, repr=False)
+    arguments: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        url: str | None,
+        given: Mapping[str, str | int | Path | None],
+        password: str | None = None,
+        acl_file: str | None = None,
+    ) -> UpstreamOptions:
+        """Validate arguments, by the names of their options without `--`; ValueError has all mistakes."""
+        arguments = [f"--{name}={value}" for name, value in given.items() if value is not None]
+        parser = ArgumentParser(exit_on_error=False)
+        add_upstream_options(parser)
+        try:
+            options = parser.parse_args(arguments)
+            # The clients' options matter, because with upstream_auth='client' the upstream has the users.
+            options.upstream, options.requirepass, options.requirepass_file = url, password, None
+            options.aclfile = acl_file
+            swap_of(options)
+        except (ArgumentError, ValueError) as error:
+            raise ValueError(OPTION.sub(_argument, str(error))) from None
+        return cls(url, tuple(arguments))
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of the process: with this URL, and no other."""
+        others = {name: value for name, value in inherited.items() if name != VARIABLE}
+        return others if self.url is None else others | {VARIABLE: self.url}
+
+
+def _argument(option: re.Match[str]) -> str:
+    """Return the name of an option's argument, for messages."""
+    return ARGUMENTS.get(option[1], option[1].removeprefix("--").replace("-", "_"))

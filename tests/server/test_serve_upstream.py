@@ -1,0 +1,309 @@
+"""`sparkis serve --upstream`: a proxy and a state server behind it, as one program at one address."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from compat.conformance.certificates import Authority
+from compat.conformance.servers import (
+    CONTROL_TOKEN,
+    Running,
+    child_environment,
+    free_port,
+    redis_server,
+    sparkis_program,
+)
+from compat.conformance.wire import Connection
+from compat.waiting import WAIT_S_MAX, eventually
+from resp_server.net.client import Client, ClientError
+from resp_server.net.tls import TlsFiles, client_context
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.records import Change, Op
+from tests.server.swap import ABSENT, OLD, STATES, VALUES
+from tests.server.test_signals import Command
+
+PROGRAM = ("-m", "resp_server.programs.serve")
+
+
+class Scene:
+    """A log, and an upstream with an old copy of each key of its states."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self._stack = stack
+        self.log = folder / "log"
+        with LogWriter(self.log, "job", STATES, "first") as writer:
+            writer.publish(
+                [
+                    Change("speed" if key.startswith(b"job:") else "apdex", Op.PUT, key, value=value)
+                    for key, value in VALUES.items()
+                ]
+            )
+        self.port = free_port()
+        self.start_upstream()
+
+    def start_upstream(self) -> None:
+        """Start the upstream; again, after it was killed."""
+        folder = self.folder / "upstream"
+        folder.mkdir(exist_ok=True)
+        self.upstream = self._stack.enter_context(redis_server(folder, port=self.port))
+        with self.upstream.connect() as connection:
+            connection.call("MSET", *(word for key in [*VALUES, ABSENT] for word in (key, OLD)))
+
+    def options(self, name: str) -> list[str]:
+        """Return the options of a server with its own files."""
+        files = ("--store", str(self.folder / name), "--ownership", str(self.folder / f"{name}.json"))
+        return ["--log", str(self.log), *files, "--upstream", f"redis://127.0.0.1:{self.port}"]
+
+    def start(self, name: str, *options: str) -> Running:
+        """Start a server as a driver does, on a free port."""
+        program = sparkis_program(PROGRAM, "--port", "0", *self.options(name), *options)
+        return self._stack.enter_context(program)
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def state_server_of(pid: int) -> int:
+    """Return the process id of a proxy's state server."""
+    (found,) = children(pid)
+    return found
+
+
+def is_running(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def wait_until_ready(client: Connection) -> None:
+    for key, value in VALUES.items():
+        eventually(lambda key=key: client.call("GET", key).plain, lambda found, is_=value: found == is_)  # type: ignore[misc]
+    eventually(lambda: not client.call("GET", "nobody's").is_error)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with ExitStack() as stack:
+        yield Scene(tmp_path_factory.mktemp("scene"), stack)
+
+
+@pytest.fixture(scope="module", params=["1", "2"], ids=["one worker", "two workers"])
+def server(scene: Scene, request: pytest.FixtureRequest) -> Running:
+    return scene.start(f"workers{request.param}", "--workers", request.param)
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[Connection]:
+    with server.connect() as connection:
+        wait_until_ready(connection)
+        yield connection
+
+
+def test_keys_of_both_sides_are_answered_from_the_start(scene: Scene) -> None:
+    with scene.start("new").connect() as connection:  # without a file of owners
+        assert connection.call("GET", "job:speed:1").plain == b"10"
+        assert connection.call("GET", "nobody's").plain is None
+
+
+def test_one_address_answers_keys_of_both_sides(client: Connection) -> None:
+    assert client.call("GET", ABSENT).plain is None
+    assert client.call("SET", "cart", "7").plain == b"OK"
+    assert client.call("MGET", "cart", "job:speed:2", "dash/7/apdex").plain == [b"7", b"20", b"0.9"]
+    assert client.call("SET", "job:speed:2", "x").plain == b"ERR key 'job:speed:2' is owned by state job:speed"
+    for words in (("MULTI",), ("GET", "job:speed:3"), ("INCR", "cart"), ("GET", "dash/7/apdex")):
+        client.call(*words)
+    assert client.call("EXEC").plain == [b"30", 8, b"0.9"]
+    assert sorted(client.call("KEYS", "*").plain) == sorted([*VALUES, b"cart"])
+    assert client.call("DEL", "cart").plain == 1
+
+
+def test_the_state_server_is_private(client: Connection, server: Running) -> None:
+    found = re.search(r"127\.0\.0\.1:(\d+)", client.call("INFO", "proxy").plain.decode())
+    assert found is not None
+    with Connection(int(found[1])) as stranger:
+        assert stranger.call("GET", "job:speed:1").plain.startswith(b"NOAUTH")
+
+
+def test_the_driver_is_answered_by_the_state_server(server: Running) -> None:
+    with Client("127.0.0.1", server.control_port, password=CONTROL_TOKEN) as driver:
+        assert driver.call("WAIT", "job", "0", "60000") == 1
+
+
+def test_a_killed_state_server_is_restarted_and_the_upstreams_keys_never_fail(
+    client: Connection, server: Running
+) -> None:
+    before = state_server_of(server.process.pid)
+    os.kill(before, signal.SIGKILL)
+    eventually(lambda: client.call("SET", "cart", "8").plain == b"OK" and not is_running(before))
+    eventually(lambda: client.call("GET", "job:speed:1").plain, lambda found: found == b"10")
+    assert client.call("GET", "cart").plain == b"8"
+    assert client.call("GET", ABSENT).plain is None
+    assert state_server_of(server.process.pid) != before
+    with Client("127.0.0.1", server.control_port, password=CONTROL_TOKEN) as driver:
+        assert driver.call("WAIT", "job", "0", "60000") == 1
+    client.call("DEL", "cart")
+
+
+def test_states_are_answered_while_the_upstream_is_away(scene: Scene, client: Connection) -> None:
+    scene.upstream.process.kill()
+    scene.upstream.process.wait()
+    eventually(lambda: client.call("GET", "cart").is_error)
+    assert client.call("GET", "job:speed:4").plain == b"40"
+    scene.start_upstream()
+    eventually(lambda: client.call("SET", "cart", "1").plain == b"OK")
+    assert client.call("GET", "job:speed:1").plain == b"10"
+    client.call("DEL", "cart")
+
+
+def test_killed_workers_are_restarted_and_the_upstreams_keys_never_fail(scene: Scene) -> None:
+    server = scene.start("killed", "--workers", "2")
+    with server.connect() as client:
+        wait_until_ready(client)
+        (master,) = children(server.process.pid)
+        for each in children(master):
+            if b"workers.worker" in Path(f"/proc/{each}/cmdline").read_bytes():
+                os.kill(each, signal.SIGKILL)
+        for _ in range(20):
+            assert client.call("GET", "nobody's").plain is None
+        eventually(lambda: client.call("GET", "job:speed:4").plain, lambda found: found == b"40")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_both_processes_end_together(scene: Scene, number: signal.Signals) -> None:
+    server = scene.start(f"ended{number}")
+    state_server = state_server_of(server.process.pid)
+    appliers = children(state_server)
+    assert appliers
+    server.process.send_signal(number)
+    assert server.process.wait(WAIT_S_MAX) == (0 if number is signal.SIGTERM else -number)
+    eventually(lambda: not any(map(is_running, [state_server, *appliers])))
+
+
+def test_the_command_restarts_both_reloads_rules_and_ends_both(scene: Scene) -> None:
+    routes = scene.folder / "routes.toml"
+    routes.write_text("")
+    command = Command("serve", "--port", 0, *scene.options("command"), "--routes", routes)
+    port = int(command.wait_for(r"started @ 127\.0\.0\.1:(\d+)")[1])
+    assert " started @ " not in command.logged  # one address is logged, the clients'
+    (proxy,) = children(command.process.pid)
+    state_server = state_server_of(proxy)
+    os.kill(proxy, signal.SIGKILL)
+    command.wait_for("the server was ended by SIGKILL; starting it again")
+    assert int(command.wait_for(r"started @ 127\.0\.0\.1:(\d+)")[1]) == port
+    eventually(lambda: not is_running(state_server))
+    with Connection(port) as client:
+        wait_until_ready(client)
+        routes.write_text('[[rule]]\nkeys = "job:speed:1"\nowner = "upstream"\n')
+        command.hang_up()
+        eventually(lambda: client.call("GET", "job:speed:1").plain == OLD)
+    command.end()
+
+
+def test_a_state_server_that_cannot_start_ends_the_command_with_its_reason(scene: Scene) -> None:
+    (scene.folder / "file").touch()
+    done = run("--child", *scene.options("file"))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"sparkis serve: --store {scene.folder / 'file'}: File exists")
+    assert "Traceback" not in done.stderr
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sparkis", "serve", "--port", "0", *options]
+    return subprocess.run(
+        command, env=child_environment(), capture_output=True, text=True, timeout=WAIT_S_MAX, check=False
+    )
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    routes = tmp_path / "routes.toml"
+    routes.write_text('[[rule]]\nkeys = "a"\nowner = "x"\n')
+    done = run(
+        *("--log", str(tmp_path / "nowhere"), "--upstream", "http://cache", "--routes", str(routes)),
+        *("--cluster", "c.json", "--cluster-node", "127.0.0.1:1", "--role", "slave", "--tls-key-file", "k"),
+        *("--upstream-tls-cert-file", "c", "--upstream-auth", "client", "--requirepass", "secret"),
+    )
+    assert done.returncode == 1
+    said = [line.removeprefix("sparkis serve: ") for line in done.stderr.splitlines()]
+    expected = [
+        "--upstream cannot be combined with --cluster; start the nodes without it, and `sparkis proxy --upstream`",
+        "--role slave has no effect with --upstream",
+        f"--log {tmp_path / 'nowhere'} is not a folder",
+        "--tls-key-file needs --tls-cert-file",
+        "--upstream: ",
+        "--upstream-tls-cert-file needs --upstream-tls-key-file",
+        "with --upstream-auth client the upstream has the users",
+        "--upstream needs --ownership FILE",
+        f"{routes} has 1 mistake: rule 1 'a' (line 1): owner is 'x'",
+    ]
+    assert len(said) == len(expected), done.stderr
+    for line, begins in zip(said, expected, strict=True):
+        assert line.startswith(begins)
+
+
+def test_options_about_an_upstream_are_mistakes_without_one(tmp_path: Path) -> None:
+    done = run("--log", str(tmp_path), "--new-jobs", "take", "--transactions=strict", "--upstream-pinned", "7")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"sparkis serve: {option} has no use without --upstream"
+        for option in ("--new-jobs", "--upstream-pinned", "--transactions")
+    ]
+
+
+def test_the_proxy_has_the_certificates_and_the_users(scene: Scene, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    cert, key = authority.issue("node")
+    users = tmp_path / "users.acl"
+    users.write_text("user default off\nuser app on >secret ~cart* ~job:speed:1 +@all\n")
+    server = scene.start("tls", *authority.options("node", auth_clients="yes"), "--aclfile", str(users))
+    with pytest.raises(ClientError), Client("127.0.0.1", server.port) as plain:
+        plain.call("PING")
+    tls = client_context(TlsFiles(str(cert), str(key), str(authority.ca)))
+    with Client("127.0.0.1", server.port, tls=tls) as client:
+        assert client.call("AUTH", "app", "secret") == "OK"
+        eventually(lambda: value_of(client, "job:speed:1") == "10")
+        assert "NOPERM" in value_of(client, "job:speed:2")
+        assert client.call("SET", "cart:1", "7") == "OK"
+        assert "NOPERM" in value_of(client, "session:1")
+
+
+def value_of(client: Client, key: str) -> str:
+    try:
+        return str(client.call("GET", key))
+    except ClientError as error:
+        return str(error)
+
+
+def test_the_commands_of_the_swap_work_at_it(scene: Scene, client: Connection, server: Running) -> None:
+    url = f"redis://127.0.0.1:{server.port}"
+
+    def sparkis(*words: str) -> str:
+        command = [sys.executable, "-m", "sparkis", *words]
+        done = subprocess.run(
+            command, env=child_environment(), capture_output=True, text=True, timeout=WAIT_S_MAX, check=True
+        )
+        return done.stdout
+
+    upstream = f"redis://127.0.0.1:{scene.port}"
+    assert "owned" in sparkis("owners", "--url", url)
+    sparkis("release", "--url", url, "job")
+    assert client.call("GET", "job:speed:1").plain == OLD
+    sparkis("confirm", "--url", url, "job")
+    assert client.call("GET", "job:speed:1").plain == b"10"
+    assert "speed" in sparkis("status", "--url", url)
+    assert "10 copies deleted" in sparkis(
+        "swap-check", "--upstream", upstream, "--delete-copies", "--proxy", url, "--yes"
+    )
+    with scene.upstream.connect() as connection:
+        assert connection.call("DBSIZE").plain == 0
+        connection.call("MSET", *(word for key in [*VALUES, ABSENT] for word in (key, OLD)))
