@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from resp_server.command_table.declaration import Declaration, DeclarationError, PeerQuery, check_count
-from resp_server.command_table.facts import Facts
+from resp_server.command_table.facts import Facts, Json
 from resp_server.command_table.key_specs import key_positions
 from resp_server.protocol.errors import (
     ReadOnlyError,
@@ -151,7 +151,8 @@ class CommandTable:
         lines = [f"{container.upper()} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:"]
         for name, each in self._commands[container.encode()].subcommands.items():
             if each.declaration is not None:
-                lines += (name.decode().upper(), f"    {each.facts.summary}")
+                arguments = "".join(f" {_help_text(argument)}" for argument in each.facts.arguments)
+                lines += (f"{name.decode().upper()}{arguments}", f"    {each.facts.summary}")
         return lines
 
     def find(self, request: Sequence[bytes]) -> Command:
@@ -165,6 +166,23 @@ class CommandTable:
                 raise unknown_subcommand(found.name, request[1])
             return sub
         return found
+
+
+def _help_text(argument: Json) -> str:
+    """Return an argument as HELP shows it: `<key> [<key> ...]`, `[SAMPLES <count>]`, `(YES|NO)`."""
+    parts = [_help_text(each) for each in argument.get("arguments", ())]
+    kind, flags = argument.get("type"), argument.get("flags", ())
+    if kind == "pure-token":
+        text = ""
+    elif kind == "oneof":
+        text = "|".join(parts)
+        text = text if "optional" in flags else f"({text})"
+    else:
+        text = " ".join(parts) if parts else f"<{argument.get('display_text', argument['name'])}>"
+    if "multiple" in flags:
+        text = f"{text} [{text} ...]"
+    text = " ".join(filter(None, (argument.get("token", ""), text)))
+    return f"[{text}]" if "optional" in flags else text
 
 
 def _by_name(declarations: Iterable[Declaration]) -> dict[str, Declaration]:

@@ -28,15 +28,21 @@ from state_backend.store.store import AppliedEpoch
 SINCE = "0.1.0"
 
 
-def _facts(*arguments: str, **others: Any) -> Facts:
-    """Return the facts that most STATE subcommands share."""
+def _facts(
+    *arguments: str, complexity: str = "O(N) where N is the number of jobs", optional: str = "", **others: Any
+) -> Facts:
+    """Return the facts that most STATE subcommands share. optional: a token that may follow the arguments."""
+    tokens = [{"name": optional.lower(), "type": "pure-token", "token": optional, "flags": ["optional"]}]
     return Facts(
         SINCE,
         "server",
-        complexity="O(N) where N is the number of jobs or states",
+        complexity=complexity,
         flags=("readonly", "loading", "stale", "fast"),
         acl_categories=("@read", "@fast"),
-        arguments=[{"name": name, "type": "string", "display_text": name} for name in arguments],
+        arguments=[
+            *({"name": name, "type": "string", "display_text": name} for name in arguments),
+            *(tokens if optional else ()),
+        ],
         **others,
     )
 
@@ -107,7 +113,7 @@ def lag_ms(job: Job, applied: AppliedEpoch) -> int | None:
     return max(0, job.committed_clock_ms - applied.clock_ms) if applied.epoch >= 0 else None
 
 
-@command("state|list", own=_facts("job"))
+@command("state|list", own=_facts("job", complexity="O(N) where N is the number of states of the job"))
 def state_list(context: CommandContext, job: bytes) -> Reply:
     """Lists the states of a job, their kinds and their numbers of keys."""
     visibility, requested_job = context.visibility, _job(context, job)
@@ -164,7 +170,7 @@ def _names(items: Sequence[Job] | Sequence[StateDescriptor]) -> str:
     return ", ".join(each.name for each in items)
 
 
-@command("state|locate", own=_facts("key", first_key=2, last_key=2, step=1, key_specs=[ONE_KEY]))
+@command("state|locate", own=_facts("key", complexity="O(1)", first_key=2, last_key=2, step=1, key_specs=[ONE_KEY]))
 def state_locate(context: CommandContext, key: bytes) -> Reply:
     """Locates a key: its slot, its job and state, and its server."""
     info = context.at(key).key_info(key)
@@ -212,7 +218,7 @@ def state_lag(context: CommandContext) -> Reply:
     ]
 
 
-@command("state|follow", own=_facts())
+@command("state|follow", own=_facts(optional="KEYS"))
 def state_follow(context: CommandContext, option: bytes = b"") -> Reply:
     """Pushes each new epoch and topology to this connection, before the first reply that is read from it."""
     if option and option.upper() != b"KEYS":
@@ -278,7 +284,7 @@ def state_within(context: CommandContext, count: int, *words: OneOrMore) -> Repl
     return target.execute(ReaderContext(context.session, context.server, reader), [request])[0]
 
 
-@command("state|topology", own=_facts())
+@command("state|topology", own=_facts(complexity="O(N) where N is the number of nodes"))
 def state_topology(context: CommandContext) -> Reply:
     """Returns the topology of this server's cluster as JSON."""
     if context.server.cluster is None:
@@ -286,7 +292,7 @@ def state_topology(context: CommandContext) -> Reply:
     return json.dumps(context.server.cluster.topology.to_json()).encode()
 
 
-@command("state|help", own=_facts())
+@command("state|help", own=_facts(complexity="O(1)"))
 def state_help(context: CommandContext) -> Reply:
     """Returns helpful text about the different subcommands."""
     return context.server.table.help("state")

@@ -1,0 +1,35 @@
+"""docs/state.md describes each subcommand of STATE as COMMAND DOCS does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from resp_server.commands import command_table
+from resp_server.proxy.dispatcher import INTERNAL_COMMANDS
+
+PAGE = (Path(__file__).parents[3] / "docs" / "state.md").read_text()
+SECTION = re.compile(
+    r"^## (STATE \w+)\n\n```\n(.*?)\n```\n\nAvailable since (\S+)\. Time complexity: (.*?)\.\n", re.MULTILINE
+)
+INTERNAL = re.compile(r"^\| `(STATE \w+)", re.MULTILINE)
+STATE = command_table().find([b"STATE"])
+HELP = dict(zip(*[iter(command_table().help("state")[1:])] * 2, strict=True))
+
+
+@pytest.mark.parametrize(("title", "syntax", "since", "complexity"), SECTION.findall(PAGE))
+def test_a_section_has_the_facts_of_its_command(title: str, syntax: str, since: str, complexity: str) -> None:
+    name = title.removeprefix("STATE ")
+    facts = STATE.subcommands[name.lower().encode()].facts
+    assert (facts.since, facts.complexity) == (since, complexity)
+    [told] = [line for line in HELP if line.split()[0] == name]
+    assert syntax == "STATE " + told.replace("<", "").replace(">", "")
+
+
+def test_every_subcommand_is_on_the_page() -> None:
+    public = {title for title, *_ in SECTION.findall(PAGE)}
+    internal = set(INTERNAL.findall(PAGE))
+    assert public | internal == {f"STATE {name.decode().upper()}" for name in STATE.subcommands}
+    assert internal == {name.replace("|", " ").upper() for name in INTERNAL_COMMANDS}
