@@ -180,7 +180,7 @@ def _help_text(argument: Json) -> str:
     else:
         text = " ".join(parts) if parts else f"<{argument.get('display_text', argument['name'])}>"
     if "multiple" in flags:
-        text = f"{text} [{text} ...]"
+        text = f"{text} ..." if kind == "oneof" else f"{text} [{text} ...]"
     text = " ".join(filter(None, (argument.get("token", ""), text)))
     return f"[{text}]" if "optional" in flags else text
 

@@ -342,7 +342,7 @@ def test_state_lag_counts_epochs_and_milliseconds(client: Any, keyspace: Keyspac
 def test_help_lists_what_is_served(client: Any) -> None:
     helped = client.ask("CLIENT HELP")
     assert b"+CLIENT <subcommand> [<arg> [value] [opt] ...]. Subcommands are:\r\n" in helped
-    assert b"+SETNAME\r\n+    Sets the connection name.\r\n" in helped
+    assert b"+SETNAME <connection-name>\r\n+    Sets the connection name.\r\n" in helped
     assert "LOAD" not in client.server.table.help("script")
 
 
