@@ -57,17 +57,16 @@ POLICIES = {
 }
 POLICIES |= {f"state|{name}": RequestPolicy.ALL_JOBS for name in ("jobs", "list", "lag")}
 POLICIES |= {"state|describe": RequestPolicy.ONE_JOB, "info": RequestPolicy.ALL_JOBS}
-# Commands without keys that the proxy itself answers: none is about the keys or jobs of servers, of which it has none. A
-# test holds that each command without keys is here or above, by its group, its container or its name.
+# Commands without keys that the proxy itself answers, because they are not about the keys or jobs of servers: by group,
+# by container and by name. A test holds that each command without keys is either here or above.
 LOCAL_GROUPS = frozenset(["cluster", "connection", "pubsub", "scripting", "transactions"])
-LOCAL_COMMANDS = frozenset(
-    ["acl", "command", "config", "lastsave", "latency", "lolwut", "memory", "module", "monitor", "object", "role"]
-    + ["slowlog", "time", "state|help", "state|topology", "state|follow"]
-    # A proxy with an upstream answers these; others say that they have none.
-    + ["state|owner", "state|owners", "state|confirm", "state|release", "state|reload", "state|shadow"]
-    # Proxies send these to servers, and refuse them from clients.
-    + ["state|at", "state|expect", "state|notify", "state|publish", "state|within"]
-)
+LOCAL_CONTAINERS = frozenset(["acl", "command", "config", "latency", "memory", "module", "object", "slowlog"])
+LOCAL_COMMANDS = frozenset(["lastsave", "lolwut", "monitor", "role", "time"])
+LOCAL_COMMANDS |= {f"state|{name}" for name in ("follow", "help", "topology")}
+# A proxy with an upstream answers these; another one replies that it has none.
+LOCAL_COMMANDS |= {f"state|{name}" for name in ("confirm", "owner", "owners", "release", "reload", "shadow")}
+# Proxies send these to servers, and refuse them from clients.
+LOCAL_COMMANDS |= {f"state|{name}" for name in ("at", "expect", "notify", "publish", "within")}
 
 
 def policy_of(command: Command) -> RequestPolicy:

@@ -9,7 +9,14 @@ import pytest
 from resp_server.command_table.table import Command
 from resp_server.commands import command_table
 from resp_server.proxy.dispatcher import INTERNAL_COMMANDS
-from resp_server.proxy.request_policy import LOCAL_COMMANDS, LOCAL_GROUPS, POLICIES, RequestPolicy, policy_of
+from resp_server.proxy.request_policy import (
+    LOCAL_COMMANDS,
+    LOCAL_CONTAINERS,
+    LOCAL_GROUPS,
+    POLICIES,
+    RequestPolicy,
+    policy_of,
+)
 
 
 def without_keys() -> Iterator[Command]:
@@ -21,8 +28,8 @@ def without_keys() -> Iterator[Command]:
 
 
 def is_local(command: Command) -> bool:
-    container = command.name.partition("|")[0]
-    return command.facts.group in LOCAL_GROUPS or not LOCAL_COMMANDS.isdisjoint([command.name, container])
+    is_in_local = command.facts.group in LOCAL_GROUPS or command.name.partition("|")[0] in LOCAL_CONTAINERS
+    return is_in_local or command.name in LOCAL_COMMANDS
 
 
 @pytest.mark.parametrize("command", list(without_keys()), ids=lambda command: command.name)
