@@ -19,6 +19,7 @@ from setuptools.command.build_ext import build_ext
 MODULES = [
     "state_backend.native.lookup",
     "state_backend.native.packing",
+    "state_backend.native.state_files",
     "resp_server.native.core",
     "resp_server.proxy.hop",
 ]

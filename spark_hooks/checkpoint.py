@@ -21,14 +21,10 @@ from pyspark.sql import SparkSession
 
 from spark_hooks.sessions import is_connect
 from state_backend.log.filesystems import open_filesystem
-from state_backend.model.errors import DescriptorError, SparkisError
+from state_backend.model.errors import CheckpointError, DescriptorError
 
 PROVIDER_SETTING = "spark.sql.streaming.stateStore.providerClass"
 MISSING_FILE = "java.io.FileNotFoundException"
-
-
-class CheckpointError(SparkisError):
-    """A checkpoint cannot be read."""
 
 
 class Checkpoint:

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.attach.rows import BoundState
 from spark_hooks.attach.task import RESULT, BatchesTask
-from spark_hooks.checkpoint import Checkpoint, CheckpointError
+from spark_hooks.checkpoint import Checkpoint
 from spark_hooks.publish import progress as query_progress
 from spark_hooks.publish import task
 from spark_hooks.publish.catch_up import CatchUp
@@ -39,6 +39,7 @@ from state_backend.log.epochs import Epoch
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import (
+    CheckpointError,
     DescriptorError,
     EpochHoleError,
     FencedWriterError,

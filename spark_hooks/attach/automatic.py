@@ -31,11 +31,10 @@ from spark_hooks.attach import declared
 from spark_hooks.attach.attachment import PERMANENT_ERRORS, Attachment, ChangesMissingError
 from spark_hooks.attach.processor import REFUSAL_PROPERTY
 from spark_hooks.attach.start import attach
-from spark_hooks.checkpoint import CheckpointError
 from spark_hooks.serving.endpoints import LOG_SETTING
 from spark_hooks.sessions import current_session, is_connect
 from state_backend.model.descriptor import check_name
-from state_backend.model.errors import DescriptorError
+from state_backend.model.errors import CheckpointError, DescriptorError
 
 logger = logging.getLogger("sparkis.attach")
 

@@ -13,11 +13,11 @@ from pyspark.sql import SparkSession
 
 from spark_hooks.attach.rows import AttachedState, BoundState
 from spark_hooks.attach.start import attach, bind, reading_session
-from spark_hooks.checkpoint import Checkpoint, CheckpointError
+from spark_hooks.checkpoint import Checkpoint
 from spark_hooks.own_spark import EndSignal, start_spark
 from spark_hooks.serving import serve
 from state_backend.model.descriptor import Kind
-from state_backend.model.errors import DescriptorError, SparkisError
+from state_backend.model.errors import CheckpointError, DescriptorError, SparkisError
 
 REDIS_TYPES = {Kind.VALUE: "string", Kind.MAP: "hash", Kind.LIST: "list"}
 # The pause between two checks of the attachment for an error.

@@ -18,8 +18,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_hooks.attach.attachment import Attachment
 from spark_hooks.attach.processor import declared_in
 from spark_hooks.attach.rows import AttachedState
-from spark_hooks.checkpoint import Checkpoint, CheckpointError
-from state_backend.model.errors import DescriptorError
+from spark_hooks.checkpoint import Checkpoint
+from state_backend.model.errors import CheckpointError, DescriptorError
 
 # The operator's name in the plans of queries and of micro-batches.
 OPERATOR = "TransformWithStateInPySpark"

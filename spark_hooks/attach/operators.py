@@ -16,9 +16,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from spark_hooks.checkpoint import Checkpoint, CheckpointError
+from spark_hooks.checkpoint import Checkpoint
 from state_backend.model.descriptor import Kind
-from state_backend.model.errors import DescriptorError
+from state_backend.model.errors import CheckpointError, DescriptorError
 
 
 class StateForm(StrEnum):

@@ -15,14 +15,14 @@ from spark_hooks.attach.attachment import POLL_INTERVAL_LOCAL_S, Attachment, Cha
 from spark_hooks.attach.operators import OperatorState, operator_states
 from spark_hooks.attach.processor import CHANGELOG_SETTING
 from spark_hooks.attach.rows import AttachedArguments, AttachedState, BoundState
-from spark_hooks.checkpoint import Checkpoint, CheckpointError, checkpoint_at
+from spark_hooks.checkpoint import Checkpoint, checkpoint_at
 from spark_hooks.publish import progress as query_progress
 from spark_hooks.publish.catch_up import CATCH_UP_TIMEOUT_S, check_timeout
 from spark_hooks.publish.sink import log_of
 from spark_hooks.serving.endpoints import LOG_SETTING
 from spark_hooks.sessions import current_session, is_connect
 from state_backend.model.descriptor import check_name, check_states
-from state_backend.model.errors import DescriptorError
+from state_backend.model.errors import CheckpointError, DescriptorError
 
 FORMAT_SETTING = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 # The default wait for a query's first committed batch (guess).

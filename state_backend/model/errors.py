@@ -11,6 +11,10 @@
     │   ├── JobInUseError            another query's writer has the job and is alive
     │   ├── RewoundCheckpointError   a writer publishes an epoch below the last committed one
     │   └── EpochHoleError           an epoch is missing before another one
+    ├── CheckpointError          the checkpoint of a query
+    │   ├── CheckpointDamagedError   a file is not as Spark wrote it
+    │   ├── UnsupportedStateError    a format, provider or type that sparkis does not read
+    │   └── PurgedVersionError       files of a version are gone; Spark removes old ones
     └── StoreError               a server's store of the state
         ├── WrongKindError           the key has a value of another kind
         ├── KeyConflictError         two states of a job made the same key
@@ -67,6 +71,22 @@ class RewoundCheckpointError(LogError):
 
 class EpochHoleError(LogError):
     """A writer publishes an epoch beyond the next one, or an epoch is missing in the log."""
+
+
+class CheckpointError(SparkisError):
+    """A query's checkpoint cannot be read."""
+
+
+class CheckpointDamagedError(CheckpointError):
+    """A file of a checkpoint is truncated, has a wrong checksum, or contradicts itself."""
+
+
+class UnsupportedStateError(CheckpointError):
+    """State is stored in a version, by a provider or with a type that sparkis does not read."""
+
+
+class PurgedVersionError(CheckpointError):
+    """Files of a state's version are gone; a newer version may be readable."""
 
 
 class StoreError(SparkisError):

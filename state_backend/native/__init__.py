@@ -1,7 +1,8 @@
 """The compiled part of the store: look-ups in LMDB's pages (`lookup.pyx`), and records of plain values (`packing.pyx`).
 
 It writes nothing: all writes go through py-lmdb. It is optional. If it is not built, or if SPARKIS_PURE is set,
-`pages_of` returns None, py-lmdb does all look-ups, and Python builds all records.
+`pages_of` returns None, py-lmdb does all look-ups, and Python builds all records. `state_files.pyx` has the hot loops
+of reading Spark's checkpoints; `state_backend.checkpoint` has the same functions in Python.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def compiled_module(name: str) -> ModuleType | None:
 
 
 _lookup = compiled_module("state_backend.native.lookup")
+state_files = compiled_module("state_backend.native.state_files")
 _packing = None if _lookup is None else compiled_module("state_backend.native.packing")
 
 

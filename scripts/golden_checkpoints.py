@@ -1,0 +1,374 @@
+"""Make the golden checkpoints of one version of Spark: `python scripts/golden_checkpoints.py FOLDER [JOB ...]`.
+
+Run it with the Python of an environment that has only that version of PySpark, pandas and pyarrow; sparkis is not
+imported. Each job is a small stateful query. Its input is the same in every version, so the rows of its state are, too.
+
+    FOLDER/<version>/<job>.tar.xz     the checkpoint, without Hadoop's `.crc` files, sources and RocksDB's logs
+    FOLDER/<version>/<job>.json       {"states": {state: {batch: rows}}, "changes": {state: rows}}, as Spark's own state
+                                      reader shows them; missing where this version has no reader
+                                      for them (3.5), or its reader fails. The tests then take a newer version's rows.
+
+A second argument and those after it choose jobs by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+BATCHES = 5
+# The batches as of which whole states are read.
+READ_BATCHES = (1, BATCHES - 1)
+SCHEMA = "ts timestamp, word string, side string, number long, price double"
+WORDS = ("ant", "bee", "cat", "", "a longer word with ümlauts", "dog", "eel")
+
+STORE = "spark.sql.streaming.stateStore."
+ROCKSDB = {f"{STORE}providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}
+CHANGELOG = {**ROCKSDB, f"{STORE}rocksdb.changelogCheckpointing.enabled": "true"}
+FORMAT_2 = {**CHANGELOG, f"{STORE}checkpointFormatVersion": "2"}
+SNAPSHOTS = {f"{STORE}minDeltasForSnapshot": "2"}
+CHECKSUMS = {f"{STORE}rowChecksum.enabled": "true"}
+JOIN = "spark.sql.streaming.join.stateFormatVersion"
+CODEC = f"{STORE}compression.codec"
+
+Query = Callable[[DataFrame], DataFrame]
+
+
+def rows_of(batch: int) -> Iterator[dict[str, Any]]:
+    """Yield the input of a batch: the same in every run."""
+    for index in range(12):
+        turn = batch * 12 + index
+        minute = batch * 10 + index // 2
+        yield {
+            "ts": f"2024-03-01 {10 + minute // 60:02}:{minute % 60:02}:{turn * 7 % 60:02}",
+            "word": None if turn % 17 == 16 else WORDS[turn * turn % 11 % len(WORDS)],
+            "side": "left" if turn % 3 else "right",
+            "number": turn * 37 % 23 - 5,
+            "price": (turn % 13) / 4 - 1.5,
+        }
+
+
+def aggregation(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("word").agg(F.count("*").alias("n"), F.sum("price"), F.avg("number"), F.max("word"))
+
+
+def types(rows: DataFrame) -> DataFrame:
+    """Keys and values of many types."""
+    number = F.col("number")
+    keyed = rows.select(
+        (number % 2 == 0).alias("even"),
+        F.expr("cast(number as tinyint)").alias("b"),
+        F.expr("cast(number as smallint)").alias("s"),
+        F.expr("cast(number as int)").alias("i"),
+        F.expr("cast(number as decimal(10, 2))").alias("small"),
+        F.expr("cast(number as decimal(30, 3)) * 1000000000000 + 0.125").alias("large"),
+        F.expr("cast(price as float)").alias("f"),
+        F.expr("date_add(date'2024-01-01', cast(number as int))").alias("d"),
+        F.expr("cast(word as binary)").alias("bytes"),
+        F.expr("cast(ts as timestamp_ntz)").alias("ntz"),
+        F.expr("make_dt_interval(0, 0, 0, number)").alias("dt"),
+        F.expr("make_ym_interval(0, cast(number as int))").alias("ym"),
+        F.expr("named_struct('w', word, 'p', array(price, null, 1.5D))").alias("nested"),
+        F.expr("array(word, 'x', null)").alias("words"),
+        F.expr("array(cast(number as tinyint), 1Y, 2Y)").alias("tiny"),
+        F.expr("map(coalesce(word, 'none'), array(named_struct('n', number)))").alias("m"),
+        "ts",
+    )
+    return keyed.groupBy("even", "b", "d", "small", "large", "bytes", "nested").agg(
+        *(F.first(name, ignorenulls=True).alias(name) for name in ("s", "i", "f", "ts", "ntz", "words", "tiny", "m")),
+        F.max("large"),
+        F.max("dt"),
+        F.max("ym"),
+        F.min("even"),
+    )
+
+
+def whole_stream(rows: DataFrame) -> DataFrame:
+    return rows.groupBy().agg(F.count("*"), F.max("word"))
+
+
+def windowed(rows: DataFrame) -> DataFrame:
+    return (
+        rows.withWatermark("ts", "5 minutes")
+        .groupBy(F.window("ts", "10 minutes"), "side")
+        .agg(F.count("*").alias("n"), F.sum("number"))
+    )
+
+
+def sessions(rows: DataFrame) -> DataFrame:
+    return rows.withWatermark("ts", "5 minutes").groupBy(F.session_window("ts", "2 minutes"), "word").count()
+
+
+def deduplicated(rows: DataFrame) -> DataFrame:
+    return rows.dropDuplicates(["word", "number"])
+
+
+def deduplicated_within(rows: DataFrame) -> DataFrame:
+    return rows.withWatermark("ts", "5 minutes").dropDuplicatesWithinWatermark(["word"])
+
+
+def joined(rows: DataFrame) -> DataFrame:
+    marked = rows.withWatermark("ts", "15 minutes").na.fill("none", ["word"])
+    left = marked.where("side = 'left'").select(F.col("word").alias("w"), F.col("ts").alias("lt"), "number")
+    right = marked.where("side = 'right'").select("word", F.col("ts").alias("rt"), "price")
+    within = F.expr("w = word and rt between lt - interval 20 minutes and lt + interval 20 minutes")
+    return left.join(right, within, "leftOuter")
+
+
+def _sums(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    if state.hasTimedOut:
+        state.remove()
+        return
+    count, total = state.get if state.exists else (0, 0.0)
+    for frame in frames:
+        count, total = count + len(frame), total + float(frame["price"].sum())
+    state.update((count, total))
+    state.setTimeoutTimestamp(1_709_290_800_000 + 600_000 * (count % 3))
+    yield pd.DataFrame({"word": [key[0]], "count": [count]})
+
+
+def grouped(rows: DataFrame) -> DataFrame:
+    keyed = rows.na.fill("none", ["word"]).withWatermark("ts", "1 minute").groupBy("word")
+    return keyed.applyInPandasWithState(
+        _sums, "word string, count long", "count long, total double", "update", GroupStateTimeout.EventTimeTimeout
+    )
+
+
+def transformed(rows: DataFrame, ttl_ms: int = 0) -> DataFrame:
+    from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+    class Machine(StatefulProcessor):
+        """Writes a value, a list and a map for each word; every third row deletes or clears something."""
+
+        def init(self, handle: StatefulProcessorHandle) -> None:
+            self.handle = handle
+            ttl = ttl_ms or None
+            self.last = handle.getValueState("last", "number long, price double", ttl)
+            self.recent = handle.getListState("recent", "number long, side string", ttl)
+            self.by_side = handle.getMapState("bySide", "side string", "total double", ttl)
+
+        def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timers: Any) -> Iterator[pd.DataFrame]:
+            for frame in rows:
+                for row in frame.itertuples():
+                    number = int(row.number)
+                    self.last.update((number, float(row.price)))
+                    self.recent.appendValue((number, str(row.side)))
+                    old = self.by_side.getValue((row.side,)) if self.by_side.containsKey((row.side,)) else (0.0,)
+                    self.by_side.updateValue((row.side,), (float(old[0]) + float(row.price),))
+                    if number == 7:
+                        self.last.clear()
+                    if number == 3:
+                        self.recent.put([(1, "one"), (2, "two")])
+                    if number == 11:
+                        self.by_side.removeKey((row.side,))
+                        self.recent.clear()
+            if key[0] == "bee" and not timers.getCurrentWatermarkInMs() > 4_000_000_000_000:
+                self.handle.registerTimer(4_000_000_000_000)
+            yield pd.DataFrame({"word": [key[0]]})
+
+        def close(self) -> None:
+            pass
+
+    Machine.__module__ = "__main__"
+    keyed = rows.na.fill("none", ["word"]).withWatermark("ts", "1 minute").groupBy("word")
+    mode = "ProcessingTime" if ttl_ms else "EventTime"
+    return keyed.transformWithStateInPandas(Machine(), "word string", "Update", mode)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A query, its settings, and the first version of Spark that can run it."""
+
+    name: str
+    query: Query
+    settings: dict[str, str] = field(default_factory=dict)
+    mode: str = "update"
+    since: tuple[int, int] = (3, 5)
+    # The settings change the batch's files after the batch; the query waits for it.
+    has_snapshots: bool = False
+
+
+LONG_MS = 10_000_000_000_000  # rows that expire in 300 years
+JOBS = (
+    Job("hdfs-aggregation", aggregation),
+    Job("hdfs-types", types),
+    Job("hdfs-whole-stream", whole_stream),
+    Job("hdfs-window", windowed, mode="append"),
+    Job("hdfs-sessions", sessions, mode="append"),
+    Job("hdfs-dedupe", deduplicated),
+    Job("hdfs-dedupe-within", deduplicated_within),
+    Job("hdfs-join", joined, mode="append"),
+    Job("hdfs-grouped", grouped),
+    Job("hdfs-snapshots", aggregation, SNAPSHOTS, has_snapshots=True),
+    Job("hdfs-zstd", aggregation, {CODEC: "zstd"}),
+    Job("hdfs-snappy", aggregation, {CODEC: "snappy"}),
+    Job("hdfs-checksums", aggregation, CHECKSUMS, since=(4, 3)),
+    Job("rocksdb-aggregation", aggregation, CHANGELOG),
+    Job("rocksdb-types", types, CHANGELOG),
+    Job("rocksdb-window", windowed, CHANGELOG, mode="append"),
+    Job("rocksdb-sessions", sessions, CHANGELOG, mode="append"),
+    Job("rocksdb-dedupe-within", deduplicated_within, CHANGELOG),
+    Job("rocksdb-join", joined, CHANGELOG, mode="append"),
+    Job("rocksdb-grouped", grouped, CHANGELOG),
+    Job("rocksdb-zstd", aggregation, {**CHANGELOG, CODEC: "zstd"}),
+    Job("rocksdb-snapshots", aggregation, {**CHANGELOG, **SNAPSHOTS}, has_snapshots=True),
+    Job("rocksdb-no-changelog", aggregation, ROCKSDB),
+    Job("rocksdb-checksums", aggregation, {**CHANGELOG, **CHECKSUMS}, since=(4, 3)),
+    Job("format2-aggregation", aggregation, FORMAT_2, since=(4, 0)),
+    Job("format2-snapshots", aggregation, {**FORMAT_2, **SNAPSHOTS}, since=(4, 0), has_snapshots=True),
+    Job("format2-join", joined, FORMAT_2, mode="append", since=(4, 0)),
+    Job("join3", joined, {**CHANGELOG, JOIN: "3"}, mode="append", since=(4, 1)),
+    Job("join4", joined, {**CHANGELOG, JOIN: "4"}, mode="append", since=(4, 2)),
+    Job("transform", transformed, CHANGELOG, since=(4, 0)),
+    Job("transform-ttl", partial(transformed, ttl_ms=LONG_MS), CHANGELOG, since=(4, 0)),
+    Job("transform-no-changelog", transformed, ROCKSDB, since=(4, 0)),
+    Job("transform-snapshots", transformed, {**CHANGELOG, **SNAPSHOTS}, since=(4, 0), has_snapshots=True),
+    Job("transform-format2", transformed, FORMAT_2, since=(4, 0)),
+    Job("transform-checksums", transformed, {**CHANGELOG, **CHECKSUMS}, since=(4, 3)),
+)
+
+
+def main(folder: str, chosen: list[str]) -> None:
+    """Run the jobs, and write their checkpoints and rows."""
+    target = Path(folder) / pyspark.__version__
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        spark = _session(scratch)
+        inputs = _write_inputs(Path(scratch))
+        for job in JOBS:
+            if job.since > VERSION or (chosen and job.name not in chosen):
+                continue
+            checkpoint = Path(scratch, "checkpoints", job.name)
+            for name, value in job.settings.items():
+                spark.conf.set(name, value)
+            try:
+                _run(
+                    job, spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", "1").json(str(inputs)), checkpoint
+                )
+                rows = _read_all(spark, checkpoint)
+            except Exception:
+                print(f"{job.name}: FAILED\n{traceback.format_exc()[-3000:]}", flush=True)
+                continue
+            finally:
+                for name in job.settings:
+                    spark.conf.unset(name)
+            # RocksDB's background threads may still write; a copy is complete when the query has ended.
+            _pack(checkpoint, target / f"{job.name}.tar.xz")
+            (target / f"{job.name}.json").write_text(json.dumps(rows, ensure_ascii=False, indent=None) + "\n")
+            print(f"{job.name}: {len(rows.get('states', {}))} states", flush=True)
+        spark.stop()
+
+
+def _session(scratch: str) -> SparkSession:
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]").config("spark.sql.shuffle.partitions", "2")
+    builder = builder.config("spark.ui.enabled", "false").config("spark.sql.session.timeZone", "UTC")
+    builder = builder.config("spark.sql.codegen.wholeStage", "false").config(f"{STORE}maintenanceInterval", "100ms")
+    builder = builder.config("spark.driver.extraJavaOptions", "-Duser.timezone=UTC")
+    builder = builder.config("spark.sql.warehouse.dir", f"{scratch}/warehouse")
+    # Without it, a batch without rows would follow, with another number of commits in each version.
+    builder = builder.config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def _write_inputs(scratch: Path) -> Path:
+    inputs = scratch / "inputs"
+    inputs.mkdir()
+    for batch in range(BATCHES):
+        path = inputs / f"{batch}.json"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows_of(batch)))
+        os.utime(path, (1_700_000_000 + batch, 1_700_000_000 + batch))
+    return inputs
+
+
+def _run(job: Job, rows: DataFrame, checkpoint: Path) -> None:
+    writer = job.query(rows.coalesce(1)).writeStream.outputMode(job.mode)
+    writer = writer.foreachBatch(_consume_slowly) if job.has_snapshots else writer.format("noop")
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination(300)
+    query.stop()
+
+
+def _consume_slowly(frame: DataFrame, batch: int) -> None:
+    frame.collect()
+    time.sleep(0.5)  # maintenance writes snapshots between the batches
+
+
+def _read_all(spark: SparkSession, checkpoint: Path) -> dict[str, Any]:
+    """Return the rows of each state of the operator, and each batch's changes, as Spark's reader shows them."""
+    if VERSION < (4, 0):
+        return {}
+    operators = spark.read.format("state-metadata").load(str(checkpoint)).collect()
+    found: dict[str, Any] = {"states": {}, "changes": {}}
+    for name, options in _states(operators):
+        whole = spark.read.format("statestore").options(**options)
+        feed = spark.read.format("statestore").options(**options, readChangeFeed="true", changeStartBatchId="0")
+        try:
+            states = {batch: _rows(whole.option("batchId", batch).load(str(checkpoint))) for batch in READ_BATCHES}
+            found["states"][name] = states
+            found["changes"][name] = _rows(feed.load(str(checkpoint)))
+        except Exception as error:
+            print(f"  {checkpoint.name} {name}: {str(error)[-1500:]}", flush=True)
+    return found
+
+
+def _rows(read: DataFrame) -> list[Any]:
+    """Return rows as JSON: objects as lists of pairs, because names of aggregates repeat; fractions as texts."""
+    texts = read.drop("partition_id").select(F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("text"))
+    return [json.loads(row.text, object_pairs_hook=list, parse_float=str) for row in texts.collect()]
+
+
+def _states(operators: list[Any]) -> Iterator[tuple[str, dict[str, str]]]:
+    stores = {row.stateStoreName for row in operators}
+    properties = json.loads(operators[0].operatorProperties or "{}") if VERSION >= (4, 0) else {}
+    if "stateVariables" in properties:
+        for variable in properties["stateVariables"]:
+            kind = variable["stateVariableType"]
+            if kind in ("ValueState", "ListState", "MapState"):
+                yield variable["stateName"], {"stateVarName": variable["stateName"]}
+    elif operators[0].operatorName == "symmetricHashJoin":
+        for side in ("left", "right"):
+            store = f"{side}-keyWithIndexToValue"
+            yield side, {"storeName": store} if store in stores else {"joinSide": side}
+    else:
+        yield "default", {}
+
+
+def _pack(checkpoint: Path, target: Path) -> None:
+    """Write the files that a reader needs, in a fixed order."""
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and not path.name.startswith("."))
+    with tarfile.open(target, "w:xz") as archive:
+        for path in files:
+            name = path.relative_to(checkpoint)
+            if name.parts[0] == "sources":
+                continue
+            info = archive.gettarinfo(str(path), str(name))
+            info.mtime, info.uid, info.gid, info.uname, info.gname, info.mode = 0, 0, 0, "", "", 0o644
+            with path.open("rb") as content:
+                archive.addfile(info, content)
+    shutil.rmtree(checkpoint)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

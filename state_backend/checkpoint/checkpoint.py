@@ -1,0 +1,183 @@
+"""A query's checkpoint as a whole: its batches, its operators and states, whole states and the changes of a batch.
+
+A batch counts when it has a commit. Its files exist before: look at `newest_batch` first, then read. Spark removes old
+batches at any time; what is gone raises PurgedVersionError.
+
+    checkpoint = Checkpoint.at(path)
+    layout = checkpoint.layout(batch)           # operators, stores, states, partitions
+    for store in layout.stores:
+        for partition in store.partitions():
+            for state, rows in store.whole(partition, batch): ...
+            for state, rows in store.changes(partition, batch + 1): ...
+
+Whole states and changes are Arrow batches of bounded size (see `decoding.decoded`), partition by partition. A store is
+read once for all of its states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Self
+
+from state_backend.checkpoint import metadata
+from state_backend.checkpoint.files import CheckpointFiles
+from state_backend.checkpoint.metadata import BatchCommit, BatchOffsets, OperatorInfo, StoreInfo
+from state_backend.checkpoint.schemas import StoreSchema, parse_store_schemas
+from state_backend.checkpoint.states import DEFAULT_STORE, State, operator_told_by_schemas, states_of
+from state_backend.checkpoint.stores import PROVIDERS, StateStore, store_folder
+from state_backend.model.errors import CheckpointError, PurgedVersionError, UnsupportedStateError
+
+PREFIX = "spark.sql.streaming.stateStore."
+PROVIDER, ENCODING, ROW_CHECKSUMS = f"{PREFIX}providerClass", f"{PREFIX}encodingFormat", f"{PREFIX}rowChecksum.enabled"
+SCHEMA_FOLDER = "_stateSchema"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The state of a query as of a batch. operators: also those without a readable state."""
+
+    batch: int
+    provider: str
+    operators: tuple[OperatorInfo, ...]
+    stores: tuple[StateStore, ...]
+
+    @property
+    def states(self) -> list[State]:
+        """All readable states."""
+        return [state for store in self.stores for state in store.states]
+
+
+class Checkpoint:
+    """The checkpoint of one query. It reads the files anew in each call, and is safe to use in several threads."""
+
+    def __init__(self, files: CheckpointFiles) -> None:
+        self._files = files
+        self.location = files.location
+
+    @classmethod
+    def at(cls, location: str) -> Self:
+        """Return the checkpoint at a path or address; CheckpointError if it is none."""
+        checkpoint = cls(CheckpointFiles.at(location))
+        checkpoint.query_id  # noqa: B018  # raises the error
+        return checkpoint
+
+    @cached_property
+    def query_id(self) -> str:
+        """The query's id, which it keeps over restarts."""
+        stored = self._files.read("metadata")
+        if stored is None:
+            raise CheckpointError(
+                f"{self.location} is not the checkpoint of a query: it has no file `metadata`. Give the folder that "
+                f"the query has as its option checkpointLocation"
+            )
+        return metadata.parse_query_id(stored, self._files.name("metadata"))
+
+    def batches(self) -> list[int]:
+        """Return the committed batches that Spark has not removed, in order."""
+        return self._files.numbers("commits")
+
+    def newest_batch(self) -> int | None:
+        """Return the last committed batch; None if there is none."""
+        return max(self.batches(), default=None)
+
+    def commit(self, batch: int) -> BatchCommit:
+        """Return a batch's commit; PurgedVersionError if it has none."""
+        path = f"commits/{batch}"
+        return metadata.parse_commit(self._required(path), self._files.name(path))
+
+    def offsets(self, batch: int) -> BatchOffsets:
+        """Return the header of a batch's offsets: its time, its watermark, its settings."""
+        path = f"offsets/{batch}"
+        return metadata.parse_offsets(self._required(path), self._files.name(path))
+
+    def layout(self, batch: int) -> Layout:
+        """Return the operators and states as of a committed batch.
+
+        UnsupportedStateError names a provider, an encoding or an operator that sparkis does not read.
+        """
+        settings = self.offsets(batch).settings
+        provider = settings.get(PROVIDER, "HDFSBackedStateStoreProvider").rpartition(".")[2]
+        if provider not in PROVIDERS:
+            raise UnsupportedStateError(
+                f"{self.location}: the state store provider {settings[PROVIDER]} is not known to sparkis, which reads "
+                f"{' and '.join(PROVIDERS)}"
+            )
+        if settings.get(ENCODING, "unsaferow").lower() != "unsaferow":
+            raise UnsupportedStateError(
+                f"{self.location}: the state is encoded as {settings[ENCODING]}, which sparkis does not read; it reads "
+                f"unsaferow, the default of {ENCODING}"
+            )
+        has_checksums = settings.get(ROW_CHECKSUMS, "false").lower() == "true"
+        operators, stores = [], []
+        for number in self._files.numbers("state"):
+            operator, schemas = self._operator(number, batch)
+            operators.append(operator)
+            found = states_of(operator, schemas, self._files.name(f"state/{number}"))
+            places = {store.name: place for place, store in enumerate(operator.stores)}
+            for store, states in groupby(found, key=lambda state: state.store):
+                stores.append(
+                    StateStore(
+                        self._files,
+                        PROVIDERS[provider],
+                        number,
+                        store,
+                        tuple(states),
+                        places.get(store, 0),
+                        has_checksums,
+                        self.commit,
+                    )
+                )
+        return Layout(batch, provider, tuple(operators), tuple(stores))
+
+    def _operator(self, number: int, batch: int) -> tuple[OperatorInfo, dict[str, list[StoreSchema]]]:
+        """Return an operator, and the schemas of its stores."""
+        folder = f"state/{number}"
+        versions = [each for each in self._files.numbers(f"{folder}/_metadata/v2") if each <= batch]
+        path = f"{folder}/_metadata/v2/{versions[-1]}" if versions else f"{folder}/_metadata/metadata"
+        stored = self._files.read(path)
+        if stored is None:
+            return self._operator_without_metadata(number)
+        operator = metadata.parse_operator(stored, self._files.name(path))
+        schemas = {}
+        for store in operator.stores:
+            if store.schema_paths:
+                schema_path = self._moved(store.schema_paths[-1], folder)
+            else:
+                schema_path = f"{store_folder(number, 0, store.name)}/_metadata/schema"
+            schemas[store.name] = self._schemas(schema_path, store.prefix_columns)
+        return operator, schemas
+
+    def _operator_without_metadata(self, number: int) -> tuple[OperatorInfo, dict[str, list[StoreSchema]]]:
+        """Return an operator of Spark 3.5, which is known by its schemas alone."""
+        folder = f"state/{number}/0"
+        names = self._files.names(folder)
+        stores = [DEFAULT_STORE] if "_metadata" in names else sorted(name for name in names if name.count("-") == 1)
+        if not stores:
+            raise PurgedVersionError(f"{self._files.name(folder)} has no schema: the query has not written its state")
+        paths = {name: f"{store_folder(number, 0, name)}/_metadata/schema" for name in stores}
+        schemas = {name: self._schemas(path) for name, path in paths.items()}
+        operator, prefix_columns = operator_told_by_schemas(schemas)
+        if prefix_columns:
+            schemas = {name: self._schemas(path, prefix_columns) for name, path in paths.items()}
+        infos = tuple(StoreInfo(name, prefix_columns) for name in stores)
+        return OperatorInfo(number, operator, infos), schemas
+
+    def _schemas(self, path: str, prefix_columns: int = 0) -> list[StoreSchema]:
+        return parse_store_schemas(self._required(path), self._files.name(path), prefix_columns)
+
+    def _moved(self, path: str, folder: str) -> str:
+        """Return a schema's path in this checkpoint: metadata has it as it was where the query ran."""
+        parts = path.split("/")
+        if SCHEMA_FOLDER not in parts or ".." in parts or len(parts) - parts.index(SCHEMA_FOLDER) != 3:
+            raise CheckpointError(
+                f"{self._files.name(folder)}: its metadata names the schema {path!r}, which is no path"
+            )
+        return "/".join([folder, *parts[parts.index(SCHEMA_FOLDER) :]])
+
+    def _required(self, path: str) -> bytes:
+        stored = self._files.read(path)
+        if stored is None:
+            raise PurgedVersionError(f"{self._files.name(path)} is gone: Spark has removed it, or it was never written")
+        return stored

@@ -1,0 +1,65 @@
+"""The files of one checkpoint, by paths relative to it. Errors of the storage become errors of the checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from state_backend.log.filesystems import Filesystem, open_filesystem
+from state_backend.model.errors import CheckpointError, LogUnavailableError
+
+NUMBER = re.compile(r"\d{1,18}")
+
+
+class CheckpointFiles:
+    """Reads files and folders. Each call asks the storage again."""
+
+    def __init__(self, filesystem: Filesystem) -> None:
+        self._filesystem = filesystem
+        self.location = filesystem.root
+
+    @classmethod
+    def at(cls, location: str) -> CheckpointFiles:
+        """Return the files at a path, or at an address such as s3://bucket/path."""
+        try:
+            return cls(open_filesystem(location))
+        except LogUnavailableError as error:
+            raise CheckpointError(str(error).replace("the log", "the checkpoint", 1)) from None
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of a small file; None if there is no such file."""
+        with self._translated():
+            return self._filesystem.read(path)
+
+    def buffer(self, path: str) -> pa.Buffer | None:
+        """Return the content of a file, memory-mapped where possible; None if there is no such file."""
+        with self._translated():
+            return self._filesystem.open_input(path)
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, unordered."""
+        with self._translated():
+            return self._filesystem.names(folder)
+
+    def numbers(self, folder: str) -> list[int]:
+        """Return the names in a folder that are numbers, in order: batches, operators, partitions."""
+        return sorted(int(name) for name in self.names(folder) if NUMBER.fullmatch(name))
+
+    def size(self, path: str) -> int | None:
+        """Return the size of a file in bytes; None if there is no such file."""
+        with self._translated():
+            return self._filesystem.size(path)
+
+    def name(self, path: str) -> str:
+        """Return a file's full name, for errors."""
+        return f"{self.location.rstrip('/')}/{path}"
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except LogUnavailableError as error:
+            raise CheckpointError(str(error).replace("in the log", "in the checkpoint", 1)) from error.__cause__

@@ -1,0 +1,57 @@
+"""The files of Spark's HDFS-backed state store provider, in a folder of one store and partition.
+
+    N.delta      the changes of version N
+    N.snapshot   the whole state as of version N
+
+Version N is the state after batch N - 1. Version 0 is empty.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from state_backend.checkpoint.decoding import RowFormat, without_delete_checksums
+from state_backend.checkpoint.files import CheckpointFiles
+from state_backend.checkpoint.frames import decompressed
+from state_backend.checkpoint.overlay import Overlay
+from state_backend.checkpoint.records import Records, delta_records
+from state_backend.model.errors import PurgedVersionError
+
+SNAPSHOT = re.compile(r"(\d{1,18})\.snapshot")
+
+
+class HdfsStore:
+    """The versions of one store in one partition."""
+
+    def __init__(self, files: CheckpointFiles, folder: str, has_checksums: bool) -> None:
+        self._files = files
+        self._folder = folder
+        self._format = RowFormat(has_version=False, has_checksums=has_checksums, name=files.name(folder))
+
+    def changes(self, version: int, unique_id: str | None) -> Iterator[Records]:
+        """Yield the changes that made a version, in their order."""
+        return self._records(f"{version}.delta")
+
+    def whole(self, version: int, unique_id: str | None) -> Iterator[Records]:
+        """Yield the whole state as of a version: puts of distinct keys."""
+        names = self._files.names(self._folder)
+        snapshots = [int(match[1]) for name in names if (match := SNAPSHOT.fullmatch(name))]
+        base = max((number for number in snapshots if number <= version), default=0)
+        overlay = Overlay()
+        for each in range(base + 1, version + 1):
+            for records in self.changes(each, None):
+                overlay.apply(records)
+        return overlay.over(self._records(f"{base}.snapshot") if base else ())
+
+    def families(self) -> dict[str, int]:
+        """Return nothing: this provider has no column families."""
+        return {}
+
+    def _records(self, name: str) -> Iterator[Records]:
+        path = f"{self._folder}/{name}"
+        content = self._files.buffer(path)
+        if content is None:
+            raise PurgedVersionError(f"{self._files.name(path)} is gone: Spark has removed it, or it was never written")
+        full_name = self._files.name(path)
+        yield from without_delete_checksums(delta_records(decompressed(content, full_name), full_name), self._format)

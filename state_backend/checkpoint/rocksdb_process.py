@@ -1,0 +1,44 @@
+"""The child process that reads a RocksDB database: `python rocksdb_process.py FOLDER`; it writes all pairs to stdout.
+
+    [key bytes i32][key][value bytes i32][value] ... [-1 i32], big endian, as in a delta file
+
+It imports nothing of sparkis. It writes nothing into the database.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterator
+
+import rocksdict
+
+WRITE_BYTES = 1 << 18
+
+
+def main(folder: str) -> None:
+    """Write the pairs of a database."""
+    # Without options, rocksdict takes those that the database's own file OPTIONS has: with Spark's merge operator.
+    database = rocksdict.Rdict(folder, access_type=rocksdict.AccessType.read_only())
+    size = struct.Struct(">i")
+    pieces: list[bytes] = []
+    total = 0
+    for key, value in _items(database):
+        pieces += (size.pack(len(key)), key, size.pack(len(value)), value)
+        total += len(key) + len(value)
+        if total > WRITE_BYTES:
+            sys.stdout.buffer.write(b"".join(pieces))
+            pieces.clear()
+            total = 0
+    pieces.append(size.pack(-1))
+    sys.stdout.buffer.write(b"".join(pieces))
+
+
+def _items(database: rocksdict.Rdict) -> Iterator[tuple[bytes, bytes]]:
+    for key, value in database.items():
+        assert isinstance(key, bytes) and isinstance(value, bytes), "the database is not open in raw mode"
+        yield key, value
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,123 @@
+"""The files of Spark's RocksDB state store provider, in a folder of one store and partition.
+
+    format 1  N.changelog, N.zip              overwritten if a batch runs again
+    format 2  N_<id>.changelog, N_<id>.zip    the commit of batch N - 1 has the id; a change log's header names the ids
+                                              of the versions before it, back to the last snapshot
+
+A version has a change log, unless the query writes none; then each version has a zip. Version N is the state after
+batch N - 1. Version 0 is empty.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from state_backend.checkpoint.decoding import RowFormat, without_delete_checksums
+from state_backend.checkpoint.files import CheckpointFiles
+from state_backend.checkpoint.frames import decompressed
+from state_backend.checkpoint.overlay import Overlay
+from state_backend.checkpoint.records import Op, Records, change_log_records, lineage_of
+from state_backend.checkpoint.snapshots import Snapshot, read_snapshot, snapshot_records
+from state_backend.model.errors import PurgedVersionError
+
+ZIP = re.compile(r"(\d{1,18})(?:_[\w-]+)?\.zip")
+
+
+class RocksDbStore:
+    """The versions of one store in one partition."""
+
+    def __init__(self, files: CheckpointFiles, folder: str, has_checksums: bool) -> None:
+        self._files = files
+        self._folder = folder
+        self._format = RowFormat(has_version=True, has_checksums=has_checksums, name=files.name(folder))
+
+    def changes(self, version: int, unique_id: str | None) -> Iterator[Records]:
+        """Yield the changes that made a version, in their order.
+
+        Without a change log they are the difference of two snapshots, which is read in the memory of the older one.
+        """
+        name = _stem(version, unique_id)
+        if self._files.size(f"{self._folder}/{name}.changelog") is not None:
+            return self._change_log(name)
+        if self._files.size(f"{self._folder}/{name}.zip") is None:
+            raise self._gone(f"{name}.changelog")
+        return self._difference(version, name)
+
+    def whole(self, version: int, unique_id: str | None) -> Iterator[Records]:
+        """Yield the whole state as of a version: puts of distinct keys."""
+        if version == 0:
+            return iter(())
+        base, names = self._chain(version, unique_id)
+        overlay = Overlay()
+        for name in names:
+            for records in self._change_log(name):
+                overlay.apply(records)
+        return overlay.over(() if base is None else snapshot_records(self._files, self._snapshot(base)))
+
+    def families(self) -> dict[str, int]:
+        """Return the numbers of the column families by name, as the newest snapshot has them."""
+        names = sorted(self._zips(), key=lambda name: int(name.partition("_")[0].partition(".")[0]), reverse=True)
+        for name in names:
+            return self._snapshot(name).families
+        raise self._gone("the first snapshot, which names the column families,")
+
+    def _chain(self, version: int, unique_id: str | None) -> tuple[str | None, list[str]]:
+        """Return the zip to begin with, and the change logs after it up to a version, oldest first."""
+        names: list[str] = []
+        zips = set(self._zips())
+        while version > 0 and f"{_stem(version, unique_id)}.zip" not in zips:
+            name = _stem(version, unique_id)
+            names.append(name)
+            if unique_id is not None:
+                unique_id = self._id_before(name, version)
+            version -= 1
+        return (f"{_stem(version, unique_id)}.zip" if version else None), names[::-1]
+
+    def _id_before(self, name: str, version: int) -> str | None:
+        """Return the id of the version before; None if that version is of format 1, or version 0."""
+        path = f"{self._folder}/{name}.changelog"
+        content = self._files.buffer(path)
+        if content is None:
+            raise self._gone(f"{name}.changelog")
+        lineage = lineage_of(decompressed(content, self._files.name(path)), self._files.name(path))
+        return dict(lineage).get(version - 1)
+
+    def _change_log(self, name: str) -> Iterator[Records]:
+        path = f"{self._folder}/{name}.changelog"
+        content = self._files.buffer(path)
+        if content is None:
+            raise self._gone(f"{name}.changelog")
+        full_name = self._files.name(path)
+        return without_delete_checksums(change_log_records(decompressed(content, full_name), full_name), self._format)
+
+    def _difference(self, version: int, name: str) -> Iterator[Records]:
+        """Yield puts of new and changed pairs, then deletes of missing keys."""
+        before = _stem(version - 1, None)
+        old: dict[bytes, bytes] = {}
+        if version > 1:
+            if self._files.size(f"{self._folder}/{before}.zip") is None:
+                raise self._gone(f"{before}.zip")
+            for records in snapshot_records(self._files, self._snapshot(f"{before}.zip")):
+                old.update((key, value) for _, key, value in records.items())
+        for records in snapshot_records(self._files, self._snapshot(f"{name}.zip")):
+            changed = [(op, key, value) for op, key, value in records.items() if old.pop(key, None) != value]
+            if changed:
+                yield Records.of(changed)
+        if old:
+            yield Records.of((Op.DELETE, key, b"") for key in old)
+
+    def _zips(self) -> list[str]:
+        return [name for name in self._files.names(self._folder) if ZIP.fullmatch(name)]
+
+    def _snapshot(self, name: str) -> Snapshot:
+        return read_snapshot(self._files, self._folder, name)
+
+    def _gone(self, name: str) -> PurgedVersionError:
+        return PurgedVersionError(
+            f"{self._files.name(self._folder)}/{name} is gone: Spark has removed it, or never wrote it"
+        )
+
+
+def _stem(version: int, unique_id: str | None) -> str:
+    return str(version) if unique_id is None else f"{version}_{unique_id}"

@@ -1,0 +1,98 @@
+"""Spark's types as Arrow's, from the JSON of a Spark schema.
+
+string, char, varchar              string                  date              date32
+boolean, byte, short, integer,     bool, int8 .. int64     timestamp         timestamp[us, UTC]
+long                                                       timestamp_ntz     timestamp[us]
+float, double                      float32, float64        day-time interval duration[us]
+decimal(p, s)                      decimal128(p, s)        year-month interval   int32, in months
+binary                             binary                  interval          month_day_nano_interval
+struct, array, map                 struct, list, map       void              null
+variant                            struct<value, metadata> a user-defined type   the type in which it is stored
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pyarrow as pa
+
+from state_backend.model.errors import CheckpointDamagedError, UnsupportedStateError
+
+SIMPLE = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "interval": pa.month_day_nano_interval(),
+    "void": pa.null(),
+    "variant": pa.struct([("value", pa.binary()), ("metadata", pa.binary())]),
+}
+PATTERNS = (
+    (re.compile(r"(string collate|char\(|varchar\().*"), pa.string()),
+    (re.compile(r"interval (day|hour|minute|second)( to (hour|minute|second))?"), pa.duration("us")),
+    (re.compile(r"interval (year|month)( to month)?"), pa.int32()),
+)
+DECIMAL = re.compile(r"decimal\((\d+), *(-?\d+)\)")
+# Schemas nest no deeper than this; deeper ones are damage.
+DEPTH_MAX = 64
+# The mark of a variant among structs: a field's metadata.
+VARIANT = SIMPLE["variant"]
+
+
+def parse_schema(text: str | bytes, name: str) -> pa.DataType:
+    """Return the Arrow type of a Spark schema, written as JSON. name: that of the file, for errors."""
+    try:
+        return arrow_type(json.loads(text), name)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CheckpointDamagedError(f"{name} is damaged: it contains no schema of Spark") from None
+
+
+def parse_struct(text: str | bytes, name: str) -> pa.StructType:
+    """Return the Arrow type of a Spark schema that is a struct."""
+    found = parse_schema(text, name)
+    if not pa.types.is_struct(found):
+        raise CheckpointDamagedError(f"{name} is damaged: its schema is {found}, not a struct")
+    return found
+
+
+def arrow_type(given: Any, name: str, depth: int = 0) -> pa.DataType:
+    """Return the Arrow type of a Spark type, as its JSON is parsed."""
+    if depth > DEPTH_MAX:
+        raise ValueError("too deep")
+    if isinstance(given, str):
+        return _simple(given, name)
+    kind = given["type"]
+    if kind == "struct":
+        return pa.struct(
+            [pa.field(each["name"], arrow_type(each["type"], name, depth + 1)) for each in given["fields"]]
+        )
+    if kind == "array":
+        return pa.list_(arrow_type(given["elementType"], name, depth + 1))
+    if kind == "map":
+        key = arrow_type(given["keyType"], name, depth + 1)
+        return pa.map_(key, arrow_type(given["valueType"], name, depth + 1))
+    if kind == "udt":
+        return arrow_type(given["sqlType"], name, depth + 1)
+    raise UnsupportedStateError(f"{name} has a column of the type {kind!r}, which sparkis does not read")
+
+
+def _simple(given: str, name: str) -> pa.DataType:
+    if given in SIMPLE:
+        return SIMPLE[given]
+    decimal = DECIMAL.fullmatch(given)
+    if decimal is not None and 0 < int(decimal[1]) <= 38:
+        return pa.decimal128(int(decimal[1]), int(decimal[2]))
+    for pattern, found in PATTERNS:
+        if pattern.fullmatch(given):
+            return found
+    raise UnsupportedStateError(f"{name} has a column of the type {given!r}, which sparkis does not read")

@@ -1,0 +1,171 @@
+"""The states of an operator: which families or stores hold rows that can be read, and what they are.
+
+    operator                                    store, or family             state
+    streaming aggregation                       default                      aggregation
+    aggregation by session window               default                      sessions
+    dropDuplicates, ..WithinWatermark           default                      seen
+    [flat]mapGroupsWithState and the like       default                      groupState
+    stream-stream join, formats 1 to 3          {side}-keyWithIndexToValue   left, right
+    stream-stream join, format 4                {side}-keyWithTsToValues     left, right: lists of rows
+    transformWithState                          the variable's family        the variable's name
+
+All other families are Spark's own: timers, counters, indexes of expiry times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import pyarrow as pa
+
+from state_backend.checkpoint.frames import damaged
+from state_backend.checkpoint.metadata import OperatorInfo
+from state_backend.checkpoint.schemas import KeyEncoding, KeyForm, StoreSchema
+from state_backend.model.errors import UnsupportedStateError
+
+DEFAULT_STORE = "default"
+JOIN = "symmetricHashJoin"
+SIDES = ("left", "right")
+TRANSFORMS = ("transformWithStateExec", "transformWithStateInPandasExec", "transformWithStateInPySparkExec")
+# Operators whose state is of no use to a reader.
+COUNTERS = ("globalLimit", "streamingGlobalLimit", "streamingLimit")
+
+
+class StateForm(StrEnum):
+    """The forms of keys and values."""
+
+    PLAIN = "plain"
+    DEDUPLICATION = "seen"
+    SESSION = "session"
+    GROUP = "group"
+    JOIN = "join"
+    VALUE = "value"
+    LIST = "list"
+    MAP = "map"
+
+
+OPERATORS = {
+    "stateStoreSave": ("aggregation", StateForm.PLAIN),
+    "sessionWindowStateStoreSaveExec": ("sessions", StateForm.SESSION),
+    "dedupe": ("seen", StateForm.DEDUPLICATION),
+    "dedupeWithinWatermark": ("seen", StateForm.DEDUPLICATION),
+    "flatMapGroupsWithState": ("groupState", StateForm.GROUP),
+    "applyInPandasWithState": ("groupState", StateForm.GROUP),
+}
+VARIABLES = {"ValueState": StateForm.VALUE, "ListState": StateForm.LIST, "MapState": StateForm.MAP}
+
+
+@dataclass(frozen=True)
+class State:
+    """One state of an operator.
+
+    name: as in the table above. family: the column family in RocksDB; None if the store has none. key, value: the
+    columns as Spark stores them; with a time to live, the value has the column `ttlExpirationMs`. is_list: a key has
+    several values.
+    """
+
+    operator: int
+    operator_name: str
+    name: str
+    form: StateForm
+    store: str
+    family: str | None
+    key: pa.StructType
+    value: pa.StructType
+    encoding: KeyEncoding
+    is_list: bool = False
+    has_ttl: bool = False
+
+    def __str__(self) -> str:
+        """Return the state's name for error texts."""
+        return f"operator {self.operator} ({self.operator_name}), {self.name!r}"
+
+
+def states_of(operator: OperatorInfo, schemas: Mapping[str, Sequence[StoreSchema]], name: str) -> list[State]:
+    """Return the readable states of an operator. schemas: of each of its stores. name: of its folder, for errors."""
+    if operator.name == JOIN:
+        found = list(_sides(operator, schemas, name))
+    elif operator.name in TRANSFORMS:
+        found = list(_variables(operator, schemas, name))
+    elif operator.name in COUNTERS:
+        return []
+    elif operator.name in OPERATORS:
+        state, form = OPERATORS[operator.name]
+        given = schemas.get(DEFAULT_STORE, ())
+        if len(given) != 1:
+            raise damaged(name, f"its state store has {len(given)} schemas, not one")
+        found = [_state(operator, state, form, DEFAULT_STORE, given[0])]
+    else:
+        raise UnsupportedStateError(f"{name}: the state of the operator {operator.name!r} is not known to sparkis")
+    for each in found:
+        if each.encoding.form in (KeyForm.RANGE, KeyForm.TIME_FIRST):
+            raise UnsupportedStateError(f"{name}: keys of {each.name!r} are encoded by {each.encoding.form.value}")
+    return found
+
+
+def _state(operator: OperatorInfo, name: str, form: StateForm, store: str, schema: StoreSchema) -> State:
+    return State(
+        operator.number,
+        operator.name,
+        name,
+        form,
+        store,
+        schema.family,
+        schema.key,
+        schema.value,
+        schema.encoding,
+    )
+
+
+def _sides(operator: OperatorInfo, schemas: Mapping[str, Sequence[StoreSchema]], name: str) -> Iterator[State]:
+    families = {schema.family: schema for schema in schemas.get(DEFAULT_STORE, ())}
+    for side in SIDES:
+        indexed, timed = f"{side}-keyWithIndexToValue", f"{side}-keyWithTsToValues"
+        if indexed in schemas:
+            yield _state(operator, side, StateForm.JOIN, indexed, schemas[indexed][0])
+        elif indexed in families:
+            yield _state(operator, side, StateForm.JOIN, DEFAULT_STORE, families[indexed])
+        elif timed in families:
+            found = _state(operator, side, StateForm.JOIN, DEFAULT_STORE, families[timed])
+            yield replace(found, is_list=True)
+        else:
+            raise damaged(name, f"the join has no state for its {side} side")
+
+
+def _variables(operator: OperatorInfo, schemas: Mapping[str, Sequence[StoreSchema]], name: str) -> Iterator[State]:
+    families = {schema.family: schema for schema in schemas.get(DEFAULT_STORE, ())}
+    try:
+        variables = [
+            (str(each["stateName"]), str(each["stateVariableType"]), bool(each["ttlEnabled"]))
+            for each in operator.properties["stateVariables"]
+        ]
+    except (KeyError, TypeError):
+        raise damaged(name, "its metadata does not list the variables of transformWithState") from None
+    for variable, kind, has_ttl in sorted(variables):
+        if kind == "TimerState":
+            continue
+        if kind not in VARIABLES:
+            raise UnsupportedStateError(f"{name}: the variable {variable!r} is a {kind}, which sparkis does not read")
+        if variable not in families:
+            raise damaged(name, f"there is no schema of the variable {variable!r}")
+        form = VARIABLES[kind]
+        found = _state(operator, variable, form, DEFAULT_STORE, families[variable])
+        yield replace(found, is_list=form is StateForm.LIST, has_ttl=has_ttl)
+
+
+def operator_told_by_schemas(schemas: Mapping[str, Sequence[StoreSchema]]) -> tuple[str, int]:
+    """Return the name of an operator of Spark 3.5, which writes no metadata, and the columns of its keys' prefix."""
+    if DEFAULT_STORE not in schemas:
+        return JOIN, 0
+    key, value = schemas[DEFAULT_STORE][0].key.names, schemas[DEFAULT_STORE][0].value.names
+    if value == ["__dummy__"]:
+        return "dedupe", 0
+    if value == ["expiresAtMicros"]:
+        return "dedupeWithinWatermark", 0
+    if value[:1] == ["groupState"]:
+        return "flatMapGroupsWithState", 0
+    if key[-1:] == ["sessionStartTime"] and "session_window" in value:
+        return "sessionWindowStateStoreSaveExec", len(key) - 1
+    return "stateStoreSave", 0

@@ -1,0 +1,112 @@
+"""Golden checkpoints: small checkpoints of several versions of Spark, and their rows as Spark's own reader shows them.
+
+`scripts/golden_checkpoints.py` makes them, with each version of PySpark.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import tarfile
+from collections.abc import Iterator
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+
+GOLDEN = Path(__file__).parent / "golden"
+VERSIONS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+NEWEST = VERSIONS[-1]
+DAY_TIME = re.compile(r"INTERVAL '(-?)(\d+) (\d+):(\d+):(\d+)(?:\.(\d+))?' DAY TO SECOND")
+YEAR_MONTH = re.compile(r"INTERVAL '(-?)(\d+)-(\d+)' YEAR TO MONTH")
+# Jobs whose rows this or another version of Spark cannot read: the same query with other settings of its store.
+SAME_ROWS = {
+    "rocksdb-no-changelog": "rocksdb-aggregation",
+    "join3": "rocksdb-join",
+    "join4": "rocksdb-join",
+    "transform-no-changelog": "transform",
+}
+
+
+def jobs() -> Iterator[tuple[str, str]]:
+    """Yield version and name of each golden checkpoint."""
+    for version in VERSIONS:
+        for path in sorted((GOLDEN / version).glob("*.tar.xz")):
+            yield version, path.name.removesuffix(".tar.xz")
+
+
+def unpack(version: str, job: str, folder: Path) -> Path:
+    """Unpack a checkpoint into a folder, and return the folder."""
+    with tarfile.open(GOLDEN / version / f"{job}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@cache
+def expected(version: str, job: str) -> dict[str, Any]:
+    """Return the rows of a job: of this version's reader, or of the newest version's, of the same job or its like."""
+    for each in (version, NEWEST):
+        for name in (job, SAME_ROWS.get(job, job)):
+            path = GOLDEN / each / f"{name}.json"
+            found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+            if found.get("changes"):
+                return found
+    raise AssertionError(f"no version of Spark has read {job}")
+
+
+def plain(array: pa.Array) -> list[Any]:
+    """Return an array as Python values; a struct as a tuple, because names of fields may repeat, a map as a dict."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        children = [plain(array.field(index)) for index in range(kind.num_fields)]
+        rows = list(zip(*children, strict=True)) if children else [()] * len(array)
+    elif pa.types.is_list(kind):
+        values = plain(array.values)
+        offsets = array.offsets.to_pylist()
+        rows = [values[start:end] for start, end in pairwise(offsets)]
+    elif pa.types.is_map(kind):
+        keys, items = plain(array.keys), plain(array.items)
+        offsets = array.offsets.to_pylist()
+        rows = [dict(zip(keys[start:end], items[start:end], strict=True)) for start, end in pairwise(offsets)]
+    else:
+        return list(array.to_pylist())
+    return [row if is_valid else None for row, is_valid in zip(rows, array.is_valid().to_pylist(), strict=True)]
+
+
+def of_spark(given: Any, kind: pa.DataType) -> Any:
+    """Return a value of Spark's JSON, with objects as lists of pairs, in the form of `plain`."""
+    if given is None:
+        return None
+    if pa.types.is_struct(kind):
+        return tuple(of_spark(value, kind.field(index).type) for index, (_, value) in enumerate(given))
+    if pa.types.is_list(kind):
+        return [of_spark(each, kind.value_type) for each in given]
+    if pa.types.is_map(kind):
+        return {key: of_spark(value, kind.item_type) for key, value in given}
+    if pa.types.is_floating(kind):
+        return float(given)
+    if pa.types.is_decimal(kind):
+        return Decimal(given)
+    if pa.types.is_binary(kind):
+        return base64.b64decode(given)
+    if pa.types.is_date(kind):
+        return date.fromisoformat(given)
+    if pa.types.is_timestamp(kind):
+        found = datetime.fromisoformat(given)
+        return found.astimezone(ZoneInfo("UTC")) if kind.tz else found
+    if pa.types.is_duration(kind):
+        match = DAY_TIME.fullmatch(given)
+        assert match is not None
+        days, hours, minutes, seconds = (int(each) for each in match.groups()[1:5])
+        found = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        return -found if match[1] else found
+    if isinstance(given, str) and (match := YEAR_MONTH.fullmatch(given)):
+        months = int(match[2]) * 12 + int(match[3])
+        return -months if match[1] else months
+    return given

@@ -1,0 +1,116 @@
+"""Spark's rows: every row of every schema is read back; damaged bytes are an error or other values, never a crash."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from state_backend.checkpoint.unsafe_rows import decode_rows
+from state_backend.model.errors import CheckpointDamagedError
+from tests.golden_checkpoints import plain
+from tests.unsafe_rows import unsafe_row
+
+SMALL, LARGE = pa.decimal128(10, 2), pa.decimal128(38, 3)
+LEAVES: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.bool_(): st.booleans(),
+    pa.int8(): st.integers(-128, 127),
+    pa.int16(): st.integers(-(1 << 15), (1 << 15) - 1),
+    pa.int32(): st.integers(-(1 << 31), (1 << 31) - 1),
+    pa.int64(): st.integers(-(1 << 63), (1 << 63) - 1),
+    pa.float32(): st.floats(width=32, allow_nan=False),
+    pa.float64(): st.floats(allow_nan=False),
+    pa.string(): st.text(),
+    pa.binary(): st.binary(),
+    SMALL: st.decimals(-(10**7), 10**7, places=2),
+    LARGE: st.integers(-(10**30), 10**30).map(lambda number: Decimal(number).scaleb(-3)),
+}
+MAP_KEYS = (pa.int64(), pa.string())
+
+
+def nested(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataType]:
+    return st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(struct_of),
+        inner.map(pa.list_),
+        st.tuples(st.sampled_from(MAP_KEYS), inner).map(lambda pair: pa.map_(*pair)),
+    )
+
+
+def struct_of(kinds: list[pa.DataType]) -> pa.StructType:
+    return pa.struct([(f"f{index}", kind) for index, kind in enumerate(kinds)])
+
+
+TYPES = st.recursive(st.sampled_from(list(LEAVES)), nested, max_leaves=6)
+SCHEMAS = st.one_of(
+    st.lists(TYPES, min_size=1, max_size=5).map(struct_of),
+    st.integers(60, 130).map(lambda count: struct_of([pa.int64()] * count)),
+)
+
+
+def values_of(kind: pa.DataType, *, nullable: bool = True) -> st.SearchStrategy[Any]:
+    if pa.types.is_struct(kind):
+        found: st.SearchStrategy[Any] = st.tuples(*(values_of(field.type) for field in kind))
+    elif pa.types.is_list(kind):
+        found = st.lists(values_of(kind.value_type), max_size=4)
+    elif pa.types.is_map(kind):
+        found = st.dictionaries(values_of(kind.key_type, nullable=False), values_of(kind.item_type), max_size=3)
+    else:
+        found = LEAVES[kind]
+    return st.none() | found if nullable else found
+
+
+ROWS = SCHEMAS.flatmap(
+    lambda schema: st.tuples(st.just(schema), st.lists(values_of(schema, nullable=False), min_size=1, max_size=5))
+)
+
+
+def encoded(rows: list[Any], schema: pa.StructType) -> tuple[bytes, Any, Any]:
+    """Return rows in one buffer, between other bytes, with their positions and sizes."""
+    content, starts, sizes = b"\xff", [], []
+    for row in rows:
+        written = unsafe_row(row, schema)
+        starts.append(len(content))
+        sizes.append(len(written))
+        content += written + b"\xff" * 3
+    return content, np.array(starts, np.int64), np.array(sizes, np.int64)
+
+
+@given(ROWS)
+def test_rows_are_read_back(given_rows: tuple[pa.StructType, list[Any]]) -> None:
+    schema, rows = given_rows
+    assert plain(decode_rows(*encoded(rows, schema), schema, "5.delta")) == rows
+
+
+@given(ROWS, st.data())
+def test_damaged_rows_are_an_error_or_other_values(
+    given_rows: tuple[pa.StructType, list[Any]], data: st.DataObject
+) -> None:
+    schema, rows = given_rows
+    content, starts, sizes = encoded(rows, schema)
+    damaged = bytearray(content)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(damaged) - 1))
+        damaged[at] = data.draw(st.integers(0, 255))
+    try:
+        found = decode_rows(bytes(damaged), starts, sizes, schema, "5.delta")
+    except CheckpointDamagedError as error:
+        assert "5.delta is damaged" in str(error)
+    else:
+        assert len(found) == len(rows)
+        assert found.nbytes <= 64 * len(content) + 10_000
+
+
+@given(ROWS, st.integers(0, 1000))
+def test_rows_that_are_shorter_than_their_fields_are_an_error(
+    given_rows: tuple[pa.StructType, list[Any]], size: int
+) -> None:
+    schema, rows = given_rows
+    content, starts, _ = encoded(rows[:1], schema)
+    size %= (schema.num_fields + 63) // 64 * 8 + 8 * schema.num_fields
+    with pytest.raises(CheckpointDamagedError):
+        decode_rows(content, starts, np.array([size]), schema, "5.delta")

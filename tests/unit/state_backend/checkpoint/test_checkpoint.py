@@ -1,0 +1,134 @@
+"""A checkpoint as a whole: what is missing, unknown or damaged is an error that names it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from state_backend.checkpoint.checkpoint import Checkpoint
+from state_backend.model.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    PurgedVersionError,
+    UnsupportedStateError,
+)
+from tests.golden_checkpoints import NEWEST, unpack
+
+JOB = "hdfs-aggregation"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return unpack(NEWEST, JOB, tmp_path / "checkpoint")
+
+
+def read_all(folder: Path) -> int:
+    """Return the number of rows of the whole state and of the changes of the last batch."""
+    checkpoint = Checkpoint.at(str(folder))
+    batch = checkpoint.newest_batch()
+    assert batch is not None
+    return sum(
+        rows.num_rows
+        for store in checkpoint.layout(batch).stores
+        for partition in store.partitions()
+        for read in (store.whole, store.changes)
+        for _, rows in read(partition, batch)
+    )
+
+
+def test_a_folder_that_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not the checkpoint of a query: it has no file `metadata`"):
+        Checkpoint.at(str(tmp_path))
+    (tmp_path / "metadata").write_text("{}")
+    with pytest.raises(CheckpointDamagedError, match="metadata is damaged"):
+        Checkpoint.at(str(tmp_path))
+
+
+def test_a_query_without_a_committed_batch_has_no_newest_one(folder: Path) -> None:
+    shutil.rmtree(folder / "commits")
+    assert Checkpoint.at(str(folder)).newest_batch() is None
+
+
+def test_batches_watermark_and_settings_are_those_that_spark_wrote(folder: Path) -> None:
+    checkpoint = Checkpoint.at(str(folder))
+    assert checkpoint.batches() == [0, 1, 2, 3, 4]
+    assert checkpoint.offsets(4).settings["spark.sql.shuffle.partitions"] == "2"
+    assert checkpoint.offsets(4).timestamp_ms > 1_700_000_000_000
+    assert checkpoint.commit(4).ids == {}
+
+
+def test_a_missing_delta_is_an_error_of_a_purged_version(folder: Path) -> None:
+    (folder / "state/0/1/3.delta").unlink()
+    with pytest.raises(PurgedVersionError, match=r"state/0/1/3\.delta is gone"):
+        read_all(folder)
+
+
+def test_a_missing_commit_is_an_error_of_a_purged_version(folder: Path) -> None:
+    with pytest.raises(PurgedVersionError, match="offsets/9 is gone"):
+        Checkpoint.at(str(folder)).layout(9)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("offsets/4", "HDFSBackedStateStoreProvider", "CassandraStateStoreProvider", "CassandraStateStoreProvider"),
+        ("offsets/4", '"unsaferow"', '"avro"', "encoded as avro"),
+        ("offsets/4", "v1\n", "v7\n", "version v7"),
+        ("commits/4", "v1\n", "v3\n", "version v3"),
+        ("state/0/_metadata/metadata", "v1\n", "v9\n", "version v9"),
+        ("state/0/_metadata/metadata", "stateStoreSave", "quantumSave", "quantumSave"),
+        ("state/0/0/_metadata/schema", '"long"', '"void8"', "void8"),
+    ],
+)
+def test_what_is_unknown_is_refused_by_name(folder: Path, file: str, old: str, new: str, message: str) -> None:
+    content = (folder / file).read_bytes()
+    assert old.encode() in content, content
+    replaced = content.replace(old.encode(), new.encode())
+    if file.endswith("schema"):  # the length of the text, which is shorter than 64 KiB
+        replaced = content.replace(b'"long"', b'"lonk"')
+        message = "lonk"
+    (folder / file).write_bytes(replaced)
+    with pytest.raises(UnsupportedStateError, match=message):
+        read_all(folder)
+
+
+@pytest.mark.parametrize("file", ["metadata", "offsets/4", "commits/4", "state/0/_metadata/metadata"])
+def test_damaged_metadata_is_an_error(folder: Path, file: str) -> None:
+    for content in (b"", b"\xff\xfe", b"v1\n[]", b"v1\n{", b"v1\n" + b"[" * 100_000, b"[1]"):
+        (folder / file).write_bytes(content)
+        if (file, content) == ("commits/4", b"v1\n"):
+            continue
+        with pytest.raises(CheckpointDamagedError, match=rf"{file} is damaged"):
+            read_all(folder)
+
+
+@pytest.mark.parametrize("job", ["hdfs-aggregation", "hdfs-types", "hdfs-zstd", "hdfs-snappy", "rocksdb-join"])
+def test_damaged_files_are_an_error_or_other_rows(job: str, tmp_path: Path) -> None:
+    folder = unpack(NEWEST, job, tmp_path / "checkpoint")
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    chance = random.Random(job)
+    for _ in range(150):
+        path = chance.choice(files)
+        content = bytearray(path.read_bytes())
+        for _ in range(chance.randint(1, 3)):
+            content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        if chance.random() < 0.2:
+            del content[chance.randrange(len(content)) :]
+        saved = path.read_bytes()
+        path.write_bytes(content)
+        try:
+            read_all(folder)
+        except CheckpointError as error:
+            assert str(folder) in str(error)
+        path.write_bytes(saved)
+    assert read_all(folder) > 0
+
+
+def test_a_moved_checkpoint_is_read(tmp_path: Path) -> None:
+    first = unpack(NEWEST, "join3", tmp_path / "checkpoint")
+    moved = tmp_path / "a folder with a space"
+    first.rename(moved)
+    assert read_all(moved) > 0

@@ -1,0 +1,93 @@
+"""Compressed state files: what Spark's codecs write is read, and anything else is an error."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from state_backend.checkpoint.frames import LZ4_SEED, decompressed
+from state_backend.checkpoint.hashes import crc32c, crc32c_in_python, xxhash32, xxhash32_in_python
+from state_backend.model.errors import CheckpointDamagedError, UnsupportedStateError
+
+CONTENT = bytes(range(256)) * 300
+
+
+def lz4(content: bytes, block_bytes: int = 32768, *, stored: bool = False) -> bytes:
+    """Return what Java's LZ4BlockOutputStream writes."""
+    codec = pa.Codec("lz4_raw")
+    blocks = [content[at : at + block_bytes] for at in range(0, len(content), block_bytes)]
+    written = b""
+    for block in [*blocks, b""]:
+        data = block if stored or not block else codec.compress(block, asbytes=True)
+        token = 0x10 if stored or not block else 0x25
+        checksum = xxhash32(block, LZ4_SEED) & 0x0FFFFFFF if block else 0
+        written += b"LZ4Block" + struct.pack("<BiiI", token, len(data), len(block), checksum) + data
+    return written
+
+
+def snappy(content: bytes) -> bytes:
+    """Return what snappy-java's SnappyOutputStream writes."""
+    data = pa.Codec("snappy").compress(content, asbytes=True)
+    return b"\x82SNAPPY\x00" + struct.pack(">iii", 1, 1, len(data)) + data
+
+
+def zstd(content: bytes) -> bytes:
+    half = len(content) // 2
+    return b"".join(pa.Codec("zstd").compress(part, asbytes=True) for part in (content[:half], content[half:]))
+
+
+CODECS = {"lz4": lz4, "snappy": snappy, "zstd": zstd}
+
+
+def read(written: bytes) -> bytes:
+    return b"".join(decompressed(pa.py_buffer(written), "5.delta"))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_content_is_read_back(codec: str) -> None:
+    assert read(CODECS[codec](CONTENT)) == CONTENT
+
+
+def test_stored_blocks_and_several_streams_are_read() -> None:
+    assert read(lz4(CONTENT, stored=True) + lz4(b"more")) == CONTENT + b"more"
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("size", [9, 17, 24, 100, -1])
+def test_a_truncated_file_is_an_error_or_shorter(codec: str, size: int) -> None:
+    try:
+        assert len(read(CODECS[codec](CONTENT)[:size])) < len(CONTENT)
+    except CheckpointDamagedError as error:
+        assert "5.delta is damaged" in str(error)
+
+
+def test_every_flipped_bit_of_an_lz4_file_is_noticed() -> None:
+    content = b"sparkis " * 20
+    written = lz4(content)
+    for bit in range(8 * len(written)):
+        flipped = bytearray(written)
+        flipped[bit // 8] ^= 1 << bit % 8
+        try:
+            # The level in the token, and the checksum of the last block, which is empty, mean nothing.
+            assert read(bytes(flipped)) == content, bit
+        except (CheckpointDamagedError, UnsupportedStateError):
+            pass
+
+
+def test_other_files_are_refused() -> None:
+    with pytest.raises(UnsupportedStateError, match="LZF"):
+        read(b"ZV\x01\x00\x05hello")
+    with pytest.raises(CheckpointDamagedError, match="no codec of Spark"):
+        read(b"PAR1....")
+
+
+@pytest.mark.parametrize("xxhash", [xxhash32, xxhash32_in_python])
+@pytest.mark.parametrize("crc", [crc32c, crc32c_in_python])
+def test_hashes_are_those_of_their_specifications(xxhash: Callable[..., int], crc: Callable[..., int]) -> None:
+    assert xxhash(b"", 0) == 0x02CC5D05
+    assert xxhash(b"Nobody inspects the spammish repetition", 0) == 0xE2293B2F
+    assert crc(b"123456789") == 0xE3069283
+    assert crc(b"6789", crc(b"12345")) == crc(b"123456789")

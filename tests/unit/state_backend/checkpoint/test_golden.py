@@ -1,0 +1,139 @@
+"""Checkpoints of several versions of Spark: whole states and changes are those that Spark's own reader shows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from state_backend.checkpoint.checkpoint import Checkpoint, Layout
+from state_backend.checkpoint.records import Op
+from state_backend.checkpoint.states import State, StateForm
+from tests.golden_checkpoints import expected, jobs, of_spark, plain, unpack
+
+# By Spark's change types: the operations that make them.
+CHANGE_TYPES = {"update": Op.PUT, "append": Op.MERGE, "delete": Op.DELETE}
+Row = tuple[Any, Any]
+
+
+@pytest.mark.parametrize(("version", "job"), list(jobs()))
+def test_a_checkpoint_has_the_rows_that_spark_shows(version: str, job: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint.at(str(unpack(version, job, tmp_path)))
+    newest = checkpoint.newest_batch()
+    assert newest is not None
+    rows = expected(version, job)
+    layout = checkpoint.layout(newest)
+    states = {name_of(state, layout): state for state in layout.states}
+    assert set(states) == set(rows["changes"])
+    for name, state in states.items():
+        if job == "join4":  # its keys have the time of the event, and no index
+            for batch, given in rows["states"][name].items():
+                found = [(key[:-1], value) for key, value in whole(checkpoint, state.name, int(batch))]
+                assert ordered(found) == ordered(without_index(given, state)), (name, batch)
+            continue
+        for batch, given in rows["states"][name].items():
+            shown = [row_of(dict(row), state) for row in given]
+            assert ordered(whole(checkpoint, state.name, int(batch))) == ordered(shown), (name, batch)
+        if "no-changelog" not in job:
+            assert changes(checkpoint, state.name, newest) == changes_of(rows["changes"][name], state), name
+
+
+@pytest.mark.parametrize(("version", "job"), list(jobs()))
+def test_the_changes_of_a_batch_lead_to_the_next_whole_state(version: str, job: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint.at(str(unpack(version, job, tmp_path)))
+    values: dict[tuple[int, str, str], Any] = {}
+    for batch in checkpoint.batches():
+        layout = checkpoint.layout(batch)
+        for store in layout.stores:
+            for partition in store.partitions():
+                for state, rows in store.changes(partition, batch):
+                    for op, key, value in zip(*map(plain, rows.columns), strict=True):
+                        place = (partition, state.name, repr(key))
+                        if op == Op.DELETE:
+                            values.pop(place, None)
+                        else:
+                            values[place] = values.get(place, []) + value if op == Op.MERGE else value
+        found = {
+            (partition, state.name, repr(key)): value
+            for store in layout.stores
+            for partition in store.partitions()
+            for state, rows in store.whole(partition, batch)
+            for _, key, value in zip(*map(plain, rows.columns), strict=True)
+        }
+        assert found == values
+
+
+def without_index(given: list[Any], state: State) -> list[Row]:
+    rows = [dict(row) for row in given]
+    keys = [tuple(value for name, value in row["key"] if name != "index") for row in rows]
+    return [(key, of_spark(row["value"], state.value)) for key, row in zip(keys, rows, strict=True)]
+
+
+def name_of(state: State, layout: Layout) -> str:
+    return state.name if state.form in (StateForm.JOIN, *VARIABLES) else "default"
+
+
+VARIABLES = (StateForm.VALUE, StateForm.LIST, StateForm.MAP)
+
+
+def whole(checkpoint: Checkpoint, name: str, batch: int) -> list[Row]:
+    """Return the rows of a state as of a batch; the elements of a list are rows."""
+    return [
+        row
+        for store in checkpoint.layout(batch).stores
+        for partition in store.partitions()
+        for state, rows in store.whole(partition, batch)
+        if state.name == name
+        for _, row in rows_of(state, rows)
+    ]
+
+
+def changes(checkpoint: Checkpoint, name: str, newest: int) -> dict[tuple[int, str], list[tuple[Op, Any]]]:
+    """Return the changes of each key in each batch, in their order."""
+    found = defaultdict(list)
+    for batch in range(newest + 1):
+        for store in checkpoint.layout(batch).stores:
+            for partition in store.partitions():
+                for state, rows in store.changes(partition, batch):
+                    if state.name == name:
+                        for op, (key, value) in rows_of(state, rows):
+                            found[batch, repr(key)].append((op, value))
+    return dict(found)
+
+
+def rows_of(state: State, rows: pa.RecordBatch) -> Iterator[tuple[Op, Row]]:
+    for op, key, value in zip(*map(plain, rows.columns), strict=True):
+        for each in value if state.is_list and value is not None else [value]:
+            yield Op(op), (key, each)
+
+
+def row_of(given: dict[str, Any], state: State) -> Row:
+    """Return key and value of a row of Spark's reader."""
+    key = of_spark(given["key"], key_type(state))
+    if state.form is StateForm.MAP:
+        key = (key, of_spark(given["user_map_key"], state.key.field(1).type))
+        value = given["user_map_value"]
+    else:
+        value = given["list_element"] if state.form is StateForm.LIST else given["value"]
+    return key, of_spark(value, state.value)
+
+
+def key_type(state: State) -> pa.DataType:
+    return state.key.field(0).type if state.form is StateForm.MAP else state.key
+
+
+def changes_of(given: list[Any], state: State) -> dict[tuple[int, str], list[tuple[Op, Any]]]:
+    found = defaultdict(list)
+    for pairs in given:
+        row = dict(pairs)
+        key, value = row_of(row, state)
+        found[row["batch_id"], repr(key)].append((CHANGE_TYPES[row["change_type"]], value))
+    return dict(found)
+
+
+def ordered(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=repr)
