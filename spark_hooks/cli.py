@@ -175,6 +175,12 @@ COMMANDS = (
             _attach,
         ),
     ),
+    Command(
+        "inspect",
+        "show what a query keeps in its checkpoint, without Spark",
+        _of("state_backend.checkpoint.inspect_command"),
+    ),
+    Command("get", "look a key up in a query's checkpoint, without Spark", _of("state_backend.checkpoint.get_command")),
     Command("status", "list the jobs and states of a server", _of("resp_server.programs.status")),
     Command(
         "compact", "write snapshots into a change log, and remove superseded files", _of("state_backend.apply.compact")

@@ -30,7 +30,7 @@ SAME_ROWS = {
     "rocksdb-no-changelog": "rocksdb-aggregation",
     "join3": "rocksdb-join",
     "join4": "rocksdb-join",
-    "transform-no-changelog": "transform",
+    "transform-no-changelog": "transform-snapshots",
 }
 
 

@@ -2,12 +2,7 @@
 
 Runs in Spark's Python workers, on executors. Uses Arrow and descriptors, not Spark. Spark SQL has already converted the
 types that it writes in sparkis' format (see `columns`). The others are converted here, because Java writes them in
-another format, or takes longer:
-
-    integer     decimal digits; Spark sends numbers to the worker twice as fast as texts
-    float       the shortest text that reads back the same; no exponent from 1e-7 up to 1e21 (as JavaScript and Redis)
-    decimal     plain digits, never an exponent
-    timestamp   ISO 8601 in UTC with a Z, or without a zone for timestamp_ntz; a fraction only if it is not zero
+another format, or takes longer: numbers and times (see `column_text`).
 
 The columns of a state are k0, k1 ... (key parts), f (field or member), v0, v1 ... (values, or the score), d (true: the
 row deletes), e (expiry in milliseconds since 1970), r (true: the list is emptied before the row's element is appended),
@@ -22,7 +17,6 @@ import zlib
 from binascii import crc_hqx
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import reduce
 from itertools import chain, groupby
 from operator import itemgetter
@@ -33,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from state_backend.codec.column_text import as_bytes
 from state_backend.model.descriptor import Kind, Reduce
 from state_backend.model.errors import SparkisError
 from state_backend.model.records import (
@@ -50,11 +45,6 @@ from state_backend.model.slots import HASH_BITS, position_of
 STATE_BITS = 16
 # Longer keys are hashed one by one, because hashing a column loops over the bytes of its longest key.
 COLUMN_HASH_BYTES_MAX = 256
-
-# Texts with an exponent, which Arrow and Java write for some numbers, are rewritten one by one.
-EXPONENT = "[eE]"
-# The first character of the text that Arrow writes for a time whose year does not fit into 16 bits.
-YEAR_TOO_LARGE = "<"
 
 
 class RowError(SparkisError):
@@ -387,60 +377,6 @@ def _refuse_duplicates(plan: RowPlan, key: bytes, field: bytes | None) -> None:
         f"them; pass order_by= with the column that orders them, or duplicates='any' if it does not matter",
         field,
     )
-
-
-def as_bytes(column: pa.Array, form: str) -> pa.Array:
-    """Return a column's values as the bytes that clients read; null stays null."""
-    if form == "float":
-        column = _float_text(column)
-    elif form == "integer":
-        column = column.cast(pa.string())
-    elif form == "decimal":
-        column = _rewrite(column.cast(pa.string()), lambda text: format(Decimal(text), "f"))
-    elif form.startswith("timestamp"):
-        column = _timestamp_text(column, zone="Z" if form == "timestamp" else "")
-    return column.cast(pa.binary())
-
-
-def _float_text(column: pa.Array) -> pa.Array:
-    scalar = np.float32 if column.type == pa.float32() else np.float64
-    return _rewrite(column.cast(pa.string()), lambda text: float_text(scalar(text)))
-
-
-def float_text(number: np.floating[Any]) -> str:
-    """Return the shortest text of a number, for numbers that Arrow writes with an exponent."""
-    if number == 0 or 1e-7 <= abs(number) < 1e21:
-        return np.format_float_positional(number, unique=True, trim="-")
-    return np.format_float_scientific(number, unique=True, trim="-", exp_digits=1)
-
-
-def _rewrite(texts: pa.Array, rewrite: Any) -> pa.Array:
-    """Rewrite the texts that have an exponent, which is rare; the others stay unchanged."""
-    has_exponent = pc.fill_null(pc.match_substring_regex(texts, EXPONENT), False)
-    if not pc.any(has_exponent).as_py():
-        return texts
-    rewritten = [rewrite(text) for text in texts.filter(has_exponent).to_pylist()]
-    return pc.replace_with_mask(texts, has_exponent, pa.array(rewritten, pa.string()))
-
-
-def _timestamp_text(column: pa.Array, zone: str) -> pa.Array:
-    instants = column.cast(pa.timestamp("us"))  # the time in UTC, without its zone
-    try:
-        texts = instants.cast(pa.timestamp("s")).cast(pa.string())  # 2013-07-04 10:00:00
-    except pa.ArrowInvalid:  # there are fractions, which take twice as long
-        texts = pc.ascii_rtrim(pc.ascii_rtrim(instants.cast(pa.string()), "0"), ".")
-    texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
-    has_large_year = pc.fill_null(pc.starts_with(texts, YEAR_TOO_LARGE), False)
-    if pc.any(has_large_year).as_py():
-        counts = instants.filter(has_large_year).cast(pa.int64()).to_pylist()
-        texts = pc.replace_with_mask(texts, has_large_year, pa.array(map(_large_year_text, counts), pa.string()))
-    return pc.binary_join_element_wise(texts, zone, "")
-
-
-def _large_year_text(micros: int) -> str:
-    """Return the text of a time whose year Arrow cannot write."""
-    seconds, fraction = divmod(micros, 1_000_000)
-    return f"{np.datetime64(seconds, 's')}.{fraction:06d}".rstrip("0").rstrip(".")
 
 
 def pack_columns(names: tuple[str, ...], values: list[pa.Array]) -> tuple[pa.Array, pa.Array]:

@@ -36,10 +36,14 @@ SCHEMA_FOLDER = "_stateSchema"
 
 @dataclass(frozen=True)
 class Layout:
-    """The state of a query as of a batch. operators: also those without a readable state."""
+    """The state of a query as of a batch. operators: also those without a readable state.
+
+    has_metadata: whether the operators have metadata, which Spark writes since 4.0.
+    """
 
     batch: int
     provider: str
+    has_metadata: bool
     operators: tuple[OperatorInfo, ...]
     stores: tuple[StateStore, ...]
 
@@ -129,7 +133,8 @@ class Checkpoint:
                         self.commit,
                     )
                 )
-        return Layout(batch, provider, tuple(operators), tuple(stores))
+        has_metadata = any("_metadata" in self._files.names(f"state/{each.number}") for each in operators)
+        return Layout(batch, provider, has_metadata, tuple(operators), tuple(stores))
 
     def _operator(self, number: int, batch: int) -> tuple[OperatorInfo, dict[str, list[StoreSchema]]]:
         """Return an operator, and the schemas of its stores."""

@@ -45,7 +45,6 @@ PATTERNS = (
 DECIMAL = re.compile(r"decimal\((\d+), *(-?\d+)\)")
 # Schemas nest no deeper than this; deeper ones are damage.
 DEPTH_MAX = 64
-# The mark of a variant among structs: a field's metadata.
 VARIANT = SIMPLE["variant"]
 
 

@@ -107,8 +107,9 @@ def changes(checkpoint: Checkpoint, name: str, newest: int) -> dict[tuple[int, s
 
 def rows_of(state: State, rows: pa.RecordBatch) -> Iterator[tuple[Op, Row]]:
     for op, key, value in zip(*map(plain, rows.columns), strict=True):
-        for each in value if state.is_list and value is not None else [value]:
-            yield Op(op), (key, each)
+        for index, each in enumerate(value if state.is_list and value is not None else [value]):
+            # Spark shows the elements after the first one of a new list as appended.
+            yield Op.MERGE if index else Op(op), (key, each)
 
 
 def row_of(given: dict[str, Any], state: State) -> Row:

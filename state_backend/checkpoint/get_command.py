@@ -1,0 +1,42 @@
+"""`sparkis get CHECKPOINT KEY`: the value of one key, from a query's checkpoint, without Spark."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from state_backend.checkpoint.checkpoint import Checkpoint
+from state_backend.checkpoint.inspection import look_up
+from state_backend.checkpoint.progress import progress_bar
+from state_backend.model.errors import SparkisError
+
+DESCRIPTION = "Look a key up in a query's checkpoint, and print its value as JSON, by state. It reads the whole state."
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="the checkpoint: a path, s3://, gs://, abfss:// ...")
+    parser.add_argument(
+        "key",
+        metavar="KEY",
+        help="the key's columns, joined by `:`; a window is its start; `all` if there are no columns",
+    )
+    parser.add_argument("--state", metavar="NAME", help="only this state, by its name in `sparkis inspect`")
+    parser.add_argument("--batch", type=int, metavar="N", help="a committed micro-batch (default: the last one)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the value; return the exit code: 1 if there is no such key."""
+    try:
+        with progress_bar() as progress:
+            checkpoint = Checkpoint.at(options.checkpoint)
+            batch, found = look_up(checkpoint, options.key, options.state, options.batch, progress)
+    except SparkisError as error:
+        print(f"sparkis get: {error}", file=sys.stderr)
+        return 1
+    if not found:
+        print(f"sparkis get: no state has the key {options.key!r} after batch {batch}", file=sys.stderr)
+        return 1
+    print(json.dumps(found, indent=1, ensure_ascii=False))
+    return 0

@@ -1,0 +1,96 @@
+"""`sparkis inspect CHECKPOINT`: what a query keeps in its checkpoint, without Spark."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from state_backend.checkpoint.checkpoint import Checkpoint
+from state_backend.checkpoint.inspection import inspect
+from state_backend.checkpoint.progress import progress_bar
+from state_backend.model.errors import SparkisError
+
+DESCRIPTION = (
+    "Show a query's checkpoint: batches, watermark, operators, states, their schemas and sizes, without Spark."
+)
+COLUMNS = ("OPERATOR", "STATE", "ROWS", "BYTES", "PARTITIONS", "SKEW", "TYPE", "KEYS OF sparkis attach")
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="the checkpoint: a path, s3://, gs://, abfss:// ...")
+    parser.add_argument("--batch", type=int, metavar="N", help="a committed micro-batch (default: the last one)")
+    parser.add_argument("--no-counts", action="store_true", help="do not read the state: no rows, bytes and skew")
+    parser.add_argument("--partitions", action="store_true", help="also list the rows and bytes of each partition")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the facts; return the exit code."""
+    try:
+        with progress_bar() as progress:
+            facts = inspect(Checkpoint.at(options.checkpoint), options.batch, progress, counts=not options.no_counts)
+    except SparkisError as error:
+        print(f"sparkis inspect: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(facts, indent=1) if options.json else "\n".join(_lines(facts, options.partitions)))
+    return 0
+
+
+def _lines(facts: dict[str, Any], has_partitions: bool) -> Iterator[str]:
+    yield facts["location"]
+    yield f"query      {facts['query']}, written by Spark {facts['spark']}"
+    kept = facts["batches"]
+    yield f"batch      {facts['batch']} at {facts['time']}; batches {kept['first']} to {kept['last']} are kept"
+    if facts["watermark"]:
+        yield f"watermark  {facts['watermark']}"
+    settings = ", ".join(f"{name}={value}" for name, value in facts["settings"].items())
+    yield f"store      {facts['provider']}{': ' if settings else ''}{settings}"
+    states = [(operator, state) for operator in facts["operators"] for state in operator["states"]]
+    if not states:
+        yield "no state: the query has no stateful operator that sparkis can show"
+        return
+    yield ""
+    yield from _table([COLUMNS, *(_row(operator, state) for operator, state in states)])
+    for operator, state in states:
+        yield ""
+        yield f"{state['name']} of operator {operator['operator']}"
+        yield f"  key    {_columns(state['key'])}"
+        yield f"  value  {_columns(state['value'])}{', with a time to live' if state['ttl'] else ''}"
+        if has_partitions and "partitions" in state:
+            parts = [("PARTITION", "ROWS", "BYTES")]
+            parts += [(str(each["partition"]), str(each["rows"]), _size(each["bytes"])) for each in state["partitions"]]
+            yield from (f"  {line}" for line in _table(parts))
+
+
+def _row(operator: dict[str, Any], state: dict[str, Any]) -> tuple[str, ...]:
+    name = f"{operator['operator']} {operator['name']}"
+    if "partitions" not in state:
+        return (name, state["name"], "-", "-", "-", "-", state["type"], state["served_as"])
+    rows = [each["rows"] for each in state["partitions"]]
+    # The largest partition in units of the mean: 1 is even.
+    skew = f"{max(rows) * len(rows) / sum(rows):.2f}" if sum(rows) else "-"
+    size = _size(sum(each["bytes"] for each in state["partitions"]))
+    return (name, state["name"], str(sum(rows)), size, str(len(rows)), skew, state["type"], state["served_as"])
+
+
+def _columns(schema: Sequence[dict[str, str]]) -> str:
+    return ", ".join(f"{column['name']} {column['type']}" for column in schema) or "none"
+
+
+def _size(size: float) -> str:
+    for unit in UNITS:
+        if size < 1000 or unit == UNITS[-1]:
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

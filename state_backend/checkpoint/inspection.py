@@ -1,0 +1,209 @@
+"""The facts about a checkpoint that `sparkis inspect` shows, and the look-up of one key.
+
+Sizes are counted in whole states, so counting reads all of the state, one partition after the other. So does a look-up,
+until it has found the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state_backend.checkpoint.checkpoint import Checkpoint, Layout
+from state_backend.checkpoint.keys import fields, key_texts, served_key, served_type
+from state_backend.checkpoint.rows import plain_values
+from state_backend.checkpoint.states import State
+from state_backend.checkpoint.stores import StateStore
+from state_backend.model.errors import CheckpointError, PurgedVersionError
+
+# Spark may remove a batch while it is read. Then a newer batch is read, so many times.
+TRIES_MAX = 3
+PREFIX = "spark.sql.streaming."
+# Settings that say how the state is stored, without the prefix; and a part of the name of the operators they are about.
+SETTINGS = {
+    "stateStore.compression.codec": "",
+    "stateStore.rocksdb.changelogCheckpointing.enabled": "",
+    "stateStore.checkpointFormatVersion": "",
+    "stateStore.rowChecksum.enabled": "",
+    "join.stateFormatVersion": "Join",
+    "aggregation.stateFormatVersion": "StoreSave",
+    "flatMapGroupsWithState.stateFormatVersion": "WithState",
+}
+# Spark's names of Arrow's types.
+TYPE_NAMES = (
+    (", tz=UTC]", "]"),
+    ("timestamp[us]", "timestamp"),
+    ("date32[day]", "date"),
+    ("duration[us]", "interval"),
+    ("int64", "long"),
+    ("int32", "int"),
+    ("int16", "short"),
+    ("int8", "byte"),
+    ("decimal128", "decimal"),
+    ("list<element: ", "array<"),
+    ("list<item: ", "array<"),
+)
+# Called with the number of partitions that have been read, and of all.
+Progress = Callable[[int, int], None]
+Result = TypeVar("Result")
+
+
+def with_batch(checkpoint: Checkpoint, batch: int | None, read: Callable[[int], Result]) -> Result:
+    """Return the result of reading a batch; None: the newest one, again if Spark has removed its files meanwhile."""
+    for tries in range(1, TRIES_MAX + 1):
+        chosen = checkpoint.newest_batch() if batch is None else batch
+        if chosen is None:
+            raise CheckpointError(
+                f"{checkpoint.location} has no committed micro-batch: the query has not finished its first one"
+            )
+        try:
+            return read(chosen)
+        except PurgedVersionError:
+            if tries == TRIES_MAX or batch is not None or checkpoint.newest_batch() == chosen:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def inspect(checkpoint: Checkpoint, batch: int | None, progress: Progress, *, counts: bool) -> dict[str, Any]:
+    """Return the facts as values of JSON. counts: also rows and bytes."""
+    return with_batch(checkpoint, batch, lambda chosen: _inspect(checkpoint, chosen, progress, counts=counts))
+
+
+def _inspect(checkpoint: Checkpoint, batch: int, progress: Progress, *, counts: bool) -> dict[str, Any]:
+    layout = checkpoint.layout(batch)
+    batches, offsets = checkpoint.batches(), checkpoint.offsets(batch)
+    sizes = _sizes(layout, progress) if counts else {}
+    names = _names(layout)
+    return {
+        "location": checkpoint.location,
+        "query": checkpoint.query_id,
+        "spark": "4.0 or later" if layout.has_metadata else "3.5 or earlier",
+        "batch": batch,
+        "batches": {"first": batches[0], "last": batches[-1]} if batches else {},
+        "time": _time(offsets.timestamp_ms),
+        "watermark": _time(offsets.watermark_ms) if offsets.watermark_ms else None,
+        "provider": layout.provider,
+        "settings": {
+            name: offsets.settings[PREFIX + name]
+            for name, part in SETTINGS.items()
+            if PREFIX + name in offsets.settings and any(part in operator.name for operator in layout.operators)
+        },
+        "operators": [
+            {
+                "operator": operator.number,
+                "name": operator.name,
+                "states": [
+                    {
+                        "name": names[state],
+                        "key": _schema(state.key),
+                        "value": _schema(state.value),
+                        "ttl": state.has_ttl,
+                        "served_as": served_key(state, names[state]),
+                        "type": served_type(state),
+                        **({"partitions": sizes[state]} if counts else {}),
+                    }
+                    for state in layout.states
+                    if state.operator == operator.number
+                ],
+            }
+            for operator in layout.operators
+        ],
+    }
+
+
+def _names(layout: Layout) -> dict[State, str]:
+    """Return the name of each state; with the operator's number where several have one name, as `attach` does."""
+    names = [state.name for state in layout.states]
+    return {
+        state: state.name if names.count(state.name) == 1 else f"{state.name}{state.operator}"
+        for state in layout.states
+    }
+
+
+def _sizes(layout: Layout, progress: Progress) -> dict[State, list[dict[str, int]]]:
+    """Return the rows and decoded bytes of each state in each partition."""
+    found: dict[State, list[dict[str, int]]] = {}
+    for store, partition in _partitions(layout, progress):
+        rows, size = dict.fromkeys(store.states, 0), dict.fromkeys(store.states, 0)
+        for state, batch in store.whole(partition, layout.batch):
+            rows[state] += batch.num_rows
+            size[state] += batch.nbytes
+        for state in store.states:
+            part = {"partition": partition, "rows": rows[state], "bytes": size[state]}
+            found.setdefault(state, []).append(part)
+    return {state: found.get(state, []) for state in layout.states}
+
+
+def _partitions(layout: Layout, progress: Progress) -> Iterator[tuple[StateStore, int]]:
+    places = [(store, partition) for store in layout.stores for partition in store.partitions()]
+    for done, place in enumerate(places):
+        progress(done, len(places))
+        yield place
+    progress(len(places), len(places))
+
+
+def look_up(
+    checkpoint: Checkpoint, key: str, name: str | None, batch: int | None, progress: Progress
+) -> tuple[int, dict[str, Any]]:
+    """Return a batch and the values of a key by state, as values of JSON; of one state, if its name is given."""
+    return with_batch(checkpoint, batch, lambda chosen: (chosen, _look_up(checkpoint, key, name, chosen, progress)))
+
+
+def _look_up(checkpoint: Checkpoint, key: str, name: str | None, batch: int, progress: Progress) -> dict[str, Any]:
+    layout = checkpoint.layout(batch)
+    names = _names(layout)
+    if name is not None and name not in names.values():
+        known = ", ".join(sorted(names.values())) or "none"
+        raise CheckpointError(f"{checkpoint.location} has no state {name!r}; its states: {known}")
+    found: dict[str, Any] = {}
+    for store, partition in _partitions(layout, progress):
+        if name is not None and not any(names[state] == name for state in store.states):
+            continue
+        for state, rows in store.whole(partition, layout.batch):
+            if name in (None, names[state]):
+                _add(found, names[state], state, _matching(rows, key, state))
+    return found
+
+
+def _matching(rows: pa.RecordBatch, key: str, state: State) -> pa.RecordBatch:
+    """Return the rows of a key."""
+    is_match = pc.equal(key_texts(rows.column("key"), state), key)
+    places = np.flatnonzero(is_match.to_numpy(zero_copy_only=False))
+    return rows.take(pa.array(places, pa.int64()))
+
+
+def _add(found: dict[str, Any], name: str, state: State, rows: pa.RecordBatch) -> None:
+    values = plain_values(rows.column("value"))
+    by_field = fields(rows.column("key"), state)
+    if by_field is None:
+        if values:
+            found[name] = values[0]
+    elif values:
+        entries = found.setdefault(name, {})
+        entries.update({_field_text(field): value for field, value in zip(plain_values(by_field), values, strict=True)})
+
+
+def _field_text(field: Any) -> str:
+    """Return the field of a hash: the columns of a map's key, joined as those of a key are."""
+    parts = field.values() if isinstance(field, dict) else [field]
+    return ":".join("null" if part is None else str(part) for part in parts)
+
+
+def _schema(kind: pa.StructType) -> list[dict[str, str]]:
+    return [{"name": field.name, "type": _type_name(field.type)} for field in kind]
+
+
+def _type_name(kind: pa.DataType) -> str:
+    name = str(kind)
+    for arrow, spark in TYPE_NAMES:
+        name = name.replace(arrow, spark)
+    return name
+
+
+def _time(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,103 @@
+"""The keys of a state as people write them, and how an attachment serves the state.
+
+The columns of a key are joined by `:`. A window is its start. A map's own key, the index of a join's row and the time
+of a row in a join of format 4 are no part of it: they are the fields of a hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state_backend.checkpoint.rows import plain_values
+from state_backend.checkpoint.states import State, StateForm
+from state_backend.codec.column_text import as_bytes
+
+WITHOUT_COLUMNS = "all"  # the key of an aggregate over the whole stream
+SEPARATOR = ":"
+FORMS = (
+    (pa.types.is_integer, "integer"),
+    (pa.types.is_floating, "float"),
+    (pa.types.is_decimal, "decimal"),
+)
+TTL = "ttlExpirationMs"
+
+
+def key_type(state: State) -> pa.StructType:
+    """Return the columns that make a key."""
+    if state.form is StateForm.MAP:
+        return cast(pa.StructType, state.key.field(0).type)
+    columns = list(state.key)
+    return pa.struct(columns[:-1] if state.form is StateForm.JOIN else columns)
+
+
+def key_columns(keys: pa.StructArray, state: State) -> list[pa.Array]:
+    """Return the columns that make the keys."""
+    if state.form is StateForm.MAP:
+        return list(keys.field(0).flatten())
+    return list(keys.flatten()[: key_type(state).num_fields])
+
+
+def fields(keys: pa.StructArray, state: State) -> pa.Array | None:
+    """Return the fields of a hash that are in the keys; None if the state has no such fields."""
+    if state.form is StateForm.MAP:
+        return keys.field(1)
+    return keys.flatten()[-1] if state.form is StateForm.JOIN else None
+
+
+def key_texts(keys: pa.StructArray, state: State) -> pa.Array:
+    """Return the keys as texts; a null part is `null`."""
+    parts = [_text(column) for column in key_columns(keys, state)]
+    if not parts:
+        return pa.array([WITHOUT_COLUMNS] * len(keys), pa.string())
+    return pc.binary_join_element_wise(*parts, SEPARATOR, null_handling="replace", null_replacement="null")
+
+
+def _text(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if is_window(kind):
+        return _text(pc.struct_field(column, [0]))
+    if pa.types.is_timestamp(kind):
+        return as_bytes(column, "timestamp" if kind.tz else "timestamp_ntz").cast(pa.string())
+    form = next((form for is_kind, form in FORMS if is_kind(kind)), None)
+    if form is not None:
+        return as_bytes(column, form).cast(pa.string())
+    if pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_date(kind):
+        return column.cast(pa.string())
+    texts = [None if value is None else str(value) for value in plain_values(column)]
+    return pa.array(texts, pa.string())
+
+
+def is_window(kind: pa.DataType) -> bool:
+    """Tell whether a type is that of a window: its start and its end."""
+    return bool(
+        pa.types.is_struct(kind)
+        and [field.name for field in kind] == ["start", "end"]
+        and all(pa.types.is_timestamp(field.type) for field in kind)
+    )
+
+
+def served_key(state: State, name: str) -> str:
+    """Return the Redis keys that an attachment makes of a state, with placeholders. name: of the state."""
+    columns = [f"<{field.name}>" for field in key_type(state)] or [WITHOUT_COLUMNS]
+    return SEPARATOR.join(["JOB", name, *columns])
+
+
+def served_type(state: State) -> str:
+    """Return the Redis type that an attachment makes of a state."""
+    if state.form is StateForm.LIST:
+        return "list"
+    if state.form in (StateForm.MAP, StateForm.JOIN, StateForm.SESSION):
+        return "hash"
+    return "hash" if len(list(_value_fields(state))) > 1 else "string"
+
+
+def _value_fields(state: State) -> Iterator[pa.Field]:
+    value = state.value
+    if state.has_ttl or state.form is StateForm.GROUP:
+        first = value.field(0).type
+        value = first if pa.types.is_struct(first) else pa.struct([value.field(0)])
+    yield from value

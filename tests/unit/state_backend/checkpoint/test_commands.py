@@ -1,0 +1,112 @@
+"""`sparkis inspect` and `sparkis get`: what they print of golden checkpoints, and their errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_hooks.cli import main
+from tests.golden_checkpoints import NEWEST, unpack
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main([str(each) for each in arguments])
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+def facts(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    code, output, errors = run(capsys, "inspect", *arguments, "--json")
+    assert (code, errors) == (0, "")
+    found: dict[str, Any] = json.loads(output)
+    return found
+
+
+def test_inspect_shows_batches_operators_and_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = unpack(NEWEST, "hdfs-window", tmp_path)
+    code, output, _ = run(capsys, "inspect", folder, "--partitions")
+    assert code == 0
+    lines = output.splitlines()
+    assert lines[0] == str(folder)
+    assert lines[3] == "watermark  2024-03-01T10:30:29.000Z"
+    assert "batches 0 to 4 are kept" in lines[2]
+    assert "aggregation  4 " in output and "JOB:aggregation:<window>:<side>" in output
+    assert "  key    window struct<start: timestamp, end: timestamp>, side string" in lines
+    assert "  value  count long, sum long" in lines
+    assert "  PARTITION  ROWS  BYTES" in lines
+    assert "join.stateFormatVersion" not in output
+
+
+def test_inspect_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = facts(capsys, unpack(NEWEST, "transform-snapshots", tmp_path))
+    assert found["batch"] == 4
+    [operator] = found["operators"]
+    states = {state["name"]: state for state in operator["states"]}
+    assert {name: state["type"] for name, state in states.items()} == {
+        "bySide": "hash",
+        "last": "hash",
+        "recent": "list",
+    }
+    assert states["bySide"]["served_as"] == "JOB:bySide:<word>"
+    assert [each["partition"] for each in states["last"]["partitions"]] == [0, 1]
+    assert sum(each["rows"] for each in states["last"]["partitions"]) == 7
+
+
+def test_inspect_reads_no_state_without_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = unpack(NEWEST, "hdfs-aggregation", tmp_path)
+    for delta in folder.rglob("*.delta"):
+        delta.unlink()
+    assert facts(capsys, folder, "--no-counts")["provider"] == "HDFSBackedStateStoreProvider"
+    code, _, errors = run(capsys, "inspect", folder)
+    assert code == 1
+    assert "1.delta is gone: Spark has removed it" in errors
+
+
+@pytest.mark.parametrize(
+    ("job", "key", "expected"),
+    [
+        (
+            "hdfs-aggregation",
+            "bee",
+            {"aggregation": {"count": 11, "sum": 1.25, "sum_2": 48.0, "count_3": 11, "max": "bee"}},
+        ),
+        ("hdfs-window", "2024-03-01T10:40:00Z:left", {"aggregation": {"count": 8, "sum": 51}}),
+        ("hdfs-whole-stream", "all", {"aggregation": {"count": 60, "max": "dog"}}),
+    ],
+)
+def test_get_prints_the_value_of_a_key(
+    job: str, key: str, expected: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output, _ = run(capsys, "get", unpack(NEWEST, job, tmp_path), key)
+    assert code == 0
+    assert json.loads(output) == expected
+
+
+def test_get_prints_maps_and_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = unpack(NEWEST, "transform-snapshots", tmp_path)
+    found = json.loads(run(capsys, "get", folder, "bee")[1])
+    assert found["bySide"] == {"left": {"total": -1.0}, "right": {"total": 1.0}}
+    assert found["recent"][-1] == {"number": -3, "side": "left"}
+    assert json.loads(run(capsys, "get", folder, "bee", "--state", "last")[1]) == {"last": found["last"]}
+
+
+def test_get_reads_an_earlier_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = unpack(NEWEST, "hdfs-whole-stream", tmp_path)
+    assert json.loads(run(capsys, "get", folder, "all", "--batch", 1)[1])["aggregation"]["count"] == 24
+
+
+def test_what_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = unpack(NEWEST, "hdfs-whole-stream", tmp_path / "checkpoint")
+    for arguments, message in (
+        (("get", folder, "none"), "no state has the key 'none' after batch 4"),
+        (("get", folder, "all", "--state", "x"), "has no state 'x'; its states: aggregation"),
+        (("get", folder, "all", "--batch", 9), "offsets/9 is gone"),
+        (("inspect", tmp_path), "is not the checkpoint of a query"),
+        (("inspect", "nfs://x/y"), "nfs: is not supported"),
+    ):
+        code, output, errors = run(capsys, *arguments)
+        assert (code, output) == (1, "")
+        assert message in errors
