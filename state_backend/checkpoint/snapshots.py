@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ EXTRA = "pip install 'sparkis[rocksdb]'"
 # What RocksDB and Spark write into a zip: no folders, no other names.
 MEMBER = re.compile(r"(MANIFEST-\d+|OPTIONS-\d+|CURRENT|IDENTITY|\d+\.log|metadata)")
 LOCAL_NAME = re.compile(r"\d+\.(sst|log)")
-REMOTE_NAME = re.compile(r"[\w.-]+")
+REMOTE_NAME = re.compile(r"\w[\w.-]*")
 # The files of a zip grow with the number of SST files, some hundred bytes for each.
 MEMBER_BYTES_MAX = 1 << 28
 READ_BYTES = 1 << 20
@@ -43,11 +44,16 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class SharedFile:
-    """A file of a snapshot that lies beside the zip: its path in the checkpoint, and its name for RocksDB."""
+    """A file of a snapshot that lies beside the zip: its folder and name, and its name for RocksDB."""
 
-    path: str
+    folder: str
+    name: str
     local_name: str
     size: int
+
+    @property
+    def path(self) -> str:
+        return f"{self.folder}/{self.name}"
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ def read_snapshot(files: CheckpointFiles, folder: str, zip_name: str) -> Snapsho
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = {info.filename: _member(archive, info, name) for info in archive.infolist()}
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OSError, ValueError) as error:
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OSError, ValueError, zlib.error) as error:
         raise damaged(name, f"it is no zip file: {error}") from None
     described = members.pop("metadata", b"").split(b"\n")
     if len(described) < 2 or described[0] != b"v1":
@@ -78,18 +84,22 @@ def read_snapshot(files: CheckpointFiles, folder: str, zip_name: str) -> Snapsho
     try:
         given = json.loads(described[1])
         shared = [
-            SharedFile(f"{folder}/SSTs/{each['dfsSstFileName']}", each["localFileName"], int(each["sizeBytes"]))
+            SharedFile(
+                f"{folder}/SSTs", str(each["dfsSstFileName"]), str(each["localFileName"]), int(each["sizeBytes"])
+            )
             for each in given["sstFiles"]
         ] + [
-            SharedFile(f"{folder}/logs/{each['dfsLogFileName']}", each["localFileName"], int(each["sizeBytes"]))
+            SharedFile(
+                f"{folder}/logs", str(each["dfsLogFileName"]), str(each["localFileName"]), int(each["sizeBytes"])
+            )
             for each in given.get("logFiles") or ()
         ]
         families = {str(family): int(number) for family, number in (given.get("columnFamilyMapping") or {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise damaged(name, "its metadata is not what Spark writes") from None
     for each in shared:
-        if not (LOCAL_NAME.fullmatch(str(each.local_name)) and REMOTE_NAME.fullmatch(each.path.rpartition("/")[2])):
-            raise damaged(name, f"its metadata names the file {each.path!r}")
+        if not (LOCAL_NAME.fullmatch(each.local_name) and REMOTE_NAME.fullmatch(each.name)):
+            raise damaged(name, f"its metadata names the file {each.name!r} for {each.local_name!r}")
     return Snapshot(name, members, tuple(shared), families)
 
 
