@@ -124,9 +124,11 @@ def swap_of(options: argparse.Namespace) -> tuple[Upstream, Ownership] | None:
     if options.upstream_auth == "client" and (options.requirepass or options.requirepass_file or options.aclfile):
         mistakes.add("with --upstream-auth client the upstream has the users; give neither a password nor --aclfile")
     if options.ownership is None:
+        # A program may not expect a variable that is meant for another one.
+        source = f" ({VARIABLE} in the environment)" if options.upstream == os.environ.get(VARIABLE) else ""
         mistakes.add(
-            "--upstream needs --ownership FILE: without it a restarted proxy would answer a stopped job's keys with "
-            "the upstream's old copies"
+            f"--upstream{source} needs --ownership FILE: without it a restarted proxy would answer a stopped job's "
+            "keys with the upstream's old copies"
         )
     with mistakes.noted():
         ownership = _ownership(options)

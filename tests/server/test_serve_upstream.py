@@ -218,11 +218,10 @@ def test_a_state_server_that_cannot_start_ends_the_command_with_its_reason(scene
     assert "Traceback" not in done.stderr
 
 
-def run(*options: str) -> subprocess.CompletedProcess[str]:
+def run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sparkis", "serve", "--port", "0", *options]
-    return subprocess.run(
-        command, env=child_environment(), capture_output=True, text=True, timeout=WAIT_S_MAX, check=False
-    )
+    given = child_environment() | environment
+    return subprocess.run(command, env=given, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
 
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
@@ -258,6 +257,12 @@ def test_options_about_an_upstream_are_mistakes_without_one(tmp_path: Path) -> N
         f"sparkis serve: {option} has no use without --upstream"
         for option in ("--new-jobs", "--upstream-pinned", "--transactions")
     ]
+
+
+def test_an_upstream_of_the_environment_is_named_as_such(tmp_path: Path) -> None:
+    done = run("--log", str(tmp_path), SPARKIS_UPSTREAM="redis://cache")
+    assert done.returncode == 1
+    assert done.stderr.startswith("sparkis serve: --upstream (SPARKIS_UPSTREAM in the environment) needs --ownership")
 
 
 def test_the_proxy_has_the_certificates_and_the_users(scene: Scene, tmp_path: Path) -> None:

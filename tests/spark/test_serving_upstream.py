@@ -74,6 +74,7 @@ def test_a_job_and_a_redis_have_one_address_also_when_their_server_was_killed(
             client.set("job:s:a", "7")
 
         pid, before = endpoint.pid, endpoint.url
+        assert url not in Path(f"/proc/{pid}/cmdline").read_text()  # it may have a password
         (state_server,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         os.kill(int(state_server), signal.SIGKILL)
         rows.add({"k": "a", "v": 2})
