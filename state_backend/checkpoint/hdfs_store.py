@@ -9,7 +9,7 @@ Version N is the state after batch N - 1. Version 0 is empty.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from state_backend.checkpoint.decoding import RowFormat, without_delete_checksums
 from state_backend.checkpoint.files import CheckpointFiles
@@ -29,7 +29,7 @@ class HdfsStore:
         self._folder = folder
         self._format = RowFormat(has_version=False, has_checksums=has_checksums, name=files.name(folder))
 
-    def changes(self, version: int, unique_id: str | None) -> Iterator[Records]:
+    def changes(self, version: int, unique_id: str | None, id_before: Callable[[], str | None]) -> Iterator[Records]:
         """Yield the changes that made a version, in their order."""
         return self._records(f"{version}.delta")
 
@@ -40,7 +40,7 @@ class HdfsStore:
         base = max((number for number in snapshots if number <= version), default=0)
         overlay = Overlay()
         for each in range(base + 1, version + 1):
-            for records in self.changes(each, None):
+            for records in self._records(f"{each}.delta"):
                 overlay.apply(records)
         return overlay.over(self._records(f"{base}.snapshot") if base else ())
 

@@ -11,7 +11,7 @@ batch N - 1. Version 0 is empty.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from state_backend.checkpoint.decoding import RowFormat, without_delete_checksums
 from state_backend.checkpoint.files import CheckpointFiles
@@ -32,7 +32,7 @@ class RocksDbStore:
         self._folder = folder
         self._format = RowFormat(has_version=True, has_checksums=has_checksums, name=files.name(folder))
 
-    def changes(self, version: int, unique_id: str | None) -> Iterator[Records]:
+    def changes(self, version: int, unique_id: str | None, id_before: Callable[[], str | None]) -> Iterator[Records]:
         """Yield the changes that made a version, in their order.
 
         Without a change log they are the difference of two snapshots, which is read in the memory of the older one.
@@ -42,7 +42,7 @@ class RocksDbStore:
             return self._change_log(name)
         if self._files.size(f"{self._folder}/{name}.zip") is None:
             raise self._gone(f"{name}.changelog")
-        return self._difference(version, name)
+        return self._difference(name, _stem(version - 1, id_before()) if version > 1 else None)
 
     def whole(self, version: int, unique_id: str | None) -> Iterator[Records]:
         """Yield the whole state as of a version: puts of distinct keys."""
@@ -91,11 +91,10 @@ class RocksDbStore:
         full_name = self._files.name(path)
         return without_delete_checksums(change_log_records(decompressed(content, full_name), full_name), self._format)
 
-    def _difference(self, version: int, name: str) -> Iterator[Records]:
-        """Yield puts of new and changed pairs, then deletes of missing keys."""
-        before = _stem(version - 1, None)
+    def _difference(self, name: str, before: str | None) -> Iterator[Records]:
+        """Yield puts of new and changed pairs, then deletes of missing keys. before: the version before, if any."""
         old: dict[bytes, bytes] = {}
-        if version > 1:
+        if before is not None:
             if self._files.size(f"{self._folder}/{before}.zip") is None:
                 raise self._gone(f"{before}.zip")
             for records in snapshot_records(self._files, self._snapshot(f"{before}.zip")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import pyarrow as pa
@@ -22,10 +23,10 @@ FIRST_VERSION = 1
 
 
 class StoreFiles(Protocol):
-    """The files of one store in one partition. ids: the id of a version's files, in checkpoint format 2."""
+    """The files of one store in one partition. unique_id: that of a version's files, in checkpoint format 2."""
 
-    def changes(self, version: int, unique_id: str | None) -> Iterator[Records]:
-        """Yield the changes that made a version, in their order."""
+    def changes(self, version: int, unique_id: str | None, id_before: Callable[[], str | None]) -> Iterator[Records]:
+        """Yield the changes that made a version, in their order. id_before: returns the id of the version before."""
 
     def whole(self, version: int, unique_id: str | None) -> Iterator[Records]:
         """Yield the whole state as of a version: puts of distinct keys."""
@@ -74,23 +75,29 @@ class StateStore:
 
     def changes(self, partition: int, batch: int) -> Iterator[tuple[State, pa.RecordBatch]]:
         """Yield the changes that a batch made to a partition, in the order of the batch's task."""
-        opened, unique_id = self._open(partition, batch)
-        yield from self._decoded(opened, opened.changes(batch + FIRST_VERSION, unique_id), partition)
+        opened = self._open(partition)
+        id_before = partial(self._unique_id, partition, batch - 1)
+        changes = opened.changes(batch + FIRST_VERSION, self._unique_id(partition, batch), id_before)
+        yield from self._decoded(opened, changes, partition)
 
     def whole(self, partition: int, batch: int) -> Iterator[tuple[State, pa.RecordBatch]]:
         """Yield the whole state of a partition after a batch; no key is repeated."""
-        opened, unique_id = self._open(partition, batch)
-        yield from self._decoded(opened, opened.whole(batch + FIRST_VERSION, unique_id), partition)
+        opened = self._open(partition)
+        whole = opened.whole(batch + FIRST_VERSION, self._unique_id(partition, batch))
+        yield from self._decoded(opened, whole, partition)
 
-    def _open(self, partition: int, batch: int) -> tuple[StoreFiles, str | None]:
+    def _open(self, partition: int) -> StoreFiles:
+        return self.provider.open(self.files, self.folder(partition), self.has_checksums)
+
+    def _unique_id(self, partition: int, batch: int) -> str | None:
+        """Return the id of a partition's files after a batch; None in checkpoint format 1."""
         ids = self.commit_of(batch).ids.get(self.operator)
-        opened = self.provider.open(self.files, self.folder(partition), self.has_checksums)
         if ids is None:
-            return opened, None
+            return None
         if partition >= len(ids) or self.place >= len(ids[partition]):
             name = self.files.name(f"commits/{batch}")
             raise CheckpointDamagedError(f"{name} is damaged: it has no id for partition {partition}")
-        return opened, ids[partition][self.place]
+        return ids[partition][self.place]
 
     def _decoded(
         self, opened: StoreFiles, blocks: Iterable[Records], partition: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from pathlib import Path
@@ -15,7 +16,7 @@ from state_backend.model.errors import (
     PurgedVersionError,
     UnsupportedStateError,
 )
-from tests.golden_checkpoints import NEWEST, unpack
+from tests.golden_checkpoints import NEWEST, plain, unpack
 
 JOB = "hdfs-aggregation"
 
@@ -132,3 +133,23 @@ def test_a_moved_checkpoint_is_read(tmp_path: Path) -> None:
     moved = tmp_path / "a folder with a space"
     first.rename(moved)
     assert read_all(moved) > 0
+
+
+def test_changes_are_told_by_snapshots_with_ids(tmp_path: Path) -> None:
+    folder = unpack(NEWEST, "rocksdb-no-changelog", tmp_path)
+    checkpoint = Checkpoint.at(str(folder))
+    expected = [changes(checkpoint, batch) for batch in range(5)]
+    for path in [*folder.rglob("*.zip")]:
+        path.rename(path.with_name(f"{path.stem}_id-{path.parent.name}{path.stem}.zip"))
+    for batch in range(5):
+        ids = [[f"id-{partition}{batch + 1}"] for partition in (0, 1)]
+        (folder / f"commits/{batch}").write_text("v2\n" + json.dumps({"stateUniqueIds": {"0": ids}}))
+    assert [changes(checkpoint, batch) for batch in range(5)] == expected
+    (folder / "commits/4").write_text("v2\n" + json.dumps({"stateUniqueIds": {"0": [["x"]]}}))
+    with pytest.raises(CheckpointDamagedError, match="commits/4 is damaged: it has no id for partition 1"):
+        changes(checkpoint, 4)
+
+
+def changes(checkpoint: Checkpoint, batch: int) -> list[object]:
+    [store] = checkpoint.layout(batch).stores
+    return [row for _, rows in store.changes(1, batch) for row in zip(*map(plain, rows.columns), strict=True)]

@@ -13,7 +13,7 @@ import pytest
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
 from state_backend.checkpoint.records import Op
 from state_backend.checkpoint.states import State, StateForm
-from tests.golden_checkpoints import expected, jobs, of_spark, plain, unpack
+from tests.golden_checkpoints import NEWEST, expected, jobs, of_spark, plain, unpack
 
 # By Spark's change types: the operations that make them.
 CHANGE_TYPES = {"update": Op.PUT, "append": Op.MERGE, "delete": Op.DELETE}
@@ -65,6 +65,24 @@ def test_the_changes_of_a_batch_lead_to_the_next_whole_state(version: str, job: 
             for _, key, value in zip(*map(plain, rows.columns), strict=True)
         }
         assert found == values
+
+
+@pytest.mark.parametrize(
+    "job", [job for version, job in jobs() if version == NEWEST and job.startswith(("hdfs-", "rocksdb-"))]
+)
+def test_an_operator_without_metadata_is_told_by_its_schemas(job: str, tmp_path: Path) -> None:
+    folder = unpack(NEWEST, job, tmp_path)
+    checkpoint = Checkpoint.at(str(folder))
+    [operator] = checkpoint.layout(4).operators
+    states = {state.name: whole(checkpoint, state.name, 4) for state in checkpoint.layout(4).states}
+    (folder / "state/0/_metadata/metadata").unlink()  # Spark 3.5 writes none
+    [told] = checkpoint.layout(4).operators
+    assert SAME_STATES.get(told.name, told.name) == SAME_STATES.get(operator.name, operator.name)
+    assert {state.name: whole(checkpoint, state.name, 4) for state in checkpoint.layout(4).states} == states
+
+
+# Operators of one state, which their schemas do not tell from each other.
+SAME_STATES = {"applyInPandasWithState": "flatMapGroupsWithState"}
 
 
 def without_index(given: list[Any], state: State) -> list[Row]:
