@@ -272,7 +272,8 @@ def main(folder: str, chosen: list[str]) -> None:
                     spark.conf.unset(name)
             # RocksDB's background threads may still write; a copy is complete when the query has ended.
             _pack(checkpoint, target / f"{job.name}.tar.xz")
-            (target / f"{job.name}.json").write_text(json.dumps(rows, ensure_ascii=False, indent=None) + "\n")
+            if rows:
+                (target / f"{job.name}.json").write_text(json.dumps(rows, ensure_ascii=False) + "\n")
             print(f"{job.name}: {len(rows.get('states', {}))} states", flush=True)
         spark.stop()
 
