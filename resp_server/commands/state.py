@@ -158,6 +158,8 @@ def _description(job: Job, state: StateDescriptor) -> Reply:
         b"duplicates": state.duplicates.encode(),
         b"length_max": state.length_max,
         b"reduce": _text(state.reduce),
+        b"by": _text(state.by),
+        b"by_columns": [column.encode() for column in state.by_columns],
         b"where": _text(state.where),
     }
 

@@ -7,6 +7,7 @@ Spark SQL converts the types that it writes in sparkis' format: booleans and dat
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from pyspark.errors import PySparkException
@@ -14,12 +15,16 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from spark_hooks.publish.column_names import column_of, explain_missing, has_column, is_ambiguous, type_of
 from spark_hooks.publish.encoding import RowPlan
 from state_backend.codec.reductions import reduction_of
-from state_backend.model.descriptor import Encoding, Kind, Reduce, StateDescriptor
+from state_backend.model.descriptor import By, Encoding, Kind, Reduce, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
 JSON_OPTIONS = {"ignoreNullFields": "false", "timeZone": "UTC"}
+# The options of Spark's JSON for a `time_format`.
+TIME_OPTIONS = ("timestampFormat", "timestampNTZFormat")
+TIME_TYPES = (T.DateType, T.TimestampType, T.TimestampNTZType)
 
 TEXT_TYPES = (T.StringType, T.CharType, T.VarcharType, T.BinaryType)
 CAST_TYPES = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.BooleanType, T.DateType)
@@ -45,32 +50,36 @@ class StateColumns:
         state = self.state
         if is_folded:
             return [
-                *(("k", _text(df, name)[0]) for name in state.format_for(self.job).columns),
-                *(("f", _text(df, name)[0]) for name in (state.field,) if name is not None),
+                *(("k", self._text(df, name)[0]) for name in state.format_for(self.job).columns),
+                *(("f", self._text(df, name)[0]) for name in (state.field,) if name is not None),
                 self._aggregated(df),
             ]
         return [
-            *(("k", _text(df, name)[0]) for name in state.format_for(self.job).columns),
-            *(("f", _text(df, name)[0]) for name in (state.field, state.member) if name is not None),
+            *(("k", self._text(df, name)[0]) for name in state.format_for(self.job).columns),
+            *(("f", self._text(df, name)[0]) for name in (state.field, state.member) if name is not None),
             *(("o", column) for column in self._ordering(df)),
+            *(
+                ("b", self._text(df, name)[0] if _is_text(df, name) else column_of(df, name))
+                for name in state.by_columns
+            ),
             *(("v", column) for column, _ in self._values(df)),
-            *(("d", _column(name)) for name in (state.deletion,) if name is not None),
+            *(("d", column_of(df, name)) for name in (state.deletion,) if name is not None),
             *(("e", _milliseconds(df, name)) for name in (state.expire_at,) if name is not None),
-            *(("r", _column(name)) for name in (state.resets,) if name is not None),
+            *(("r", column_of(df, name)) for name in (state.resets,) if name is not None),
         ]
 
     def can_be_folded(self, df: DataFrame) -> bool:
         """Tell whether Spark can reduce the rows of a key exactly: its sums of long decimals overflow."""
         if self.state.reduce in (None, Reduce.LAST):
             return False
-        kind = _type(df, self.state.value[0]) if self.state.reduce is Reduce.SUM else None
+        kind = type_of(df, self.state.value[0]) if self.state.reduce is Reduce.SUM else None
         return not isinstance(kind, T.DecimalType) or kind.precision <= SUMMED_DIGITS_MAX
 
     def _aggregated(self, df: DataFrame) -> tuple[str, Column]:
         """Return (role, column) of the column that Spark reduces to its sum, minimum or maximum."""
         if self.state.reduce in SUMS:
             ((column, form),) = self._values(df)
-            return "s", _column(*self.state.value) if form == "decimal" else column
+            return "s", column_of(df, *self.state.value) if form == "decimal" else column
         (column,) = self._ordering(df)
         return ("l" if self.state.reduce is Reduce.MIN else "x"), column
 
@@ -84,13 +93,13 @@ class StateColumns:
             state=state.name,
             literals=form.literals,
             key_names=form.columns,
-            key_forms=tuple(_text(df, name)[1] for name in form.columns),
+            key_forms=tuple(self._text(df, name)[1] for name in form.columns),
             key_is_open=tuple(
-                index < len(form.columns) - 1 and _may_contain(_type(df, name), form.literals[index + 1])
+                index < len(form.columns) - 1 and _may_contain(type_of(df, name), form.literals[index + 1], state)
                 for index, name in enumerate(form.columns)
             ),
             field_name=field,
-            field_form="text" if field is None else _text(df, field)[1],
+            field_form="text" if field is None else self._text(df, field)[1],
             value_names=state.value if state.score is None else (state.score,),
             value_forms=tuple(
                 "text" if is_folded and form == "integer" and state.reduce in SUMS else form
@@ -105,6 +114,8 @@ class StateColumns:
             add=reduction.fold if reduction is not None and state.reduce in SUMS and not is_folded else None,
             is_folded=is_folded,
             kind=state.kind,
+            by_names=state.by_columns,
+            keeps_first=state.by in (By.FIRST, By.MIN),
             columns=columns,
         )
 
@@ -112,43 +123,56 @@ class StateColumns:
         """Return the columns that order the rows of a key; for a minimum or maximum, the value itself."""
         if self.state.reduce in (Reduce.MIN, Reduce.MAX):
             (name,) = self.state.value
-            is_text = isinstance(_type(df, name), T.StringType)
             # Texts are compared as bytes, without a collation.
-            return [_text(df, name)[0] if is_text else _column(name)]
-        return [_column(name) for name in self.state.order_by]
+            return [self._text(df, name)[0] if _is_text(df, name) else column_of(df, name)]
+        return [column_of(df, name) for name in self.state.order_by]
 
     def _is_array(self, df: DataFrame) -> bool:
-        return len(self.state.value) == 1 and isinstance(_type(df, self.state.value[0]), T.ArrayType)
+        return len(self.state.value) == 1 and isinstance(type_of(df, self.state.value[0]), T.ArrayType)
 
     def _values(self, df: DataFrame) -> list[tuple[Column, str]]:
         state = self.state
         if state.member is not None:
-            return [] if state.score is None else [(_column(state.score).cast("double"), "float")]
+            return [] if state.score is None else [(column_of(df, state.score).cast("double"), "float")]
         if state.reduce is Reduce.COUNT:
-            return [_count_summand(*map(_column, state.value))]
+            return [_count_summand(*(column_of(df, name) for name in state.value))]
         if state.reduce is Reduce.SUM:
             return [_number(df, *state.value)]
         if state.kind is Kind.LIST and self._is_array(df):
             return [self._elements(df, state.value[0])]
         if state.encoding is Encoding.TEXT:
-            return [_text(df, name) for name in state.value]
+            return [self._text(df, name) for name in state.value]
         if state.encoding is Encoding.BINARY:
-            return [(_column(name), "text") for name in state.value]
+            return [(column_of(df, name), "text") for name in state.value]
         is_one_object = len(state.value) > 1 and (state.kind is not Kind.MAP or state.field is not None)
-        columns = [_column(name) for name in state.value]
+        columns = [column_of(df, name) for name in state.value]
+        options = _json_options(state)
         if not is_one_object:
-            return [(_json(column), "text") for column in columns]
-        document = F.to_json(F.struct(*columns), JSON_OPTIONS)
+            return [(_json(column, options), "text") for column in columns]
+        named = (column.alias(name) for column, name in zip(columns, state.value, strict=True))
+        document = F.to_json(F.struct(*named), options)
         return [(F.when(F.coalesce(*(column.isNotNull() for column in columns)), document), "text")]
 
     def _elements(self, df: DataFrame, name: str) -> tuple[Column, str]:
         """Return an array column as Spark converts its elements, and the form of the remaining conversion."""
-        array, kind = _column(name), _type(df, name)
+        array, kind = column_of(df, name), type_of(df, name)
         assert isinstance(kind, T.ArrayType)
+        options = _json_options(self.state)
         if self.state.encoding is Encoding.JSON:
-            return F.transform(array, _json), "text"
-        _, form = _text_of(_column(name), kind.elementType)
-        return F.transform(array, lambda element: _text_of(element, kind.elementType)[0]), form
+            return F.transform(array, lambda element: _json(element, options)), "text"
+        _, form = self._text_of(array, kind.elementType)
+        return F.transform(array, lambda element: self._text_of(element, kind.elementType)[0]), form
+
+    def _text(self, df: DataFrame, name: str) -> tuple[Column, str]:
+        """Return a column as Spark converts it, and the form of the remaining conversion (`encoding.as_bytes`)."""
+        return self._text_of(column_of(df, name), type_of(df, name))
+
+    def _text_of(self, column: Column, kind: T.DataType) -> tuple[Column, str]:
+        if self.state.time_format is not None and isinstance(kind, TIME_TYPES):
+            return _formatted(column, kind, self.state), "text"
+        if isinstance(kind, NESTED_TYPES):
+            return F.to_json(column, _json_options(self.state)), "text"
+        return _text_of(column, kind)
 
 
 def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescriptor:
@@ -164,18 +188,21 @@ def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescr
         *(("expire_at", name) for name in (state.expire_at,) if name is not None),
         *(("resets", name) for name in (state.resets,) if name is not None),
         *(("order_by", name) for name in state.order_by),
+        *((str(state.by), name) for name in state.by_columns),
     ]
     for role, name in roles:
-        if name not in df.columns:
+        if not has_column(df, name):
             raise DescriptorError(
                 f"state {state.name!r}: {role}= names the column {name!r}, which the DataFrame does not have; "
-                f"its columns are {', '.join(df.columns)}"
+                f"{explain_missing(df, name)}"
             )
-        if df.columns.count(name) > 1:
+        if is_ambiguous(df, name):
             raise DescriptorError(f"state {state.name!r}: the DataFrame has several columns {name!r}; rename them")
-        _check_type(state, role, name, _type(df, name))
+        _check_type(state, role, name, type_of(df, name))
+    written = [name for role, name in roles if role in ("key", "value", "field", "member")]
+    _check_time_format(df, state, [type_of(df, name) for name in written])
     _check_where(df, state)
-    checked = replace(state, columns={name: _type(df, name).simpleString() for _, name in roles})
+    checked = replace(state, columns={name: type_of(df, name).simpleString() for _, name in roles})
     reduction_of(checked)  # raises DescriptorError for a type that cannot be folded
     return checked
 
@@ -191,6 +218,11 @@ def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) 
         return
     if role == "value" and not plain and not isinstance(kind, NESTED_TYPES):
         raise DescriptorError(f"{column}, which sparkis cannot write; cast it to a string or a number")
+    is_compared = role == "value" and state.reduce in (Reduce.MIN, Reduce.MAX)
+    if is_compared and state.time_format is not None and isinstance(kind, TIME_TYPES):
+        raise DescriptorError(f"{column}, and texts of time_format= do not compare as times do; leave it out")
+    if role == "value" and state.by is not None and state.kind is Kind.LIST and isinstance(kind, T.ArrayType):
+        raise DescriptorError(f"{column}, and an array always replaces the list; leave out {state.by}=")
     if role == "value" and state.resets is not None and isinstance(kind, T.ArrayType):
         raise DescriptorError(f"{column}, and an array always replaces the list; leave out resets=")
     if role == "value" and state.kind is Kind.LIST and isinstance(kind, T.ArrayType):
@@ -204,8 +236,33 @@ def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) 
         raise DescriptorError(f"{column}; it must be boolean: true in the rows that empty the list first")
     if role == "expire_at" and not isinstance(kind, (T.TimestampType, T.LongType)):
         raise DescriptorError(f"{column}; it must be a timestamp, or milliseconds since 1970 as a bigint")
+    if role in tuple(By) and not plain:
+        raise DescriptorError(f"{column}, whose order sparkis cannot store; choose a time, a number or a text")
     if role == "order_by" and isinstance(kind, (T.MapType, T.VariantType, T.NullType)):
         raise DescriptorError(f"{column}, which cannot be ordered; choose another column")
+
+
+def _check_time_format(df: DataFrame, state: StateDescriptor, kinds: Iterable[T.DataType]) -> None:
+    """Have Spark write a time of each type: it reads the pattern only then. Runs no job."""
+    if state.time_format is None:
+        return
+    kinds = list(kinds)
+    times = {kind.simpleString(): kind for kind in kinds if isinstance(kind, TIME_TYPES)}
+    if not times and not any("timestamp" in kind.simpleString() for kind in kinds):  # in a struct, say
+        raise DescriptorError(
+            f"state {state.name!r}: time_format= is for dates and timestamps in key=, field=, member= or value=, and "
+            f"none of these columns has such a type; leave it out"
+        )
+    for name, kind in times.items():
+        text = _formatted(F.lit("2000-01-01").cast(kind), kind, state)
+        try:
+            df.sparkSession.sql("SELECT 1").select(text).collect()
+        except PySparkException as error:
+            raise DescriptorError(
+                f"state {state.name!r}: time_format={state.time_format!r} is not a pattern by which Spark writes a "
+                f"{name} (https://spark.apache.org/docs/latest/sql-ref-datetime-pattern.html): "
+                f"{str(error).partition(chr(10))[0]}"
+            ) from None
 
 
 def _check_where(df: DataFrame, state: StateDescriptor) -> None:
@@ -218,30 +275,38 @@ def _check_where(df: DataFrame, state: StateDescriptor) -> None:
         raise DescriptorError(f"state {state.name!r}: where={state.where!r} is not a condition: {error}") from None
 
 
-def _may_contain(kind: T.DataType, separator: str) -> bool:
+def _is_text(df: DataFrame, name: str) -> bool:
+    return isinstance(type_of(df, name), T.StringType)
+
+
+def _may_contain(kind: T.DataType, separator: str, state: StateDescriptor) -> bool:
     """Tell whether the text of a key part may contain the separator that follows it.
 
-    Dates, timestamps and booleans have a fixed form, which contains a separator only if that has a digit or a dot.
+    Dates, timestamps and booleans have a fixed form, which contains a separator only if that has a digit or a dot;
+    except times in a format of the user's.
     """
+    if state.time_format is not None and isinstance(kind, TIME_TYPES):
+        return True
     return not isinstance(kind, FIXED_TYPES) or any(character in ".0123456789" for character in separator)
 
 
 def _milliseconds(df: DataFrame, name: str) -> Column:
-    return F.unix_millis(_column(name)) if isinstance(_type(df, name), T.TimestampType) else _column(name)
+    column = column_of(df, name)
+    return F.unix_millis(column) if isinstance(type_of(df, name), T.TimestampType) else column
 
 
-def _column(name: str) -> Column:
-    """Return a column by its exact name, which may contain dots."""
-    return F.col("`" + name.replace("`", "``") + "`")
+def _formatted(time: Column, kind: T.DataType, state: StateDescriptor) -> Column:
+    """Return a date or time as text in the state's format.
+
+    Spark's `date_format` writes in the session's time zone, and its JSON in any zone: here in UTC, as everywhere.
+    """
+    time = time.cast("timestamp_ntz") if isinstance(kind, T.DateType) else time
+    return F.get_json_object(F.to_json(F.struct(time.alias("v")), _json_options(state)), "$.v")
 
 
-def _type(df: DataFrame, name: str) -> T.DataType:
-    return df.schema[name].dataType
-
-
-def _text(df: DataFrame, name: str) -> tuple[Column, str]:
-    """Return a column as Spark converts it, and the form of the remaining conversion (see `encoding.as_bytes`)."""
-    return _text_of(_column(name), _type(df, name))
+def _json_options(state: StateDescriptor) -> dict[str, str]:
+    """Return the options of Spark's JSON, with the format of the state's times."""
+    return JSON_OPTIONS if state.time_format is None else JSON_OPTIONS | dict.fromkeys(TIME_OPTIONS, state.time_format)
 
 
 def _text_of(column: Column, kind: T.DataType) -> tuple[Column, str]:
@@ -257,8 +322,6 @@ def _text_of(column: Column, kind: T.DataType) -> tuple[Column, str]:
         return column, "timestamp"
     if isinstance(kind, T.BinaryType):
         return column, "text"
-    if isinstance(kind, NESTED_TYPES):
-        return F.to_json(column, JSON_OPTIONS), "text"
     if isinstance(kind, T.StringType) and kind.collation != "UTF8_BINARY":
         return F.collate(column, "UTF8_BINARY"), "text"  # keys are compared as bytes
     return column.cast("string"), "text"
@@ -266,12 +329,12 @@ def _text_of(column: Column, kind: T.DataType) -> tuple[Column, str]:
 
 def _number(df: DataFrame, name: str) -> tuple[Column, str]:
     """Return a column as a summand (a bigint, a double, or a decimal's text), and the form of the sum."""
-    kind = _type(df, name)
+    column, kind = column_of(df, name), type_of(df, name)
     if isinstance(kind, T.DecimalType):
-        return _text(df, name)
+        return _text_of(column, kind)
     if isinstance(kind, T.FractionalType):
-        return _column(name).cast("double"), "float"
-    return _column(name).cast("bigint"), "integer"
+        return column.cast("double"), "float"
+    return column.cast("bigint"), "integer"
 
 
 def folded(role: str, name: str, kind: T.DataType) -> tuple[list[Column], Column]:
@@ -304,7 +367,7 @@ def _count_summand(*counted: Column) -> tuple[Column, str]:
     return (F.when(counted[0].isNotNull(), one) if counted else one), "integer"
 
 
-def _json(column: Column) -> Column:
+def _json(column: Column, options: dict[str, str]) -> Column:
     """Return a column as JSON. Spark writes only objects, so the text around the value of a single field is removed."""
-    document = F.to_json(F.struct(column.alias("v")), JSON_OPTIONS)
+    document = F.to_json(F.struct(column.alias("v")), options)
     return F.when(column.isNotNull(), F.substring(document, 6, 2**31 - 1).substr(F.lit(1), F.length(document) - 6))

@@ -19,8 +19,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.connect.streaming.readwriter import DataStreamWriter as ConnectDataStreamWriter
 from pyspark.sql.streaming.query import StreamingQuery
 
+from spark_hooks.publish.failures import Failure
 from spark_hooks.publish.publisher import Publisher, QueryRun, SinkOptions
-from spark_hooks.publish.sink_checks import CHECKPOINT_OPTION, SinkChecks, logged
+from spark_hooks.publish.sink_checks import CHECKPOINT_OPTION, SinkChecks
 from spark_hooks.serving import endpoints
 from state_backend.model.errors import DescriptorError
 
@@ -59,7 +60,7 @@ class BatchWriter:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch."""
-        with logged():
+        with Failure().reported():
             if self._publisher is None:
                 run = read_run(batch.sparkSession, self._checkpoint, self._name)
                 register_server(batch.sparkSession, self._options.log)

@@ -4,10 +4,10 @@ Runs in Spark's Python workers, on executors. Uses Arrow and descriptors, not Sp
 types that it writes in sparkis' format (see `columns`). The others are converted here, because Java writes them in
 another format, or takes longer: numbers and times (see `column_text`).
 
-The columns of a state are k0, k1 ... (key parts), f (field or member), v0, v1 ... (values, or the score), d (true: the
-row deletes), e (expiry in milliseconds since 1970), r (true: the list is emptied before the row's element is appended),
-h (hash of the row, for the epoch's digest). In a batch of several states they have other names, which are in
-`RowPlan.columns` (see `layout`).
+The columns of a state are k0, k1 ... (key parts), f (field or member), b0, b1 ... (the order of the row among those of
+all micro-batches), v0, v1 ... (values, or the score), d (true: the row deletes), e (expiry in milliseconds since 1970),
+r (true: the list is emptied before the row's element is appended), h (hash of the row, for the epoch's digest). In a
+batch of several states they have other names, which are in `RowPlan.columns` (see `layout`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_hooks.publish.orders import orders_of, with_orders
 from state_backend.codec.column_text import as_bytes
+from state_backend.codec.selections import ORDER_BYTES_MAX
 from state_backend.model.descriptor import Kind, Reduce
 from state_backend.model.errors import SparkisError
 from state_backend.model.records import (
@@ -72,6 +74,7 @@ class RowPlan:
     appends        each row appends its value to a list
     replaces_list  the value column is an array that replaces the list
     reduce         the rows of a key are reduced, by `add` for sums; is_folded: Spark has done so
+    by_names       the columns of the order by which the state selects rows; keeps_first: the least row wins
     columns        (name, name in the batch) of each column, where they differ
     """
 
@@ -93,6 +96,8 @@ class RowPlan:
     add: Callable[[bytes, bytes], bytes] | None = None
     is_folded: bool = False
     kind: Kind = Kind.VALUE
+    by_names: tuple[str, ...] = ()
+    keeps_first: bool = False
     columns: tuple[tuple[str, str], ...] = ()
 
 
@@ -133,8 +138,18 @@ def _rows(plan: RowPlan, batches: Iterable[pa.RecordBatch], digest: list[int]) -
         digest[0] += int(batch.column("h").to_numpy().view(np.uint64).sum(dtype=np.uint64))
         if plan.reduce is not None and batch.column("v0").null_count:
             batch = batch.filter(batch.column("v0").is_valid())
+        if plan.by_names:
+            batch = _with_values(plan, batch)
         if batch.num_rows:
             yield batch
+
+
+def _with_values(plan: RowPlan, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Leave out rows all of whose values are null, which select nothing."""
+    values = [batch.column(f"v{i}") for i in range(len(plan.value_forms))]
+    if not all(column.null_count for column in values):
+        return batch
+    return batch.filter(reduce(pc.or_, (column.is_valid() for column in values)))
 
 
 def _by_state(plans: Sequence[RowPlan], batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -212,8 +227,10 @@ def _changes(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch)
     if "d" in present:
         is_deleted = pc.or_(is_deleted, pc.fill_null(batch.column("d"), False))
     _check_size(plan, "value", plan.value_names, value, VALUE_BYTES_MAX)
-    is_folded = plan.reduce not in (None, Reduce.LAST)
-    put = pa.scalar(Op.APPEND if plan.appends else Op.FOLD if is_folded else Op.PUT, pa.uint8())
+    if plan.by_names:
+        value = with_orders(_orders(plan, keys, batch), value)
+    is_folded = plan.reduce not in (None, Reduce.LAST) or bool(plan.by_names)
+    put = pa.scalar(Op.FOLD if is_folded else Op.APPEND if plan.appends else Op.PUT, pa.uint8())
     if "r" in present:
         is_reset = pc.fill_null(batch.column("r"), False)
         put = pc.if_else(is_reset, pa.scalar(Op.PUT, pa.uint8()), put)
@@ -279,6 +296,22 @@ def _field(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
     return field
 
 
+def _orders(plan: RowPlan, keys: pa.Array, batch: pa.RecordBatch) -> pa.Array:
+    """Return the orders of rows; RowError for a null, which has none."""
+    columns = [batch.column(f"b{i}") for i in range(len(plan.by_names))]
+    for name, column in zip(plan.by_names, columns, strict=True):
+        if column.null_count:
+            key = keys.filter(column.is_null())[0].as_py()
+            raise RowError(
+                f"state {plan.state!r}: the column {name!r}, which orders the rows, is null in {column.null_count} "
+                f"row(s) of a batch, such as one of the key {key[:100]!r}; filter them out, or give them a value with "
+                f"coalesce()"
+            )
+    orders = orders_of(columns)
+    _check_size(plan, "row's order", plan.by_names, orders, ORDER_BYTES_MAX)
+    return orders
+
+
 def _check_scores(plan: RowPlan, keys: pa.Array, scores: pa.Array) -> None:
     """Raise RowError for a score that is NaN, which cannot be ordered."""
     is_nan = pc.fill_null(pc.is_nan(scores), False)
@@ -311,7 +344,7 @@ def _deduplicated(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
     RowError if a key has several rows without an order. All rows that append to an ordered list remain. For a minimum
     or maximum, rows come sorted by their values.
     """
-    if plan.is_folded or (plan.appends and plan.keeps_last):
+    if plan.is_folded or (plan.appends and (plan.keeps_last or plan.by_names)):
         yield from batches
         return
     buffered: pa.RecordBatch | None = None
@@ -322,9 +355,9 @@ def _deduplicated(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
         if is_same.any():
             if plan.add is not None:
                 batch = _summed(batch, np.flatnonzero(~is_same), plan.add)
-            elif plan.reduce is Reduce.MIN:
+            elif plan.reduce is Reduce.MIN or plan.keeps_first:
                 batch = batch.filter(pa.array(~is_same))
-            elif plan.keeps_last or plan.reduce is Reduce.MAX:
+            elif plan.keeps_last or plan.by_names or plan.reduce is Reduce.MAX:
                 batch = batch.filter(pa.array(np.append(~is_same[1:], True)))
             else:
                 row = int(np.argmax(is_same))

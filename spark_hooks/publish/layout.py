@@ -8,6 +8,7 @@ same. A row of the query becomes one row of the layout for each state that it be
     k0, k1 ...    the parts of the key
     f0 ...        the field of a map, the member of a set
     o0, o1 ...    the columns that order the rows of a key; not sent to the workers
+    b0, b1 ...    the columns that order the rows of a key over all micro-batches; of equal rows the value decides
     v0, v1 ...    values
     d0            true: the row deletes
     e0            the row's expiry
@@ -37,7 +38,7 @@ from spark_hooks.publish.encoding import STATE_BITS, RowPlan
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import DescriptorError
 
-ROLES = ("k", "f", "o", "v", "d", "e", "r", "s", "l", "x")
+ROLES = ("k", "f", "o", "b", "v", "d", "e", "r", "s", "l", "x")
 FOLDED_ROLES = ("s", "l", "x")
 
 
@@ -70,17 +71,21 @@ class Layout:
             for names, each in zip(names_of_states, columns, strict=True)
         ]
         is_ordered = any(map(_is_ordered, states)) and not is_folded
+        order = ["o", "b", *(["v"] if shared.types["b"] else [])]
         groups = shared.names("k", "f") if is_folded else []
         folds = [
             folded(role, f"{role}{index}", type_)
             for role in FOLDED_ROLES
             for index, type_ in enumerate(shared.types[role])
         ]
-        data = ["g", *shared.names("k", "f", "v", "d", "e", "r")]
+        data = ["g", *shared.names("k", "f", "b", "v", "d", "e", "r")]
         row_hash = F.xxhash64(*map(F.col, data)).alias("h")
         names = shared.names("k", "f")
-        can_skip_shuffle = len(states) == 1 and bool(names) and states[0].reduce is None and not states[0].order_by
-        has_unique_keys = can_skip_shuffle and states[0].duplicates == "error"
+        state = states[0]
+        can_skip_shuffle = (
+            len(states) == 1 and bool(names) and state.reduce is None and state.by is None and not state.order_by
+        )
+        has_unique_keys = can_skip_shuffle and state.duplicates == "error"
         key_hash = (F.xxhash64(*map(F.col, names)).alias("u"),) if has_unique_keys else ()
         return cls(
             schema=df.schema,
@@ -90,7 +95,7 @@ class Layout:
                 for each, names in zip(of_states, names_of_states, strict=True)
             ),
             selected=(_expanded(states, rows, shared),) if _is_expanded(states) else _row(0, rows[0]),
-            order=tuple(map(F.col, ["g", *shared.names("k", "f", "o")])) if is_ordered else (F.col("g"),),
+            order=tuple(map(F.col, ["g", *shared.names("k", "f", *order)])) if is_ordered else (F.col("g"),),
             output=(*map(F.col, data), *(outcome for _, outcome in folds), F.col("h"))
             if is_folded
             else (*map(F.col, data), row_hash),
@@ -202,7 +207,7 @@ def _renamed(shared: Sequence[str]) -> tuple[tuple[str, str], ...]:
         role = shared_name[0]
         if role != "o":
             renamed.append(
-                (f"{role}{counts[role]}" if role in "kv" else "v0" if role in FOLDED_ROLES else role, shared_name)
+                (f"{role}{counts[role]}" if role in "kvb" else "v0" if role in FOLDED_ROLES else role, shared_name)
             )
         counts[role] += 1
     return (*renamed, ("h", "h"))

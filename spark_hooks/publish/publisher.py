@@ -214,6 +214,11 @@ class Publisher:
         self._announce_and_wait(writer.job, batch_id, is_first=is_first)
 
     @property
+    def query(self) -> StreamingQuery | None:
+        """The query of the open run; None before it is open, and where the query is not available."""
+        return None if self._run is None else self._run.query
+
+    @property
     def writer_id(self) -> str | None:
         """The id of the open writer in the log, or None."""
         return None if self._writer is None else self._writer.current.writer

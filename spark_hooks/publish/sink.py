@@ -21,10 +21,11 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_hooks.publish.catch_up import CATCH_UP_TIMEOUT_S, check_timeout
 from spark_hooks.publish.columns import check_columns
+from spark_hooks.publish.failures import Failure, SinkQuery
 from spark_hooks.publish.layout import check_layout
 from spark_hooks.publish.progress import check_key_conflict, is_enabled
 from spark_hooks.publish.publisher import NAME_MISSING, Mode, Publisher, QueryRun, SinkOptions, partitions_of, plan_text
-from spark_hooks.publish.sink_checks import SinkChecks, logged
+from spark_hooks.publish.sink_checks import SinkChecks
 from spark_hooks.serving.endpoints import LOG_SETTING
 from spark_hooks.sessions import analyzed_plan, is_connect
 from state_backend.log.change_log import check_writable
@@ -62,8 +63,10 @@ class QueryableWriter(SinkChecks, DataStreamWriter):
             )
         publisher = Publisher(self._sink_options)  # one for each start: a DataStreamWriter may be started several times
 
+        failure = Failure(lambda: publisher.query)
+
         def write(batch: DataFrame, batch_id: int) -> None:
-            with logged():
+            with failure.reported():
                 publisher.write(batch, batch_id)
 
         DataStreamWriter.foreachBatch(self, write)
@@ -73,7 +76,7 @@ class QueryableWriter(SinkChecks, DataStreamWriter):
         except SparkisError:
             query.stop()
             raise
-        return query
+        return SinkQuery(query, failure)
 
 
 def log_of(session: SparkSession, log: str | Path | None) -> str:
@@ -144,6 +147,11 @@ def _check_folded(states: Sequence[StateDescriptor], mode: Mode, df: DataFrame, 
                 f"state {state.name!r}: reduce={state.reduce.value!r} folds the new rows of each micro-batch, and with "
                 f"mode='complete' each micro-batch has all rows again; leave out reduce=, or publish the rows "
                 f"themselves with mode='append'"
+            )
+        if mode == "complete" and state.by is not None:
+            raise DescriptorError(
+                f"state {state.name!r}: {state.by}= keeps one row of all micro-batches, and with mode='complete' each "
+                f"micro-batch replaces all rows; leave it out, or use another mode"
             )
     adding = [state for state in states if state.reduce in (Reduce.SUM, Reduce.COUNT)]
     if mode != "update" or not adding:
@@ -360,7 +368,8 @@ def publish(
         ...     snapshot.value(b"flights:worst:UA")
         b'7'
     """
-    with logged():
+    run: QueryRun | None = None
+    with Failure(lambda: None if run is None else run.query).reported():
         run = _run_of(batch_df, checkpoint, job)
         name = job or run.name
         if name is None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -13,9 +11,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_hooks.publish.publisher import NAME_MISSING, SinkOptions
 from state_backend.model.descriptor import check_name
-from state_backend.model.errors import DescriptorError, SparkisError
-
-logger = logging.getLogger("sparkis.sink")
+from state_backend.model.errors import DescriptorError
 
 CHECKPOINT_OPTION = "checkpointLocation"
 CHECKPOINT_SETTING = "spark.sql.streaming.checkpointLocation"
@@ -24,16 +20,6 @@ SINK_TAKEN = (
     "sparkis.queryable is the sink of this query; for several sinks write a foreachBatch function "
     "that calls sparkis.publish"
 )
-
-
-@contextmanager
-def logged() -> Iterator[None]:
-    """Log a SparkisError in one line, because Spark reports it inside a Java traceback."""
-    try:
-        yield
-    except SparkisError as error:
-        logger.error("%s", error)
-        raise
 
 
 # Classic Spark and Spark Connect have different DataStreamWriters; the checks are mixed into both.

@@ -187,7 +187,9 @@ class ExpiryTransaction(LmdbTransaction):
             expire_at_ms = int.from_bytes(name[FIELD_EXPIRY_TIME_AT], "big")
             if expire_at_ms > self._now_ms or removed >= removals_max:
                 break
-            removed_here = self._remove_fields_at(prefix + name[FIELD_EXPIRY_POSITION_AT], expire_at_ms)
+            removed_here = self._remove_fields_at(
+                name_of(record), prefix + name[FIELD_EXPIRY_POSITION_AT], expire_at_ms
+            )
             if not removed_here:
                 raise StoreDamagedError(
                     "a field that expires is missing in the store; the store is rebuilt from the log"
@@ -202,7 +204,7 @@ class ExpiryTransaction(LmdbTransaction):
             self._keys.delete(at, record)
         return max(removed, 1)
 
-    def _remove_fields_at(self, position: bytes, expire_at_ms: int) -> int:
+    def _remove_fields_at(self, key: bytes, position: bytes, expire_at_ms: int) -> int:
         removed = 0
         ordinal = 0
         at = position
@@ -210,6 +212,7 @@ class ExpiryTransaction(LmdbTransaction):
             check(record)
             if expiry_of(record) == expire_at_ms:
                 self._maps.delete_field(at, record)
+                self._keys.orders.delete(key, name_of(record))
                 removed += 1
             else:
                 ordinal += 1

@@ -58,6 +58,10 @@ class Folds:
                 current[field] = change.value if change.op == Op.PUT and not has_expired else None
         return changes
 
+    def is_live(self, record: bytes, field: bytes) -> bool:
+        """Tell whether a map has a live field."""
+        return self._current(record, field) is not None
+
     def _current(self, record: bytes | None, field: bytes) -> bytes | None:
         """Return the live value of a key, or of a field of a map."""
         if record is None:

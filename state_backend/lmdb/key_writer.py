@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import lmdb
 
 from state_backend.codec.reductions import Reduction
+from state_backend.codec.selections import Selection
 from state_backend.lmdb.events import EventWriter
 from state_backend.lmdb.key_counts import KeyCounts
 from state_backend.lmdb.layout import (
@@ -36,6 +37,7 @@ from state_backend.lmdb.layout import (
     name_of,
     payload_of,
 )
+from state_backend.lmdb.order_table import OrderTable
 from state_backend.model.descriptor import Kind
 from state_backend.model.slots import POSITION_BYTES, place_of
 from state_backend.store.changed_keys import ChangedKeys
@@ -56,6 +58,7 @@ class KeyWriter:
         self.now_ms = now_ms
         self.records = Table(txn, tables.keys, POSITION_BYTES)
         self.fields = Table(txn, tables.fields, ID_BYTES + FIELD_POSITION_BYTES)
+        self.orders = OrderTable(txn, tables.orders)
         self.field_expiry = txn.cursor(db=tables.field_expiry)
         self.changed_keys = ChangedKeys()
         self.events: EventWriter | None = None
@@ -103,6 +106,7 @@ class KeyWriter:
         """Delete a key's record, and drop its rows in other tables."""
         self.changed_keys.add(name_of(record))
         self.drop(record)
+        self.orders.delete_all(name_of(record))
         self.counts.add(at, record, -1)
         self.records.delete(at)
         expire_at_ms = expiry_of(record)
@@ -168,7 +172,13 @@ class WrittenState(NamedTuple):
     is_replaced: bool
     length_max: int | None
     reduction: Reduction | None
+    selection: Selection | None
     writer: KindWriter
+
+    @property
+    def folds(self) -> bool:
+        """Whether the changes of the state are folded into what it has."""
+        return self.reduction is not None or self.selection is not None
 
 
 class KindWriter(Protocol):

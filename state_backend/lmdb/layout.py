@@ -33,6 +33,7 @@ rows are in the order of the numbers:
                                                            them
                   b"slot", slot (2)                     -> the number of keys of each state (see `SLOT_COUNT`); only if
                                                            the store does not own all slots, or once did not
+    orders                                              the orders of values, for the next writer (see `lmdb.orders`)
 
 A record, little endian. The name is the key, the field or the member:
 
@@ -83,7 +84,7 @@ from state_backend.store.slot_ownership import SlotOwnership
 from state_backend.store.store import AppliedEpoch
 
 # The version of this layout. A store of another version is rebuilt.
-FORMAT = 9
+FORMAT = 10
 
 HEADER = struct.Struct("<IqHB")
 read_header = HEADER.unpack_from
@@ -132,7 +133,7 @@ EXPIRING, EXPIRING_MAPS = 1 << 16, (1 << 16) + 1
 # Tags of entries of the expiry index. Entries of the same time are processed in this order.
 DROPPED_ENTRY, KEY_ENTRY, MAP_ENTRY, FIELD_ENTRY = b"d", b"k", b"m", b"n"
 
-TABLES = (b"keys", b"fields", b"maps", b"field_expiry", b"blocks", b"expiry", b"meta")
+TABLES = (b"keys", b"fields", b"maps", b"field_expiry", b"blocks", b"expiry", b"meta", b"orders")
 
 
 class Tables(NamedTuple):
@@ -145,6 +146,7 @@ class Tables(NamedTuple):
     blocks: Any
     expiry: Any
     meta: Any
+    orders: Any
 
 
 @dataclass

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 from state_backend.codec import packed_map
 from state_backend.codec.checksums import CHECK_BYTES, checked, checksum
 from state_backend.codec.reductions import folded
+from state_backend.codec.selections import unpacked
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
 from state_backend.lmdb.layout import HEADER, NAME_AT, PIECE_BYTES, SLOT_BYTES, SMALL_MAP, VALUE, name_of
+from state_backend.lmdb.order_table import name_of_order
 from state_backend.model.descriptor import Kind
 from state_backend.model.records import Change, Op, positions_in
 from state_backend.model.slots import places_of
@@ -54,7 +56,7 @@ class PlainValues:
             state is not None
             and state.kind is Kind.VALUE
             and bool((names == names[0]).all())
-            and (ops[0] == PUT or (ops[0] == FOLD and state.reduction is not None))
+            and ((ops[0] == FOLD and state.folds) or (ops[0] == PUT and state.selection is None))
             and bool((ops == ops[0]).all())
             and run.column("expire_at_ms").null_count == run.num_rows
             and not run.column("value").null_count
@@ -70,7 +72,10 @@ class PlainValues:
         keys, values = run.column("key").to_pylist(), run.column("value").to_pylist()
         state = self._states[run.column("state")[0].as_py()]
         number = state.number
-        if run.column("op")[0].as_py() == FOLD:
+        orders: list[tuple[bytes, bytes | None]] = []
+        if state.selection is not None:
+            values, orders = self._selected(keys, values, state)
+        elif run.column("op")[0].as_py() == FOLD:
             values = self._folded(keys, values, state)
         get, has_events = self._keys.records.get, self._keys.events is not None
         headers: dict[int, bytes] = {}  # of records, by the length of their keys
@@ -94,6 +99,10 @@ class PlainValues:
                 are_new.append(old is None)
             before = at
         self._keys.records.put_many(items)
+        if orders:
+            others = set(remaining)
+            written = (each for row, each in enumerate(orders) if row not in others)
+            self._keys.orders.put_many((name, order) for name, order in written if order is not None)
         slots = (at[:SLOT_BYTES] for (at, _), is_new in zip(items, are_new, strict=True) if is_new)
         new = {(int.from_bytes(slot, "big"), number): count for slot, count in Counter(slots).items()}
         self._count(len(items), new, [name_of(record) for _, record in items], are_new)
@@ -144,7 +153,10 @@ class PlainValues:
 
         forms = {Kind.VALUE: VALUE} | ({Kind.MAP: SMALL_MAP} if self._keys.events is None else {})
         states = map(self._states.get, run.column("state").dictionary.to_pylist())
-        tags = [state.number | forms[state.kind] << 16 if state and state.kind in forms else -1 for state in states]
+        tags = [
+            state.number | forms[state.kind] << 16 if state and state.kind in forms and state.selection is None else -1
+            for state in states
+        ]
         return np.array(tags, np.int32)
 
     def _count(
@@ -183,3 +195,32 @@ class PlainValues:
                     folded(state.reduction, Change(name, Op.FOLD, key, None, value), old)  # raises
             results.append(value)
         return results
+
+    def _selected(
+        self, keys: list[bytes], values: list[bytes], state: WrittenState
+    ) -> tuple[list[bytes], list[tuple[bytes, bytes | None]]]:
+        """Return what the keys hold after a plain run of FOLDs by an order, and (name, order) of each row.
+
+        The order is None for a row that is not kept: its key holds the value that it had.
+        """
+        assert state.selection is not None
+        get, replaces = self._keys.records.get, state.selection.replaces
+        places = list(places_of(keys))
+        names = [name_of_order(key, None, at) for key, at in zip(keys, places, strict=True)]
+        headers: dict[int, bytes] = {}
+        results: list[bytes] = []
+        orders: list[tuple[bytes, bytes | None]] = []
+        for key, packed, at, name, old_order in zip(
+            keys, values, places, names, self._keys.orders.values(names), strict=True
+        ):
+            order, value = unpacked(packed)
+            length = len(key)
+            header = headers.get(length) or headers.setdefault(length, HEADER.pack(length, 0, state.number, VALUE))
+            old = get(at)
+            if old is not None and old.startswith(header + key) and not replaces(order, old_order):
+                results.append(checked(old)[NAME_AT + length :])
+                orders.append((name, None))
+            else:
+                results.append(value)
+                orders.append((name, order))
+        return results, orders

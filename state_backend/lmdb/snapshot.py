@@ -34,6 +34,7 @@ from state_backend.lmdb.layout import (
 )
 from state_backend.lmdb.list_reader import ListReader
 from state_backend.lmdb.map_reader import MapReader
+from state_backend.lmdb.order_table import OrderTable, with_orders
 from state_backend.lmdb.record_reader import VISITED_BYTES_MAX, VISITS_MAX
 from state_backend.lmdb.sizes import sizes
 from state_backend.lmdb.sorted_set_reader import SortedSetReader
@@ -149,10 +150,16 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
         view = self.lend(self._clock_ms, lambda: None)
         names, now_ms, put = self._read_meta().names(), self._clock_ms, int(Op.PUT)
         numbers = [states.index(name) if name in states else -1 for name in names]
+        orders = OrderTable(self._txn, self._tables.orders)
         with self._txn.cursor(db=self._tables.keys) as records:
             for at, record in self._records(records):
                 length, expire_at_ms, number, form = read_header(record)
                 position = int.from_bytes(at[:POSITION_BYTES], "big")
+                if not orders.is_empty and orders.has_any_at(at[:POSITION_BYTES]):
+                    if view._is_live(record):
+                        for change in with_orders(orders, name_of(record), view._changes_of(record), KINDS[form]):
+                            yield (position, numbers[number], *change)
+                    continue
                 if form < FIRST_LARGE:
                     if not 0 < expire_at_ms <= now_ms:
                         start = NAME_AT + length
@@ -163,11 +170,14 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
                         yield (position, numbers[number], *change)
 
     def _changes_of(self, record: bytes) -> Iterator[tuple[Op, bytes, bytes | None, bytes, int | None]]:
-        """Iterate over the changes that build a key with rows in other tables; the changes lack their state.
+        """Iterate over the changes that build a key; the changes lack their state.
 
         For a large map that expires as a whole, the first change puts one field, which sets the map's expiry.
         """
         key, payload, expire_at_ms = name_of(record), payload_of(record), expiry_of(record) or None
+        if record[FORM_AT] < FIRST_LARGE:
+            yield (Op.PUT, key, None, payload, expire_at_ms)
+            return
         if record[FORM_AT] == LONG_LIST:
             for element in self.list_elements(key, 0, self.list_size(key)):
                 yield (Op.APPEND, key, None, element, expire_at_ms)

@@ -16,6 +16,7 @@ import lmdb
 
 from state_backend.codec.checksums import with_checksum
 from state_backend.codec.reductions import reduction_of
+from state_backend.codec.selections import selection_of
 from state_backend.lmdb.events import EventWriter, KeyBefore, events_between, key_before, stale_events
 from state_backend.lmdb.folds import Folds
 from state_backend.lmdb.key_counts import KeyCounts
@@ -35,6 +36,7 @@ from state_backend.lmdb.layout import (
 from state_backend.lmdb.list_writer import ListWriter
 from state_backend.lmdb.map_writer import MapWriter
 from state_backend.lmdb.plain_values import PlainValues
+from state_backend.lmdb.selections import Selections
 from state_backend.lmdb.set_writer import SetWriter
 from state_backend.lmdb.value_writer import ValueWriter
 from state_backend.model.descriptor import Kind, StateDescriptor
@@ -82,6 +84,7 @@ class LmdbTransaction:
             Kind.SORTED_SET: sets,
         }
         self._folds = Folds(self._keys, values)
+        self._selections = Selections(self._keys, self._folds)
         self._states: dict[str, WrittenState] = {}
         self._plain_values = PlainValues(self._keys, self._states)
         self._replaced_numbers: set[int] = set()
@@ -129,6 +132,7 @@ class LmdbTransaction:
                 state.name in replaces,
                 state.length_max,
                 reduction_of(state),
+                selection_of(state),
                 self._writers[state.kind],
             )
         self._replaced_numbers = {self.meta.state_numbers[name] for name in replaces & self.meta.state_numbers.keys()}
@@ -164,17 +168,23 @@ class LmdbTransaction:
                 _, expire_at_ms, number, form = read_header(record)
                 if number != state.number or form == LARGE_MAP or 0 < expire_at_ms <= now_ms:
                     at, record = self._evict_stale(at, record, key, state)
-            if events is not None:
-                rows = list(rows)
-                before = self._before(found, record, rows, state)
-                self._maps.has_late_field = False
             keeps_old = True
             if self._replaced_numbers:
                 keeps_old = not state.is_replaced or key in touched
                 touched.add(key)
-            if has_folds:
+            if state.selection is not None:
+                rows = self._selections.selected(key, record if keeps_old else None, rows, state)
+                if not rows:
+                    continue
+            if events is not None:
+                rows = list(rows)
+                before = self._before(found, record, rows, state)
+                self._maps.has_late_field = False
+            if has_folds and state.selection is None:
                 rows = self._folds.as_puts(record if keeps_old else None, list(rows), state)
             state.writer.apply(at, record, rows, state, keeps_old=keeps_old)
+            if state.selection is not None:
+                self._selections.write_orders(key)
             if events is not None:
                 after = find(get, place_of(key), key)
                 key_events = events_between(before, after[1], self._keys.fields.get)

@@ -39,11 +39,12 @@ from state_backend.model.slots import HASH_BITS, slot_at
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# The second format may have FOLDs (see `records.Op`), the third also changes of sets. Epochs of jobs with neither have
-# the first format, so that older readers can read them.
+# The second format may have FOLDs (see `records.Op`), the third also changes of sets, the fourth also FOLDs with an
+# order (see `codec.selections`). Epochs of jobs without these have a lower format, so that older readers can read them.
 FORMAT = 1
 FORMAT_WITH_FOLDS = 2
 FORMAT_WITH_SETS = 3
+FORMAT_WITH_ORDERS = 4
 
 
 class EpochRef(NamedTuple):
@@ -173,9 +174,9 @@ class Epoch:
 
 def check_format(number: int, path: str) -> None:
     """Raise LogCorruptError for a file of a format that only newer versions read."""
-    if number not in (FORMAT, FORMAT_WITH_FOLDS, FORMAT_WITH_SETS):
+    if number not in (FORMAT, FORMAT_WITH_FOLDS, FORMAT_WITH_SETS, FORMAT_WITH_ORDERS):
         raise LogCorruptError(
-            f"{path} has format {number}; this version reads up to {FORMAT_WITH_SETS}: upgrade sparkis"
+            f"{path} has format {number}; this version reads up to {FORMAT_WITH_ORDERS}: upgrade sparkis"
         )
 
 

@@ -22,6 +22,9 @@ from state_backend.model.errors import DescriptorError
 # A key column may change between these types: equal values have equal texts, so the keys stay the same.
 SAME_TEXT = re.compile(r"tinyint|smallint|int|bigint|string.*|char\(.*|varchar\(.*")
 
+# Columns of these types have the same orders.
+INTEGERS = ("tinyint", "smallint", "int", "bigint")
+
 REMEDY = (
     "give the state another name (then the old keys are removed, and the new state has the keys that change from now "
     "on), or start the query with a new checkpoint"
@@ -68,11 +71,14 @@ def _check_same(job: str, before: StateDescriptor, now: StateDescriptor, *, rewr
             ("its key", before.key_format, now.key_format),
             ("its field", before.field, now.field),
             ("its member", before.member, now.member),
+            ("its time_format", before.time_format, now.time_format),
         )
-        if old != new and not (rewrites_states and part in ("its field", "its member"))
+        if old != new and not (rewrites_states and part in ("its field", "its member", "its time_format"))
     ]
     if not changes and _reduction(before) != _reduction(now):
         changes.append(f"its reduction was {_reduction_text(before)} in this log and is now {_reduction_text(now)}")
+    if not changes and (before.by, before.by_columns, _types(before)) != (now.by, now.by_columns, _types(now)):
+        changes.append(f"its order was {_order_text(before)} in this log and is now {_order_text(now)}")
     named = (
         () if rewrites_states else (*PLACEHOLDER.findall(now.key_format or ""), *filter(None, [now.field, now.member]))
     )
@@ -139,6 +145,19 @@ def _reduction_text(state: StateDescriptor) -> str:
         return "nothing"
     column_type = f" of {state.columns.get(state.value[0])}" if state.value else ""
     return f"reduce={str(state.reduce)!r}{column_type}"
+
+
+def _types(state: StateDescriptor) -> tuple[str | None, ...]:
+    """Return the types of the columns that order the rows of all micro-batches: the stored orders depend on them."""
+    kinds = [state.columns.get(column) for column in state.by_columns]
+    return tuple("bigint" if kind in INTEGERS else kind for kind in kinds)
+
+
+def _order_text(state: StateDescriptor) -> str:
+    if state.by is None:
+        return "nothing"
+    columns = (f"{column} {state.columns.get(column, '')}".strip() for column in state.by_columns)
+    return f"{state.by}={', '.join(columns)!r}"
 
 
 def _quoted(value: object) -> str:

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from state_backend.codec import packed_sorted
+from state_backend.codec import packed_sorted, selections
 from state_backend.codec.reductions import check_change, reduction_of
 from state_backend.log import branch, promotion
 from state_backend.log.change_log import ChangeLog, current_of
@@ -336,6 +336,8 @@ class LogWriter:
         state, reduction = self._reductions[change.state]
         if state.member is not None:
             packed_sorted.check_change(change, state.kind)
+        elif state.by is not None:
+            selections.check_change(change, state)
         else:
             check_change(change, state, reduction)
         return change

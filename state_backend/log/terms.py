@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from state_backend.log.epochs import FORMAT, FORMAT_WITH_FOLDS, FORMAT_WITH_SETS, check_format
+from state_backend.log.epochs import FORMAT, FORMAT_WITH_FOLDS, FORMAT_WITH_ORDERS, FORMAT_WITH_SETS, check_format
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.descriptor import Reduce, StateDescriptor
 from state_backend.model.errors import LogCorruptError
@@ -55,6 +55,8 @@ class Description:
     @property
     def format(self) -> int:
         """The lowest format of epoch files that can have the changes of these states (see `epochs`)."""
+        if any(state.by is not None for state in self.all_states):
+            return FORMAT_WITH_ORDERS
         if any(state.member is not None for state in self.all_states):
             return FORMAT_WITH_SETS
         return FORMAT if all(state.reduce in (None, Reduce.LAST) for state in self.all_states) else FORMAT_WITH_FOLDS

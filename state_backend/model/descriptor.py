@@ -19,6 +19,8 @@ from state_backend.model.errors import DescriptorError
 
 NAME_PATTERN = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff:{}/\\<>]+")
 NAME_BYTES_MAX = 200
+# The longest list in the order of its rows: the orders of its elements are one value, which each change rewrites.
+ORDERED_LENGTH_MAX = 10_000
 PLACEHOLDER = re.compile(r"<([^<>]+)>")
 
 
@@ -51,6 +53,22 @@ class Reduce(StrEnum):
     MAX = "max"
     COUNT = "count"
     LAST = "last"
+
+
+class By(StrEnum):
+    """Which row of a key a state keeps, of all rows of all micro-batches, by the columns that this argument names."""
+
+    LAST = "last_by"
+    FIRST = "first_by"
+    MAX = "max_by"
+    MIN = "min_by"
+
+
+class Late(StrEnum):
+    """What a list in the order of its rows does with a row that comes before its last element."""
+
+    INSERT = "insert"
+    DROP = "drop"
 
 
 def check_name(noun: str, name: object) -> str:
@@ -152,7 +170,8 @@ class StateArguments(TypedDict, total=False):
     kind: Kind | str | None
     ttl: timedelta | float | None
     expire_at: str | None
-    encoding: Encoding | str
+    encoding: Encoding | str | None
+    time_format: str | None
     deletion: str | None
     resets: str | None
     order_by: str | Sequence[str]
@@ -160,6 +179,11 @@ class StateArguments(TypedDict, total=False):
     where: str | None
     length_max: int | None
     reduce: Reduce | str | None
+    last_by: str | Sequence[str]
+    first_by: str | Sequence[str]
+    max_by: str | Sequence[str]
+    min_by: str | Sequence[str]
+    late: Late | str
 
 
 def _is_count(value: object) -> bool:
@@ -174,8 +198,10 @@ class StateDescriptor:
 
     Args:
         name: The state's name. With the job's it begins the default key, `job:name:<key>`.
-        key: The column, or columns, that make the key.
-        value: The column, or columns, of the value. Several columns make a hash whose fields have their names.
+        key: The column, or columns, that make the key. Here and below a column may be a field of a struct, such as
+            `window.start`.
+        value: The column, or columns, of the value. Several columns make a hash whose fields have their names; with
+            `field` or another `kind` they make one JSON object.
         key_format: In place of `key`: any text with `<column>` placeholders, such as `plane/<tailnum>`.
         separator: The text between several columns of the key.
         field: For a hash with one field per row: the column that names the field.
@@ -186,16 +212,29 @@ class StateDescriptor:
         ttl: How long a key lives after its last change (with `field`: a field), as a timedelta or in seconds.
         expire_at: In place of `ttl`: the column with the time at which the row's key or field expires, a timestamp or
             milliseconds since 1970 UTC. Null: never. A set expires as a whole: the last row in order decides.
-        encoding: `text`, `json`, or `binary`, which takes the bytes of a binary column as they are.
+        encoding: `text`, `json`, or `binary`, which takes the bytes of a binary column as they are. Default: `text`,
+            or `json` where several columns are one value.
+        time_format: The pattern (Spark's, such as `yyyy-MM-dd HH:mm`) of dates and timestamps in the key, the field,
+            the member and the value, in UTC. Default: ISO 8601.
         deletion: The boolean column that is true in rows that delete. A null value deletes as well.
         resets: For a list: the boolean column that is true where the list is emptied before the row's element is
             appended.
-        order_by: The column, or columns, that order the rows of one key within a micro-batch; the last row wins.
+        order_by: The column, or columns, that order the rows of one key within a micro-batch; the last row wins. A
+            later micro-batch always wins: for late rows give `last_by`.
         duplicates: `error`, or `any`: either of two unordered rows of one key may win.
         where: An SQL condition: only rows that meet it feed this state.
         length_max: For a list: how many of its last elements are kept.
         reduce: `sum`, `min`, `max`, `count` or `last`: the rows of a key are folded into its value, once per
             micro-batch.
+        last_by: The column, or columns, that order the rows of one key over all micro-batches: the state keeps the
+            value of the greatest row, so late rows change nothing. Of equal rows the later one wins. Readers see the
+            value only. A row with a null value is left out. With `kind="list"` the list is in this order, and
+            `length_max` keeps its last elements.
+        first_by: The same, for the least row, and the first elements; of equal rows the earlier one stays.
+        max_by: As `last_by`, but of equal rows the earlier one stays.
+        min_by: Another name of `first_by`, for columns that are not times.
+        late: For a list with one of the four: `insert` puts a row that comes late where it belongs, `drop` leaves it
+            out.
         columns: The types of the columns; sparkis fills them in.
 
     Raises:
@@ -214,6 +253,11 @@ class StateDescriptor:
         >>> sparkis.StateDescriptor("byDay", key=["origin", "dest"], field="date", value="delay", ttl=86_400).kind
         <Kind.MAP: 'map'>
 
+        A window of a streaming aggregation as the field, and two values in it as a JSON object:
+
+        >>> sparkis.StateDescriptor("ranges", key="symbol", field="window.start", value=["low", "high"]).encoding
+        <Encoding.JSON: 'json'>
+
         A list of the last ten:
 
         >>> sparkis.StateDescriptor("recent", key="sensor", value="temp", kind="list", length_max=10).kind
@@ -225,6 +269,14 @@ class StateDescriptor:
         <Kind.SET: 'set'>
         >>> sparkis.StateDescriptor("top", key="day", member="player", score="points").kind
         <Kind.SORTED_SET: 'sorted-set'>
+
+        The last value by time, however late its row comes, and the last ten in the order of their times:
+
+        >>> sparkis.StateDescriptor("latest", key="sensor", value="temp", last_by="time").by
+        <By.LAST: 'last_by'>
+        >>> last = sparkis.StateDescriptor("last", "sensor", "temp", kind="list", last_by="time", length_max=10)
+        >>> last.late
+        <Late.INSERT: 'insert'>
 
         A key of one's own, and a sum that needs no state in the query:
 
@@ -244,6 +296,7 @@ class StateDescriptor:
     ttl: timedelta | None
     expire_at: str | None
     encoding: Encoding
+    time_format: str | None
     deletion: str | None
     resets: str | None
     order_by: tuple[str, ...]
@@ -251,6 +304,11 @@ class StateDescriptor:
     where: str | None
     length_max: int | None
     reduce: Reduce | None
+    last_by: tuple[str, ...]
+    first_by: tuple[str, ...]
+    max_by: tuple[str, ...]
+    min_by: tuple[str, ...]
+    late: Late
     columns: Mapping[str, str]
 
     def __init__(
@@ -267,7 +325,8 @@ class StateDescriptor:
         kind: Kind | str | None = None,
         ttl: timedelta | float | None = None,
         expire_at: str | None = None,
-        encoding: Encoding | str = Encoding.TEXT,
+        encoding: Encoding | str | None = None,
+        time_format: str | None = None,
         deletion: str | None = None,
         resets: str | None = None,
         order_by: str | Sequence[str] = (),
@@ -275,6 +334,11 @@ class StateDescriptor:
         where: str | None = None,
         length_max: int | None = None,
         reduce: Reduce | str | None = None,
+        last_by: str | Sequence[str] = (),
+        first_by: str | Sequence[str] = (),
+        max_by: str | Sequence[str] = (),
+        min_by: str | Sequence[str] = (),
+        late: Late | str = Late.INSERT,
         columns: Mapping[str, str] | None = None,
     ) -> None:
         # The class is frozen: its fields are set only here.
@@ -290,7 +354,8 @@ class StateDescriptor:
         put("kind", self._implied_kind() if kind is None else self._choice("kind", kind, Kind))
         put("ttl", self._lifetime(ttl))
         put("expire_at", expire_at)
-        put("encoding", self._choice("encoding", encoding, Encoding))
+        put("encoding", self._choice("encoding", encoding or self._implied_encoding(), Encoding))
+        put("time_format", time_format)
         put("deletion", deletion)
         put("resets", resets)
         put("order_by", self._column_names("order_by", order_by))
@@ -298,6 +363,11 @@ class StateDescriptor:
         put("where", where)
         put("length_max", length_max)
         put("reduce", None if reduce is None else self._choice("reduce", reduce, Reduce))
+        put("last_by", self._column_names("last_by", last_by))
+        put("first_by", self._column_names("first_by", first_by))
+        put("max_by", self._column_names("max_by", max_by))
+        put("min_by", self._column_names("min_by", min_by))
+        put("late", self._choice("late", late, Late))
         put("columns", dict(columns or {}))
         self._check()
 
@@ -305,6 +375,10 @@ class StateDescriptor:
         if self.member is not None:
             return Kind.SET if self.score is None else Kind.SORTED_SET
         return Kind.MAP if self.field is not None or len(self.value) > 1 else Kind.VALUE
+
+    def _implied_encoding(self) -> Encoding:
+        is_one_text = self.field is not None or self.kind is not Kind.MAP
+        return Encoding.JSON if is_one_text and len(self.value) > 1 else Encoding.TEXT
 
     def _check(self) -> None:
         self._check_key()
@@ -314,6 +388,7 @@ class StateDescriptor:
             raise DescriptorError(f"state {self.name!r}: value= must name at least one column")
         self._check_kind()
         self._check_options()
+        self._check_by()
         if self.reduce is not None:
             self._check_reduce(self.reduce)
 
@@ -323,12 +398,15 @@ class StateDescriptor:
             raise DescriptorError(f"state {self.name!r}: give either key= or key_format=, and not both")
         if not isinstance(self.separator, str):
             raise DescriptorError(f"state {self.name!r}: separator= must be a string, not {self.separator!r}")
-        for option in ("key_format", "field", "member", "score", "deletion", "expire_at", "resets", "where"):
+        for option in (
+            "key_format", "field", "member", "score", "deletion", "expire_at", "resets", "where", "time_format"
+        ):  # fmt: skip
             value = getattr(self, option)
             if value is not None and not (isinstance(value, str) and value):
                 raise DescriptorError(f"state {self.name!r}: {option}= must be a non-empty string, not {value!r}")
         form = self.format_for("job")
-        if not form.columns and self.field is None and self.member is None and self.reduce is None:
+        is_folded = self.reduce is not None or self.by is not None
+        if not form.columns and self.field is None and self.member is None and not is_folded:
             raise DescriptorError(
                 f"the key format {form.text!r} names no column, so that all rows would make one key; "
                 f"write one as <column>, or give field= or member="
@@ -340,15 +418,15 @@ class StateDescriptor:
             raise DescriptorError(f"state {self.name!r}: value= names a column twice")
         if self.field is not None and len(self.value) > 1 and self.encoding is not Encoding.JSON:
             raise DescriptorError(
-                f"state {self.name!r}: field= takes one value column; for several, use encoding='json', "
-                f"which makes them one JSON object"
+                f"state {self.name!r}: a field has several value columns only as one JSON object; leave out "
+                f"encoding={self.encoding.value!r}"
             )
         if self.field is not None and self.kind is not Kind.MAP:
             raise DescriptorError(f"state {self.name!r}: field= makes a map; leave out kind={self.kind.value!r}")
         if self.kind is not Kind.MAP and len(self.value) > 1 and self.encoding is not Encoding.JSON:
             raise DescriptorError(
-                f"state {self.name!r}: several value columns are one {self.kind.value} only as encoding='json'; "
-                f"leave out kind={self.kind.value!r} for a map"
+                f"state {self.name!r}: several value columns are one {self.kind.value} only as a JSON object; leave "
+                f"out encoding={self.encoding.value!r}, or kind={self.kind.value!r} for a map"
             )
 
     def _check_options(self) -> None:
@@ -383,6 +461,43 @@ class StateDescriptor:
             raise DescriptorError(f"{state}: member= and score= name the same column {self.member!r}")
         if self.encoding is not Encoding.TEXT:
             raise DescriptorError(f"{state}: members are written as text, binary ones as they are; leave out encoding=")
+
+    @property
+    def by(self) -> By | None:
+        """Which row of a key the state keeps by its order among the rows of all micro-batches; None: the newest."""
+        return next((by for by in By if getattr(self, by)), None)
+
+    @property
+    def by_columns(self) -> tuple[str, ...]:
+        """The columns of that order; empty if `by` is None."""
+        return () if self.by is None else tuple(getattr(self, self.by))
+
+    def _check_by(self) -> None:
+        """Check the options of a state whose rows have an order across micro-batches."""
+        given = [by for by in By if getattr(self, by)]
+        if self.late is not Late.INSERT and (not given or self.kind is not Kind.LIST):
+            raise DescriptorError(
+                f"state {self.name!r}: late={self.late.value!r} is for a list with {', '.join(f'{by}=' for by in By)}"
+            )
+        if not given:
+            return
+        option = f"state {self.name!r}: {given[0]}="
+        if len(given) > 1:
+            raise DescriptorError(f"{option} and {given[1]}= do not go together; give two states, one with each")
+        if self.kind in (Kind.SET, Kind.SORTED_SET):
+            raise DescriptorError(f"{option} is not for a set, whose members have no order of rows; leave it out")
+        if self.kind is Kind.LIST and (self.length_max is None or self.length_max > ORDERED_LENGTH_MAX):
+            raise DescriptorError(
+                f"{option} keeps a list in order within its maximum length; give length_max=, at most "
+                f"{ORDERED_LENGTH_MAX}"
+            )
+        for other in ("reduce", "order_by", "deletion", "resets"):
+            if getattr(self, other):
+                raise DescriptorError(
+                    f"{option} orders the rows of all micro-batches, whenever they come; leave out {other}="
+                )
+        if self.duplicates != "error":
+            raise DescriptorError(f"{option} decides between the rows of a key; leave out duplicates=")
 
     def _check_reduce(self, reduce: Reduce) -> None:
         option = f"state {self.name!r}: reduce={reduce.value!r}"
@@ -471,6 +586,7 @@ class StateDescriptor:
             "ttl_ms": self.ttl_ms,
             "expire_at": self.expire_at,
             "encoding": str(self.encoding),
+            "time_format": self.time_format,
             "deletion": self.deletion,
             "resets": self.resets,
             "order_by": list(self.order_by),
@@ -478,6 +594,8 @@ class StateDescriptor:
             "where": self.where,
             "length_max": self.length_max,
             "reduce": None if self.reduce is None else str(self.reduce),
+            **{by.value: list(getattr(self, by)) for by in By},
+            "late": str(self.late),
             "columns": dict(self.columns),
         }
 

@@ -16,7 +16,7 @@ of one key keep their order. Columns:
     DELETE  deletes the key   deletes the field          deletes the key                  deletes the key
     CLEAR   deletes the key   -                          deletes the key                  deletes the key
     APPEND  -                 -                          -                                adds an element at the end
-    FOLD    folds it in       folds it into the field    -                                -
+    FOLD    folds it in       folds it into the field    replaces it, if its order says   puts it in, by its order
 
     op      set or sorted set, with a field             without a field
     PUT     adds the member; a sorted set's value       replaces it by a packed one (`packed_list`, `packed_sorted`)
@@ -26,8 +26,8 @@ of one key keep their order. Columns:
 
 Sets and lists expire as a whole, at the `expire_at_ms` of the last change that put something into them.
 
-FOLD folds its value into the stored value by the `reduce` of its state (see `reductions`). Without a stored value, a
-FOLD is a PUT.
+FOLD folds its value into the stored value by the `reduce` of its state (see `reductions`), or keeps one of both by
+their orders (see `selections`). Without a stored value, a FOLD is a PUT.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 
 from state_backend.codec import packed_list, packed_map, packed_sorted
 from state_backend.codec.reductions import folded, reduction_of
+from state_backend.codec.selections import OrderedList, pack, selection_of, unpack
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import KeyConflictError, StoreError, WrongKindError
 from state_backend.model.key_groups import ALL, KeyGroups
@@ -42,6 +43,19 @@ class _StoredField(NamedTuple):
     expire_at_ms: int | None
 
 
+class _Orders(dict[bytes | None, tuple[bytes, ...]]):
+    """The orders of a selecting state's values, by field; of a list's elements under None.
+
+    Equal to any other, so that a change of an order alone is no change of a key: readers do not see it.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Orders)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
 class _StoredKey(NamedTuple):
     """A key's content. It is never changed in place, so snapshots may share it."""
 
@@ -52,6 +66,7 @@ class _StoredKey(NamedTuple):
     expire_at_ms: int | None
     elements: tuple[bytes, ...] = ()
     scores: Mapping[bytes, float] = {}  # of a set: all zero
+    orders: _Orders = _Orders()
 
     @property
     def expiries(self) -> list[int]:
@@ -205,9 +220,33 @@ def _conflict(change: Change, other: str) -> str:
     )
 
 
+def _after_selection(old: _StoredKey | None, change: Change, state: StateDescriptor) -> _StoredKey | None:
+    """Return a key after a FOLD of a selecting state."""
+    selection = selection_of(state)
+    assert selection is not None
+    order, value = unpack(change)
+    orders = _Orders(old.orders if old is not None else {})
+    if state.kind is not Kind.LIST:
+        is_kept = old is not None and (change.field is None or change.field in old.fields) and change.field in orders
+        if not selection.replaces(order, orders[change.field][0] if is_kept else None):
+            return old
+        orders[change.field] = (order,)
+        new = _after_change(old, change._replace(op=Op.PUT, value=value), state)
+        return None if new is None else new._replace(orders=orders)
+    before = old.elements if old is not None else ()
+    current = OrderedList(selection, orders.get(None, ()))
+    if not current.add(order, value):
+        return old
+    elements = tuple(each if isinstance(each, bytes) else before[each] for each in current.elements)
+    orders[None] = tuple(current.orders)
+    return _StoredKey(change.state, Kind.LIST, b"", {}, change.expire_at_ms, elements, {}, orders)
+
+
 def _after_change(old: _StoredKey | None, change: Change, state: StateDescriptor) -> _StoredKey | None:
     """Return a key after a change; None if it is deleted."""
     kind = state.kind
+    if change.op == Op.FOLD and state.by is not None:
+        return _after_selection(old, change, state)
     if change.op == Op.FOLD:
         change = change._replace(op=Op.PUT, value=folded(reduction_of(state), change, _folded_into(old, change, kind)))
     if change.op == Op.CLEAR or (change.op == Op.DELETE and change.field is None):
@@ -234,7 +273,9 @@ def _after_change(old: _StoredKey | None, change: Change, state: StateDescriptor
         fields[change.field] = _StoredField(change.value or b"", change.expire_at_ms)
     if not fields:
         return None
-    return _StoredKey(change.state, kind, b"", fields, old.expire_at_ms if old is not None else None)
+    if old is None:
+        return _StoredKey(change.state, kind, b"", fields, None)
+    return _StoredKey(change.state, kind, b"", fields, old.expire_at_ms, orders=old.orders)
 
 
 def _set_after_change(old: _StoredKey | None, change: Change, kind: Kind) -> _StoredKey | None:
@@ -475,6 +516,9 @@ class MemorySnapshot(Snapshot):
             stored = _live_part(self._keys[key], self._applied.clock_ms)
             if stored is None:
                 continue
+            if stored.orders:
+                yield from _folds(key, stored)
+                continue
             if stored.kind is Kind.VALUE:
                 yield Change(stored.state, Op.PUT, key, None, stored.value, stored.expire_at_ms)
                 continue
@@ -497,6 +541,21 @@ class MemorySnapshot(Snapshot):
     def random_keys(self) -> Iterator[bytes | None]:
         live = [key for key in self._keys if self._live(key) is not None]
         return iter([choice(live)] if live else [])
+
+
+def _folds(key: bytes, stored: _StoredKey) -> Iterator[Change]:
+    """Iterate over the FOLDs that build a key of a selecting state."""
+    of_key = stored.orders.get(None)
+    if stored.kind is Kind.LIST and of_key is not None:
+        for order, element in zip(of_key, stored.elements, strict=True):
+            yield Change(stored.state, Op.FOLD, key, None, pack(order, element), stored.expire_at_ms)
+    elif of_key is not None:
+        fields = packed_map.pack((name, each.value) for name, each in stored.fields.items())
+        value = fields if stored.kind is Kind.MAP else stored.value
+        yield Change(stored.state, Op.FOLD, key, None, pack(of_key[0], value), stored.expire_at_ms)
+    else:
+        for name, each in stored.fields.items():
+            yield Change(stored.state, Op.FOLD, key, name, pack(stored.orders[name][0], each.value), each.expire_at_ms)
 
 
 def _scan_members(members: Iterable[bytes], cursor: int, count: int) -> tuple[int, list[bytes]]:

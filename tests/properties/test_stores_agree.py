@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from compat.examples import examples
 from state_backend import lmdb as lmdb_modules
-from state_backend.codec import packed_list, packed_map, packed_sorted
+from state_backend.codec import packed_list, packed_map, packed_sorted, selections
 from state_backend.codec.checksums import checked, with_checksum
 from state_backend.lmdb import ranks as lmdb_ranks
 from state_backend.lmdb.layout import (
@@ -76,9 +76,16 @@ STATES = (
     StateDescriptor("hits", key="k", field="f", reduce="count").for_job("job"),
     StateDescriptor("tags", key="k", member="m").for_job("job"),
     StateDescriptor("best", key="k", member="m", score="s").for_job("job"),
+    StateDescriptor("latest", key="k", value="v", last_by="t").for_job("job"),
+    StateDescriptor("peak", key="k", value=("a", "b"), max_by="t").for_job("job"),
+    StateDescriptor("opening", key="k", field="f", value="v", first_by="t").for_job("job"),
+    StateDescriptor("recent", key="k", value="v", kind="list", last_by="t", length_max=130).for_job("job"),
+    StateDescriptor("lowest", key="k", value="v", kind="list", min_by="t", length_max=3).for_job("job"),
+    StateDescriptor("timely", key="k", value="v", kind="list", max_by="t", length_max=4, late="drop").for_job("job"),
 )
 VALUES, MAPS, LISTS, SETS = ("temp", "mode"), ("trip", "city"), ("news", "last"), ("tags", "best")
 FOLDED = ("total", "least", "hits")
+SELECTED = ("latest", "peak", "opening", "recent", "lowest", "timely")
 
 # A key that two states may make, an empty one, some that are no text, one with a hash tag, and one that is long.
 SHARED = (b"", b"\xff\xfe", b"{tag}1")
@@ -182,6 +189,35 @@ def folding_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
     )
 
 
+def selecting_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
+    def made(
+        state: str, number: int, op: Op, field: bytes, more: int, order: int, step: int, value: bytes, delay: int | None
+    ) -> list[Change]:
+        key, at_ms = KEYS[state][number], expiry(clock_ms, delay)
+        names = [field, *(b"f%d" % each for each in range(more))] if state == "opening" else [None] * (more + 1)
+        if op is not Op.FOLD:
+            return [Change(state, op, key, None if op is Op.CLEAR else names[0])]
+        orders = [b"%03d" % (500 + order + step * each) for each in range(len(names))]
+        value = packed_map.pack((b"f%d" % each, value) for each in range(more)) if state == "peak" else value
+        return [
+            Change(state, op, key, name, selections.pack(order, value), at_ms)
+            for name, order in zip(names, orders, strict=True)
+        ]
+
+    return st.builds(
+        made,
+        st.sampled_from(SELECTED),
+        st.integers(0, 7),
+        st.sampled_from((Op.FOLD, Op.FOLD, Op.FOLD, Op.FOLD, Op.DELETE, Op.CLEAR)),
+        st.sampled_from(FIELDS),
+        st.sampled_from((0, 0, 0, 1, 2, packed_list.ELEMENTS_MAX + 1)),
+        st.integers(-3, 3),
+        st.sampled_from((0, 1, -1)),
+        TEXTS,
+        DELAYS,
+    )
+
+
 def set_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
     def made(
         state: str,
@@ -224,6 +260,12 @@ def set_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
     )
 
 
+def folds_of(snapshot: Snapshot) -> list[Change]:
+    """Return the changes that build the selecting states; those of a list in the order of its elements."""
+    found = [change for change in snapshot.changes() if change.op == Op.FOLD]
+    return sorted(found, key=lambda change: (change.state, change.key, change.field or b""))
+
+
 class StoresAgree(RuleBasedStateMachine):
     """Both stores get the same epochs; after each step they are asked everything."""
 
@@ -260,7 +302,17 @@ class StoresAgree(RuleBasedStateMachine):
         assert self.lmdb.applied == self.memory.applied
 
     def draw_epoch(self, data: Any) -> EpochChanges:
-        makers = (value_change, whole_map_change, field_change, list_change, folding_change, set_change, set_change)
+        makers = (
+            value_change,
+            whole_map_change,
+            field_change,
+            list_change,
+            folding_change,
+            set_change,
+            set_change,
+            selecting_change,
+            selecting_change,
+        )
         each = st.one_of([make(self.clock_ms) for make in makers])
         changes = [change for group in data.draw(st.lists(each, max_size=8)) for change in group]
         runs = list(runs_of(changes, [state.name for state in STATES]))
@@ -296,6 +348,16 @@ class StoresAgree(RuleBasedStateMachine):
                 self.epoch + 1, 1, self.log_clock_ms(), list(runs_of(changes, [state.name for state in STATES]))
             )
         )
+
+    @rule(rows=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3), TEXTS), max_size=8))
+    def select_values(self, rows: list[tuple[int, int, bytes]]) -> None:
+        """Apply an epoch as the sink makes them of rows with an order."""
+        changes = [
+            Change("latest", Op.FOLD, KEYS["latest"][number], None, selections.pack(b"%d" % order, value))
+            for number, order, value in rows
+        ]
+        runs = list(runs_of(changes, [state.name for state in STATES]))
+        self.take(EpochChanges(self.epoch + 1, 1, self.log_clock_ms(), runs))
 
     def take(self, epoch: EpochChanges) -> None:
         before = self.lmdb.applied
@@ -357,7 +419,7 @@ class StoresAgree(RuleBasedStateMachine):
             )
         counted = Counter(self.lmdb.applied.keys)
         assert not seen - counted
-        assert (counted - seen).keys() <= set(MAPS) | set(FOLDED)
+        assert (counted - seen).keys() <= {*MAPS, *FOLDED, *SELECTED}
 
     @rule(most=st.integers(1, 3))
     def remove_some_expired(self, most: int) -> None:
@@ -375,6 +437,7 @@ class StoresAgree(RuleBasedStateMachine):
                 runs = list(shown.runs([state.name for state in STATES]))
                 copy = MemoryStore("g")
                 copy.apply(EpochChanges(self.epoch, 1, self.memory.applied.clock_ms, runs), STATES)
+                assert folds_of(copy.snapshot(self.clock_ms)) == folds_of(memory)  # their orders are no answers
                 for now_ms in (self.clock_ms, self.clock_ms + 5):
                     lmdb.renew(now_ms)
                     assert_equal_answers(copy.snapshot(now_ms), lmdb)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,7 +66,6 @@ def test_what_is_too_long_fails_its_batch_and_the_epochs_before_stay(
     client: redis.Redis,
     batches: Make,
     tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
     lengths: tuple[int, int, int],
     message: str,
 ):
@@ -73,7 +73,8 @@ def test_what_is_too_long_fails_its_batch_and_the_epochs_before_stay(
     writer = sparkis.queryable(rows, "s", key="k", field="f", value="v", mode="append", job="o")
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     assert f"job 'o', batch 1: {message}" in failure_of(query)
-    assert [line for line in (record.getMessage() for record in caplog.records) if message in line and "\n" not in line]
+    with pytest.raises(sparkis.SparkisError, match=f"^job 'o', batch 1: .*{re.escape(message)}[^\n]*$"):
+        query.awaitTermination()
     assert client.hgetall("o:s:k") == {"f": "v"}
 
 

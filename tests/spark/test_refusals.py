@@ -37,7 +37,10 @@ GOOD: dict[str, Any] = {"key": "k", "value": "v"}
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"key": "K", "value": "v"}, r"state 's': key= names the column 'K', which the DataFrame does not have; its"),
+        (
+            {"key": "K", "value": "v"},
+            r"state 's': key= names the column 'K', which the DataFrame does not have; did you",
+        ),
         ({"key": "k", "value": "w"}, r"state 's': value= names the column 'w'"),
         (GOOD | {"field": "g"}, r"state 's': field= names the column 'g'"),
         (GOOD | {"order_by": "t"}, r"state 's': order_by= names the column 't'"),
@@ -315,3 +318,18 @@ def test_a_server_that_cannot_start_is_an_error(spark: SparkSession, tmp_path: P
     finally:
         first.stop()
         spark.conf.unset("spark.sparkis.log")
+
+
+def test_a_failure_in_a_function_of_ones_own_is_one_line_after_all_of_sparks(
+    batches: Make, log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    rows = batches("k string, v int")
+    rows.add({"k": None, "v": 1})
+    stream = rows.df.writeStream.foreachBatch(
+        lambda batch, batch_id: sparkis.publish(batch, batch_id, "s", key="k", value="v", job="own", log=log)
+    )
+    query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    line = "job 'own', batch 0: state 's': the key column 'k' is null in 1 row(s) of a batch; filter them out"
+    eventually(lambda: [message for message in caplog.messages if message.startswith(line)])
+    assert not query.isActive  # by then Spark has logged its own
+    assert "\n" not in caplog.messages[-1]

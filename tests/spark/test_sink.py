@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -83,7 +83,7 @@ def test_append_takes_the_last_row_of_a_key_by_order_by(client: redis.Redis, bat
 
 
 def test_rows_of_one_key_in_one_micro_batch_fail_it_unless_any_may_win(
-    client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    client: redis.Redis, batches: Make, tmp_path: Path
 ):
     events = batches("k string, v int")
     events.add({"k": "a", "v": 1})
@@ -94,9 +94,9 @@ def test_rows_of_one_key_in_one_micro_batch_fail_it_unless_any_may_win(
     assert "state 's': a micro-batch has several rows for the key b'strict:s:a'" in message
     assert "order_by=" in message
     assert client.get("strict:s:a") == "1"
-    lines = [record for record in caplog.records if record.levelno == logging.ERROR and "strict" in record.getMessage()]
-    assert len(lines) == 1
-    assert "job 'strict', batch 1: state 's'" in lines[0].getMessage()
+    with pytest.raises(StreamingQueryException, match=r"^job 'strict', batch 1: state 's'[^\n]*$") as raised:
+        query.awaitTermination()
+    assert isinstance(raised.value, sparkis.SparkisError)
 
     loose = sparkis.queryable(
         events.df, "s", key="k", value="v", mode="append", duplicates="any", wait_for_visibility=True

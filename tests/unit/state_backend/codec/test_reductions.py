@@ -143,6 +143,6 @@ def test_only_a_log_with_a_reducing_state_has_the_newer_format(tmp_path: Path) -
         assert json.loads((generation.parent / "terms" / "1.json").read_text())["format"] == number
         assert json.loads((generation / "epochs" / "0.json").read_text())["format"] == number
     path = generation.parent / "terms" / "1.json"
-    path.write_text(path.read_text().replace('"format": 2', '"format": 4'))
-    with pytest.raises(LogCorruptError, match="format 4; this version reads up to 3: upgrade sparkis"):
+    path.write_text(path.read_text().replace('"format": 2', '"format": 5'))
+    with pytest.raises(LogCorruptError, match="format 5; this version reads up to 4: upgrade sparkis"):
         ChangeLog(tmp_path).job("sums").description(writer.generation)

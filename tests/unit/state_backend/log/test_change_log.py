@@ -113,6 +113,7 @@ def test_a_change_file_is_named_after_its_epoch(tmp_path: Path) -> None:
         (StateDescriptor("temp", key="k", value="v", reduce=Reduce.LAST, order_by="t"), 1),
         (StateDescriptor("temp", key="k", value="v", reduce=Reduce.MAX, columns={"v": "bigint"}), 2),
         (StateDescriptor("temp", key="k", member="m"), 3),
+        (StateDescriptor("temp", key="k", value="v", last_by="t"), 4),
     ],
 )
 def test_an_epoch_has_the_lowest_format_that_has_all_of_its_changes(

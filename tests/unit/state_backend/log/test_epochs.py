@@ -58,7 +58,7 @@ def test_any_other_content_is_corrupt_and_nothing_else(content: bytes) -> None:
 
 def test_an_epoch_of_a_newer_format_says_to_upgrade() -> None:
     newer = json.loads(EPOCH.to_bytes())
-    newer["format"] = 4
+    newer["format"] = 5
     del newer["checksum"]
     from state_backend.log.epochs import _checksum
 

@@ -54,6 +54,14 @@ def late(root: Path) -> tuple[str, ...]:
             MEMBERS | {"columns": {"m": "timestamp"}},
             "the type of its column 'm' was date in this log and is now timestamp",
         ),
+        (VALUE, VALUE | {"last_by": "t"}, "its order was nothing in this log and is now last_by='t'"),
+        (VALUE | {"last_by": "t"}, VALUE | {"max_by": "t"}, "its order was last_by='t' in this log and is now max_by="),
+        (
+            VALUE | {"last_by": "t", "columns": {"t": "int"}},
+            VALUE | {"last_by": "t", "columns": {"t": "string"}},
+            "its order was last_by='t int' in this log and is now last_by='t string'",
+        ),
+        (VALUE, VALUE | {"time_format": "HH"}, "its time_format was nothing in this log and is now 'HH'"),
         (VALUE, VALUE | {"reduce": "max"}, "its reduction was nothing in this log and is now reduce='max'"),
         (
             VALUE | {"columns": {"k": "date"}},
