@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -106,6 +107,10 @@ hypothesis.settings.register_profile(
     "mutation", hypothesis.settings.get_profile("tests"), max_examples=20, derandomize=True, database=None
 )
 
+# What is collected lives to the end. Looking through it for garbage, again and again, is a third of collecting the tests, and
+# each process that runs tests collects them all.
+gc.disable()
+
 _unexpected_skips: list[str] = []
 
 
@@ -117,6 +122,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not any(map(item.get_closest_marker, unasked))]
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: _rank(item.path))
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from here on, but not in what was collected."""
+    gc.freeze()
+    gc.enable()
 
 
 def _rank(path: Path) -> tuple[int, int]:
