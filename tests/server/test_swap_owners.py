@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
-from compat.conformance.servers import Running, child_environment
+from compat.conformance.servers import Running
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
+from spark_hooks.cli import main
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
@@ -17,10 +19,11 @@ from tests.server.swap import OLD, Swap
 
 
 def sparkis(proxy: Running, command: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a `sparkis` command at a proxy."""
-    program = "import sys; from spark_hooks.cli import main; sys.exit(main())"
-    line = [sys.executable, "-c", program, command, "--url", f"redis://127.0.0.1:{proxy.port}", *words]
-    return subprocess.run(line, env=child_environment(), capture_output=True, text=True, check=False)
+    """Run a `sparkis` command at a proxy, in this process: most of the time of another is its start."""
+    line = [command, "--url", f"redis://127.0.0.1:{proxy.port}", *words]
+    with redirect_stdout(StringIO()) as output, redirect_stderr(StringIO()) as errors:
+        code = main(line)
+    return subprocess.CompletedProcess(line, code, output.getvalue(), errors.getvalue())
 
 
 def start_job(swap: Swap, job: str, key_format: str, *keys: str) -> None:
