@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from compat.conformance.servers import Running, child_environment, redis_server
+from compat.conformance.servers import Running, child_environment, free_port, redis_server, sparkis_proxy
 from compat.conformance.wire import Connection
 from tests.server.redis_cluster import RedisCluster
 from tests.server.swap import ABSENT, OLD, VALUES, Swap
@@ -23,13 +23,21 @@ OTHERS = {b"session:1": b"mine", b"dash/7": b"mine", b"job:speed": b"mine", b"da
 COPIES = [*VALUES, ABSENT]
 
 
-@pytest.fixture
-def swap(tmp_path: Path) -> Iterator[Swap]:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
     with ExitStack() as stack:
-        made = Swap(tmp_path, stack)
-        with made.upstream.connect() as upstream:
-            upstream.call("MSET", *(word for pair in OTHERS.items() for word in pair))
-        yield made
+        yield Swap(tmp_path_factory.mktemp("swap"), stack)
+
+
+@pytest.fixture
+def swap(shared: Swap) -> Swap:
+    """The module's proxy; its upstream has the copies and the other keys, and the states own theirs."""
+    with shared.upstream.connect() as upstream, shared.proxy.connect() as client:
+        upstream.call("FLUSHALL")
+        pairs = [*((key, OLD) for key in COPIES), *OTHERS.items()]
+        upstream.call("MSET", *(word for pair in pairs for word in pair))
+        client.call("STATE", "CONFIRM", "job")
+    return shared
 
 
 @pytest.fixture
@@ -145,15 +153,17 @@ def test_copies_in_a_cluster_are_deleted_at_their_nodes(swap: Swap, tmp_path: Pa
         assert left == sorted(OTHERS)
 
 
-def test_a_proxy_that_does_not_know_the_owners_yet_stops_the_deletion(swap: Swap, upstream: Connection) -> None:
+def test_a_proxy_that_does_not_know_the_owners_yet_stops_the_deletion(
+    swap: Swap, upstream: Connection, tmp_path: Path
+) -> None:
     before = upstream.call("DBSIZE").plain
-    for node in swap.nodes:
-        node.process.kill()
-        node.process.wait()
-    proxy = swap.start_at(f"redis://127.0.0.1:{swap.upstream_port}")
-    with proxy.connect() as client:
+    topology = tmp_path / "cluster.json"
+    nobody = {"host": "127.0.0.1", "port": free_port(), "slots": "0-16383"}
+    topology.write_text(json.dumps({"version": 1, "nodes": [nobody]}))
+    given = ("--upstream", f"redis://127.0.0.1:{swap.upstream_port}", "--ownership", str(tmp_path / "owners.json"))
+    with sparkis_proxy(topology, *given) as proxy, proxy.connect() as client:
         assert client.call("STATE", "OWNER", "session:1").plain.startswith(b"LOADING the key formats")
-    done = delete(swap, "--yes", proxies=(proxy,))
+        done = delete(swap, "--yes", proxies=(proxy,))
     assert done.returncode == 1 and "LOADING the key formats of the states are not known yet" in done.stderr
     assert upstream.call("DBSIZE").plain == before
 
