@@ -14,8 +14,9 @@ SPARKIS_KILL_ROUNDS ?= 200
 # More random examples for the tests of properties (make test tries as many as each test says).
 SPARKIS_EXAMPLES ?= 5
 
-# The number of test files that run at a time; each may start a separate Spark (1 GB).
-TEST_FILES ?= 4
+# The number of test files that run at a time. It is three times that of a small machine's processors, because most tests wait
+# for other processes most of the time. Two of the files, at the end of the run more, start a Spark (1 GB each).
+TEST_FILES ?= 6
 
 # The environment of programs in this checkout: its own Python (also for Spark's workers), its own JDK, no look-up of this host's
 # name, and no other Spark or source tree from the caller's environment. Python writes bytecode: the tests start a thousand
