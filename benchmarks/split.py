@@ -105,8 +105,8 @@ class NoDeferral(TurnScheduler):
     """Defers nothing, as buffers arrive one after another, without an event loop."""
 
     @property
-    def is_long(self) -> bool:
-        """Return False: no turn is long."""
+    def must_defer(self) -> bool:
+        """Return False: all buffers are one round to the event loop, which does not run between them."""
         return False
 
     def refresh(self, now_ns: int) -> None:
@@ -244,6 +244,7 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
         in_python = median(turn[IN_PYTHON] for turn in turns)
         rest = max(0.0, whole - sum(steps.values()))
         rounds.append({**steps, REST: rest, WHOLE: whole, IN_PYTHON: in_python})
+    connection.connection_lost(None)  # or the turns that it has deferred would answer into the closed socket
     transport.close()
     server.context.close()
     return rounds
