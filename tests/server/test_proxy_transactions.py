@@ -284,4 +284,4 @@ def test_slots_that_move_and_a_server_that_hangs_or_ends_leave_no_transaction_ha
         assert connection.call("GET", cluster.of(0)).value.isdigit()
         os.kill(cluster.servers[1].process.pid, signal.SIGCONT)
         eventually(lambda: answer(connection), lambda found: not found.startswith(b"-"))
-        cluster.wait_for_slots(unhurried)
+        eventually(lambda: unhurried.call("STATE", "LOCATE", cluster.of(1)).raw, lambda found: address in found)
