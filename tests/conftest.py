@@ -107,8 +107,8 @@ hypothesis.settings.register_profile(
     "mutation", hypothesis.settings.get_profile("tests"), max_examples=20, derandomize=True, database=None
 )
 
-# What is collected lives to the end. Looking through it for garbage, again and again, is a third of the collection, and each
-# process that runs tests collects them all.
+# What is collected lives to the end. Looking through it for garbage, again and again, is a third of the collection,
+# and each process that runs tests collects them all.
 gc.disable()
 
 _unexpected_skips: list[str] = []
