@@ -13,6 +13,7 @@ from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.routing import CommandRule
 
 UNBLOCK_REASONS = (b"TIMEOUT", b"ERROR")
+NOT_BLOCKED = b":0\r\n"
 
 
 class PinnedRequests:
@@ -57,9 +58,22 @@ class PinnedRequests:
             return False
         for pool in self._logins.pools:
             blocked = pool.pinned.get(int(request[2]))
-            if blocked is not None and blocked.is_blocked and blocked.upstream_id is not None:
-                packed = pack((*request[:2], b"%d" % blocked.upstream_id, *request[3:]))
-                index = batch.expect(session.is_silent)
-                pool.send(session.id, session.protocol, packed, batch, index, is_read=False)
+            if blocked is not None and blocked.is_blocked:
+                blocked.with_upstream_id(_Unblock(request, session, batch, pool))
                 return True
         return False
+
+
+class _Unblock:
+    """A CLIENT UNBLOCK that waits for the blocked connection's id at the upstream."""
+
+    def __init__(self, request: Request, session: Session, batch: ReplyBatch, pool: UpstreamPool) -> None:
+        self._request, self._session, self._batch, self._pool = request, session, batch, pool
+        self._index = batch.expect(session.is_silent)
+
+    def __call__(self, upstream_id: int | None) -> None:
+        if upstream_id is None:
+            self._batch.put(self._index, NOT_BLOCKED)
+            return
+        packed = pack((*self._request[:2], b"%d" % upstream_id, *self._request[3:]))
+        self._pool.send(self._session.id, self._session.protocol, packed, self._batch, self._index, is_read=False)

@@ -44,9 +44,9 @@ UNWATCH = pack((b"UNWATCH",))
 class PinnedConnection(UpstreamConnection):
     """A client's own connection. It is opened once: when it is lost, what it held is lost, too.
 
-    upstream_id: the id that CLIENT UNBLOCK at the upstream takes; None: not known. watched: the keys that WATCH watches
-    there. is_dirty: one of them has another owner now, so EXEC must run nothing. is_monitor: MONITOR was sent.
-    is_tracking: CLIENT TRACKING ON was sent. caching: the word of the CLIENT CACHING that precedes the next request.
+    watched: the keys that WATCH watches there. is_dirty: one of them has another owner now, so EXEC must run nothing.
+    is_monitor: MONITOR was sent. is_tracking: CLIENT TRACKING ON was sent. caching: the word of the CLIENT CACHING that
+    precedes the next request.
     """
 
     def __init__(self, owner: PinnedConnections, client: int, protocol: int) -> None:
@@ -54,7 +54,8 @@ class PinnedConnection(UpstreamConnection):
         self._owner = owner
         self._failure = ""
         self.client = client
-        self.upstream_id: int | None = None
+        self._upstream_id: int | None = None
+        self._wait_for_id: list[Callable[[int | None], None]] | None = []  # None: the upstream has replied
         self._has_marked_write = False
         self.watched: set[bytes] = set()
         self.is_dirty = False
@@ -82,8 +83,26 @@ class PinnedConnection(UpstreamConnection):
 
     @property
     def is_blocked(self) -> bool:
-        """Tell whether a blocking command waits at the upstream."""
+        """Tell whether a blocking command waits at the upstream, or for the connection to open."""
+        if self._queue:
+            return self._queue[-1].is_blocking
         return bool(self._in_flight) and self._in_flight[-1].is_blocking
+
+    def with_upstream_id(self, then: Callable[[int | None], None]) -> None:
+        """Call back, now or later, with the id that CLIENT UNBLOCK at the upstream takes; None if it cannot be known.
+
+        CLIENT ID is the connection's first request. When its reply arrives, the command that was sent with it blocks.
+        """
+        if self._wait_for_id is None:
+            then(self._upstream_id)
+        else:
+            self._wait_for_id.append(then)
+
+    def set_upstream_id(self, upstream_id: int | None) -> None:
+        """Set the id. None: the upstream has refused to tell it, or the connection has failed."""
+        waiting, self._upstream_id, self._wait_for_id = self._wait_for_id or (), upstream_id, None
+        for then in waiting:
+            then(upstream_id)
 
     def send_request(self, request: UpstreamRequest, protocol: int) -> None:
         """Send a request in a version of the protocol, which the client may have changed."""
@@ -124,6 +143,7 @@ class PinnedConnection(UpstreamConnection):
         self.forget_watched()
         for request in self._queue:
             request.sink = DISCARD
+        self.set_upstream_id(None)
         self.stop()
 
     def receive_replies(self, replies: Sequence[RawReply]) -> None:
@@ -347,8 +367,10 @@ class _IdSink(_Discard):
 
     def put(self, index: int, reply: RawReply) -> None:
         line = as_bytes(reply)
-        if line[:1] == b":":  # else the upstream's user may not ask
-            self._connection.upstream_id = int(line[1:])
+        self._connection.set_upstream_id(int(line[1:]) if line[:1] == b":" else None)  # None: its user may not ask
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._connection.set_upstream_id(None)
 
 
 class _WaitSink(_Discard):

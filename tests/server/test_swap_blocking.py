@@ -147,6 +147,25 @@ def test_client_unblock_unblocks_a_client_at_the_upstream(
         assert other.call("CLIENT", "UNBLOCK", number, "never").is_error
 
 
+def test_client_unblock_waits_for_a_command_that_is_on_its_way_to_the_upstream(
+    swap: Swap, client: Connection, direct: Connection
+) -> None:
+    number = client.call("CLIENT", "ID").plain
+    with swap.proxy.connect() as other:
+        other.call("PING")
+        swap.upstream.process.send_signal(signal.SIGSTOP)  # the client's own connection is not opened yet
+        try:
+            client.send(request("BLPOP", "q", "0"))
+            eventually(lambda: b"cmd=blpop" in other.call("CLIENT", "LIST", "ID", number).plain)
+            other.send(request("CLIENT", "UNBLOCK", str(number)))
+            with swap.proxy.connect() as third:  # by its reply the proxy has read the request
+                third.call("CLIENT", "LIST")
+        finally:
+            swap.upstream.process.send_signal(signal.SIGCONT)
+        assert other.read().plain == 1
+        assert client.read().raw == b"*-1\r\n"
+
+
 def test_only_so_many_clients_have_connections_of_their_own_and_idle_ones_give_theirs_up(
     swap: Swap, direct: Connection
 ) -> None:
