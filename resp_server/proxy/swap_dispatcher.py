@@ -164,18 +164,20 @@ class SwapDispatcher(ProxyDispatcher):
         return decide(key).owner is Owner.STATE
 
     def _invalidate(self, session: Session, keys: Sequence[bytes] | None) -> None:
-        """Enqueue an invalidation of the upstream; it goes to the client before any reply that arrives later."""
+        """Send an invalidation of the upstream at the end of the round, before any reply that arrives later."""
         state = session.tracking_state
         if state is None:
             return
         if keys is None:
             self._tracking.enqueue(state, EVERYTHING)
-            return
-        decide, user = self._ownership.matcher.decider(session.db), session.user
-        theirs = [key for key in keys if decide(key).owner is not Owner.STATE]
-        visible = [key for key in theirs if user.reads_all_keys or user.can_read(key)]
-        if visible:
+        else:
+            decide, user = self._ownership.matcher.decider(session.db), session.user
+            theirs = [key for key in keys if decide(key).owner is not Owner.STATE]
+            visible = [key for key in theirs if user.reads_all_keys or user.can_read(key)]
+            if not visible:
+                return
             self._tracking.enqueue(state, Invalidation(visible, is_one_frame=True))
+        self.defer(partial(self._server.clients.push_invalidations, state))
 
     def _prepare_tracking(self, state: TrackingState, session: Session, route: Route, request: Request) -> None:
         """Apply CLIENT CACHING at the upstream; keys of reads over both sides, or of other names, are not cached."""

@@ -17,7 +17,7 @@ class Clients(Protocol):
         """Send frames between two replies; a client that is not connected gets nothing."""
 
     def push_invalidations(self, tracking_state: TrackingState) -> None:
-        """Send a client's pending invalidations to the client that it redirects to."""
+        """Send a client's pending invalidations to it, or to the client that it redirects to."""
 
     def cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
         """Close a client's connection at once; `reason` is logged."""
