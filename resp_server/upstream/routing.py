@@ -86,6 +86,8 @@ DENIED = frozenset(
         "sync",
     ]
 )
+# Subcommands of denied commands that only read.
+READS_OF_DENIED = frozenset(["module|help", "module|list"])
 # Sections of INFO that only this process has.
 OWN_SECTIONS = (b"proxy", b"sparkis")
 # Split over both sides. Writes are not: with a state's key nothing of them is done.
@@ -415,7 +417,7 @@ class SwapRouter:
             return None
         container = name.partition("|")[0]
         side = Side.UPSTREAM
-        if name in DENIED or container in DENIED:
+        if (name in DENIED or container in DENIED) and name not in READS_OF_DENIED:
             side = Side.DENIED
         elif _subscribes(facts, is_ours=command is not None):
             side = Side.NOT_YET

@@ -102,7 +102,7 @@ def test_a_read_that_cannot_be_split_tells_whose_keys_they_are(client: Connectio
             "REPLICAOF NO ONE",
             "SLAVEOF NO ONE",
             "FAILOVER",
-            "MODULE LIST",
+            "MODULE UNLOAD x",
             "SYNC",
             "PSYNC ? -1",
         ),
@@ -119,6 +119,10 @@ def test_a_read_that_cannot_be_split_tells_whose_keys_they_are(client: Connectio
 def test_what_harms_the_upstreams_host_is_not_passed_on(client: Connection, line: str) -> None:
     reply = client.call(*line.split(" "))
     assert reply.is_error and reply.plain.endswith(b"is not passed on to the upstream"), reply
+
+
+def test_a_client_may_list_the_upstreams_modules(client: Connection) -> None:
+    assert client.call("MODULE", "LIST").plain == []
 
 
 def test_info_is_the_upstreams_and_the_proxy_shows_its_own_section(swap: Swap, client: Connection) -> None:
