@@ -26,7 +26,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
 
-from mutmut.mutation.file_mutation import create_mutations, deep_replace
+from libcst import Module
+from mutmut.mutation.file_mutation import Mutation, create_mutations, deep_replace
 
 ROOT = Path(__file__).parents[1]
 PROPERTIES = {
@@ -38,20 +39,24 @@ PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"
 # A change that makes the tests this much slower counts as noticed: it may run for ever.
 SLOWER_MAX = 4.0
 LEAST_TIMEOUT_S = 20.0
-# Lines that only make text for people.
-TEXTS = ("logger.", "log.", "raise ", 'f"', '"""')
 
 
 class Mutant(NamedTuple):
-    """One change. code: the whole file after it."""
+    """One change of a file."""
 
     path: str
-    code: str
+    module: Module
+    mutation: Mutation
+
+    def code(self) -> str:
+        """Return the whole file after the change, made at each call: to make thousands takes minutes."""
+        changed = deep_replace(self.module, self.mutation.original_node, self.mutation.mutated_node)
+        return changed.code
 
     def diff(self) -> str:
         """Return the change as a diff without context."""
         before = (ROOT / self.path).read_text().splitlines()
-        lines = difflib.unified_diff(before, self.code.splitlines(), self.path, self.path, lineterm="", n=0)
+        lines = difflib.unified_diff(before, self.code().splitlines(), self.path, self.path, lineterm="", n=0)
         return "\n".join(list(lines)[2:])
 
 
@@ -60,16 +65,20 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
     code, name = path.read_text(), str(path.relative_to(ROOT))
     module, mutations, _, _ = create_mutations(name, code)
     for mutation in mutations:
-        changed = deep_replace(module, mutation.original_node, mutation.mutated_node)
-        yield Mutant(name, changed.code)
+        yield Mutant(name, module, mutation)
 
 
 def tests_of(path: str) -> list[str]:
-    """Return the tests of a file or folder."""
-    folder = Path(path) if not path.endswith(".py") else Path(path).parent
-    found = [f"tests/unit/{folder}"]
-    found += [f"tests/properties/{name}" for name in PROPERTIES.get(str(folder), ())]
-    return [each for each in found if (ROOT / each).exists()]
+    """Return the tests of a file or folder: first those of the file alone, which notice most of its changes.
+
+    A folder without tests of its own has those of the folder above it.
+    """
+    folder = Path(path).parent if path.endswith(".py") else Path(path)
+    own = f"tests/unit/{folder}/test_{Path(path).name}"
+    while folder.parts and not (ROOT / "tests/unit" / folder).exists():
+        folder = folder.parent
+    found = [own, f"tests/unit/{folder}", *(f"tests/properties/{name}" for name in PROPERTIES.get(str(folder), ()))]
+    return [each for each in found if (ROOT / each).exists()] if folder.parts else []
 
 
 class Copy:
@@ -97,7 +106,7 @@ class Copy:
     def notices(self, mutant: Mutant, tests: Sequence[str], timeout_s: float) -> bool:
         """Tell whether tests notice a change."""
         path = self._root / mutant.path
-        path.write_text(mutant.code)
+        path.write_text(mutant.code())
         try:
             return not self.passes(tests, timeout_s)
         finally:
@@ -130,8 +139,8 @@ def run(paths: Sequence[str], sample: int, seed: int, processes: int) -> list[Mu
         def is_noticed(mutant: Mutant) -> bool:
             copy = copies.get()
             try:
-                path = str(Path(mutant.path).parent)
-                return copy.notices(mutant, tests_of(path), timeouts[path])
+                folder = str(Path(mutant.path).parent)
+                return copy.notices(mutant, tests_of(mutant.path), timeouts[folder])
             finally:
                 copies.put(copy)
 

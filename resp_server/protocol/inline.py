@@ -65,7 +65,7 @@ def _unescape_double(line: bytes, at: int) -> tuple[bytes, int]:
     if line[at + 1 : at + 2] == b"x" and len(line) > at + 3 and line[at + 2] in HEX and line[at + 3] in HEX:
         return bytes([int(line[at + 2 : at + 4], 16)]), 4
     escaped = line[at + 1 : at + 2]
-    return (ESCAPES.get(escaped, escaped), 2) if escaped else (b"\\", 1)
+    return ESCAPES.get(escaped, escaped), 2
 
 
 def _unescape_single(line: bytes, at: int) -> tuple[bytes, int]:
