@@ -7,6 +7,7 @@ from hashlib import sha256
 import pytest
 
 from resp_server.acl.rules import (
+    CATEGORIES,
     PARTS_MAX,
     RULES_BYTES_MAX,
     RULES_MAX,
@@ -305,6 +306,11 @@ def test_a_user_has_a_limited_number_of_patterns_passwords_and_selectors() -> No
     user.apply_all([b"resetpass"] + [b"(+get)"] * (SELECTORS_MAX - 2))
     with pytest.raises(RuleError, match=refused):
         user.apply_all([b"(+get)"])
+
+
+def test_the_categories_are_those_of_the_commands() -> None:
+    commands = [each for command in TABLE for each in (command, *command.subcommands.values())]
+    assert {name for each in commands for name in each.facts.acl_categories} == {f"@{each}" for each in CATEGORIES}
 
 
 def test_words_of_a_selector_are_one_rule() -> None:

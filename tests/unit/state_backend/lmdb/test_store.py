@@ -26,6 +26,7 @@ from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.model.slots import slot_of
 from state_backend.native import compiled_module
+from state_backend.store.slot_ownership import Loading, SlotOwnership
 from state_backend.store.store import EpochChanges, LongValue
 
 STATES = (
@@ -564,4 +565,20 @@ def test_a_state_of_some_slots_that_is_replaced_has_only_the_keys_of_its_epoch(t
     assert store.applied.key_count == 1
     with store.snapshot(1) as snapshot:
         assert snapshot.scan(0, 1000) == (0, [keys[0]])
+    store.close()
+
+
+def test_slots_whose_loading_starts_again_are_removed_and_then_loaded_from_the_beginning(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    low, high = KeyGroups(((0, 8191),)), KeyGroups(((8192, 16383),))
+    store.own(low)
+    store.apply(epoch_of(0, []), STATES)
+    assert store.own(ALL).loading == Loading(high)
+    keys = [key for key in (b"key:%d" % number for number in range(200)) if slot_of(key) in high]
+    store.load(epoch_of(0, map(put, keys)), STATES, Loading(high, snapshot=0, runs=1))
+    store.restart_loading()
+    assert store.own(ALL) == SlotOwnership(low, None, high, store.slot_ownership.changed_at)
+    while store.remove_given_up(50):
+        pass
+    assert store.own(ALL).loading == Loading(high)
     store.close()

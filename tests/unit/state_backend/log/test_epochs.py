@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from state_backend.log.epochs import ChangeFile, Epoch, EpochRef, runs_in, slots_of_run, to_stream
+from state_backend.log.epochs import ChangeFile, Epoch, EpochRef, rows_of_slots, runs_in, slots_of_run, to_stream
 from state_backend.model.errors import LogCorruptError
 from state_backend.model.key_groups import KeyGroups
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op, changes_in, runs_of
 from state_backend.model.slots import slot_of
 
 EPOCH = Epoch(
@@ -85,3 +85,14 @@ def test_a_run_tells_its_first_and_last_slot() -> None:
     (run,) = runs_of([Change("temp", Op.PUT, key, None, b"v") for key in keys], ["temp"])
     slots = sorted(map(slot_of, keys))
     assert slots_of_run(run) == (slots[0], slots[-1], 10)
+
+
+def test_the_rows_of_slots_are_those_of_their_keys_in_the_run_s_order() -> None:
+    keys = [b"%d" % number for number in range(50)]
+    (run,) = runs_of([Change("temp", Op.PUT, key, None, b"v") for key in keys], ["temp"])
+    slots = sorted(map(slot_of, keys))
+    ranges = [(slots[3], slots[3]), (slots[10], slots[20]), (slots[-1], 16383)]
+    rows = rows_of_slots(run, KeyGroups.of(ranges))
+    inside = [key for key in keys if any(first <= slot_of(key) <= last for first, last in ranges)]
+    assert [each.key for each in changes_in(rows)] == sorted(inside, key=slot_of)
+    assert rows_of_slots(run, KeyGroups.of([(0, 16383)])) is run

@@ -222,6 +222,14 @@ def test_a_query_that_was_renamed_is_refused_with_the_command_to_run(tmp_path: P
     begin(tmp_path, state()).publish([])
 
 
+def test_a_query_that_was_renamed_is_found_behind_a_damaged_job(tmp_path: Path) -> None:
+    LogWriter(tmp_path, "damaged", [state()], "q2").publish([])
+    (tmp_path / "damaged" / "terms" / "1.json").write_text("[]")
+    begin(tmp_path, state()).publish([])
+    with pytest.raises(DescriptorError, match=f"sparkis rename --log {tmp_path} job other"):
+        LogWriter(tmp_path, "other", [state()], "q")
+
+
 def test_a_query_that_has_no_epoch_yet_may_have_another_name(tmp_path: Path) -> None:
     begin(tmp_path, state())
     LogWriter(tmp_path, "other", [state()], "q").publish([])

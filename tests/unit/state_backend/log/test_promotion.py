@@ -186,3 +186,7 @@ def test_the_command_prints_what_readers_see_or_why_nothing_was_done(
     for missing in (["--log", str(root)], ["job"]):
         with pytest.raises(SystemExit):
             parser.parse_args(missing)
+
+
+def test_a_generation_without_a_claim_began_at_an_unknown_time(root: Path) -> None:
+    assert promotion.since_ms(job(root), "old.7") == 0
