@@ -2,6 +2,10 @@
 
 The versions are locked: `requirements/<name>.txt` for PyPI, `javascript/package-lock.json` for npm. Environments are
 made once, in a folder that git ignores, and again when the versions change. The project's own stays as it is.
+
+npm's packages do not contain their tests. These come from the packages' repositories, by the tag of a version, with the
+packages that the repository's own `package-lock.json` names. Without access to GitHub, name a mirror to git:
+`git config --global url.file:///mirror/.insteadOf https://github.com/`.
 """
 
 from __future__ import annotations
@@ -10,11 +14,13 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
 INSTALLED = HERE.parents[1] / ".clients"
 JAVASCRIPT = HERE / "javascript"
+NPM_OPTIONS = ("--no-audit", "--no-fund", "--ignore-scripts", "--no-update-notifier", "--loglevel=error")
 
 
 def python_of(name: str) -> Path:
@@ -60,9 +66,24 @@ def modules_of_npm() -> Path:
         folder.mkdir(parents=True)
         for name in ("package.json", "package-lock.json", ".npmrc"):
             shutil.copy(JAVASCRIPT / name, folder)
-        given = ["--no-audit", "--no-fund", "--ignore-scripts", "--no-update-notifier", "--loglevel=error"]
-        subprocess.run(["npm", "ci", *given], cwd=folder, check=True)
+        subprocess.run(["npm", "ci", *NPM_OPTIONS], cwd=folder, check=True)
         ready.write_text(wanted, encoding="utf-8")
+    return folder
+
+
+def repository_of(address: str, tag: str, built: Sequence[str] = ()) -> Path:
+    """Return the folder with a repository at a tag, and with its packages of npm. built: folders that tsc compiles."""
+    folder = INSTALLED / f"repository-{address.rpartition('/')[2]}-{tag}"
+    if not folder.exists():
+        fetched = folder.with_suffix(".new")
+        shutil.rmtree(fetched, ignore_errors=True)
+        print(f"fetching {address} at {tag}, and installing its packages", flush=True)
+        quiet = ["-c", "advice.detachedHead=false", "clone", "--quiet", "--depth", "1"]
+        subprocess.run(["git", *quiet, "--branch", tag, address, str(fetched)], check=True)
+        subprocess.run(["npm", "ci", *NPM_OPTIONS], cwd=fetched, check=True)
+        if built:
+            subprocess.run(["npx", "tsc", "--build", *built], cwd=fetched, check=True)
+        fetched.rename(folder)
     return folder
 
 

@@ -141,4 +141,16 @@ PROGRAMS = (
         "its own tests of commands, pipelines, scripts, functions, locks, encodings, messages and MONITOR",
         suites.redis_py,
     ),
+    Program(
+        "ioredis' tests",
+        lambda: f"ioredis {suites.IOREDIS_VERSION}",
+        "its own functional tests, but those of clusters: commands, pipelines, scripts, messages, MONITOR",
+        suites.ioredis,
+    ),
+    Program(
+        "node-redis' tests",
+        lambda: f"@redis/client {suites.NODE_REDIS_VERSION}",
+        "its client's own tests, with and without a server: commands, pipelines, pools, scripts, messages, caching",
+        suites.node_redis,
+    ),
 )

@@ -14,9 +14,9 @@ def tables(rows: Sequence[tuple[Program, Result]], limits: Iterable[Limit]) -> s
     """Return the table of programs and the table of intended differences, as Markdown."""
     lines = ["| program | what runs | checks | same through the proxy |", "| --- | --- | --- | --- |"]
     for program, result in rows:
-        same = len(result.alone) - len([name for name in result.different if name in result.alone])
+        same = len(result.compared) - len([name for name in result.different if name in result.alone])
         sign = "✓" if not result.different else f"{same}"
-        lines.append(f"| {program.name} ({program.versions()}) | {program.about} | {len(result.alone)} | {sign} |")
+        lines.append(f"| {program.name} ({program.versions()}) | {program.about} | {len(result.compared)} | {sign} |")
     lines += ["", "| program | what differs | why |", "| --- | --- | --- |"]
     for limit in limits:
         names = ", ".join(f"`{each}`" for each in limit.checks)

@@ -6,6 +6,7 @@ Behind the proxy a job publishes states all the time, and a reader reads them th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -39,6 +40,15 @@ class Target:
     def url(self) -> str:
         """The address as clients write it."""
         return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def version(self) -> str:
+        """The version of the redis-server."""
+        with self.redis.connect() as connection:
+            information: bytes = connection.call("INFO", "server").plain
+        found = re.search(rb"redis_version:(\S+)", information)
+        assert found is not None, information
+        return found[1].decode()
 
     def empty(self) -> None:
         """Remove all that a program has left."""

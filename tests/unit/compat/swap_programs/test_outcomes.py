@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from compat.swap_programs.outcomes import LIMITS, Limit, Result, limits
 from compat.swap_programs.programs import PROGRAMS
-from compat.swap_programs.suites import outcomes_in
+from compat.swap_programs.suites import outcomes_in, outcomes_of_mocha
 from compat.swap_programs.table import tables
 
 RESULT = Result("redis-cli", {"get": "1", "--rdb": "bytes", "keys": 3}, {"get": "1", "--rdb": "an error", "more": 1})
@@ -31,6 +32,11 @@ def test_a_limit_covers_its_program_s_checks_only() -> None:
 def test_a_limit_without_a_difference_is_not_needed() -> None:
     assert RESULT.unneeded([RDB, Limit("redis-cli", ("get", "keys"), "one of two")]) == ["get"]
     assert RESULT.unneeded([Limit("RQ", ("*",), "another program")]) == []
+
+
+def test_a_test_that_fails_at_redis_alone_is_not_compared() -> None:
+    result = Result("suite", {"new": "failed", "get": "passed"}, {"new": "passed", "get": "failed"})
+    assert result.compared == result.different == ["get"]
 
 
 def test_each_limit_names_a_program() -> None:
@@ -58,3 +64,20 @@ def test_a_test_that_fails_at_its_end_has_failed_and_one_that_is_skipped_counts_
     cases += '<testcase classname="a" name="three"><skipped/></testcase>'
     report = f"<testsuites><testsuite>{cases}</testsuite></testsuites>"
     assert outcomes_in(report) == {"a.B::one": "passed", "a.B::two": "failed"}
+
+
+def test_mocha_s_tests_with_equal_titles_are_numbered_skipped_ones_count_nothing_and_hooks_are_outcomes(
+    tmp_path: Path,
+) -> None:
+    def row(title: str, error: str = "", suite: str = "suite ", **more: int) -> dict[str, object]:
+        err = {"message": error} if error else {}
+        return {"file": str(tmp_path / "a.ts"), "title": title, "fullTitle": suite + title, "err": err, **more}
+
+    tests = [row("one", duration=3), row("one", "no"), row("two")]
+    hooks = [row('"before all" hook for "three"', "ACL"), row('"after each" hook for "four"', "late", suite="")]
+    assert outcomes_of_mocha(json.dumps({"tests": tests, "failures": [tests[1], *hooks]}), tmp_path) == {
+        "a.ts: suite one": "passed",
+        "a.ts: suite one (2)": "failed",
+        'a.ts: suite "before all" hook for "three"': "failed",
+        'a.ts: "after each" hook for "four"': {"error": "late"},
+    }
