@@ -138,6 +138,7 @@ def _sums(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupStat
         state.remove()
         return
     count, total = state.get if state.exists else (0, 0.0)
+    count = int(count)  # Spark 3.5 gives a float
     for frame in frames:
         count, total = count + len(frame), total + float(frame["price"].sum())
     state.update((count, total))

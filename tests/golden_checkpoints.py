@@ -32,6 +32,14 @@ SAME_ROWS = {
     "join4": "rocksdb-join",
     "transform-no-changelog": "transform-snapshots",
 }
+# Spark 3.5 makes the watermark after the filters of a join's sides, newer versions make it before them. So in 3.5, rows
+# leave the state later. The last batch as of which both states are the same.
+LAST_BATCH_OF_35_JOINS = 3
+
+
+def last_batch(version: str, job: str) -> int:
+    """Return the last batch whose rows are as expected."""
+    return LAST_BATCH_OF_35_JOINS if version.startswith("3.5") and job.endswith("-join") else 4
 
 
 def jobs() -> Iterator[tuple[str, str]]:

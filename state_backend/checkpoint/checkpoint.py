@@ -17,7 +17,7 @@ read once for all of its states.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Self
 
@@ -32,6 +32,8 @@ from state_backend.model.errors import CheckpointError, PurgedVersionError, Unsu
 PREFIX = "spark.sql.streaming.stateStore."
 PROVIDER, ENCODING, ROW_CHECKSUMS = f"{PREFIX}providerClass", f"{PREFIX}encodingFormat", f"{PREFIX}rowChecksum.enabled"
 SCHEMA_FOLDER = "_stateSchema"
+# Commits that a layout keeps: of a batch and the one before it, and of some more that are read at the same time.
+COMMITS_KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,8 @@ class Checkpoint:
                 f"unsaferow, the default of {ENCODING}"
             )
         has_checksums = settings.get(ROW_CHECKSUMS, "false").lower() == "true"
+        # All partitions of a batch share its commit.
+        commit_of = lru_cache(COMMITS_KEPT)(self.commit)
         operators, stores = [], []
         for number in self._files.numbers("state"):
             operator, schemas = self._operator(number, batch)
@@ -130,7 +134,7 @@ class Checkpoint:
                         tuple(states),
                         places.get(store, 0),
                         has_checksums,
-                        self.commit,
+                        commit_of,
                     )
                 )
         has_metadata = any("_metadata" in self._files.names(f"state/{each.number}") for each in operators)
