@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from compat.conformance.judge import Deviations, Judge
 from compat.conformance.pair import Pair
 from compat.conformance.servers import Running, fill, free_port, has_redis, redis_server, sparkis_server, wait_for_keys
 from compat.reference.capture import ADDITIONS, ROW_FIELDS, Table, capture, load, merge
+from tests.server.swap import Swap
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -95,3 +97,10 @@ def locked_pair(
     with redis_server(tmp_path_factory.mktemp("redis"), password=locked_sparkis.password) as server:
         fill(server, dataset)
         yield Pair(server, locked_sparkis, judge)
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+    """A proxy with an upstream. Two connections to it: what one of them mixes up would show."""
+    with ExitStack() as stack:
+        yield Swap(tmp_path_factory.mktemp("swap"), stack, "--upstream-connections", "2")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compat.conformance.generators import checked
-from compat.conformance.wire import Words, replies_in
-from tests.differential.test_same_through_a_swap import exchanged
+from compat.conformance.wire import Words
+from tests.differential.through_a_swap import CUTS, replies_of_both
 from tests.server.swap import Swap
 
 # C is a channel, P a pattern. UNSUBSCRIBE without names is left out: its replies come in the order of a hash table.
@@ -36,15 +32,9 @@ def words(draw: st.DrawFn) -> Words:
     return [(draw(chosen[part]) if part in chosen else part).encode() for part in parts]
 
 
-@pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    with ExitStack() as stack:
-        yield Swap(tmp_path_factory.mktemp("swap"), stack)
-
-
 @given(
     pipeline=st.lists(words(), min_size=1, max_size=30),
-    cuts=st.lists(st.integers(0, 100_000), max_size=4),
+    cuts=CUTS,
     is_new=st.booleans(),
 )
 @checked(400)
@@ -52,12 +42,8 @@ def test_subscriptions_through_the_proxy_are_answered_as_by_the_upstream_alone(
     swap: Swap, pipeline: list[Words], cuts: list[int], is_new: bool
 ) -> None:
     """A client's own message comes before or after the reply to its PUBLISH, so messages are compared apart."""
-    greeting: list[Words] = [[b"HELLO", b"3"]] if is_new else []
     found = []
-    for port, chunks in ((swap.upstream.port, []), (swap.proxy.port, cuts)):
-        with swap.upstream.connect() as connection:
-            connection.call("FLUSHALL")
-        replies = replies_in(exchanged(port, [*greeting, *pipeline], chunks))[len(greeting) :]
+    for replies in replies_of_both(swap, pipeline, cuts, is_new=is_new):
         # In RESP2 no message can come: a subscriber may not publish.
         messages = [each.raw for each in replies if each.type == ">" and each.value[0].value in MESSAGES]
         found.append((messages, [each.raw for each in replies if each.raw not in messages]))

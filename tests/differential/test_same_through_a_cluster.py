@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from compat.conformance.generators import checked
 from compat.conformance.servers import Running
-from compat.conformance.wire import Words, replies_in
+from compat.conformance.wire import Words
 from compat.waiting import eventually
-from tests.differential.test_same_through_a_swap import KEYS, exchanged, words
+from tests.differential.through_a_swap import CUTS, KEYS, raw, replies_at, words
 from tests.server.redis_cluster import RedisCluster
 from tests.server.swap import Swap
 
@@ -32,12 +32,6 @@ SPLIT = ("MGET", "EXISTS", "DEL", "UNLINK", "TOUCH", "MSET", "SET", "INCR", "GET
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
     with ExitStack() as stack:
         yield RedisCluster(tmp_path_factory.mktemp("cluster"), stack)
-
-
-@pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    with ExitStack() as stack:
-        yield Swap(tmp_path_factory.mktemp("swap"), stack)
 
 
 @pytest.fixture(scope="module")
@@ -57,20 +51,18 @@ def in_one_slot(request: Words) -> Words:
 
 @given(
     pipeline=st.lists(words().filter(lambda request: request[0] not in LEFT_OUT), min_size=1, max_size=25),
-    cuts=st.lists(st.integers(0, 100_000), max_size=4),
+    cuts=CUTS,
     is_new=st.booleans(),
 )
 @checked(100)
 def test_commands_are_answered_as_by_the_node_alone_to_the_byte(
     cluster: RedisCluster, proxy: Running, pipeline: list[Words], cuts: list[int], is_new: bool
 ) -> None:
-    greeting: list[Words] = [[b"HELLO", b"3"]] if is_new else []
     node = cluster.master_of("{t}")
     replies = []
     for port, chunks in ((node.port, []), (proxy.port, cuts)):
         cluster.call(node, "FLUSHALL")
-        found = replies_in(exchanged(port, [*greeting, *map(in_one_slot, pipeline)], chunks))
-        replies.append([each.raw for each in found[len(greeting) :]])
+        replies.append(raw(replies_at(port, [in_one_slot(each) for each in pipeline], chunks, is_new=is_new)))
     assert replies[1] == replies[0]
 
 
@@ -89,17 +81,14 @@ def split_requests(draw: st.DrawFn) -> Words:
 
 @given(
     pipeline=st.lists(split_requests(), min_size=1, max_size=25),
-    cuts=st.lists(st.integers(0, 100_000), max_size=4),
+    cuts=CUTS,
     is_new=st.booleans(),
 )
 @checked(100)
 def test_what_is_split_over_slots_is_answered_as_by_a_single_redis(
     swap: Swap, cluster: RedisCluster, proxy: Running, pipeline: list[Words], cuts: list[int], is_new: bool
 ) -> None:
-    greeting: list[Words] = [[b"HELLO", b"3"]] if is_new else []
     for node in (*cluster.nodes, swap.upstream):
         RedisCluster.call(node, "FLUSHALL")
-    alone, split = (exchanged(port, [*greeting, *pipeline], cuts) for port in (swap.upstream.port, proxy.port))
-    assert [each.raw for each in replies_in(split)[len(greeting) :]] == [
-        each.raw for each in replies_in(alone)[len(greeting) :]
-    ]
+    alone, split = (replies_at(port, pipeline, cuts, is_new=is_new) for port in (swap.upstream.port, proxy.port))
+    assert raw(split) == raw(alone)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compat.conformance.generators import checked
-from compat.conformance.wire import Reply, Words, replies_in
-from tests.differential.test_same_through_a_swap import KEYS, OF_STATES, exchanged, words
+from compat.conformance.wire import Reply, Words
+from tests.differential.through_a_swap import CUTS, KEYS, OF_STATES, raw, replies_after, replies_of_both, words
 from tests.server.swap import Swap
 
 LINES = (
@@ -27,12 +25,6 @@ def transaction_words(draw: st.DrawFn) -> Words:
     if draw(st.integers(0, 3)) == 0:
         return [b"WATCH", *(key.encode() for key in draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=3)))]
     return [part.encode() for part in draw(st.sampled_from(LINES.split("|"))).split(" ")]
-
-
-@pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    with ExitStack() as stack:
-        yield Swap(tmp_path_factory.mktemp("swap"), stack, "--upstream-connections", "2")
 
 
 def with_reads_of_states(
@@ -73,7 +65,7 @@ def with_reads_of_states(
 @given(
     pipeline=st.lists(st.one_of(words(), transaction_words(), transaction_words()), min_size=1, max_size=40),
     before=st.lists(words(), max_size=10),
-    cuts=st.lists(st.integers(0, 100_000), max_size=4),
+    cuts=CUTS,
     between=st.lists(st.tuples(st.integers(0, 40), st.sampled_from(READS_OF_STATES)), max_size=6),
     is_new=st.booleans(),
 )
@@ -86,18 +78,8 @@ def test_transactions_through_the_proxy_are_answered_as_by_the_upstream_alone_to
     between: list[tuple[int, tuple[Words, bytes]]],
     is_new: bool,
 ) -> None:
-    greeting: list[Words] = [[b"HELLO", b"3"]] if is_new else []
-    replies: list[list[Reply]] = []
-    for port, chunks in ((swap.upstream.port, []), (swap.proxy.port, cuts)):
-        with swap.upstream.connect() as connection:
-            connection.call("FLUSHALL")
-        exchanged(port, before, [])
-        replies.append(replies_in(exchanged(port, [*greeting, *pipeline], chunks))[len(greeting) :])
-    assert [each.raw for each in replies[1]] == [each.raw for each in replies[0]]
+    alone, through = replies_of_both(swap, pipeline, cuts, before=before, is_new=is_new)
+    assert raw(through) == raw(alone)
 
-    mixed, expected = with_reads_of_states(pipeline, replies[0], between)
-    with swap.upstream.connect() as connection:
-        connection.call("FLUSHALL")
-    exchanged(swap.proxy.port, before, [])
-    found = replies_in(exchanged(swap.proxy.port, [*greeting, *mixed], cuts))[len(greeting) :]
-    assert [each.raw for each in found] == expected
+    mixed, expected = with_reads_of_states(pipeline, alone, between)
+    assert raw(replies_after(swap, swap.proxy.port, before, mixed, cuts, is_new=is_new)) == expected
