@@ -50,6 +50,7 @@ class ServerConfig:
     auth_seconds_max: int = 60
     # The longest word of a request: receiving, hashing or matching a longer one takes too long for one turn.
     bulk_bytes_max: int = MIB
+    value_bytes_max: int = 0  # see `RequestLimits`
     query_buffer_bytes_max: int = 1024 * MIB
     # A connection is not read while more output than this is unsent.
     output_pause_bytes: int = MIB
@@ -96,4 +97,4 @@ class ServerConfig:
     @property
     def request_limits(self) -> RequestLimits:
         """The limits of one client's unfinished request."""
-        return RequestLimits(self.bulk_bytes_max, self.query_buffer_bytes_max)
+        return RequestLimits(self.bulk_bytes_max, self.value_bytes_max, self.query_buffer_bytes_max)

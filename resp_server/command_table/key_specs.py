@@ -28,26 +28,37 @@ def keys_of(facts: Facts, request: Sequence[bytes]) -> FlaggedKeys | None:
 
 def key_positions(facts: Facts, request: Sequence[bytes]) -> list[tuple[int, Sequence[str]]] | None:
     """Return the positions of the keys of a request, with their access flags; None as for `keys_of`."""
-    found: list[tuple[int, Sequence[str]]] = []
+    runs = key_runs(facts, request)
+    return None if runs is None else [(at, flags) for positions, flags in runs for at in positions]
+
+
+def key_runs(facts: Facts, request: Sequence[bytes]) -> list[tuple[Sequence[int], Sequence[str]]] | None:
+    """Return the same for each key specification; it takes no longer for many keys, unless a keyword is searched."""
+    found: list[tuple[Sequence[int], Sequence[str]]] = []
     for spec in facts.key_specs:
         if "incomplete" in spec["flags"]:
             return _migrate_positions(found, request)
         positions = _positions(spec, request)
         if positions is None:
             return None
-        found += [(at, spec["flags"]) for at in positions]
+        found.append((positions, spec["flags"]))
     return found
 
 
+def searches_keyword(facts: Facts) -> bool:
+    """Tell whether all words of a request have to be looked at to find its keys."""
+    return any(spec["begin_search"]["type"] != "index" for spec in facts.key_specs)
+
+
 def _migrate_positions(
-    found: list[tuple[int, Sequence[str]]], request: Sequence[bytes]
-) -> list[tuple[int, Sequence[str]]]:
+    found: list[tuple[Sequence[int], Sequence[str]]], request: Sequence[bytes]
+) -> list[tuple[Sequence[int], Sequence[str]]]:
     """Return the positions of MIGRATE's keys: the key argument, or the keys after KEYS; none if it has both."""
-    (key_argument, flags), at = found[0], MIGRATE_OPTIONS
+    ((key_argument,), flags), at = found[0], MIGRATE_OPTIONS
     while at < len(request):
         word = request[at].upper()
         if word == b"KEYS" and at + 1 < len(request):
-            return [] if request[key_argument] else [(place, flags) for place in range(at + 1, len(request))]
+            return [] if request[key_argument] else [(range(at + 1, len(request)), flags)]
         at += 1 + MIGRATE_SKIPPED.get(word, 0)
     return found
 

@@ -8,9 +8,10 @@ the end of the round.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from resp_server.forwarding.packing import Packed
 from resp_server.protocol.errors import internal_error
 
 # Requests without a reply at one connection (guess).
@@ -57,6 +58,11 @@ class PipelinedConnection(Generic[InFlight]):
         """The socket, if requests may be sent over it."""
         raise NotImplementedError
 
+    def _write(self, out: Sequence[bytes]) -> None:
+        """Send the requests of a round."""
+        if self._open_link is not None:
+            self._open_link.write(b"".join(out))
+
     def _at_end_of_round(self, then: Callable[[], None]) -> None:
         """Call back at the end of this round of the event loop."""
         raise NotImplementedError
@@ -70,12 +76,15 @@ class PipelinedConnection(Generic[InFlight]):
             and self._awaited_replies + count <= REQUESTS_MAX
         )
 
-    def send(self, packed: bytes, in_flight: InFlight) -> None:
+    def send(self, packed: Packed, in_flight: InFlight) -> None:
         """Send an encoded request at the end of the round. The connection has to be open."""
         self._close_batch()
         if not self._out:
             self._at_end_of_round(self._flush)
-        self._out.append(packed)
+        if isinstance(packed, bytes):
+            self._out.append(packed)
+        else:
+            self._out += packed
         self._in_flight.append(in_flight)
         self._awaited_replies += in_flight.remaining
 
@@ -138,7 +147,7 @@ class PipelinedConnection(Generic[InFlight]):
             self._close_batch()
             out, self._out = self._out, []
             if out and link is not None:
-                link.write(b"".join(out))
+                self._write(out)
         except Exception as error:
             internal_error(error)
             if link is not None:

@@ -39,7 +39,7 @@ from resp_server.proxy.swap_dispatcher import SwapDispatcher
 from resp_server.proxy.topology_sources import FileSource, LogSource, ProxyTopologySource, RegistrySource
 from resp_server.serving.server import Server
 from resp_server.serving.token import add_token_option, token_of
-from resp_server.upstream.long_words import VALUE_BYTES_MAX
+from resp_server.upstream.long_words import FIRST_WORD_BYTES_MAX, VALUE_BYTES_MAX
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.upstream import Upstream
 from state_backend.log.filesystems import open_filesystem
@@ -189,7 +189,7 @@ async def answer_clients(
         )
 
     if swap is not None:
-        config = replace(config, bulk_bytes_max=VALUE_BYTES_MAX)
+        config = replace(config, bulk_bytes_max=FIRST_WORD_BYTES_MAX, value_bytes_max=VALUE_BYTES_MAX)
     if options.upstream_auth == "client":
         config = replace(config, password=secrets.token_hex())  # so that clients have to log in
 

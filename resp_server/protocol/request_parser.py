@@ -28,8 +28,29 @@ PORTION_WORDS = 1024
 PORTION_WORDS_BYTES = 256 << 10
 
 
+class LongWord:
+    """A word of many bytes, as the texts in which it arrived, with its line end: to join them would take too long.
+
+    It is no `bytes`, so what does not expect it fails. Only requests that are passed on have such words.
+    """
+
+    __slots__ = ("_size", "texts")
+
+    def __init__(self, texts: list[bytes], size: int) -> None:
+        self.texts, self._size = texts, size
+
+    def __len__(self) -> int:
+        return self._size
+
+
 class LongRequest(list[bytes]):
-    """A request of many or long words. size_bytes: their total size."""
+    """A request of many or long words. size_bytes: their total size.
+
+    long_at: the positions of words that are a `LongWord`. decision: what a proxy has decided about it, in steps.
+    """
+
+    long_at: Sequence[int] = ()
+    decision: object = None
 
     def __init__(self, words: Sequence[bytes], size_bytes: int) -> None:
         super().__init__(words)
@@ -50,6 +71,11 @@ QUERY_BUFFER_BYTES_MAX = 1024 * 1024 * 1024
 PORTION_STEPS = 2048
 PORTION_BYTES = INLINE_BYTES_MAX + 2
 
+# A longer word is not joined if that is allowed (guess: to join a megabyte takes 0.3 ms).
+LONG_WORD_BYTES = 1 << 20
+# The name of a command, and its first argument (a subcommand, a key, a channel, a script) are never a `LongWord`.
+FIRST_WORDS = 2
+
 # The memory of a word besides its bytes (CPython 3.11: object header and list pointer). It counts towards the query
 # buffer's limit, so that the limit also holds for a million one-byte words.
 WORD_OVERHEAD_BYTES = 41
@@ -69,9 +95,14 @@ _NUMBER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """The limits of one client's unfinished request."""
+    """The limits of one client's unfinished request.
+
+    value_bytes_max: of its words after the first two, which become a `LongWord` if they have more than
+    `LONG_WORD_BYTES`; 0: they have the limit of all words.
+    """
 
     bulk_bytes_max: int = BULK_BYTES_MAX
+    value_bytes_max: int = 0
     query_buffer_bytes_max: int = QUERY_BUFFER_BYTES_MAX
 
 
@@ -99,6 +130,9 @@ class RequestParser:
         self._words_bytes = 0
         # The words of the current request that have not arrived yet.
         self._words_left = 0
+        self._long_word: LongWord | None = None
+        self._long_missing = 0  # bytes of that word, with its line end
+        self._long_at: list[int] = []
 
     @property
     def buffered_bytes(self) -> int:
@@ -119,11 +153,18 @@ class RequestParser:
             data = b"".join(self._chunks)
             self._chunks.clear()
         requests: list[Request] = []
+        if self._long_missing:
+            data, self._chunk_bytes = self._feed_long_word(data), 0
+            requests = self._finished_long_word()
+            if not data or self.error is not None:
+                self._check_size()
+                return requests
         rest = b""
         if len(data) > PORTION_BYTES and self._in_portions:
             data, rest = self._portion_of(data)
         if not self._words_left and not self.is_restricted and data[:1] == b"*":
-            requests, data = split_requests(data)
+            found, data = split_requests(data)
+            requests += found
             if not data and not rest:
                 self._chunk_bytes = 0
                 return requests
@@ -158,8 +199,8 @@ class RequestParser:
         if self.error is not None:
             self.has_more = False
             self._chunks.clear()
-            self._words = []
-            self._chunk_bytes = self._words_bytes = 0
+            self._words, self._long_word = [], None
+            self._chunk_bytes = self._words_bytes = self._long_missing = 0
 
     def _parse(self, data: bytes, requests: list[Request]) -> None:
         """Parse bytes step by step; buffer the unfinished rest."""
@@ -172,6 +213,9 @@ class RequestParser:
             if end == at:
                 break
             at = end
+            requests += self._finished_long_word()
+            if self.error is not None:
+                break
             steps -= 1
             if not steps or (self.is_restricted and len(requests) > before):
                 self.has_more = at < len(data)
@@ -213,26 +257,72 @@ class RequestParser:
         if self._words_left > WORDS_MAX:
             raise ProtocolError("invalid multibulk length")
         start = line_end + 2
-        end = start + self._bulk_length(data[at + 1 : line_end])
+        length = self._bulk_length(data[at + 1 : line_end])
+        if length > LONG_WORD_BYTES and self._may_be_long:
+            return self._begin_long_word(data, start, length)
+        end = start + length
         if len(data) < end + 2:
             self._needed_bytes = end + 2
             return at
         if data[end : end + 2] != b"\r\n":
             raise ProtocolError("expected a line end after a bulk string")
         self._words.append(data[start:end])
-        self._words_bytes += end - start + WORD_OVERHEAD_BYTES
+        self._words_bytes += length + WORD_OVERHEAD_BYTES
         self._words_left -= 1
         if not self._words_left:
-            requests.append(_request_of(self._words, self._words_bytes))
-            self._words = []
-            self._words_bytes = 0
+            requests.append(self._pop_request())
         elif self._words_bytes > self.limits.query_buffer_bytes_max:
             raise QueryBufferError("query buffer limit exceeded")
         return end + 2
 
+    def _pop_request(self) -> Request:
+        """Remove and return the complete request."""
+        request = _request_of(self._words, self._words_bytes)
+        if self._long_at:
+            assert isinstance(request, LongRequest)  # each of these words is long enough for that
+            request.long_at, self._long_at = self._long_at, []
+        self._words, self._words_bytes = [], 0
+        return request
+
+    @property
+    def _may_be_long(self) -> bool:
+        """Whether the next word may be a `LongWord`."""
+        return len(self._words) >= FIRST_WORDS and self.limits.value_bytes_max > 0
+
+    def _begin_long_word(self, data: bytes, start: int, length: int) -> int:
+        """Take what is there of a long word; return the offset after it. `feed` takes the rest."""
+        self._long_word, self._long_missing = LongWord([], length), length + 2
+        self._feed_long_word(data[start:])
+        return min(len(data), start + length + 2)
+
+    def _feed_long_word(self, data: bytes) -> bytes:
+        """Add bytes to the long word; return the bytes after it."""
+        assert self._long_word is not None
+        some = data[: self._long_missing]
+        self._long_word.texts.append(some)
+        self._words_bytes += len(some) + WORD_OVERHEAD_BYTES
+        self._long_missing -= len(some)
+        return data[len(some) :]
+
+    def _finished_long_word(self) -> list[Request]:
+        """Add the long word to the request if it is complete; return the request if that is complete, too."""
+        word = self._long_word
+        if word is None or self._long_missing or self.error is not None:
+            return []
+        self._long_word = None
+        if b"".join(word.texts[-2:])[-2:] != b"\r\n":
+            self.error = ProtocolError("expected a line end after a bulk string")
+            return []
+        self._long_at.append(len(self._words))
+        self._words.append(word)  # type: ignore[arg-type]
+        self._words_bytes += WORD_OVERHEAD_BYTES
+        self._words_left -= 1
+        return [] if self._words_left else [self._pop_request()]
+
     def _bulk_length(self, digits: bytes) -> int:
         length = _number(digits)
-        if length is None or not 0 <= length <= self.limits.bulk_bytes_max:
+        bytes_max = self.limits.value_bytes_max if self._may_be_long else self.limits.bulk_bytes_max
+        if length is None or not 0 <= length <= bytes_max:
             raise ProtocolError("invalid bulk length")
         if self.is_restricted and length > UNAUTHENTICATED_BULK_BYTES_MAX:
             raise ProtocolError("unauthenticated bulk length")

@@ -77,8 +77,10 @@ class ReplyBatch(Pending, ReplySink):
         now_s: Callable[[], float],
         deadline_s: float,
         error_reply: Callable[[Exception], bytes],
+        bytes_max: int = BATCH_BYTES_MAX,
     ) -> None:
         super().__init__(BATCH_S_MAX, self.joined)
+        self._bytes_max = bytes_max
         self._session = session
         self._error_reply = error_reply
         self._now_s, self._deadline_s = now_s, deadline_s
@@ -165,8 +167,8 @@ class ReplyBatch(Pending, ReplySink):
         if self._replies[index] is not None:
             return
         self._bytes += len(reply)
-        if self._bytes > BATCH_BYTES_MAX:
-            error = PlainError(f"replies of more than {BATCH_BYTES_MAX} bytes were requested at once")
+        if self._bytes > self._bytes_max:
+            error = PlainError(f"replies of more than {self._bytes_max} bytes were requested at once")
             reply = b"-%b\r\n" % error.line
         self._replies[index] = b"" if index in self._silenced else reply
         self._epochs[index] = epochs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from functools import partial
 from time import perf_counter_ns
@@ -93,6 +93,7 @@ class ProxyDispatcher(Dispatcher):
     """Answers the requests of one proxy. has_upstream: `take` sees each request first that the hop does not forward."""
 
     has_upstream = False
+    batch_bytes_max = BATCH_BYTES_MAX  # of the replies to requests that arrived together
 
     def __init__(self, server: ServerContext, applications: Applications) -> None:
         super().__init__(server)
@@ -150,7 +151,7 @@ class ProxyDispatcher(Dispatcher):
     ) -> IncompleteReply | None:
         session, applications, routes = context.session, self._applications, self._routes
         first = applications.each[0]
-        batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply)
+        batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply, self.batch_bytes_max)
         answered, later, protocol = 0, None, session.protocol
         for request in requests[:requests_max]:
             answered += 1
@@ -385,10 +386,11 @@ class ProxyDispatcher(Dispatcher):
     def _before_exec(self, session: Session, requests: Sequence[Request], keys: list[bytes]) -> Steps[None]:
         """Check the user's rights to the queued commands, send them to monitors, and collect the keys they read."""
         for each in requests if not session.user.is_unrestricted else ():
-            denied = session.user.denial(self.command(each), each)
-            if denied is not None:  # the rights changed meanwhile; servers do not know this user
-                raise ExecAbortError(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
-            yield
+            for portion in self.portions_of(each):
+                denied = session.user.denial(self.command(each), portion)
+                if denied is not None:  # the rights changed meanwhile; servers do not know this user
+                    raise ExecAbortError(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
+                yield
         is_tracked = session.tracking_state is not None and not session.tracking_state.is_bcast
         for each in requests if is_tracked or session.is_observed else ():
             if not self._is_of_states(session, each):
@@ -424,6 +426,10 @@ class ProxyDispatcher(Dispatcher):
     def _is_of_states(self, session: Session, request: Request) -> bool:
         """Tell whether state servers answer a queued request, or this proxy."""
         return True
+
+    def portions_of(self, request: Request) -> Iterable[Request]:
+        """Split a queued request into portions, to check the rights to all of its keys."""
+        return (request,)
 
     def command(self, request: Request) -> Command:
         """Return the command of a request that was queued."""

@@ -9,6 +9,7 @@ from resp_server.native.core import InputInterceptor
 from resp_server.proxy.requests import RequestSender, ServerRequest
 from resp_server.session.epoch_feed import Epochs, ReplyEpochs
 from resp_server.session.session import Session
+from resp_server.upstream.cluster import NodeConnections
 from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest
 
 class HopServer(Protocol):
@@ -102,7 +103,7 @@ class Hop:
     def forward(self, sink: HopSink, data: bytes, protocol: int) -> int: ...
     def set_upstream(
         self,
-        upstream: Callable[[int, int], UpstreamConnection | None],
+        upstream: Callable[[int, int], UpstreamConnection | NodeConnections | None],
         commands: Sequence[tuple[str, bool, bool, CommandStats]],
     ) -> None: ...
     def set_patterns(self, patterns: Sequence[tuple[bytes, int]]) -> None: ...

@@ -2,7 +2,8 @@
 """A proxy's hop: forwards plain requests from a client's input buffer to their servers, and returns the replies.
 
 Reads of states' keys are plain. They go to the servers of their slots. With an upstream, a request is also plain if all
-its keys are the upstream's and stand at fixed positions, and it does not block. It goes over a connection to the upstream.
+its keys are the upstream's and stand at fixed positions, and it does not block. It goes over a connection to the upstream, of a
+Redis Cluster to the master of its keys' slot. The general path follows redirects, as they are errors.
 
 The hop splits a client's input into requests. It appends each request unchanged to a `PipelineBatch`: the requests that
 are sent over one connection in one round of the event loop. An MGET becomes one STATE MGET for each server. Replies are
@@ -39,8 +40,8 @@ cdef enum:
     BATCH_REQUESTS_MAX = 256  # of one client's batch; limits the buffered replies
     ITEMS_MAX = 2048
     COMMANDS_MAX = 255
-    CONNECTIONS_MAX = 256
-    UPSTREAM = 255  # the number of the connection to the upstream
+    CONNECTIONS_MAX = 512
+    UPSTREAM = 256  # the number of the connection to the upstream; those to the nodes of a Redis Cluster come after it
     SLOTS = 16384
     LINE_BYTES_MAX = 65536
     PARTIAL_BYTES_MAX = 32768  # of an incomplete request, which is parsed again when more input arrives (guess)
@@ -50,7 +51,7 @@ cdef struct Item:  # one value of a client's replies
     size_t at  # in the buffer of replies
     size_t size
     uint16_t slot
-    uint8_t number  # of the connection, in `open_connections`
+    uint16_t number  # of the connection, in `open_connections`
     uint8_t epochs
 
 cdef struct Request:
@@ -70,7 +71,7 @@ cdef struct PendingReply:  # a server's reply that has not arrived yet
     size_t end
     uint32_t request
     uint16_t slot
-    uint8_t number  # of the connection, in `open_connections`
+    uint16_t number  # of the connection, in `open_connections`
     bint is_done
 
 # Where the requests for a key are answered. GENERAL_PATH: the hop does not forward them.
@@ -231,7 +232,7 @@ cdef class ClientBatch:
             request.is_error = True
             self.items[request.first].at, self.items[request.first].size = at, size
 
-    cdef bint split_array(self, Request* request, uint8_t number, size_t start, size_t stop) noexcept:
+    cdef bint split_array(self, Request* request, uint16_t number, size_t start, size_t stop) noexcept:
         """Split an array in the buffer into the values of the keys that were requested from one server."""
         cdef const uint8_t* base = <const uint8_t*>self.buffer.data
         cdef const uint8_t* at = base + start
@@ -367,7 +368,7 @@ cdef class PipelineBatch:
     def remaining(self, size_t remaining):
         self.next = self.count - min(remaining, self.count)
 
-    cdef int add(self, ClientBatch client_batch, uint32_t request, uint16_t slot, uint8_t number, size_t start) except -1:
+    cdef int add(self, ClientBatch client_batch, uint32_t request, uint16_t slot, uint16_t number, size_t start) except -1:
         """Expect one more reply, to the request that the output contains from `start` on."""
         cdef PendingReply* pending
         cdef PendingReply* entry
@@ -465,7 +466,7 @@ cdef class PipelineBatch:
         """Fail a pending reply. index: see `put`."""
         cdef size_t at = -1 - index if index < 0 else index
         cdef ClientBatch client_batch = <ClientBatch>self.pending[at].client_batch
-        if self.pending[at].number == UPSTREAM and not self.pending[at].is_done:
+        if self.pending[at].number >= UPSTREAM and not self.pending[at].is_done:
             self.fail_at_upstream(at, client_batch, error)
             return
         self.pending[at].is_done = True
@@ -488,9 +489,12 @@ cdef class PipelineBatch:
         if index >= self.count:
             raise IndexError("no reply is pending")
         self.next += 1
-        if entry.number == UPSTREAM:
+        if entry.number >= UPSTREAM:
             is_read = (<ClientBatch>entry.client_batch).requests[entry.request].is_read
-            return UpstreamRequest(self.text[entry.start : entry.end], self, index, is_read, 1, self.sent_s)
+            request = UpstreamRequest(self.text[entry.start : entry.end], self, index, is_read, 1, self.sent_s)
+            if self.connection.follow is not None:
+                self.connection.follow(request, (<ClientBatch>entry.client_batch).sink.client_id, self.connection.protocol)
+            return request
         if (<ClientBatch>entry.client_batch).requests[entry.request].is_array:
             return ServerRequest(PING, 0, 2, self.deadline_s, self, index, self.connection.key.address, sends=SENDS_MAX)
         return ServerRequest(self.text[entry.start : entry.end], entry.slot, 2, self.deadline_s, self, index, sends=1)
@@ -538,7 +542,7 @@ cdef class Hop:
     cdef list pattern_texts
     cdef KeyPattern* patterns
     cdef size_t pattern_count
-    cdef object upstream_connection  # of the client whose input is being forwarded
+    cdef object upstream_connection  # of the client whose input is being forwarded; of a Redis Cluster, to all nodes
     cdef Plan plans[COMMANDS_MAX]
     cdef dict command_indexes
     cdef bint has_states, has_writes  # of `requests`: some read states; some write at the upstream
@@ -589,9 +593,9 @@ cdef class Hop:
     def set_upstream(self, upstream, commands):
         """Forward requests for an upstream's keys.
 
-        upstream: returns the connection for a client's id and its protocol version; None: the client's requests take the
-        general path. commands: (name, whether it only reads, whether all words are keys, `CommandStats`). They replace
-        the commands of an earlier call.
+        upstream: returns the connection for a client's id and its protocol version, or of a Redis Cluster the
+        `NodeConnections`; None: the client's requests take the general path. commands: (name, whether it only reads, whether
+        all words are keys, `CommandStats`). They replace the commands of an earlier call.
         """
         cdef int i
         self.upstream = upstream
@@ -641,6 +645,16 @@ cdef class Hop:
                     return GENERAL_PATH
         return side
 
+    cdef int slot_of_request(self, size_t words, bint has_many_keys) noexcept:
+        """Return the slot of a request's keys; -1 if they are in several slots."""
+        cdef size_t i
+        cdef int slot = slot_of(self.words[1].at, self.words[1].size)
+        if has_many_keys:
+            for i in range(2, words):
+                if <int>slot_of(self.words[i].at, self.words[i].size) != slot:
+                    return -1
+        return slot
+
     def forward(self, sink, bytes data, int protocol):
         """Forward the plain requests at the front of a buffer; return their size; 0: none can be forwarded now."""
         return self.forward_buffer(sink, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), protocol)
@@ -685,7 +699,8 @@ cdef class Hop:
         cdef bint has_numbers = PyBytes_GET_SIZE(table) >= SLOTS
         cdef size_t count = 0, i, first
         cdef Py_ssize_t took
-        cdef int command, side = STATES
+        cdef int command, side = STATES, slot
+        cdef bytes node_table = None
         cdef Plan* plan
         cdef Request* request
         cdef Item* item
@@ -708,10 +723,16 @@ cdef class Hop:
             if side == UPSTREAM_SIDE:
                 if self.upstream_connection is None:
                     self.upstream_connection = self.upstream(sink.client_id, protocol)
+                    node_table = None if self.upstream_connection is None else self.upstream_connection.node_numbers
                 if self.upstream_connection is None or not plan.is_for_upstream or first == ITEMS_MAX:
                     break
                 item = &self.items[first]
                 item.slot, item.number = 0, UPSTREAM
+                if node_table is not None:
+                    slot = self.slot_of_request(count, plan.has_many_keys)
+                    if slot < 0 or not node_table[slot]:
+                        break
+                    item.slot, item.number = slot, UPSTREAM + <uint8_t>node_table[slot]
                 item.at = item.size = item.epochs = 0
                 count = 1
                 self.has_writes |= not plan.is_read
@@ -762,7 +783,7 @@ cdef class Hop:
             if connection is None:
                 return False
             batch = connection.batch
-            if number != UPSTREAM and not self.cluster.is_aligned:
+            if number < UPSTREAM and not self.cluster.is_aligned:
                 floor = self.cluster.client_floor(sink.seen)
                 if not has_reached(connection.epochs, floor, self.cluster.removed_jobs):
                     return False
@@ -785,6 +806,8 @@ cdef class Hop:
         """Return the connection with a number; None: it is not open."""
         if number == UPSTREAM:
             return self.upstream_connection
+        if number > UPSTREAM:
+            return self.upstream_connection.node_connection(number - UPSTREAM)
         return open_connections[number] if number < len(open_connections) else None
 
     cdef int send(self, ClientBatch client_batch) except -1:
@@ -793,7 +816,7 @@ cdef class Hop:
         cdef int j
         cdef PipelineBatch batch
         cdef Request* request
-        cdef uint8_t number
+        cdef uint16_t number
         for j in range(self.used_count):
             batch = self.batches[self.used[j]]
             batch.client_batches.append(client_batch)
@@ -814,7 +837,7 @@ cdef class Hop:
         self.last_command = self.names[client_batch.requests[client_batch.request_count - 1].command]
         return 0
 
-    cdef int send_mget(self, ClientBatch client_batch, uint32_t index, uint8_t number) except -1:
+    cdef int send_mget(self, ClientBatch client_batch, uint32_t index, uint16_t number) except -1:
         """Append a STATE MGET for those keys of an MGET that one server owns, if there are any."""
         cdef Request* request = &client_batch.requests[index]
         cdef Item* item = &client_batch.items[request.first]

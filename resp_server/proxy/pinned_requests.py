@@ -8,9 +8,9 @@ from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.session.session import Session
+from resp_server.upstream.command_rules import CommandRule
 from resp_server.upstream.logins import Logins
 from resp_server.upstream.pool import UpstreamPool
-from resp_server.upstream.routing import CommandRule
 
 UNBLOCK_REASONS = (b"TIMEOUT", b"ERROR")
 NOT_BLOCKED = b":0\r\n"

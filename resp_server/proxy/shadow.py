@@ -25,7 +25,8 @@ from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.requests import ServerRequest
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
-from resp_server.upstream.routing import CommandRule, Shadowed
+from resp_server.upstream.command_rules import CommandRule
+from resp_server.upstream.routing import Shadowed
 from resp_server.upstream.rules import Owner, Rule, Rules
 from resp_server.upstream.shadow_compare import Outcome, outcome_of
 from resp_server.upstream.upstream import Upstream

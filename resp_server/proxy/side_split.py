@@ -10,7 +10,8 @@ from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.preferred_reads import ABSENT
 from resp_server.proxy.request_policy import SUMMED
-from resp_server.upstream.routing import Route, Side
+from resp_server.upstream.command_rules import Side
+from resp_server.upstream.routing import Route
 
 # The parts of a request for both sides.
 UPSTREAM_PART, STATES_PART = 0, 1

@@ -6,66 +6,63 @@ client gets all replies in its order. The sides have no common order (see `docs/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 from resp_server.command_table.facts import Facts
-from resp_server.command_table.table import Command
-from resp_server.commands.sort import check_request
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import QUEUED, keys_read
-from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink
+from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX
+from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.errors import NoPermError, PlainError
 from resp_server.protocol.replies import Reply, encode
-from resp_server.protocol.request_parser import Request
+from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.proxy.client_login import LoginRequest, login_in
-from resp_server.proxy.dispatcher import HOP_NAME_BYTES_MAX, ProxyDispatcher, Taken
-from resp_server.proxy.keyspace_queries import KeyspaceQuery
+from resp_server.proxy.dispatcher import HOP_NAME_BYTES_MAX, Taken
 from resp_server.proxy.new_format_check import NewFormatChecks
 from resp_server.proxy.pinned_requests import PinnedRequests
-from resp_server.proxy.preferred_reads import ClientSenders, PreferredRead, SplitRead
-from resp_server.proxy.request_policy import RequestPolicy, split_by_slot, within
-from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.sentinel_replies import sentinel_reply
 from resp_server.proxy.shadow import Shadow
-from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.swap_control import OwnershipControl
 from resp_server.proxy.swap_exec import OK, SwapExec, Watched
-from resp_server.proxy.swap_keyspace import KeyFilter, SwapScan, query_both
+from resp_server.proxy.swap_long_requests import LongRequests, is_long, portions_of
+from resp_server.proxy.swap_sending import SideSender
+from resp_server.proxy.swap_sides import OwnRequests
 from resp_server.proxy.swap_subscriptions import LISTENING, SwapSubscriptions, is_about_keys
 from resp_server.proxy.swap_watch import watch_both
 from resp_server.proxy.transactions import StartableExec
 from resp_server.proxy.upstream_events import UpstreamEvents
-from resp_server.session.session import Account, Session
+from resp_server.session.session import Session
 from resp_server.session.tracking import EVERYTHING, Invalidation, TrackingState
 from resp_server.session.transaction import Mark, Transaction
-from resp_server.upstream.connection import UpstreamConnection, UpstreamSink
+from resp_server.upstream.cluster import NodeConnections
+from resp_server.upstream.command_rules import CommandRule, Side
+from resp_server.upstream.connection import UpstreamConnection
 from resp_server.upstream.databases import Databases
-from resp_server.upstream.key_matcher import Decision, PlainSide
+from resp_server.upstream.key_matcher import PlainSide
 from resp_server.upstream.logins import Logins
+from resp_server.upstream.long_words import VALUE_BYTES_MAX
 from resp_server.upstream.ownership import Ownership, OwnershipChange
 from resp_server.upstream.pool import UpstreamPool
-from resp_server.upstream.routing import CommandRule, Route, Side, SwapRouter
-from resp_server.upstream.rules import Owner, Rule
+from resp_server.upstream.routing import Route, SwapRouter
+from resp_server.upstream.rules import Owner
 from resp_server.upstream.upstream import Upstream
 
-# The replies of states that have no keys.
-NO_KEYS = {b"scan": b"*2\r\n$1\r\n0\r\n*0\r\n", b"keys": b"*0\r\n", b"randomkey": b"$-1\r\n", b"dbsize": b":0\r\n"}
 # Reads that states answer, or may answer, together with the upstream or under other names.
 JOINED = (Side.BOTH, Side.PREFERRED, Side.MAPPED)
 # Takes the place of a watched key's mark when the key gets another owner: no digest equals it, so EXEC replies nil.
 CHANGED = Mark("", -1, "owner", covers_value=False)
 
 
-class SwapDispatcher(ProxyDispatcher):
+class SwapDispatcher(SideSender):
     """Answers the requests of a proxy in front of an upstream and of state servers."""
 
     has_upstream = True
+    batch_bytes_max = VALUE_BYTES_MAX + (1 << 20)
 
     def __init__(
         self,
@@ -111,12 +108,12 @@ class SwapDispatcher(ProxyDispatcher):
             server.clients.defer,
         )
         self.control = server.swap_control = OwnershipControl(ownership, self._shadow)
-        self._dropped_writes = 0  # requests, answered OK, that were for no side
+        self._long = LongRequests(self, applications, server.clients.defer)
         self._set_hop_commands()
         self._set_hop_patterns()
 
     def _take_facts(self, facts: Mapping[str, Facts]) -> None:
-        self.router.take_facts(facts)
+        self.router.commands.take_facts(facts)
         self._set_hop_commands()
 
     def _take_hello(self, fields: Mapping[bytes, Reply]) -> None:
@@ -125,7 +122,7 @@ class SwapDispatcher(ProxyDispatcher):
     def _set_hop_commands(self) -> None:
         """Have the hop forward the upstream's plain commands."""
         if self.hop is not None:
-            plain = [each for each in self.router.plain_commands() if len(each.name) <= HOP_NAME_BYTES_MAX]
+            plain = [each for each in self.router.commands.plain_commands() if len(each.name) <= HOP_NAME_BYTES_MAX]
             rows = [(*each, self._stats.command_stats(each.name)) for each in plain]
             self.hop.set_upstream(self._shared_connection, rows)
 
@@ -186,7 +183,9 @@ class SwapDispatcher(ProxyDispatcher):
         if pinned is not None:
             pinned.caching = (b"YES" if state.is_optin else b"NO") if state.is_caching_set else b""
         command = route.rule.command
-        if route.side in JOINED and state.records_reads and session.transaction is None and command is not None:
+        if route.side is Side.PORTIONS and state.records_reads:
+            self._tracking.enqueue_resend(state, None)  # to list so many keys would take too long
+        elif route.side in JOINED and state.records_reads and session.transaction is None and command is not None:
             self._tracking.enqueue_resend(state, keys_read(command, request))
 
     def _own_pool(self, session: Session) -> UpstreamPool | None:
@@ -217,12 +216,20 @@ class SwapDispatcher(ProxyDispatcher):
     def take(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Taken:
         """Answer a request that is not, or not only, about states; ReplyError if no side may answer it."""
         session = context.session
-        if self._has_client_logins and session.transaction is None and (found := login_in(request)) is not None:
-            self._log_in(context, found, batch)
-            return Taken.LAST
+        if self._has_client_logins and session.transaction is None and not is_long(request):
+            login = login_in(request)
+            if login is not None:
+                self._log_in(context, login, batch)
+                return Taken.LAST
         if not session.is_authenticated:
             return Taken.NO  # the error is a server's: it does not tell whose key it is
-        route = self.router.route(request, session.db)
+        if not is_long(request):
+            return self._take_routed(context, self.router.route(request, session.db), request, batch)
+        route = self._long.route_of(context, request, batch)
+        return route if isinstance(route, Taken) else self._take_routed(context, route, request, batch)
+
+    def _take_routed(self, context: CommandContext, route: Route | None, request: Request, batch: ReplyBatch) -> Taken:
+        session = context.session
         if route is None and self._sentinel_master and request[0].lower() == b"sentinel":
             host, _, port = session.local_address.rpartition(":")
             reply = sentinel_reply(request, self._sentinel_master, host.strip("[]").encode(), port.encode())
@@ -237,7 +244,8 @@ class SwapDispatcher(ProxyDispatcher):
             return self._take_local(context, rule, request, batch)
         if session.transaction is not None:
             return self._take_queued(context, session.transaction, route, request, batch)
-        self._check_rights(context, rule, request)
+        if not is_long(request):  # the rights to a long one are checked already
+            self.check_rights(context, rule, request)
         is_first_watch = rule.name == "watch" and not self._pinned.has_own(session, self.upstream_of(session).pools)
         if (route.is_blocking or is_first_watch) and len(batch):
             return Taken.IN_NEXT_BATCH  # the replies before must not wait, and use other connections
@@ -252,30 +260,19 @@ class SwapDispatcher(ProxyDispatcher):
             request = request if route.request is None else route.request
             watch_both(self.upstream_of(session), self._cluster_of, route, request, session, batch, self.defer)
             return Taken.LAST
-        if route.side is Side.BOTH:
-            self._send_both(route, request, session, batch)
-            if self.upstream_of(session).node_count > 1:
-                return Taken.LAST  # parts may be sent later
-        elif route.side is Side.PREFERRED:
-            self._send_preferred(route, request, session, batch)
-        elif route.side is Side.MAPPED:
-            self._send_mapped(route, session, batch)
-        elif route.side is Side.ALL_KEYS:
+        if route.side is Side.ALL_KEYS:
             self._query_keyspace(rule.name, request, session, batch)
-        elif route.is_blocking:
+            return Taken.YES
+        if route.is_blocking:
             self._pinned.block(rule, request, session, batch)
             return Taken.LAST
-        elif route.side is Side.DROPPED:
-            self._dropped_writes += 1
-            batch.add(b"" if session.is_silent else OK)
-        else:
-            sent, index, upstream = route.request or request, batch.expect(session.is_silent), self.upstream_of(session)
-            sink: ReplySink = batch
-            if route.shadowed:
-                sink = self._shadow.sink(route.shadowed, rule, session.protocol, upstream, batch)
-            if upstream.send_request(session.id, session.protocol, rule, sent, sink, index):
-                return Taken.LAST
-        return Taken.YES
+        if route.side is Side.MAPPED and route.convert is None and is_long(request) and session.user.is_unrestricted:
+            assert route.request is not None  # it has the states' names, to which rules of users do not apply
+            return Taken.LAST if self._forward_long(context, route.request, batch) else Taken.NO
+        if route.side is Side.PORTIONS:
+            self._long.send_portions(context, route, request, batch)
+            return Taken.LAST
+        return Taken.LAST if self.send(route, request, session, batch) else Taken.YES
 
     def _log_in(self, context: CommandContext, request: LoginRequest, batch: ReplyBatch) -> None:
         """Log a client in as a user of the upstream. The proxy has no users then; the upstream checks all rights."""
@@ -303,7 +300,7 @@ class SwapDispatcher(ProxyDispatcher):
         self._logins.leave(session.id)
         self._subscriptions.leave(session)
 
-    def _shared_connection(self, client: int, protocol: int) -> UpstreamConnection | None:
+    def _shared_connection(self, client: int, protocol: int) -> UpstreamConnection | NodeConnections | None:
         return self._logins.of(client).of(0).shared_connection(client, protocol)
 
     def _take_queued(
@@ -313,8 +310,9 @@ class SwapDispatcher(ProxyDispatcher):
         rule = route.rule
         if route.side in (Side.ALL_KEYS, Side.SELECT) or rule.name == "watch":
             return Taken.NO  # it is refused as at any proxy
-        self.router.check_form(rule, request)
-        self._check_rights(context, rule, request)
+        self.router.commands.check_form(rule, request)
+        if not is_long(request):
+            self.check_rights(context, rule, request)
         context.session.last_command = rule.name
         if not transaction.is_aborted:
             transaction.add(request)
@@ -331,16 +329,20 @@ class SwapDispatcher(ProxyDispatcher):
     ) -> StartableExec:
         return SwapExec(self, context.session, requests, watched, sink, index, partial(super()._exec, context))
 
-    def _cluster_of(self, key: bytes) -> StateCluster:
-        return self._applications.each[self.target_of(key)[0]]
+    def portions_of(self, request: Request) -> Iterable[Request]:
+        rule = self.router.commands.of(request) if isinstance(request, LongRequest) else None
+        return (request,) if rule is None else portions_of(rule, cast(LongRequest, request))
 
     def _is_of_states(self, session: Session, request: Request) -> bool:
+        if len(request) > UNSPLIT_WORDS_MAX:
+            return False  # it would have been refused
         route = self.router.route(request, session.db)
         return route is None or route.side in (Side.LOCAL, Side.STATES) or route.side in JOINED
 
-    def upstream_of(self, session: Session) -> Upstream:
-        """Return the connections to the database that a client has selected."""
-        return self._logins.of(session.id).of(session.db)
+    @property
+    def owners(self) -> Ownership:
+        """The owners of keys."""
+        return self._ownership
 
     def has_keys(self, session: Session) -> bool:
         return True  # the router has decided
@@ -376,7 +378,7 @@ class SwapDispatcher(ProxyDispatcher):
         if rule.name in LISTENING:
             return self._listen(context, rule, request, batch)
         if rule.name == "client|unblock" and transaction is None:
-            self._check_rights(context, rule, request)
+            self.check_rights(context, rule, request)
             if self._pinned.unblock(request, session, batch):
                 return Taken.YES
         return Taken.NO
@@ -388,7 +390,7 @@ class SwapDispatcher(ProxyDispatcher):
         if session.transaction is not None:
             raise PlainError(f"command '{rule.name}' cannot be in a transaction through --upstream")
         command.check_arity(request)
-        self._check_rights(context, rule, request)
+        self.check_rights(context, rule, request)
         if len(batch):
             return Taken.IN_NEXT_BATCH
         is_confirmed = self._subscriptions.was_confirmed(request, session)
@@ -399,7 +401,7 @@ class SwapDispatcher(ProxyDispatcher):
             return Taken.IN_NEXT_BATCH
         return Taken.YES if is_confirmed is False else Taken.NO
 
-    def _check_rights(self, context: CommandContext, rule: CommandRule, request: Request) -> None:
+    def check_rights(self, context: CommandContext, rule: CommandRule, request: Request) -> None:
         """Raise NoPermError if the user may not run a request. Commands of modules are for unrestricted users."""
         if context.session.user.is_unrestricted:
             return
@@ -408,175 +410,8 @@ class SwapDispatcher(ProxyDispatcher):
             raise NoPermError(f"User {name} has no permissions to run the '{rule.name}' command")
         self._check_user(context, rule.command, request)
 
-    def _senders(self, session: Session, rule: CommandRule) -> ClientSenders:
-        """Return what sends a client's requests of one command to either side."""
-        protocol, upstream = session.protocol, self.upstream_of(session)
-
-        def to_upstream(request: Request, sink: ReplySink, index: int) -> None:
-            upstream.send_request(session.id, protocol, rule, request, sink, index)
-
-        def to_states(key: bytes, request: Request, sink: ReplySink, index: int) -> None:
-            number, slot = self.target_of(key)
-            cluster = self._applications.each[number]
-            cluster.send(ServerRequest(pack(request), slot, protocol, cluster.deadline_s(), sink, index))
-
-        return ClientSenders(to_upstream, to_states, self._server.clients.defer)
-
-    def _send_both(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
-        """Split a read over both sides, and join the replies in the order of the keys."""
-        command = route.rule.command
-        assert command is not None  # `routing.SPLIT` has commands of Redis only
-        split = SplitRead(route, request, self._senders(session, route.rule))
-        index = batch.expect(session.is_silent)
-        send_to_states = partial(self._send_states, command, session)
-        send = partial(split.send, send_to_states, batch, index)
-        batch.set_retry(index, send)
-        send()
-
-    def _send_states(
-        self, command: Command, session: Session, request: Request, both: ReplyAggregator, part: int
-    ) -> None:
-        found = split_by_slot(command.facts, request, self.target_of)
-        assert found is not None  # it has keys
-        parts, merge = found
-        self._send_parts(command, parts, merge, session, both, part)
-
-    def _send_preferred(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
-        """Send a read of one key to the states and to the upstream."""
-        if route.rule.name == "sort_ro":
-            check_request(session.user, request)
-        senders, key = self._senders(session, route.rule), request[route.key_at]
-        index = batch.expect(session.is_silent)
-
-        def send() -> None:
-            PreferredRead(senders, key, request, route.unserved, batch, index).send()
-
-        batch.set_retry(index, send)
-        send()
-
-    def _send_mapped(self, route: Route, session: Session, batch: ReplyBatch) -> None:
-        """Send a request to the states, which know its keys by other names."""
-        request, convert = route.request, route.convert
-        assert request is not None
-        if convert is None:
-            if not self._forward_by_policy(self.command(request), RequestPolicy.BY_KEYS, request, session, batch):
-                raise PlainError("the request is malformed")
-            return
-        to_states = self._senders(session, route.rule).to_states
-        index = batch.expect(session.is_silent)
-
-        def send() -> None:
-            stage = ReplyAggregator(1, lambda replies: convert(replies[0]), batch, index, self.defer)
-            stage.attempt(to_states, request[1], request, stage, 0)
-
-        batch.set_retry(index, send)
-        send()
-
-    def _query_keyspace(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
-        keys = self._visible_keys(session.user, session.db)
-        sides = ClientSides(
-            self.upstream_of(session),
-            self._applications,
-            session,
-            self._server.clients.defer,
-            has_states=session.db in self._ownership.matcher.databases,
-            is_named=keys.is_named,
-        )
-        index = batch.expect(session.is_silent)
-        send: Callable[[], None]
-        if name == "scan":
-            send = SwapScan(sides, keys, request, batch, index).send
-        else:
-            send = partial(query_both, sides, keys, name, request, batch, index)
-        batch.set_retry(index, send)
-        send()
-
-    def _visible_keys(self, user: Account, database: int) -> KeyFilter:
-        """Return which keys of each side a user sees in SCAN, KEYS and RANDOMKEY."""
-        decide = self._ownership.matcher.decider(database)
-
-        def of_states(key: bytes) -> bool:
-            return decide(key).owner is not Owner.UPSTREAM
-
-        def of_upstream(key: bytes) -> bool:
-            return decide(key).owner is not Owner.STATE
-
-        has_common = any(rule.owner is Owner.PREFER_STATE for rule in self._ownership.rules)
-        mapped = [rule for rule in self._ownership.rules if rule.database == database and rule.lists_names]
-        if mapped:
-            names_of = partial(_names_of, decide, mapped, user)
-            return KeyFilter(lambda key: of_upstream(key) and user.can_read(key), names_of, has_common, is_named=True)
-        if user.reads_all_keys:
-            return KeyFilter(of_upstream, of_states, has_common)
-        # Servers of states know which keys the user may read.
-        return KeyFilter(lambda key: of_upstream(key) and user.can_read(key), of_states, has_common)
-
     def stop(self) -> None:
         super().stop()
         self._checks.stop()
         self._shadow.stop()
         self._logins.stop()
-
-
-def _names_of(
-    decide: Callable[[bytes], Decision], mapped: Sequence[Rule], user: Account, state_key: bytes
-) -> Sequence[bytes]:
-    """Return the names by which a client knows a key of states: its own, and those of rules."""
-    own = decide(state_key)
-    names = [state_key] if own.owner is not Owner.UPSTREAM and (own.rule is None or own.rule.mapping is None) else []
-    for rule in mapped:
-        name = rule.mapping.key_of(state_key) if rule.mapping is not None else None
-        if name is not None and decide(name).rule is rule:
-            names.append(name)
-    return [name for name in names if user.can_read(name)]
-
-
-class OwnRequests:
-    """Sends the proxy's own reads to the upstream."""
-
-    def __init__(self, upstream: Upstream) -> None:
-        self._upstream = upstream
-
-    @property
-    def node_count(self) -> int:
-        """The number of the upstream's nodes."""
-        return self._upstream.node_count
-
-    def send_to_node(self, node: int, packed: bytes, sink: UpstreamSink, index: int) -> None:
-        """Send a read to a node of the upstream."""
-        self._upstream.send_to_node(node, 0, 2, packed, sink, index)
-
-
-class ClientSides:
-    """Sends one client's requests about keys in general to either side."""
-
-    def __init__(
-        self,
-        upstream: Upstream,
-        applications: Applications,
-        session: Session,
-        defer: Defer,
-        *,
-        has_states: bool,
-        is_named: bool,
-    ) -> None:
-        self._upstream, self._applications, self._session = upstream, applications, session
-        self._has_states, self._is_named = has_states, is_named
-        self.node_count = upstream.node_count
-        self.defer = defer
-
-    def send_to_node(self, node: int, request: Request, sink: UpstreamSink, index: int) -> None:
-        """Send a read to a node of the upstream."""
-        session = self._session
-        self._upstream.send_to_node(node, session.id, session.protocol, pack(request), sink, index)
-
-    def send_to_states(self, request: Request, sink: ReplySink, index: int) -> None:
-        """Send a request to all state servers, or for SCAN to that of the cursor."""
-        session, name = self._session, request[0].lower()
-        # To count states' keys in another database than 0 would mean to read all their names.
-        if not self._has_states or (session.db and name == b"dbsize"):
-            sink.put(index, NO_KEYS[name])
-            return
-        # Servers of states know which keys the user may read, but not by which other names.
-        readable = () if self._is_named and name != b"randomkey" else within(session.user)
-        KeyspaceQuery(self._applications, request, session.protocol, sink, index, readable).send()

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from resp_server.execution.exec_runner import NOTHING_RUN
-from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, raw_reply_of
+from resp_server.forwarding.packing import Packed, pack_in_steps, size_of, texts_of
+from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX, RawReply, Steps, is_error, raw_reply_of
 from resp_server.forwarding.reply_splitter import items_of, pack
 from resp_server.forwarding.reply_stages import (
     MALFORMED_REPLY_ERRORS,
@@ -21,17 +22,18 @@ from resp_server.forwarding.reply_stages import (
     malformed_reply,
 )
 from resp_server.protocol.errors import CrossSlotError, ExecAbortError, PlainError, ReplyError
-from resp_server.protocol.request_parser import Request
+from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.proxy.side_split import STATES_PART, UPSTREAM_PART, SideSplit, mapped_split, split_over_sides
 from resp_server.proxy.transaction_plan import EXEC, MULTI
 from resp_server.proxy.transactions import StartableExec
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import Session
 from resp_server.session.transaction import Mark
+from resp_server.upstream.command_rules import CommandRule, Side
 from resp_server.upstream.connection import UnansweredError, UpstreamRequest
 from resp_server.upstream.pinned import PinnedConnection
 from resp_server.upstream.pool import UpstreamPool
-from resp_server.upstream.routing import CommandRule, Side, SwapRouter
+from resp_server.upstream.routing import SwapRouter
 from resp_server.upstream.upstream import Upstream
 
 OK = b"+OK\r\n"
@@ -74,7 +76,7 @@ class SwapExec(ReplyStage):
         # Of the node of the upstream that runs its part; and the client's own connection that watches keys there.
         self._pool, self._pinned = _watching(self._upstream, session)
         self._any_pool: UpstreamPool | None = None  # if no request has keys
-        self._packed: list[bytes] = []  # for the upstream
+        self._packed: list[Packed] = []  # for the upstream
         self._of_states: list[Request] = []
         # For each queued command: its reply; or its part at one side, and the position there; or where its parts begin.
         self._parts: list[bytes | tuple[int, int] | tuple[SideSplit, int, int]] = []
@@ -98,7 +100,7 @@ class SwapExec(ReplyStage):
         try:
             yield from before
             for request in self._requests:
-                self._add(request)
+                yield from self._add(request)
                 yield
             if self._sides.is_strict and self._needs_states and self._needs_upstream:
                 raise PlainError(
@@ -109,32 +111,37 @@ class SwapExec(ReplyStage):
         except ReplyError as error:  # keys may have got other owners since they were queued
             self._end(self._sides.error_reply(ExecAbortError(error)))
 
-    def _add(self, request: Request) -> None:
-        route = self._sides.router.route(request, self._session.db)
+    def _add(self, request: Request) -> Steps[None]:
+        if type(request) is LongRequest:
+            route = yield from self._sides.router.route_in_steps(request, self._session.db)
+        else:
+            route = self._sides.router.route(request, self._session.db)
+        if route is not None and route.side is Side.PORTIONS:  # it was short enough to be queued
+            route = self._sides.router.route(request, self._session.db)
         if route is not None and route.side is Side.DROPPED:
             self._parts.append(OK)
         elif route is not None and route.side is Side.UPSTREAM:
             self._parts.append((UPSTREAM_PART, len(self._packed)))
-            self._add_upstream(route.rule, request if route.request is None else route.request)
+            yield from self._add_upstream(route.rule, request if route.request is None else route.request)
         elif route is not None and route.side in (Side.BOTH, Side.PREFERRED, Side.MAPPED):
             split = mapped_split(route) if route.side is Side.MAPPED else split_over_sides(route, request)
             self._needs_states = True
             self._parts.append((split, len(self._packed), len(self._of_states)))
             for part in split.upstream:
-                self._add_upstream(route.rule, part)
+                yield from self._add_upstream(route.rule, part)
             self._of_states += split.states
         else:
             self._needs_states |= route is not None and route.side is Side.STATES
             self._parts.append((STATES_PART, len(self._of_states)))
             self._of_states.append(request)
 
-    def _add_upstream(self, rule: CommandRule, request: Request) -> None:
+    def _add_upstream(self, rule: CommandRule, request: Request) -> Steps[None]:
         self._any_pool = pool = self._upstream.pool_of(rule, request)
         if rule.facts.key_specs:
             self._pool = self._pool or pool
             if pool is not self._pool:
                 raise CrossSlotError
-        self._packed.append(pack(request))
+        self._packed.append((yield from pack_in_steps(request)) if type(request) is LongRequest else pack(request))
 
     def _send(self) -> None:
         if self._is_over:
@@ -154,7 +161,8 @@ class SwapExec(ReplyStage):
             assert self._pinned is not None
             if self._pool is None or self._pool.pinned.get(self._session.id) is not self._pinned:
                 raise UnansweredError("the connection to the upstream, which watches its keys, was lost")
-        packed = b"".join([MULTI, *self._packed, EXEC])
+        texts = [MULTI, *(text for each in self._packed for text in texts_of(each)), EXEC]
+        packed: Packed = texts if size_of(texts) > JOINED_BYTES_MAX else b"".join(texts)
         replies_before = len(self._packed) + 1
         request = UpstreamRequest(packed, self, UPSTREAM_PART, is_read=False, replies_before=replies_before)
         pool = self._pool or self._any_pool

@@ -13,21 +13,21 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from resp_server.command_table.facts import Facts
-from resp_server.command_table.key_specs import key_positions
+from resp_server.forwarding.packing import Packed, pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink, ReplyStage
+from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink, send_in_steps
 from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
 from resp_server.protocol.replies import Reply
-from resp_server.protocol.request_parser import Request
-from resp_server.upstream.cluster_requests import KEYS_AT_ONCE, Part, Plan, plan_of
-from resp_server.upstream.connection import UpstreamSink
+from resp_server.protocol.request_parser import LongRequest, Request
+from resp_server.upstream.cluster_requests import Part, Plan, first_slot, plan_of
+from resp_server.upstream.command_rules import CommandRule
+from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
 from resp_server.upstream.pool import WRITE_WAITS, UpstreamPool
 from resp_server.upstream.role import AnyRole
-from resp_server.upstream.routing import CommandRule
 from resp_server.upstream.slot_table import Redirect, SlotTable, redirect_in
 from resp_server.upstream.url import Address, UpstreamUrl
-from state_backend.model.slots import SLOTS, slot_of
+from state_backend.model.slots import SLOTS
 
 logger = logging.getLogger("sparkis.proxy")
 
@@ -89,12 +89,14 @@ class UpstreamCluster:
         True: parts of it are sent later, so that the client's later requests have to wait.
         """
         plan = plan_of(rule, request)
-        if isinstance(plan, Plan) and len(plan.parts) == 1 and not plan.on_all_masters:
-            self._send_part(client, protocol, plan.parts[0], rule.is_read, sink, index)
+        is_whole = isinstance(plan, Plan) and len(plan.parts) == 1 and not plan.on_all_masters
+        if isinstance(plan, Plan) and is_whole and type(request) is not LongRequest:
+            (part,) = plan.parts
+            self._send_part(client, protocol, part.slot, pack(part.request), rule.is_read, sink, index)
             return False
-        sending = _Sending(sink, index)
-        sending.run(self._send_parts(client, protocol, plan, rule.is_read, sink, index), self.defer)
-        return not sending.is_sent
+        return send_in_steps(
+            self._send_parts(client, protocol, plan, rule.is_read, sink, index), sink, index, self.defer
+        )
 
     def _send_parts(
         self, client: int, protocol: int, found: Plan | Steps[Plan], is_read: bool, sink: ReplySink, index: int
@@ -105,22 +107,23 @@ class UpstreamCluster:
             len(nodes) or len(plan.parts), plan.merge, sink, index, self.defer, takes_errors=plan.takes_errors
         )
         if plan.on_all_masters:
-            packed = pack(plan.parts[0].request)
+            whole = pack(plan.parts[0].request)
             for number, node in enumerate(nodes):
-                node.send(client, protocol, packed, joined, number, is_read=is_read)
+                node.send(client, protocol, whole, joined, number, is_read=is_read)
             if not nodes:
                 joined.fail(0, self._unreachable())
             return
         for number, part in enumerate(plan.parts):
-            self._send_part(client, protocol, part, is_read, joined, number)
-            if not number % KEYS_AT_ONCE:
-                yield
+            packed = yield from pack_in_steps(part.request)
+            plan.parts[number] = Part(part.slot, ())  # to free all at once would take too long
+            self._send_part(client, protocol, part.slot, packed, is_read, joined, number)
 
     def _send_part(
         self,
         client: int,
         protocol: int,
-        part: Part,
+        slot: int | None,
+        packed: Packed,
         is_read: bool,
         sink: UpstreamSink,
         index: int,
@@ -132,9 +135,8 @@ class UpstreamCluster:
             sink.fail(index, self._unreachable())
             return
         # A slot without a node: any node replies CLUSTERDOWN.
-        address = (None if part.slot is None else self._table.master_of(part.slot)) or masters[0]
-        packed = pack(part.request)
-        _ClusterRequest(self, client, protocol, packed, sink, index, is_read, is_blocking).send(address)
+        address = (None if slot is None else self._table.master_of(slot)) or masters[0]
+        _ClusterRequest(self, client, protocol, packed, sink, index, is_read, is_blocking, address).send(address)
 
     def send_to_node(
         self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
@@ -147,14 +149,18 @@ class UpstreamCluster:
             sink.fail(index, self._unreachable())
 
     def block(
-        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: UpstreamSink, index: int
+        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: ReplySink, index: int
     ) -> None:
         """Send a blocking command over the client's own connection to a node; ReplyError if that is not possible."""
         if rule.name in WRITE_WAITS:
             raise PlainError(f"command '{rule.name}' is not available with a Redis Cluster as the upstream")
-        positions = [at for at, _ in key_positions(rule.facts, request) or ()]
-        part = Part(slot_of(request[positions[0]]) if positions else None, request)
-        self._send_part(client, protocol, part, False, sink, index, is_blocking=True)
+        slot = first_slot(rule, request)
+
+        def send() -> Steps[None]:
+            packed = yield from pack_in_steps(request)
+            self._send_part(client, protocol, slot, packed, False, sink, index, is_blocking=True)
+
+        send_in_steps(send(), sink, index, self.defer)
 
     def for_database(self, number: int) -> UpstreamCluster:
         """Raise the error of a Redis Cluster, which has one database."""
@@ -167,8 +173,22 @@ class UpstreamCluster:
         made.on_state_lost, made.defer, made.poller = self.on_state_lost, self.defer, self.poller
         return made
 
-    def shared_connection(self, client: int, protocol: int) -> None:
-        """Return None: a client's requests take connections to several nodes."""
+    def shared_connection(self, client: int, protocol: int) -> NodeConnections | None:
+        """Return the connections to all nodes; None: no node is known."""
+        return NodeConnections(self, self._table, client, protocol) if self._table.masters else None
+
+    def node_connection(self, address: Address, client: int, protocol: int) -> UpstreamConnection | None:
+        """Return the shared connection to a node; None: the client has a connection of its own to the node."""
+        return self._node(address).shared_connection(client, protocol)
+
+    def _follow_of(self, address: Address) -> Callable[[UpstreamRequest, int, int], None]:
+        """Return what makes a request that was sent to a node follow redirects."""
+
+        def follow(request: UpstreamRequest, client: int, protocol: int) -> None:
+            sink, index, is_read = request.sink, request.index, request.is_read
+            request.sink = _ClusterRequest(self, client, protocol, request.packed, sink, index, is_read, False, address)
+
+        return follow
 
     @property
     def is_down(self) -> bool:
@@ -190,8 +210,7 @@ class UpstreamCluster:
         masters = self._table.masters
         if not masters:
             raise self._unreachable()
-        positions = key_positions(rule.facts, request)
-        slot = slot_of(request[positions[0][0]]) if positions else None
+        slot = first_slot(rule, request)
         return self._node((None if slot is None else self._table.master_of(slot)) or masters[0])
 
     @property
@@ -250,6 +269,7 @@ class UpstreamCluster:
             node = self._nodes[address] = self._pool_at(self.url.at(address))
             node.on_failed, node.on_state_lost = self._refresh_later, self.on_state_lost
             node.poller, node.defer, node.role = self.poller, self.defer, AnyRole()
+            node.follow = self._follow_of(address)
             node.start()
         return node
 
@@ -316,21 +336,23 @@ def _ignore() -> None:
     """Do nothing about a failure."""
 
 
-class _Sending(ReplyStage):
-    """The steps in which the parts of a request are sent. is_sent: all are."""
+class NodeConnections:
+    """A client's shared connections to the nodes. node_numbers: for each slot the number of its node; 0: none."""
 
-    is_sent = False
+    __slots__ = ("_client", "_cluster", "_protocol", "_table")
 
-    def run(self, steps: Steps[None], defer: Defer) -> None:
-        """Run the steps."""
-        self.attempt(self.run_steps, steps, self._end, defer)
+    def __init__(self, cluster: UpstreamCluster, table: SlotTable, client: int, protocol: int) -> None:
+        self._cluster, self._table, self._client, self._protocol = cluster, table, client, protocol
 
-    def _end(self, result: None) -> None:
-        self.is_sent = True
+    @property
+    def node_numbers(self) -> bytes:
+        """The table of the nodes."""
+        return self._table.numbers
 
-    def fail(self, index: int, error: Exception) -> None:
-        self.is_sent = True
-        super().fail(index, error)
+    def node_connection(self, number: int) -> UpstreamConnection | None:
+        """Return the connection to a node; None: there is none now."""
+        address = self._table.numbered(number)
+        return None if address is None else self._cluster.node_connection(address, self._client, self._protocol)
 
 
 class _ClusterRequest:
@@ -354,12 +376,14 @@ class _ClusterRequest:
         cluster: UpstreamCluster,
         client: int,
         protocol: int,
-        packed: bytes,
+        packed: Packed,
         sink: UpstreamSink,
         index: int,
         is_read: bool,
         is_blocking: bool,
+        node: Address,
     ) -> None:
+        self._node = node
         self._cluster, self._sink, self._index = cluster, sink, index
         self.client, self.protocol, self.packed = client, protocol, packed
         self.is_read, self.is_blocking = is_read, is_blocking

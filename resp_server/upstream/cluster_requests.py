@@ -6,16 +6,17 @@ key; if their keys are in several slots, that node replies CROSSSLOT. Commands w
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from resp_server.command_table.key_specs import key_positions
+from resp_server.command_table.key_specs import key_runs
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import array_in_order, items_of, sum_of_replies
 from resp_server.forwarding.reply_stages import Merge
 from resp_server.protocol.request_parser import Request
-from resp_server.upstream.routing import CommandRule
+from resp_server.upstream.command_rules import CommandRule
 from state_backend.model.slots import slot_of
 
 
@@ -66,7 +67,7 @@ class Plan(NamedTuple):
     takes_errors: errors are joined as well; else the first error is the reply.
     """
 
-    parts: Sequence[Part]
+    parts: list[Part]
     merge: Merge = first_of
     on_all_masters: bool = False
     takes_errors: bool = False
@@ -76,29 +77,41 @@ def plan_of(rule: CommandRule, request: Request) -> Plan | Steps[Plan]:
     """Return how to run a request that an upstream has to answer; in steps if it has to be split."""
     if rule.single_key_at and rule.single_key_at < len(request):
         return Plan([Part(slot_of(request[rule.single_key_at]), request)])
-    positions = [at for at, _ in key_positions(rule.facts, request) or ()]
+    runs = key_runs(rule.facts, request) or ()
+    positions = next((positions for positions, _ in runs if positions), ())
     if not positions:
         return _without_keys(rule, request)
     width = SPLIT.get(rule.name)
-    if width is None or len(positions) == 1 or len(request) != 1 + width * len(positions):
+    if width is None or len(runs) > 1 or len(positions) == 1 or len(request) != 1 + width * len(positions):
         return Plan([Part(slot_of(request[positions[0]]), request)])
     return _split(rule.name, request, positions, width)
 
 
+def first_slot(rule: CommandRule, request: Request) -> int | None:
+    """Return the slot of a request's first key; None: it has no keys."""
+    runs = key_runs(rule.facts, request) or ()
+    return next((slot_of(request[positions[0]]) for positions, _ in runs if positions), None)
+
+
 def _split(name: str, request: Request, positions: Sequence[int], width: int) -> Steps[Plan]:
-    places: dict[int, list[int]] = {}
+    places: dict[int, array[int]] = {}  # no lists: to free a million numbers would take too long
     for place, at in enumerate(positions):
-        places.setdefault(slot_of(request[at]), []).append(place)
+        slot = slot_of(request[at])
+        if slot not in places:
+            places[slot] = array("L")
+        places[slot].append(place)
         if not place % KEYS_AT_ONCE:
             yield
     if len(places) == 1:
         return Plan([Part(next(iter(places)), request)])
-    parts = []
+    parts: list[Part] = []
     for slot, some in places.items():
-        words = [word for place in some for word in request[positions[place] : positions[place] + width]]
-        parts.append(Part(slot, (request[0], *words)))
-        if not len(parts) % KEYS_AT_ONCE:
-            yield
+        words = [request[0]]
+        for number, place in enumerate(some, len(parts)):
+            words += request[positions[place] : positions[place] + width]
+            if not number % KEYS_AT_ONCE:
+                yield
+        parts.append(Part(slot, words))
     merge: Merge = sum_of_replies
     if name == "mget":
         merge = partial(array_in_order, places=list(places.values()))

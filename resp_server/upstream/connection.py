@@ -8,34 +8,31 @@ lost, requests without a reply that only read are sent again. Other requests may
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
-from resp_server.forwarding.handshake import Handshake, HandshakeError
+from resp_server.forwarding.handshake import HandshakeError
+from resp_server.forwarding.packing import Packed, prefixed, size_of
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, WAITING_BYTES_MAX, PipelinedConnection
-from resp_server.forwarding.raw_replies import RawReply, as_bytes
-from resp_server.forwarding.reply_splitter import FrameError, ReplySplitter, pack
+from resp_server.forwarding.raw_replies import RawReply
+from resp_server.forwarding.reply_splitter import FrameError, pack
 from resp_server.net.connecting import connected
-from resp_server.net.keepalive import keep_alive
 from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import TryAgainError, internal_error
 from resp_server.session.epoch_feed import NO_EPOCHS
 from resp_server.upstream.breaker import PAUSE_S, PAUSE_S_MAX, Breaker
+from resp_server.upstream.link import TURN_BYTES_MAX, UpstreamProtocol
 from resp_server.upstream.role import RoleCheck
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import UpstreamUrl
 
-# The longest reply that is forwarded: twice the longest value of Redis.
-REPLY_BYTES_MAX = 1 << 30
 # The time to connect and to log in (guess).
 CONNECT_S_MAX = 1.0
-# The time without traffic before the first TCP keepalive probe (guess).
-KEEPALIVE_S = 60
 # A request that only reads is sent at most twice; all others are sent once.
 SENDS_MAX = 2
 ASKING = pack((b"ASKING",))
+READONLY = b"-READONLY "
 
 
 class UnansweredError(Exception):
@@ -62,7 +59,7 @@ class UpstreamRequest:
     confirmations: the number of frames that SUBSCRIBE and the like get in place of a reply.
     """
 
-    packed: bytes
+    packed: Packed
     sink: UpstreamSink
     index: int
     is_read: bool
@@ -126,12 +123,23 @@ class ConnectionEvents(Protocol):
     def lost(self, reason: str) -> None:
         """Handle a lost connection."""
 
+    def refused_write(self, connection: UpstreamConnection) -> None:
+        """Handle the reply READONLY: the master may have become a replica."""
+
 
 class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
-    """One connection to the upstream, in one version of the protocol."""
+    """One connection to the upstream, in one version of the protocol.
 
-    def __init__(self, pool: ConnectionEvents, protocol: int) -> None:
+    follow: makes a request of the compiled hop, for a client and a version of the protocol, follow redirects of a Redis
+    Cluster; None: there are none. node_numbers: None: this connection is for the keys of all slots.
+    """
+
+    follow: Callable[[UpstreamRequest, int, int], None] | None = None
+    node_numbers: bytes | None = None
+
+    def __init__(self, pool: ConnectionEvents, protocol: int, waiting_bytes_max: int = WAITING_BYTES_MAX) -> None:
         super().__init__()
+        self._waiting_bytes_max = waiting_bytes_max
         self._pool = pool
         self.protocol = protocol
         self._loop = asyncio.get_running_loop()
@@ -169,20 +177,22 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         """Send a request now, or after the connection was opened. It gets TRYAGAIN at once if the breaker is open."""
         link = self._link
         waiting_bytes = self._queued_bytes if link is None else link.output_bytes
-        if self.pending_count >= REQUESTS_MAX or waiting_bytes + len(request.packed) > WAITING_BYTES_MAX:
+        if self.pending_count >= REQUESTS_MAX or waiting_bytes + size_of(request.packed) > self._waiting_bytes_max:
             request.sink.fail(request.index, TryAgainError("too many requests wait for the upstream"))
         elif link is not None:
             request.sends += 1
             request.sent_s = self._pool.clock()
             packed = request.packed
             if request.is_asking:
-                packed, request.replies_before = ASKING + packed, 1
+                packed, request.replies_before = prefixed(ASKING, packed), 1
+            if not isinstance(packed, bytes) and not request.is_read:
+                request.packed = b""  # it is not sent again, so each text is freed after it is sent
             self.send(packed, request)
         elif self._pool.breaker.is_open or self._is_stopping:
             request.sink.fail(request.index, self._unreachable())
         else:
             self._queue.append(request)
-            self._queued_bytes += len(request.packed)
+            self._queued_bytes += size_of(request.packed)
             self.connect()
 
     def connect(self) -> None:
@@ -211,6 +221,16 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
             self._link.cut("the proxy stops")
         self._refuse_queued()
 
+    def _write(self, out: Sequence[bytes]) -> None:
+        if self._link is not None and size_of(out) > TURN_BYTES_MAX:
+            self._link.write_texts(out)
+        else:
+            super()._write(out)
+
+    def has_progress(self) -> None:
+        """Handle that a part of a long request was sent, or of a long reply received."""
+        self._received_s = self._pool.clock()
+
     def receive_batch_replies(self, data: bytes) -> bytes:
         """Pass the replies at the front of received data to the hop's batches; return the rest of the data."""
         self._received_s = self._pool.clock()
@@ -231,6 +251,8 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         if in_flight is self.batch:
             self._close_batch()
         request = in_flight.next_request()
+        if type(reply) is bytes and reply.startswith(READONLY):
+            self._pool.refused_write(self)
         if request.replies_before:
             request.replies_before -= 1
             return
@@ -332,80 +354,3 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
 def unreachable(url: UpstreamUrl, reason: str) -> TryAgainError:
     """Return the error for a request that was not sent."""
     return TryAgainError(f"the upstream {url.address} cannot be reached: {reason}")
-
-
-class UpstreamProtocol(asyncio.Protocol):
-    """The socket of a connection."""
-
-    _transport: asyncio.Transport
-    is_idle = False  # the compiled sockets read this attribute; the fast path is for clients only
-
-    def __init__(self, connection: UpstreamConnection) -> None:
-        self._connection: UpstreamConnection | None = connection
-        self._splitter = ReplySplitter(REPLY_BYTES_MAX, returns_chunks=True)
-        self._handshake: Handshake | None = None
-        self._reason = "it closed the connection"
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        sock = self._transport.get_extra_info("socket")
-        if sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            keep_alive(sock, KEEPALIVE_S)  # blocking commands have no time limit, so only probes find a dead upstream
-
-    async def greet(self, words: list[tuple[bytes, ...]], role: RoleCheck) -> None:
-        """Send the requests that open a connection, and wait for their replies; HandshakeError if one is refused."""
-        # CLIENT SETNAME only helps people who read CLIENT LIST, so a user without the right to it may log in. A user
-        # without the right to ROLE may log in, too; then the role is not checked.
-        self._handshake = Handshake(words, (b"CLIENT", b"ROLE"), role.refusal)
-        await self._handshake.run(self._transport)
-        self._handshake = None
-
-    @property
-    def output_bytes(self) -> int:
-        """The size of unsent output."""
-        return self._transport.get_write_buffer_size()
-
-    def write(self, data: bytes) -> None:
-        """Send bytes."""
-        self._transport.write(data)
-
-    def forget(self) -> None:
-        """Close the socket without notifying the connection."""
-        self._connection = None
-        self._transport.abort()
-
-    def cut(self, reason: str) -> None:
-        """Close the socket now; the connection is notified once."""
-        self._transport.abort()
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.disconnected(reason)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            if self._handshake is None and self._connection is not None and self._splitter.is_empty:
-                data = self._connection.receive_batch_replies(data)
-                if not data:
-                    return
-            replies = self._splitter.feed(data)
-            if self._handshake is not None:
-                for reply in map(as_bytes, replies):
-                    self._handshake.take(reply)
-            elif self._connection is not None and replies:
-                self._connection.receive_replies(replies)
-            if self._splitter.error is not None:
-                raise self._splitter.error
-        except Exception as error:
-            if not isinstance(error, FrameError):
-                internal_error(error)
-            self._fail(f"its data is malformed: {error}")
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._fail(self._reason if error is None else f"{self._reason}: {error}")
-
-    def _fail(self, reason: str) -> None:
-        if self._handshake is not None:
-            self._handshake.fail(reason)
-        else:
-            self.cut(reason)

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
-from resp_server.protocol.request_parser import Request
+from resp_server.protocol.request_parser import LongRequest, Request
 from state_backend.model.descriptor import KeyFormat
 
 NO_VALUES: Mapping[str, bytes] = {}
@@ -128,4 +128,7 @@ def _only_item(reply: RawReply) -> RawReply:
 
 def with_names(request: Request, names: Mapping[int, StateName]) -> Request:
     """Return a request with the states' names of keys in place of the clients'. names: by position."""
-    return [names[at].key if at in names else word for at, word in enumerate(request)]
+    made = list(request)
+    for at, name in names.items():
+        made[at] = name.key
+    return LongRequest(made, request.size_bytes) if type(request) is LongRequest else made

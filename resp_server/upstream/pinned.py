@@ -340,6 +340,10 @@ class PinnedConnections:
         """Count a lost connection."""
         self._pool.lost(reason)
 
+    def refused_write(self, connection: UpstreamConnection) -> None:
+        """Handle the reply READONLY."""
+        self._pool.refused_write(connection)
+
     def ended(self, connection: PinnedConnection) -> None:
         """Forget a connection that was lost, or not opened."""
         if self._of.get(connection.client) is connection:

@@ -12,20 +12,21 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from resp_server.command_table.facts import Facts
-from resp_server.forwarding.raw_replies import RawReply, as_bytes
+from resp_server.forwarding.packing import Packed, pack_in_steps
+from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplySink
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplySink, send_in_steps
 from resp_server.net.awake import AwakeClock
 from resp_server.protocol.errors import internal_error
 from resp_server.protocol.replies import Reply
-from resp_server.protocol.request_parser import Request
+from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.upstream.breaker import Breaker
 from resp_server.upstream.command_facts import facts_in
+from resp_server.upstream.command_rules import CommandRule
 from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
 from resp_server.upstream.hello import hello_fields
 from resp_server.upstream.pinned import PINNED_MAX, PinnedConnections
 from resp_server.upstream.role import RoleCheck
-from resp_server.upstream.routing import CommandRule
 from resp_server.upstream.sentinel import MasterLocator
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import Address, UpstreamUrl
@@ -39,7 +40,9 @@ TIMEOUT_S = 10.0
 CHECKS_PER_TIMEOUT = 20
 # Shared connections for each protocol version (guess: few, because Redis runs commands on one thread).
 CONNECTIONS = 4
-COMMAND, HELLO = pack((b"COMMAND",)), pack((b"HELLO",))
+# Bytes of long requests that wait for the upstream (guess: two of the longest).
+LONG_BYTES_MAX = 1 << 30
+COMMAND, HELLO, ROLE = pack((b"COMMAND",)), pack((b"HELLO",)), pack((b"ROLE",))
 # Blocking commands that wait for the connection's own writes. All others wait for keys.
 WRITE_WAITS = ("wait", "waitaof")
 
@@ -71,6 +74,8 @@ class UpstreamPool:
         self._count = connections
         self._connections: dict[tuple[int, int], UpstreamConnection] = {}
         self.losses = 0
+        self._asks_role = False
+        self.follow: Callable[[UpstreamRequest, int, int], None] | None = None  # see `UpstreamConnection`
         self.on_hello: Callable[[Mapping[bytes, Reply]], None] = lambda fields: None
         self.on_failed: Callable[[], None] = lambda: None
         self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
@@ -134,8 +139,16 @@ class UpstreamPool:
 
         Return True if parts of the request are sent later, so that the client's next requests have to wait.
         """
+        if type(request) is LongRequest:
+            return send_in_steps(self._send_long(client, protocol, rule, request, sink, index), sink, index, self.defer)
         self.send(client, protocol, pack(request), sink, index, is_read=rule.is_read)
         return False
+
+    def _send_long(
+        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: ReplySink, index: int
+    ) -> Steps[None]:
+        packed = yield from pack_in_steps(request)
+        self.send(client, protocol, packed, sink, index, is_read=rule.is_read)
 
     def send_to_node(
         self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
@@ -147,7 +160,7 @@ class UpstreamPool:
         self,
         client: int,
         protocol: int,
-        packed: bytes,
+        packed: Packed,
         sink: UpstreamSink,
         index: int,
         *,
@@ -158,9 +171,15 @@ class UpstreamPool:
         self.add(client, protocol, UpstreamRequest(packed, sink, index, is_read, is_asking=is_asking))
 
     def add(self, client: int, protocol: int, request: UpstreamRequest) -> None:
-        """Send a request over the client's pinned connection, if it has one, otherwise over a shared connection."""
+        """Send a request over the client's pinned connection, if it has one, otherwise over a shared connection.
+
+        Long requests have a shared connection of their own, so that short ones do not wait behind them. A long one is
+        its client's only request without a reply, so the order of the client's requests is kept.
+        """
         pinned = self.pinned.get(client)
-        if pinned is None:
+        if pinned is None and not isinstance(request.packed, bytes):
+            self._long_connection(protocol).add(request)
+        elif pinned is None:
             self._connection(client, protocol).add(request)
         else:
             pinned.send_request(request, protocol)
@@ -177,16 +196,22 @@ class UpstreamPool:
             self._loop.call_soon(then)
 
     def block(
-        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: UpstreamSink, index: int
+        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: ReplySink, index: int
     ) -> None:
         """Send a blocking command over the client's pinned connection; PlainError if too many clients have one."""
+        if type(request) is LongRequest:
+            send_in_steps(self._block_long(client, protocol, request, sink, index), sink, index, self.defer)
+            return
         self.send_blocking(client, protocol, pack(request), sink, index, is_about_writes=rule.name in WRITE_WAITS)
+
+    def _block_long(self, client: int, protocol: int, request: Request, sink: ReplySink, index: int) -> Steps[None]:
+        self.send_blocking(client, protocol, (yield from pack_in_steps(request)), sink, index)
 
     def send_blocking(
         self,
         client: int,
         protocol: int,
-        packed: bytes,
+        packed: Packed,
         sink: UpstreamSink,
         index: int,
         *,
@@ -297,11 +322,33 @@ class UpstreamPool:
             self.locator.ask_now()
         self.on_failed()
 
+    def refused_write(self, connection: UpstreamConnection) -> None:
+        """Ask for the server's role after a READONLY. A script may reply that, too, so nothing is concluded from it."""
+        if self.role.must_be_master and not self._asks_role:
+            self._asks_role = True
+            connection.add(UpstreamRequest(ROLE, _RoleSink(self._take_role), 0, is_read=True))
+
+    def _take_role(self, reply: bytes) -> None:
+        """Close all connections to a master that has become a replica; a reply without a role changes nothing."""
+        self._asks_role = False
+        reason = self.role.refusal(b"ROLE", reply)
+        if reason:
+            for each in (*self._connections.values(), *self.pinned):
+                each.cut(reason)
+
     def _connection(self, client: int, protocol: int) -> UpstreamConnection:
         key = protocol, client % self._count
         connection = self._connections.get(key)
         if connection is None:
             connection = self._connections[key] = UpstreamConnection(self, protocol)
+            connection.follow = self.follow
+        return connection
+
+    def _long_connection(self, protocol: int) -> UpstreamConnection:
+        key = protocol, self._count
+        connection = self._connections.get(key)
+        if connection is None:
+            connection = self._connections[key] = UpstreamConnection(self, protocol, LONG_BYTES_MAX)
         return connection
 
     def _check(self) -> None:
@@ -314,6 +361,19 @@ class UpstreamPool:
             self.failed(late, reason)
             for each in connections:
                 each.cut(reason)
+
+
+class _RoleSink:
+    """Takes the reply to ROLE; an empty one if there is none."""
+
+    def __init__(self, then: Callable[[bytes], None]) -> None:
+        self._then = then
+
+    def put(self, index: int, reply: RawReply) -> None:
+        self._then(as_bytes(reply))
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._then(b"")
 
 
 class _ParsingSink(Generic[Found]):

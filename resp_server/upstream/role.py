@@ -15,6 +15,11 @@ class RoleCheck:
     def __init__(self, *, must_be_master: bool = False) -> None:
         self._must_be_master = must_be_master
 
+    @property
+    def must_be_master(self) -> bool:
+        """Whether a replica is refused now."""
+        return self._must_be_master
+
     def refusal(self, name: bytes, reply: bytes) -> str:
         """Return why the server with this reply to ROLE is refused; empty: it is not."""
         if name != b"ROLE" or reply[:1] != b"*":

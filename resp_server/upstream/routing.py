@@ -1,135 +1,47 @@
 """Which side answers a request: the states, the upstream, both, or the proxy (or server) itself. Pure.
 
-A command with keys goes to the owners of its keys. A command without keys goes by the tables below, and to the upstream
-if it is in none of them. The facts of a command are the upstream's own, where it has told them.
+The keys of a long request are decided in steps, so that other clients are served between them.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
-from enum import Enum, auto
 from typing import NamedTuple
 
-from resp_server.command_table.facts import Facts
-from resp_server.command_table.key_specs import key_positions
-from resp_server.command_table.table import Command, CommandTable
-from resp_server.forwarding.raw_replies import RawReply
-from resp_server.protocol.errors import (
-    LoadingError,
-    PlainError,
-    client_text,
-    unknown_command,
-    unknown_subcommand,
-    wrong_arity,
-)
-from resp_server.protocol.request_parser import Request
+from resp_server.command_table.key_specs import key_runs, searches_keyword
+from resp_server.command_table.table import CommandTable
+from resp_server.forwarding.raw_replies import RawReply, Steps
+from resp_server.protocol.errors import LoadingError, PlainError, client_text
+from resp_server.protocol.request_parser import LongRequest, Request
+from resp_server.session.transaction import WATCHED_KEYS_MAX
 from resp_server.upstream.command_facts import tells_all_keys
+from resp_server.upstream.command_rules import CommandRule, CommandRules, Side
 from resp_server.upstream.key_matcher import Decision
-from resp_server.upstream.long_words import long_words, too_long
+from resp_server.upstream.long_words import long_words, too_long, without_long_words
 from resp_server.upstream.mapped_names import FieldRead, StateName, field_read, with_names
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.rules import Owner, Rule, Writes
 from resp_server.upstream.shadow_compare import is_comparable
 from resp_server.upstream.state_writes import without_pairs, write_plan
 
-# Answered here: about this connection, its user, and this process. Some are sent to the upstream as well.
-LOCAL = frozenset(
-    [
-        "acl",
-        "asking",
-        "auth",
-        "client",
-        "cluster",
-        "discard",
-        "echo",
-        "exec",
-        "hello",
-        "latency",
-        "monitor",
-        "multi",
-        "ping",
-        "psubscribe",
-        "punsubscribe",
-        "quit",
-        "readonly",
-        "readwrite",
-        "reset",
-        "slowlog",
-        "ssubscribe",
-        "state",
-        "subscribe",
-        "sunsubscribe",
-        "unsubscribe",
-        "unwatch",
-    ]
-)
-# About the keys of both sides.
-ALL_KEYS = frozenset(["dbsize", "keys", "randomkey", "scan"])
-# They harm the upstream's host, or would take a shared connection out of the protocol.
-DENIED = frozenset(
-    [
-        "acl|deluser",
-        "acl|load",
-        "acl|save",
-        "acl|setuser",
-        "config|set",
-        "debug",
-        "failover",
-        "migrate",
-        "module",
-        "psync",
-        "replconf",
-        "replicaof",
-        "script|debug",
-        "shutdown",
-        "slaveof",
-        "sync",
-    ]
-)
-# Subcommands of denied commands that only read.
-READS_OF_DENIED = frozenset(["module|help", "module|list"])
 # Sections of INFO that only this process has.
 OWN_SECTIONS = (b"proxy", b"sparkis")
 # Split over both sides. Writes are not: with a state's key nothing of them is done.
 SPLIT = ("mget", "exists", "touch")
 # The words that an option of XREAD and XREADGROUP takes, with its name.
 STREAM_OPTIONS = {b"GROUP": 3, b"COUNT": 2, b"NOACK": 1}
-# The compiled hop finds these first.
-USUAL = ("get", "mget", "set", "incr", "setex", "del", "hget", "hset", "hgetall", "expire", "exists", "lpush", "rpop")
 NO_FIELDS: Mapping[int, Request] = {}
-# Spellings of command names that are remembered.
-SPELLINGS_MAX = 1024
+# Keys that are decided in one step (guess: 0.2 ms).
+KEYS_AT_ONCE = 256
+# Words of a request in which an option has to be found (guess: takes some milliseconds).
+SEARCHED_WORDS_MAX = 1 << 15
+# Keys that are not the upstream's, in a request that is not split: a served request may not have more.
+OTHERS_MAX = 4097
+# Keys of a long request that are compared with the states' values, where a rule says so (guess: enough to compare).
+SHADOWED_KEYS_MAX = 1024
 # Keys that an error names.
 NAMED_KEYS_MAX = 8
-
-
-class Side(Enum):
-    """Who answers a request."""
-
-    LOCAL = auto()
-    STATES = auto()
-    UPSTREAM = auto()
-    BOTH = auto()
-    ALL_KEYS = auto()  # both sides, all keys of each
-    SELECT = auto()  # here: the upstream says whether it has the database
-    BY_SECTIONS = auto()  # INFO
-    NOT_YET = auto()
-    MAPPED = auto()  # the states, which get another request, with their own names of keys
-    PREFERRED = auto()  # the states if they have the only key, otherwise the upstream
-    DROPPED = auto()  # a write that is answered OK
-    DENIED = auto()
-    BY_KEYS = auto()  # a rule only, never a decision
-
-
-class CommandRule(NamedTuple):
-    """What is known of a command by its name. command: None: it is not in the command table."""
-
-    name: str
-    side: Side
-    facts: Facts
-    command: Command | None = None
-    is_read: bool = False
-    single_key_at: int = 0
 
 
 class Route(NamedTuple):
@@ -174,27 +86,12 @@ class Shadowed(NamedTuple):
     convert: Callable[[RawReply], RawReply] | None = None
 
 
-class PlainCommand(NamedTuple):
-    """A command whose keys are its first word, or all words."""
-
-    name: str
-    is_read: bool
-    has_many_keys: bool
-
-
 class SwapRouter:
-    """Decides which side answers a request."""
+    """Decides which side answers a request. commands: what is known of each command."""
 
     def __init__(self, table: CommandTable, ownership: Ownership) -> None:
-        self._table = table
+        self.commands = CommandRules(table)
         self._ownership = ownership
-        self._upstream_facts: Mapping[str, Facts] = {}
-        self._rules: dict[bytes, CommandRule | None] = {}
-
-    def take_facts(self, facts: Mapping[str, Facts]) -> None:
-        """Take the facts of the upstream's commands."""
-        self._upstream_facts = facts
-        self._rules.clear()
 
     def route(self, request: Request, database: int = 0) -> Route | None:
         """Return which side answers; None for an unknown command. ReplyError for a request that no side may answer.
@@ -202,13 +99,22 @@ class SwapRouter:
         database: the client's.
         """
         long_at = long_words(request)
-        rule = self._rule(request)
+        rule = self.commands.of(request)
         if long_at and (rule is None or rule.side not in (Side.BY_KEYS, Side.UPSTREAM)):
             raise too_long()
+        if long_at:
+            request = without_long_words(request, long_at)
         if rule is None:
             return None
         if rule.side is Side.BY_KEYS:
-            return self._by_keys(rule, request, database, long_at)
+            self._check_known()
+            if rule.single_key_at and rule.single_key_at < len(request):
+                positions: Sequence[int] = (rule.single_key_at,)
+            else:
+                positions = self._positions(rule, request)
+            decide = self._ownership.matcher.decider(database) if database else self._ownership.decide
+            others = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
+            return self._by_keys(rule, request, positions, others, database, long_at)
         if rule.side is Side.ALL_KEYS:
             self._check_known()
             if rule.command is not None:
@@ -223,51 +129,80 @@ class SwapRouter:
             return Route(Side.LOCAL if is_own else Side.UPSTREAM, rule)
         return Route(rule.side, rule, is_blocking=rule.side is Side.UPSTREAM and "blocking" in rule.facts.flags)
 
-    def check_form(self, rule: CommandRule, request: Request) -> None:
-        """Raise the error of a request for the upstream that is not queued after MULTI, whatever its arguments are."""
-        name, _, sub = rule.name.partition("|")
-        if self._upstream_facts and name not in self._upstream_facts:
-            raise unknown_command(request)
-        subcommands = self._upstream_facts[name].subcommands if self._upstream_facts else rule.facts.subcommands
-        if subcommands and len(request) > 1 and sub not in subcommands:
-            raise unknown_subcommand(name, request[1])
-        arity = rule.facts.arity
-        if (len(request) != arity) if arity > 0 else (len(request) < -arity):
-            raise wrong_arity(rule.name)
-        if "no_multi" in rule.facts.flags:
-            raise PlainError("Command not allowed inside a transaction")
-
-    def plain_commands(self) -> Sequence[PlainCommand]:
-        """Return the commands that the upstream answers if its keys are at fixed places, the most used ones first."""
-        names = [*USUAL, *self._upstream_facts, *(each.name for each in self._table)]
-        found = []
-        for name in dict.fromkeys(names):
-            rule = self._find(name)
-            if rule is None or rule.side is not Side.BY_KEYS or rule.facts.subcommands or name == "watch":
-                continue
-            facts = rule.facts
-            has_fixed_keys = facts.first_key == 1 and facts.step == 1 and facts.last_key in (1, -1)
-            is_plain = has_fixed_keys and len(facts.key_specs) == 1 and "not_key" not in facts.key_specs[0]["flags"]
-            if is_plain and not {"blocking", "movablekeys"} & set(facts.flags):
-                found.append(PlainCommand(name, rule.is_read, facts.last_key == -1))
-        return found
-
-    def _by_keys(self, rule: CommandRule, request: Request, database: int, long_at: Collection[int]) -> Route:
+    def route_in_steps(self, request: Request, database: int = 0) -> Steps[Route | None]:
+        """Do the same for a long request. A read that is split has `Side.PORTIONS` unless one side has all its keys."""
+        long_at = long_words(request)
+        rule = self.commands.of(request)
+        if rule is None or rule.side is not Side.BY_KEYS or rule.single_key_at or len(request) <= KEYS_AT_ONCE:
+            return self.route(request, database)
         self._check_known()
-        if rule.single_key_at and rule.single_key_at < len(request):
-            positions: Sequence[int] = (rule.single_key_at,)
-        else:
-            positions = self._positions(rule, request)
+        if long_at:
+            request = without_long_words(request, long_at)
+        if len(request) > SEARCHED_WORDS_MAX and searches_keyword(rule.facts):
+            raise PlainError(f"'{rule.name}' takes {SEARCHED_WORDS_MAX} words through --upstream; split the request")
+        positions = self._positions(rule, request, is_long=True)
+        if rule.name == "watch" and len(positions) > WATCHED_KEYS_MAX:
+            raise PlainError(f"a client may watch {WATCHED_KEYS_MAX} keys; UNWATCH, or watch fewer")
+        if any(at in positions for at in long_at):
+            raise too_long()
+        decide = self._ownership.matcher.decider(database)
+        # Not a row for each key: to free a million of them would take too long.
+        others_at = array("L")
+        others: list[tuple[int, Decision]] = []  # the first ones
+        dropped, owned_count, dropped_count, has_names = bytearray(), 0, 0, False
+        for first in range(0, len(positions), KEYS_AT_ONCE):
+            some = positions[first : first + KEYS_AT_ONCE]
+            found = [(at, made) for at in some if (made := decide(request[at])).owner is not Owner.UPSTREAM]
+            others_at.extend([at for at, _ in found])
+            if len(others) < (WATCHED_KEYS_MAX if rule.name == "watch" else OTHERS_MAX):
+                others += found
+            owned = [row for row in found if row[1].owner is Owner.STATE]
+            owned_count += len(owned)
+            if owned and not rule.is_read and rule.name != "watch":
+                if long_at:
+                    raise too_long()
+                plan = write_plan(rule.name, request, owned)
+                if plan.refused is not None:
+                    raise self._refusal(request, plan.refused, dict(owned)[plan.refused], database)
+                dropped = dropped or bytearray(len(request))
+                dropped_count += len(plan.dropped)
+                for at in plan.dropped:
+                    dropped[at] = 1
+            has_names = has_names or any(made.rule is not None and made.rule.mapping is not None for _, made in found)
+            yield
+        if not others:
+            return self._by_keys(rule, request, positions[:SHADOWED_KEYS_MAX], others, database, ())
+        if dropped_count:
+            return (yield from _without_dropped(rule, request, dropped, dropped_count == len(positions)))
+        if not rule.is_read and rule.name != "watch":
+            return self._to_upstream(rule, request)
+        is_served = rule.command is not None and rule.command.declaration is not None
+        if owned_count == len(positions) and is_served and not has_names:
+            return Route(Side.STATES, rule)
+        if rule.name in SPLIT:
+            return Route(Side.PORTIONS, rule, others_at)
+        return self._by_keys(rule, request, positions, others, database, long_at)
+
+    def _by_keys(
+        self,
+        rule: CommandRule,
+        request: Request,
+        positions: Sequence[int],
+        others: Sequence[tuple[int, Decision]],
+        database: int,
+        long_at: Collection[int],
+    ) -> Route:
+        """Return the route of a request with keys. others: those that are not the upstream's."""
         if long_at and not set(long_at).isdisjoint(positions):
             raise too_long()
-        decide = self._ownership.matcher.decider(database) if database else self._ownership.decide
-        others = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
         owned = [row for row in others if row[1].owner is Owner.STATE]
         if not others:
             route = self._to_upstream(rule, request)
             if not self._ownership.has_shadows or not rule.is_read or route.is_blocking:
                 return route
-            return route._replace(shadowed=_shadowed(rule, request, positions, decide))
+            return route._replace(
+                shadowed=_shadowed(rule, request, positions, self._ownership.matcher.decider(database))
+            )
         if long_at:
             raise too_long()
         if rule.command is not None:
@@ -365,16 +300,19 @@ class SwapRouter:
     ) -> Route:
         plan = write_plan(rule.name, request, owned)
         if plan.refused is not None:
-            whose = self._whose(request, [plan.refused], database)
-            found = dict(owned)[plan.refused].rule
-            if found is not None and found.writes is Writes.DROP:
-                whose += f"; the rule '{found.name}' drops plain SET, SETEX, PSETEX and MSET only"
-            raise PlainError(whose)
+            raise self._refusal(request, plan.refused, dict(owned)[plan.refused], database)
         if not plan.dropped:
             return self._to_upstream(rule, request)
         if len(plan.dropped) == len(positions):
             return Route(Side.DROPPED, rule)
         return Route(Side.UPSTREAM, rule, request=without_pairs(request, plan.dropped))
+
+    def _refusal(self, request: Request, at: int, decision: Decision, database: int) -> PlainError:
+        """Return the error of a write with a state's key."""
+        whose, found = self._whose(request, [at], database), decision.rule
+        if found is not None and found.writes is Writes.DROP:
+            whose += f"; the rule '{found.name}' drops plain SET, SETEX, PSETEX and MSET only"
+        return PlainError(whose)
 
     def _whose(self, request: Request, positions: Sequence[int], database: int) -> str:
         named = [request[at] for at in positions[:NAMED_KEYS_MAX]]
@@ -384,72 +322,34 @@ class SwapRouter:
         if not self._ownership.is_known:
             raise LoadingError("the key formats of the states are not known yet; retry in a moment")
 
-    def _positions(self, rule: CommandRule, request: Request) -> Sequence[int]:
+    def _positions(self, rule: CommandRule, request: Request, *, is_long: bool = False) -> Sequence[int]:
+        """Return the positions of keys, in order; is_long: of many keys, maybe with an order of their own."""
         if rule.command is None and not tells_all_keys(rule.facts):
             raise PlainError(f"the upstream does not say where the keys of '{rule.name}' are, so it is not passed on")
-        found = key_positions(rule.facts, request) or ()
-        return sorted({at for at, flags in found if "not_key" not in flags})
+        runs = [positions for positions, flags in key_runs(rule.facts, request) or () if "not_key" not in flags]
+        if len(runs) == 1:
+            return runs[0]
+        return [at for run in runs for at in run] if is_long else sorted({at for run in runs for at in run})
 
-    def _rule(self, request: Request) -> CommandRule | None:
-        name = request[0]
-        try:
-            rule = self._rules[name]
-        except KeyError:
-            rule = self._learn(name, lambda: self._find(name.lower().decode("utf-8", "replace")))
-        if rule is None or not rule.facts.subcommands or len(request) < 2:
-            return rule
-        full_name = name + b"|" + request[1]
-        if full_name not in self._rules:
-            text = full_name.lower().decode("utf-8", "replace")
-            return self._learn(full_name, lambda: self._find(text) or rule)
-        return self._rules[full_name]
 
-    def _learn(self, spelling: bytes, find: Callable[[], CommandRule | None]) -> CommandRule | None:
-        rule = find()
-        if len(self._rules) < SPELLINGS_MAX:
-            self._rules[spelling] = rule
-        return rule
-
-    def _find(self, name: str) -> CommandRule | None:
-        command = self._table.get(name.encode())
-        facts = self._facts(name, command)
-        if facts is None:
-            return None
-        container = name.partition("|")[0]
-        side = Side.UPSTREAM
-        if (name in DENIED or container in DENIED) and name not in READS_OF_DENIED:
-            side = Side.DENIED
-        elif _subscribes(facts, is_ours=command is not None):
-            side = Side.NOT_YET
-        elif name in LOCAL or container in LOCAL:
-            side = Side.LOCAL
-        elif name in ALL_KEYS:
-            side = Side.ALL_KEYS
-        elif name == "select":
-            side = Side.SELECT
-        elif name == "info":
-            side = Side.BY_SECTIONS
-        elif facts.key_specs:
-            side = Side.BY_KEYS
-        flags = facts.key_specs[0]["flags"] if len(facts.key_specs) == 1 else ("not_key",)
-        is_fixed = "not_key" not in flags and "|" not in name and "movablekeys" not in facts.flags
-        is_single = is_fixed and 0 < facts.first_key == facts.last_key
-        is_read = "readonly" in facts.flags
-        return CommandRule(name, side, facts, command, is_read, facts.first_key if is_single else 0)
-
-    def _facts(self, name: str, command: Command | None) -> Facts | None:
-        container, _, sub = name.partition("|")
-        theirs = self._upstream_facts.get(container)
-        if theirs is not None and sub:
-            theirs = theirs.subcommands.get(sub)
-        # The keys of SORT and MIGRATE are found by the code that knows these two commands.
-        if theirs is not None and (command is None or tells_all_keys(theirs)):
-            return theirs
-        return command.facts if command is not None else None
+def _without_dropped(rule: CommandRule, request: Request, dropped: bytearray, is_all: bool) -> Steps[Route]:
+    """Return the route of a long MSET without the keys whose writes are dropped, and their values."""
+    if is_all:
+        return Route(Side.DROPPED, rule)
+    left = LongRequest(request[:1], 0)
+    for at in range(1, len(request), 2):
+        if not dropped[at]:
+            left += request[at : at + 2]
+        if at % KEYS_AT_ONCE == 1:
+            yield
+    return Route(Side.UPSTREAM, rule, request=left)
 
 
 def _shadowed(
-    rule: CommandRule, request: Request, positions: Sequence[int], decide: Callable[[bytes], Decision]
+    rule: CommandRule,
+    request: Request,
+    positions: Sequence[int],
+    decide: Callable[[bytes], Decision],
 ) -> Sequence[Shadowed]:
     """Return the keys of a read to compare: the only one, or those of MGET."""
     is_served = rule.command is not None and rule.command.declaration is not None
@@ -485,14 +385,6 @@ def _state_names(request: Request, others: Sequence[tuple[int, Decision]]) -> Ma
 def not_yet(name: str) -> PlainError:
     """Return the error for a request that needs more than shared connections."""
     return PlainError(f"command '{name}' is not available through --upstream yet")
-
-
-def _subscribes(facts: Facts, *, is_ours: bool) -> bool:
-    """Tell whether a command without keys could change a connection into a subscriber's, by its flags.
-
-    is_ours: the command is Redis' own, so `LOCAL` names it if it subscribes.
-    """
-    return not facts.key_specs and "pubsub" in facts.flags and not is_ours
 
 
 def _is_nonblocking_read(rule: CommandRule, request: Request) -> bool:

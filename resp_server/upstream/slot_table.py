@@ -10,6 +10,9 @@ import hiredis
 from resp_server.upstream.url import Address
 from state_backend.model.slots import SLOTS
 
+# Masters with a number, as `CONNECTIONS_MAX` in `proxy/hop.pyx` allows. Requests for others take the general path.
+NUMBERED_MAX = 255
+
 
 class Redirect(NamedTuple):
     """A MOVED or an ASK. is_ask: for this request only."""
@@ -20,11 +23,17 @@ class Redirect(NamedTuple):
 
 
 class SlotTable:
-    """The master of each slot. masters: in the order of their first slots, as a scan walks them."""
+    """The master of each slot. masters: in the order of their first slots, as a scan walks them.
+
+    numbers: for each slot the number of its master, for the compiled hop; 0: it has none.
+    """
 
     def __init__(self, owners: Sequence[Address | None]) -> None:
         self._owners = list(owners)
         self.masters: Sequence[Address] = list(dict.fromkeys(each for each in owners if each is not None))
+        self._numbered: list[Address | None] = [None, *self.masters[:NUMBERED_MAX]]
+        number_of: dict[Address | None, int] = {each: at for at, each in enumerate(self._numbered)}
+        self.numbers = bytes([number_of.get(each, 0) for each in owners])
 
     @classmethod
     def parse(cls, reply: bytes, asked: Address) -> SlotTable:
@@ -51,6 +60,14 @@ class SlotTable:
     def move(self, slot: int, address: Address) -> None:
         """Change the master of a slot, as a MOVED says. A new master has no place in a scan before the next table."""
         self._owners[slot] = address
+        if address not in self._numbered and len(self._numbered) <= NUMBERED_MAX:
+            self._numbered.append(address)
+        number = self._numbered.index(address) if address in self._numbered else 0
+        self.numbers = self.numbers[:slot] + bytes([number]) + self.numbers[slot + 1 :]
+
+    def numbered(self, number: int) -> Address | None:
+        """Return the master with a number of `numbers`."""
+        return self._numbered[number]
 
 
 def redirect_in(reply: bytes, asked: Address) -> Redirect | None:

@@ -10,11 +10,11 @@ from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_stages import Defer, ReplySink
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
-from resp_server.upstream.cluster import UpstreamCluster
+from resp_server.upstream.cluster import NodeConnections, UpstreamCluster
+from resp_server.upstream.command_rules import CommandRule
 from resp_server.upstream.connection import UpstreamConnection, UpstreamSink
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.role import RoleCheck
-from resp_server.upstream.routing import CommandRule
 from resp_server.upstream.sentinel import MasterLocator
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import UpstreamUrl
@@ -57,7 +57,7 @@ class Upstream(Protocol):
         """Send a read about all keys to a node."""
 
     def block(
-        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: UpstreamSink, index: int
+        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: ReplySink, index: int
     ) -> None:
         """Send a blocking command over a connection of the client's own; ReplyError if that is not possible."""
 
@@ -67,8 +67,8 @@ class Upstream(Protocol):
     def for_login(self, user: bytes, password: bytes) -> Upstream:
         """Return the connections for another login. user: empty: AUTH with the password only."""
 
-    def shared_connection(self, client: int, protocol: int) -> UpstreamConnection | None:
-        """Return the one connection that all of a client's requests take; None: there is no such connection."""
+    def shared_connection(self, client: int, protocol: int) -> UpstreamConnection | NodeConnections | None:
+        """Return the shared connections that a client's requests take; None: it has its own, or no node is known."""
 
     @property
     def is_down(self) -> bool:

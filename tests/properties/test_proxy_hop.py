@@ -47,6 +47,10 @@ class ServerConnection:
         self.epochs: Epochs = EMPTY_EPOCHS
         self.pending_count = 0
         self.key = SimpleNamespace(address="here:1")
+        self.protocol = 2
+        # Of connections to an upstream.
+        self.follow: Any = None
+        self.node_numbers: bytes | None = None
 
     def has_room(self, count: int) -> bool:
         return True
@@ -321,6 +325,63 @@ def test_a_client_whose_upstream_connection_is_its_own_takes_the_general_path() 
     scene = Scene()
     scene.use_upstream([], connection_of=lambda client, protocol: None)
     assert scene.hop.forward(HopSink(), pack((b"GET", b"k")), 2) == 0
+
+
+class NodeConnections:
+    """Stands for the connections to the nodes of a Redis Cluster: node 1 has the even slots, 2 others; 0 and 1 none."""
+
+    node_numbers = bytes([0, 0] + [1, 2] * (SLOTS // 2 - 1))
+
+    def __init__(self) -> None:
+        self.nodes = [ServerConnection(), ServerConnection()]
+
+    def node_connection(self, number: int) -> ServerConnection:
+        return self.nodes[number - 1]
+
+
+@given(
+    asked=st.lists(
+        st.one_of(
+            st.tuples(st.just(b"GET"), near),
+            st.tuples(st.just(b"MGET"), near, near),
+            st.tuples(st.just(b"SET"), near, near),
+            st.tuples(st.just(b"DEL"), near, near),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+)
+def test_requests_for_a_cluster_go_to_the_nodes_of_their_slots(asked: list[tuple[bytes, ...]]) -> None:
+    """The hop stops at keys of several slots, and at a slot without a node."""
+    scene, upstream = Scene(), NodeConnections()
+    scene.use_upstream([], connection_of=lambda client, protocol: upstream)
+
+    def slots_of(words: tuple[bytes, ...]) -> set[int]:
+        return set(map(slot_of, words[1:2] if words[0] in (b"GET", b"SET") else words[1:]))
+
+    forwarded = list(takewhile(lambda words: len(slots_of(words)) == 1 and min(slots_of(words)) > 1, asked))
+    assert scene.hop.forward(HopSink(), b"".join(map(pack, asked)), 2) == len(b"".join(map(pack, forwarded)))
+    for number, node in enumerate(upstream.nodes):
+        assert node.asked() == b"".join(pack(words) for words in forwarded if min(slots_of(words)) % 2 == number)
+
+
+def test_a_request_that_a_node_did_not_answer_as_usual_follows_redirects() -> None:
+    scene, upstream, sink = Scene(), NodeConnections(), HopSink()
+    followed = []
+    upstream.nodes[0].follow = upstream.nodes[1].follow = lambda request, client, protocol: followed.append(
+        (request.packed, client, protocol)
+    )
+    scene.use_upstream([], connection_of=lambda client, protocol: upstream)
+    data = pack((b"SET", b"k", b"v"))
+    assert scene.hop.forward(sink, data, 2) == len(data)
+    node = upstream.nodes[slot_of(b"k") % 2]
+    assert node.asked() == data
+    (batch,) = node.batches
+    assert batch.feed(b"-MOVED 1 here:2\r\n", 0, NO_EPOCHS) == 0
+    request = batch.next_request()
+    assert followed == [(data, 1, 2)] and not request.is_read
+    request.sink.put(request.index, b"+OK\r\n")
+    assert sink.replies == [b"+OK\r\n"]
 
 
 @given(reads=st.lists(st.booleans(), min_size=1, max_size=8), answered=st.integers(0, 8))

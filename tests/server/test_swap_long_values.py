@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from compat.conformance.wire import Connection
-from resp_server.upstream.long_words import VALUE_BYTES_MAX, WORD_BYTES_MAX
+from resp_server.protocol.request_parser import LONG_WORD_BYTES
+from resp_server.upstream.long_words import VALUE_BYTES_MAX
 
 LONG = bytes(range(256)) * (5 << 12)
 REFUSAL = "-ERR only a value for the upstream may have more than 1 MB\r\n"
@@ -28,9 +29,14 @@ def test_a_transaction_takes_values_of_megabytes(client: Connection) -> None:
     assert client.call("EXEC").plain == [b"OK", len(LONG)]
 
 
-def test_the_longest_value_is_written(client: Connection) -> None:
-    assert client.call("SET", "a", b"x" * VALUE_BYTES_MAX).plain == b"OK"
-    assert client.call("STRLEN", "a").plain == VALUE_BYTES_MAX
+def test_a_value_of_many_megabytes_is_written_and_read_whole(client: Connection) -> None:
+    size = 13 * len(LONG) + 1
+    client.send(b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$%d\r\n" % size + LONG * 13 + b"e\r\n")
+    assert client.read().plain == b"OK"
+    assert client.call("STRLEN", "a").plain == size
+    is_same = client.call("GET", "a").plain == LONG * 13 + b"e"  # no text of megabytes is to be compared line by line
+    assert is_same
+    assert client.call("DEL", "a").plain == 1
 
 
 def test_a_longer_value_ends_the_connection_with_an_error_as_at_redis(client: Connection) -> None:
@@ -62,6 +68,6 @@ def test_other_words_of_more_than_a_megabyte_are_refused(client: Connection, wor
 
 
 def test_a_word_of_a_megabyte_may_be_anything(client: Connection) -> None:
-    key = b"k" * WORD_BYTES_MAX
+    key = b"k" * LONG_WORD_BYTES
     assert client.call("SET", key, "1").plain == b"OK"
     assert client.call("GETDEL", key).plain == b"1"

@@ -95,6 +95,16 @@ def test_a_key_is_read_from_a_field(client: Connection, protocol: int) -> None:
     )
 
 
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_long_read_finds_keys_by_their_other_names(client: Connection, protocol: int) -> None:
+    client.call("HELLO", protocol)
+    mixed = ["dash/1/apdex", "dash/2/score", "a", "dash/1/none", "golden:byAccount:1", "none"] * 300
+    assert client.call("MGET", *mixed).plain == [b"apdex of 1", b"2", b"mine", None, b"1", None] * 300
+    assert client.call("EXISTS", *mixed).plain == 4 * 300
+    assert client.call("MGET", *["dash/2/score"] * 1_500).plain == [b"2"] * 1_500
+    assert client.call("HMGET", "golden:facts:1", *["apdex", "none"] * 1_000).plain == [b"apdex of 1", None] * 1_000
+
+
 def test_a_transaction_reads_keys_by_their_other_names(client: Connection) -> None:
     assert client.call("WATCH", "dash/1/score", "dash/1/apdex", "a").plain == b"OK"
     lines = ["MULTI", "GET dash/1/score", "GET a", "TTL dash/1/apdex", "MGET dash/1/apdex a dash/2/score", "EXEC"]

@@ -54,6 +54,11 @@ def test_the_states_answer_if_they_have_the_key_otherwise_the_upstream(client: C
     assert client.call("LRANGE", "job:speed:1", 0, -1).plain.startswith(b"WRONGTYPE")
 
 
+def test_a_long_read_is_split_in_portions(client: Connection) -> None:
+    assert client.call("MGET", *MIXED * 200).plain == [b"10", OLD, b"0.9", b"mine", None, b"20"] * 200
+    assert client.call("EXISTS", *MIXED * 200).plain == 5 * 200
+
+
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_reads_of_several_keys_are_split_key_by_key(client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)

@@ -142,7 +142,8 @@ def test_without_sentinels_the_upstream_is_down_for_its_own_keys_only(swap: Swap
         assert client.call("GET", "k").plain.startswith(b"TRYAGAIN the upstream m of 127.0.0.1:1,127.0.0.1:2")
 
 
-def test_a_master_that_became_a_replica_is_not_used(swap: Swap, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_killed_clients", [True, False])
+def test_a_master_that_became_a_replica_is_not_used(swap: Swap, tmp_path: Path, has_killed_clients: bool) -> None:
     """An upstream without sentinels: one address, behind which a failover happens."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -150,8 +151,15 @@ def test_a_master_that_became_a_replica_is_not_used(swap: Swap, tmp_path: Path) 
         proxy = swap.start_at(f"redis://127.0.0.1:{one.port}")
         with proxy.connect() as client:
             eventually(lambda: client.call("SET", "k", "1").plain == b"OK")
+            for _ in range(2):  # a script's own word for it is not enough
+                assert client.call("EVAL", "return redis.error_reply('READONLY so it says')", 0).is_error
+            assert client.call("SET", "k", "1").plain == b"OK"
+            assert swap.info(proxy)["upstream_losses"] == "0"
             direct.call("REPLICAOF", "127.0.0.1", two.port)
-            direct.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")  # as sentinels do
+            if has_killed_clients:  # as sentinels do
+                direct.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            else:
+                assert client.call("SET", "k", "2").plain.startswith(b"READONLY")
             eventually(lambda: b"it is a replica now" in client.call("GET", "k").plain)
             direct.call("REPLICAOF", "NO", "ONE")
             eventually(lambda: client.call("SET", "k", "2").plain == b"OK")

@@ -9,23 +9,15 @@ from functools import cache
 import pytest
 
 from compat.conformance.wire import request
-from compat.waiting import WAIT_S_MAX, eventually
-from resp_server.cluster.topology import Topology
+from compat.waiting import eventually
 from resp_server.command_table.table import Command
 from resp_server.config import ServerConfig
 from resp_server.execution.long_requests import SPLITS
 from resp_server.protocol.replies import encode
-from resp_server.proxy.applications import Applications
-from resp_server.proxy.connection import ProxyConnection
-from resp_server.proxy.dispatcher import ProxyDispatcher
-from resp_server.proxy.pubsub_relay import PubsubRelay, connect_pubsub
 from resp_server.proxy.request_policy import RequestPolicy, policy_of, single_key_at
-from resp_server.proxy.state_cluster import StateCluster
-from resp_server.serving.server import Server
 from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX
-from state_backend.lmdb.store import LmdbStore
-from state_backend.store.keyspace import Keyspace
-from tests.server.conftest import NOW_MS, LoopThread, Peer, Running
+from tests.server.conftest import Peer
+from tests.server.measured_proxy import Proxy
 from tests.server.turns_measured import (
     ATTACKS,
     END,
@@ -34,11 +26,9 @@ from tests.server.turns_measured import (
     TURN_MS_MAX,
     WAIT_TURNS_MAX,
     Attacked,
-    MeasuredLoop,
     check_beside_many_subscriptions,
     check_command,
     filled_store,
-    keyspace_of,
     served,
 )
 
@@ -46,53 +36,6 @@ CONFIG = ServerConfig(port=0, hosts=("127.0.0.1",))
 SLOTS = ("0-8191", "8192-16383")
 # Of each kind of value, with replies of all sizes.
 SINGLE_KEY_COMMANDS = ("get", "getrange", "hget", "hgetall", "hscan", "smembers", "zrange", "zscore", "type")
-
-
-class Proxy(LoopThread):
-    """A proxy on a loop that is measured, and two servers with half of the slots each on loops of their own."""
-
-    def __init__(self, store: LmdbStore) -> None:
-        self.nodes = [Running(CONFIG, keyspace_of(store)) for _ in SLOTS]
-        rows = [
-            {"host": "127.0.0.1", "port": node.server.port, "slots": slots}
-            for node, slots in zip(self.nodes, SLOTS, strict=True)
-        ]
-        topology = Topology.of_json({"version": 1, "nodes": rows})
-        for node, row in zip(self.nodes, topology.nodes, strict=True):
-            node.run(self._shown(node.server, topology, row.id))
-        super().__init__(MeasuredLoop)
-        self.run(self._start(topology))
-
-    @staticmethod
-    async def _shown(server: Server, topology: Topology, node_id: str) -> None:
-        server.set_topology(topology, node_id)
-
-    async def _start(self, topology: Topology) -> None:
-        self.cluster = StateCluster(timeout_s=WAIT_S_MAX)
-        self.applications = Applications([self.cluster])
-        self.server = Server(
-            Keyspace(),
-            CONFIG,
-            clock=lambda: NOW_MS,
-            dispatcher=lambda server: ProxyDispatcher(server, self.applications),
-            connection=ProxyConnection,
-        )
-        self.server.context.state_servers = self.applications.info_fields
-        self.relay: PubsubRelay = connect_pubsub(self.applications, self.server.context)
-        self.applications.start()
-        self.cluster.apply_topology(topology, "the test")
-        await self.server.start()
-
-    def stop(self) -> None:
-        async def stop() -> None:
-            await self.server.stop()
-            self.relay.stop()
-            self.applications.stop()
-
-        self.run(stop())
-        super().stop()
-        for node in self.nodes:
-            node.stop()
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,11 @@ import pytest
 from resp_server.protocol.errors import QueryBufferError
 from resp_server.protocol.request_parser import (
     INLINE_BYTES_MAX,
+    LONG_WORD_BYTES,
     PORTION_STEPS,
     WORD_OVERHEAD_BYTES,
     LongRequest,
+    LongWord,
     Request,
     RequestLimits,
     RequestParser,
@@ -251,3 +253,60 @@ def test_a_request_of_many_or_long_words_is_executed_in_portions(data: bytes, si
 def test_a_request_of_up_to_a_portion_is_executed_at_once(data: bytes) -> None:
     [request] = RequestParser().feed(data)
     assert not isinstance(request, LongRequest)
+
+
+LONG = b"0123456789" * (LONG_WORD_BYTES // 8)
+VALUES = RequestLimits(value_bytes_max=2 * len(LONG))
+
+
+def parsed_with_long_words(data: bytes, size: int) -> tuple[list[list[bytes]], RequestParser]:
+    """Parse data in chunks of a size; return the requests, with their long words joined, and the parser."""
+    parser, found = RequestParser(VALUES, in_portions=True), []
+    for at in range(0, len(data), size):
+        found += parser.feed(data[at : at + size])
+        while parser.has_more:
+            found += parser.feed(b"")
+    for each in found:
+        for at in each.long_at if isinstance(each, LongRequest) else ():
+            word = each[at]
+            assert isinstance(word, LongWord)
+            text = b"".join(word.texts)
+            assert len(word) == len(text) - 2 and text.endswith(b"\r\n")
+            each[at] = text[:-2]
+    return list(map(list, found)), parser
+
+
+@pytest.mark.parametrize("size", [1 << 30, 300_000, 65_536, len(LONG) + 30, len(LONG) + 31, len(LONG) + 32])
+def test_a_long_value_is_not_joined(size: int) -> None:
+    words = [b"MSET", b"a", LONG, b"b", b"1", b"c", LONG]
+    data = b"*7\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+    found, parser = parsed_with_long_words(data + PING + data + PING, size)
+    assert found == [words, [b"PING"], words, [b"PING"]]
+    assert parser.error is None and parser.buffered_bytes == 0
+
+
+def test_a_first_word_and_a_value_without_permission_are_joined() -> None:
+    data = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(LONG), LONG)
+    assert RequestParser(VALUES).feed(data) == [[b"GET", LONG]]
+    data = b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$%d\r\n%b\r\n" % (len(LONG), LONG)
+    assert RequestParser().feed(data) == [[b"SET", b"a", LONG]]
+
+
+@pytest.mark.parametrize("size", [1 << 30, 65_536])
+def test_a_long_value_has_its_limit_and_its_line_end(size: int) -> None:
+    start = b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n"
+    for data, error in (
+        (b"$%d\r\n" % (2 * len(LONG) + 1), "invalid bulk length"),
+        (b"$%d\r\n%bxx" % (len(LONG), LONG), "expected a line end after a bulk string"),
+    ):
+        found, parser = parsed_with_long_words(PING + start + data + PING, size)
+        assert found == [[b"PING"]]
+        assert error in str(parser.error) and parser.buffered_bytes == 0
+
+
+def test_the_buffer_s_limit_counts_a_long_value_that_has_not_arrived_whole() -> None:
+    parser = RequestParser(RequestLimits(value_bytes_max=1 << 30, query_buffer_bytes_max=2 << 20), in_portions=True)
+    parser.feed(b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$100000000\r\n")
+    for _ in range(40):
+        parser.feed(b"x" * 65_536)
+    assert isinstance(parser.error, QueryBufferError) and parser.buffered_bytes == 0

@@ -9,9 +9,11 @@ import pytest
 from resp_server.command_table.facts import Facts
 from resp_server.commands import command_table
 from resp_server.protocol.errors import LoadingError, PlainError
+from resp_server.protocol.request_parser import LongRequest
 from resp_server.upstream.command_facts import facts_in
+from resp_server.upstream.command_rules import Side
 from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.routing import Side, SwapRouter
+from resp_server.upstream.routing import KEYS_AT_ONCE, Route, SwapRouter
 
 TABLE = command_table()
 
@@ -132,19 +134,19 @@ def test_what_the_upstream_would_not_queue_is_refused(line: str, error: str) -> 
     route = made.route(request)
     assert route is not None
     with pytest.raises(PlainError, match=re.escape(error)):
-        made.check_form(route.rule, request)
-    made.take_facts({"object": Facts("", "", -2, subcommands={"freq": Facts("", "", 3)})})
+        made.commands.check_form(route.rule, request)
+    made.commands.take_facts({"object": Facts("", "", -2, subcommands={"freq": Facts("", "", 3)})})
     with pytest.raises(PlainError):
-        made.check_form(route.rule, request)
+        made.commands.check_form(route.rule, request)
 
 
 def test_a_command_that_the_upstream_does_not_have_is_not_queued() -> None:
     made = router()
-    made.take_facts({"get": Facts("", "", 2)})
+    made.commands.take_facts({"get": Facts("", "", 2)})
     route = made.route([b"HEXPIRE", b"a"])
     assert route is not None
     with pytest.raises(PlainError, match="unknown command 'HEXPIRE'"):
-        made.check_form(route.rule, [b"HEXPIRE", b"a"])
+        made.commands.check_form(route.rule, [b"HEXPIRE", b"a"])
 
 
 def test_no_key_is_answered_before_the_owners_are_known() -> None:
@@ -165,7 +167,7 @@ RANGE += b"$7\r\nlastkey\r\n:0\r\n$7\r\nkeystep\r\n:1\r\n$5\r\nlimit\r\n:0\r\n*0
 def test_a_modules_command_is_known_from_the_upstreams_own_table() -> None:
     made = router()
     assert made.route([b"JSON.SET", b"a", b"$", b"1"]) is None
-    made.take_facts(facts_in(b"*1\r\n" + ROW + INDEX + RANGE))
+    made.commands.take_facts(facts_in(b"*1\r\n" + ROW + INDEX + RANGE))
     assert side("JSON.SET a $ 1", made) is Side.UPSTREAM
     with pytest.raises(PlainError, match="is owned by state job:speed"):
         side("JSON.SET job:speed:1 $ 1", made)
@@ -173,7 +175,7 @@ def test_a_modules_command_is_known_from_the_upstreams_own_table() -> None:
 
 def test_a_command_whose_keys_the_upstream_does_not_tell_is_not_passed_on() -> None:
     made = router()
-    made.take_facts(
+    made.commands.take_facts(
         {
             "mod.do": Facts(
                 "",
@@ -197,7 +199,7 @@ def test_rows_of_redis_before_7_tell_the_first_key_the_last_and_the_step() -> No
     rows += b"*6\r\n$3\r\nmod\r\n:-1\r\n*1\r\n+movablekeys\r\n:0\r\n:0\r\n:0\r\n"
     rows += b"*6\r\n$4\r\ntime\r\n:1\r\n*0\r\n:0\r\n:0\r\n:0\r\n"
     made = router()
-    made.take_facts(facts_in(rows))
+    made.commands.take_facts(facts_in(rows))
     with pytest.raises(PlainError, match="key 'job:speed:1' is owned"):
         side("MSET a 1 job:speed:1 job:speed:2", made)
     assert side("MSET a job:speed:1", made) is Side.UPSTREAM
@@ -216,12 +218,56 @@ def test_spellings_without_end_are_not_remembered() -> None:
     for number in range(3000):
         assert made.route([b"nope%d" % number]) is None
         assert made.route([b"CLIENT", b"TRACKING"]) is not None
-    assert len(made._rules) <= 1024
+    assert len(made.commands._rules) <= 1024
 
 
 def test_a_modules_command_that_subscribes_is_not_available_yet() -> None:
     made = router()
-    made.take_facts({"mod.listen": Facts("", "", flags=["pubsub"]), "mod.wait": Facts("", "", flags=["blocking"])})
+    made.commands.take_facts(
+        {"mod.listen": Facts("", "", flags=["pubsub"]), "mod.wait": Facts("", "", flags=["blocking"])}
+    )
     with pytest.raises(PlainError, match="is not available through --upstream yet"):
         side("MOD.LISTEN", made)
     assert made.route([b"MOD.WAIT"]).is_blocking  # type: ignore[union-attr]
+
+
+KEYS = 3 * KEYS_AT_ONCE
+THEIRS, OURS = [b"%d" % at for at in range(KEYS)], [b"job:speed:%d" % at for at in range(KEYS)]
+MIXED = [word for row in zip(THEIRS, OURS, strict=True) for word in row]
+
+
+def routed_in_steps(*words: bytes) -> tuple[Route | None, int]:
+    """Return the route of a long request, and the number of steps."""
+    steps, count = router().route_in_steps(LongRequest(words, 0)), 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value, count
+        count += 1
+
+
+@pytest.mark.parametrize("name", b"MGET EXISTS DEL MSET SUNION SUNIONSTORE PFCOUNT GET NO".split())
+@pytest.mark.parametrize("keys", [THEIRS, OURS, MIXED, MIXED[:4]])
+def test_a_long_request_is_routed_in_steps_as_a_short_one(name: bytes, keys: list[bytes]) -> None:
+    words = [name, *keys]
+    try:
+        expected: object = router().route(words)
+    except PlainError as error:
+        with pytest.raises(PlainError, match=re.escape(str(error))):
+            routed_in_steps(*words)
+        return
+    found, steps = routed_in_steps(*words)
+    if isinstance(expected, Route) and expected.side is Side.BOTH and len(keys) > KEYS_AT_ONCE:
+        assert found is not None and found.side is Side.PORTIONS
+        assert list(found.state_keys) == list(expected.state_keys)
+    else:
+        assert found == expected
+    assert steps >= len(keys) // 2 // KEYS_AT_ONCE or name in (b"GET", b"NO")
+
+
+def test_a_long_request_may_not_need_a_search_through_all_of_its_words() -> None:
+    with pytest.raises(PlainError, match=r"'xread' takes 32768 words through --upstream; split the request"):
+        routed_in_steps(b"XREAD", *[b"x"] * 40_000)
+    with pytest.raises(PlainError, match="a client may watch 16384 keys"):
+        routed_in_steps(b"WATCH", *[b"x"] * 16_385)

@@ -7,12 +7,23 @@ import pytest
 from resp_server.protocol.replies import encode
 from resp_server.upstream.slot_table import Redirect, SlotTable, redirect_in
 from resp_server.upstream.url import Address
+from state_backend.model.slots import SLOTS
 
 A, B, C = (Address("10.0.0.1", port) for port in (1, 2, 3))
 
 
 def table(*rows: list[object]) -> SlotTable:
     return SlotTable.parse(encode([list(row) for row in rows], 2), A)  # type: ignore[arg-type]
+
+
+def test_each_slot_has_the_number_of_its_master() -> None:
+    found = SlotTable([A] * 2 + [None] + [B] * (SLOTS - 3))
+    assert found.numbers == bytes([1, 1, 0] + [2] * (SLOTS - 3))
+    assert [found.numbered(number) for number in (0, 1, 2)] == [None, A, B]
+    new = Address("new", 1)
+    found.move(0, new)
+    found.move(1, B)
+    assert found.numbers[:4] == bytes([3, 2, 0, 2]) and found.numbered(3) == new
 
 
 def test_the_masters_are_in_the_order_of_their_first_slots() -> None:

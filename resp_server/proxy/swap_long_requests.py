@@ -1,0 +1,195 @@
+"""Long requests at a proxy with an upstream: their keys and rights are checked in steps.
+
+A long request is decided before it is dispatched: it waits for the replies to all requests before it, and comes again
+with its decision. What the upstream answers alone is sent to it as one request. Of a read with keys of both sides, the
+upstream gets its own keys as one request, and the other keys are read in portions, as at a proxy without an upstream.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from resp_server.execution.context import CommandContext
+from resp_server.execution.long_requests import SPLITS, UNSPLIT_WORDS_MAX, too_long
+from resp_server.forwarding.raw_replies import RawReply, Steps
+from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
+from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplyStage
+from resp_server.protocol.replies import Pending
+from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
+from resp_server.proxy.applications import Applications
+from resp_server.proxy.batch import BATCH_BYTES_MAX, BATCH_S_MAX, ReplyBatch
+from resp_server.proxy.chunked_request import ChunkedRequest
+from resp_server.proxy.dispatcher import PORTION_KEYS, Taken
+from resp_server.proxy.request_policy import SUMMED
+from resp_server.session.epoch_feed import ReplyEpochs
+from resp_server.session.session import Session
+from resp_server.upstream.command_rules import CommandRule, Side
+from resp_server.upstream.key_matcher import KeyMatcher
+from resp_server.upstream.long_words import without_long_words
+from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.routing import Route, SwapRouter
+from resp_server.upstream.upstream import Upstream
+
+# The parts of a read with keys of both sides.
+UPSTREAM_PART, OTHERS_PART = 0, 1
+
+
+def is_long(request: Request) -> bool:
+    """Tell whether a request is decided in steps."""
+    return type(request) is LongRequest
+
+
+def portions_of(rule: CommandRule, request: LongRequest) -> Iterator[Request]:
+    """Split a request into requests of the same command, to look at all of its keys; without its long words."""
+    facts = rule.facts
+    looked_at = without_long_words(request, request.long_at) if request.long_at else request
+    if len(facts.key_specs) != 1 or facts.first_key != 1 or facts.last_key != -1:
+        yield looked_at  # it has few keys
+        return
+    for at in range(1, len(request), PORTION_WORDS):  # an even number: MSET has pairs
+        yield [request[0], *looked_at[at : at + PORTION_WORDS]]
+
+
+class Decided(NamedTuple):
+    """A decision about a request: a route, or the exception to raise. owners: those that it was made for."""
+
+    route: Route | Exception | None
+    owners: KeyMatcher
+
+
+class Dispatches(Protocol):
+    """The dispatcher of a proxy with an upstream."""
+
+    router: SwapRouter
+
+    @property
+    def owners(self) -> Ownership: ...
+    def check_rights(self, context: CommandContext, rule: CommandRule, request: Request) -> None:
+        """Raise NoPermError if the user may not run a request."""
+
+    def send(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> bool:
+        """Send a request to the sides of its keys; return whether later requests have to wait for its reply."""
+
+    def upstream_of(self, session: Session) -> Upstream:
+        """Return the connections to the database that a client has selected."""
+
+    def on_resolved(self, context: CommandContext, pending: Pending, then: Callable[[RawReply], object]) -> None:
+        """Call back with the reply of a pending request, after its time limit with an error."""
+
+    def error_reply(self, error: Exception) -> bytes:
+        """Return the error reply for an exception."""
+
+
+class LongRequests:
+    """Decides and sends long requests."""
+
+    def __init__(self, dispatcher: Dispatches, applications: Applications, defer: Defer) -> None:
+        self._dispatcher, self._applications, self._defer = dispatcher, applications, defer
+
+    def route_of(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Route | Taken | None:
+        """Return a request's route, or raise its error; `Taken.IN_NEXT_BATCH`: it is being decided."""
+        assert isinstance(request, LongRequest)
+        decided, request.decision = request.decision, None
+        if isinstance(decided, Decided) and decided.owners is self._dispatcher.owners.matcher:
+            if isinstance(decided.route, Exception):
+                raise decided.route
+            return decided.route
+        stage = _Deciding(batch, batch.expect(is_silent=True))
+        stage.run(self._decide(context, request, stage), self._defer)
+        return Taken.IN_NEXT_BATCH
+
+    def _decide(self, context: CommandContext, request: LongRequest, stage: ReplyStage) -> Steps[None]:
+        owners, route = self._dispatcher.owners.matcher, None
+        try:
+            route = yield from self._decided(context, request)
+        except Exception as error:
+            request.decision = Decided(error, owners)
+        else:
+            request.decision = Decided(route, owners)
+        stage.finish(b"")
+
+    def _decided(self, context: CommandContext, request: LongRequest) -> Steps[Route | None]:
+        session = context.session
+        route = yield from self._dispatcher.router.route_in_steps(request, session.db)
+        if route is None or route.side in (Side.LOCAL, Side.STATES):
+            return route
+        yield from self.check_rights(context, route.rule, request)
+        if session.transaction is not None and route.side is Side.PORTIONS:
+            if len(request) > UNSPLIT_WORDS_MAX:
+                assert route.rule.command is not None  # `routing.SPLIT` has commands of Redis only
+                raise too_long(route.rule.command)  # EXEC could not wait for its portions
+            return self._dispatcher.router.route(request, session.db)
+        return route
+
+    def check_rights(self, context: CommandContext, rule: CommandRule, request: LongRequest) -> Steps[None]:
+        """Raise NoPermError if the user may not run a request."""
+        if not context.session.user.is_unrestricted:
+            for portion in portions_of(rule, request):
+                self._dispatcher.check_rights(context, rule, portion)
+                yield
+
+    def send_portions(self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch) -> None:
+        """Send a read with keys of both sides."""
+        stage = _Deciding(batch, batch.expect(context.session.is_silent))
+        stage.run(self._split(context, route, request, stage), self._defer)
+
+    def _split(self, context: CommandContext, route: Route, request: Request, stage: ReplyStage) -> Steps[None]:
+        command, session = route.rule.command, context.session
+        assert command is not None  # `routing.SPLIT` has commands of Redis only
+        is_other = bytearray(len(request))
+        for first in range(0, len(route.state_keys), PORTION_WORDS):
+            for at in route.state_keys[first : first + PORTION_WORDS]:
+                is_other[at] = 1
+            yield
+        parts = LongRequest(request[:1], 0), LongRequest(request[:1], 0)
+        places = array("L"), array("L")  # no lists: to free a million numbers would take too long
+        for first in range(1, len(request), PORTION_WORDS):
+            for at, word in enumerate(request[first : first + PORTION_WORDS], first):
+                part = is_other[at]
+                parts[part].append(word)
+                places[part].append(at - 1)
+            yield
+        has_theirs = bool(places[UPSTREAM_PART])
+
+        def merge(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
+            if SUMMED in command.facts.tips:
+                return sum_of_replies(replies)
+            return array_in_order(replies, places if has_theirs else places[OTHERS_PART:])
+
+        joined = ReplyAggregator(1 + has_theirs, merge, stage, 0, self._defer)
+        if has_theirs:
+            upstream = self._dispatcher.upstream_of(session)
+            upstream.send_request(session.id, session.protocol, route.rule, parts[UPSTREAM_PART], joined, UPSTREAM_PART)
+        portions = SPLITS[command.name].portions(command, parts[OTHERS_PART], PORTION_KEYS)
+        pending = ChunkedRequest(
+            session.protocol,
+            SPLITS[command.name],
+            portions,
+            partial(self._send_portion, session),
+            BATCH_S_MAX,
+            BATCH_BYTES_MAX,
+        )
+        self._dispatcher.on_resolved(context, pending, partial(joined.put, int(has_theirs)))
+        pending.start()
+
+    def _send_portion(self, session: Session, portion: Request) -> ReplyBatch:
+        first, route = self._applications.each[0], self._dispatcher.router.route(portion, session.db)
+        assert route is not None  # the command is known
+        batch = ReplyBatch(session, first.clock, first.deadline_s(), self._dispatcher.error_reply)
+        self._dispatcher.send(route, portion, session, batch)
+        batch.seal()
+        return batch
+
+
+class _Deciding(ReplyStage):
+    """The steps before a request is sent. They pass its reply on."""
+
+    def run(self, steps: Steps[None], defer: Defer) -> None:
+        """Run the steps."""
+        self.attempt(self.run_steps, steps, lambda _: None, defer)
+
+    def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
+        self.finish(reply, epochs)

@@ -1,0 +1,153 @@
+"""Sends requests to the sides of their keys: as they are, split over both sides, or under the states' names of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from resp_server.command_table.table import Command
+from resp_server.commands.sort import check_request
+from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink
+from resp_server.protocol.errors import PlainError
+from resp_server.protocol.request_parser import Request
+from resp_server.proxy.batch import ReplyBatch
+from resp_server.proxy.dispatcher import ProxyDispatcher
+from resp_server.proxy.preferred_reads import ClientSenders, PreferredRead, SplitRead
+from resp_server.proxy.request_policy import RequestPolicy, split_by_slot
+from resp_server.proxy.requests import ServerRequest
+from resp_server.proxy.shadow import Shadow
+from resp_server.proxy.state_cluster import StateCluster
+from resp_server.proxy.swap_exec import OK
+from resp_server.proxy.swap_keyspace import SwapScan, query_both
+from resp_server.proxy.swap_sides import ClientSides, visible_keys
+from resp_server.session.session import Session
+from resp_server.upstream.command_rules import CommandRule, Side
+from resp_server.upstream.logins import Logins
+from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.routing import Route
+from resp_server.upstream.upstream import Upstream
+
+
+class SideSender(ProxyDispatcher):
+    """The part of a `SwapDispatcher` that sends requests. _dropped_writes: requests, answered OK, for no side."""
+
+    _logins: Logins
+    _ownership: Ownership
+    _shadow: Shadow
+    defer: Defer
+    _dropped_writes = 0
+
+    def upstream_of(self, session: Session) -> Upstream:
+        """Return the connections to the database that a client has selected."""
+        return self._logins.of(session.id).of(session.db)
+
+    def _cluster_of(self, key: bytes) -> StateCluster:
+        return self._applications.each[self.target_of(key)[0]]
+
+    def send(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> bool:
+        """Send a request to the sides of its keys; return whether later requests have to wait for its reply."""
+        rule = route.rule
+        if route.side is Side.STATES:
+            if not self._forward_by_policy(self.command(request), RequestPolicy.BY_KEYS, request, session, batch):
+                raise PlainError("the request is malformed")
+        elif route.side is Side.BOTH:
+            self._send_both(route, request, session, batch)
+            return self.upstream_of(session).node_count > 1  # parts may be sent later
+        elif route.side is Side.PREFERRED:
+            self._send_preferred(route, request, session, batch)
+        elif route.side is Side.MAPPED:
+            self._send_mapped(route, session, batch)
+        elif route.side is Side.DROPPED:
+            self._dropped_writes += 1
+            batch.add(b"" if session.is_silent else OK)
+        else:
+            sent, index, upstream = route.request or request, batch.expect(session.is_silent), self.upstream_of(session)
+            sink: ReplySink = batch
+            if route.shadowed:
+                sink = self._shadow.sink(route.shadowed, rule, session.protocol, upstream, batch)
+            return upstream.send_request(session.id, session.protocol, rule, sent, sink, index)
+        return False
+
+    def _senders(self, session: Session, rule: CommandRule) -> ClientSenders:
+        """Return what sends a client's requests of one command to either side."""
+        protocol, upstream = session.protocol, self.upstream_of(session)
+
+        def to_upstream(request: Request, sink: ReplySink, index: int) -> None:
+            upstream.send_request(session.id, protocol, rule, request, sink, index)
+
+        def to_states(key: bytes, request: Request, sink: ReplySink, index: int) -> None:
+            number, slot = self.target_of(key)
+            cluster = self._applications.each[number]
+            cluster.send(ServerRequest(pack(request), slot, protocol, cluster.deadline_s(), sink, index))
+
+        return ClientSenders(to_upstream, to_states, self._server.clients.defer)
+
+    def _send_both(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
+        """Split a read over both sides, and join the replies in the order of the keys."""
+        command = route.rule.command
+        assert command is not None  # `routing.SPLIT` has commands of Redis only
+        split = SplitRead(route, request, self._senders(session, route.rule))
+        index = batch.expect(session.is_silent)
+        send_to_states = partial(self._send_states, command, session)
+        send = partial(split.send, send_to_states, batch, index)
+        batch.set_retry(index, send)
+        send()
+
+    def _send_states(
+        self, command: Command, session: Session, request: Request, both: ReplyAggregator, part: int
+    ) -> None:
+        found = split_by_slot(command.facts, request, self.target_of)
+        assert found is not None  # it has keys
+        parts, merge = found
+        self._send_parts(command, parts, merge, session, both, part)
+
+    def _send_preferred(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
+        """Send a read of one key to the states and to the upstream."""
+        if route.rule.name == "sort_ro":
+            check_request(session.user, request)
+        senders, key = self._senders(session, route.rule), request[route.key_at]
+        index = batch.expect(session.is_silent)
+
+        def send() -> None:
+            PreferredRead(senders, key, request, route.unserved, batch, index).send()
+
+        batch.set_retry(index, send)
+        send()
+
+    def _send_mapped(self, route: Route, session: Session, batch: ReplyBatch) -> None:
+        """Send a request to the states, which know its keys by other names."""
+        request, convert = route.request, route.convert
+        assert request is not None
+        if convert is None:
+            if not self._forward_by_policy(self.command(request), RequestPolicy.BY_KEYS, request, session, batch):
+                raise PlainError("the request is malformed")
+            return
+        to_states = self._senders(session, route.rule).to_states
+        index = batch.expect(session.is_silent)
+
+        def send() -> None:
+            stage = ReplyAggregator(1, lambda replies: convert(replies[0]), batch, index, self.defer)
+            stage.attempt(to_states, request[1], request, stage, 0)
+
+        batch.set_retry(index, send)
+        send()
+
+    def _query_keyspace(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
+        keys = visible_keys(self._ownership, session.user, session.db)
+        sides = ClientSides(
+            self.upstream_of(session),
+            self._applications,
+            session,
+            self._server.clients.defer,
+            has_states=session.db in self._ownership.matcher.databases,
+            is_named=keys.is_named,
+        )
+        index = batch.expect(session.is_silent)
+        send: Callable[[], None]
+        if name == "scan":
+            send = SwapScan(sides, keys, request, batch, index).send
+        else:
+            send = partial(query_both, sides, keys, name, request, batch, index)
+        batch.set_retry(index, send)
+        send()

@@ -1,0 +1,108 @@
+"""What is sent to either side about keys in general, and which keys of a side a user sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import Defer, ReplySink
+from resp_server.protocol.request_parser import Request
+from resp_server.proxy.applications import Applications
+from resp_server.proxy.keyspace_queries import KeyspaceQuery
+from resp_server.proxy.request_policy import within
+from resp_server.proxy.swap_keyspace import KeyFilter
+from resp_server.session.session import Account, Session
+from resp_server.upstream.connection import UpstreamSink
+from resp_server.upstream.key_matcher import Decision
+from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.rules import Owner, Rule
+from resp_server.upstream.upstream import Upstream
+
+# The replies of states that have no keys.
+NO_KEYS = {b"scan": b"*2\r\n$1\r\n0\r\n*0\r\n", b"keys": b"*0\r\n", b"randomkey": b"$-1\r\n", b"dbsize": b":0\r\n"}
+
+
+def visible_keys(ownership: Ownership, user: Account, database: int) -> KeyFilter:
+    """Return which keys of each side a user sees in SCAN, KEYS and RANDOMKEY."""
+    decide = ownership.matcher.decider(database)
+
+    def of_states(key: bytes) -> bool:
+        return decide(key).owner is not Owner.UPSTREAM
+
+    def of_upstream(key: bytes) -> bool:
+        return decide(key).owner is not Owner.STATE
+
+    has_common = any(rule.owner is Owner.PREFER_STATE for rule in ownership.rules)
+    mapped = [rule for rule in ownership.rules if rule.database == database and rule.lists_names]
+    if mapped:
+        names_of = partial(_names_of, decide, mapped, user)
+        return KeyFilter(lambda key: of_upstream(key) and user.can_read(key), names_of, has_common, is_named=True)
+    if user.reads_all_keys:
+        return KeyFilter(of_upstream, of_states, has_common)
+    # Servers of states know which keys the user may read.
+    return KeyFilter(lambda key: of_upstream(key) and user.can_read(key), of_states, has_common)
+
+
+def _names_of(
+    decide: Callable[[bytes], Decision], mapped: Sequence[Rule], user: Account, state_key: bytes
+) -> Sequence[bytes]:
+    """Return the names by which a client knows a key of states: its own, and those of rules."""
+    own = decide(state_key)
+    names = [state_key] if own.owner is not Owner.UPSTREAM and (own.rule is None or own.rule.mapping is None) else []
+    for rule in mapped:
+        name = rule.mapping.key_of(state_key) if rule.mapping is not None else None
+        if name is not None and decide(name).rule is rule:
+            names.append(name)
+    return [name for name in names if user.can_read(name)]
+
+
+class OwnRequests:
+    """Sends the proxy's own reads to the upstream."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+
+    @property
+    def node_count(self) -> int:
+        """The number of the upstream's nodes."""
+        return self._upstream.node_count
+
+    def send_to_node(self, node: int, packed: bytes, sink: UpstreamSink, index: int) -> None:
+        """Send a read to a node of the upstream."""
+        self._upstream.send_to_node(node, 0, 2, packed, sink, index)
+
+
+class ClientSides:
+    """Sends one client's requests about keys in general to either side."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        applications: Applications,
+        session: Session,
+        defer: Defer,
+        *,
+        has_states: bool,
+        is_named: bool,
+    ) -> None:
+        self._upstream, self._applications, self._session = upstream, applications, session
+        self._has_states, self._is_named = has_states, is_named
+        self.node_count = upstream.node_count
+        self.defer = defer
+
+    def send_to_node(self, node: int, request: Request, sink: UpstreamSink, index: int) -> None:
+        """Send a read to a node of the upstream."""
+        session = self._session
+        self._upstream.send_to_node(node, session.id, session.protocol, pack(request), sink, index)
+
+    def send_to_states(self, request: Request, sink: ReplySink, index: int) -> None:
+        """Send a request to all state servers, or for SCAN to that of the cursor."""
+        session, name = self._session, request[0].lower()
+        # To count states' keys in another database than 0 would mean to read all their names.
+        if not self._has_states or (session.db and name == b"dbsize"):
+            sink.put(index, NO_KEYS[name])
+            return
+        # Servers of states know which keys the user may read, but not by which other names.
+        readable = () if self._is_named and name != b"randomkey" else within(session.user)
+        KeyspaceQuery(self._applications, request, session.protocol, sink, index, readable).send()

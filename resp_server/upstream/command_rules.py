@@ -1,0 +1,225 @@
+"""What is known of a command by its name: who answers it, and where its keys are. Pure.
+
+A command with keys goes to the owners of its keys. A command without keys goes by the tables below, and to the upstream
+if it is in none of them. The facts of a command are the upstream's own, where it has told them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
+from typing import NamedTuple
+
+from resp_server.command_table.facts import Facts
+from resp_server.command_table.table import Command, CommandTable
+from resp_server.protocol.errors import PlainError, unknown_command, unknown_subcommand, wrong_arity
+from resp_server.protocol.request_parser import Request
+from resp_server.upstream.command_facts import tells_all_keys
+
+# Answered here: about this connection, its user, and this process. Some are sent to the upstream as well.
+LOCAL = frozenset(
+    [
+        "acl",
+        "asking",
+        "auth",
+        "client",
+        "cluster",
+        "discard",
+        "echo",
+        "exec",
+        "hello",
+        "latency",
+        "monitor",
+        "multi",
+        "ping",
+        "psubscribe",
+        "punsubscribe",
+        "quit",
+        "readonly",
+        "readwrite",
+        "reset",
+        "slowlog",
+        "ssubscribe",
+        "state",
+        "subscribe",
+        "sunsubscribe",
+        "unsubscribe",
+        "unwatch",
+    ]
+)
+# About the keys of both sides.
+ALL_KEYS = frozenset(["dbsize", "keys", "randomkey", "scan"])
+# They harm the upstream's host, or would take a shared connection out of the protocol.
+DENIED = frozenset(
+    [
+        "acl|deluser",
+        "acl|load",
+        "acl|save",
+        "acl|setuser",
+        "config|set",
+        "debug",
+        "failover",
+        "migrate",
+        "module",
+        "psync",
+        "replconf",
+        "replicaof",
+        "script|debug",
+        "shutdown",
+        "slaveof",
+        "sync",
+    ]
+)
+# Subcommands of denied commands that only read.
+READS_OF_DENIED = frozenset(["module|help", "module|list"])
+# The compiled hop finds these first.
+USUAL = ("get", "mget", "set", "incr", "setex", "del", "hget", "hset", "hgetall", "expire", "exists", "lpush", "rpop")
+# Spellings of command names that are remembered.
+SPELLINGS_MAX = 1024
+
+
+class Side(Enum):
+    """Who answers a request."""
+
+    LOCAL = auto()
+    STATES = auto()
+    UPSTREAM = auto()
+    BOTH = auto()
+    PORTIONS = auto()  # both: a long read, the upstream's keys at once and the others in portions
+    ALL_KEYS = auto()  # both sides, all keys of each
+    SELECT = auto()  # here: the upstream says whether it has the database
+    BY_SECTIONS = auto()  # INFO
+    NOT_YET = auto()
+    MAPPED = auto()  # the states, which get another request, with their own names of keys
+    PREFERRED = auto()  # the states if they have the only key, otherwise the upstream
+    DROPPED = auto()  # a write that is answered OK
+    DENIED = auto()
+    BY_KEYS = auto()  # a rule only, never a decision
+
+
+class CommandRule(NamedTuple):
+    """What is known of a command by its name. command: None: it is not in the command table."""
+
+    name: str
+    side: Side
+    facts: Facts
+    command: Command | None = None
+    is_read: bool = False
+    single_key_at: int = 0
+
+
+class PlainCommand(NamedTuple):
+    """A command whose keys are its first word, or all words."""
+
+    name: str
+    is_read: bool
+    has_many_keys: bool
+
+
+class CommandRules:
+    """The rules of all commands, by the name as typed."""
+
+    def __init__(self, table: CommandTable) -> None:
+        self._table = table
+        self._upstream_facts: Mapping[str, Facts] = {}
+        self._rules: dict[bytes, CommandRule | None] = {}
+
+    def take_facts(self, facts: Mapping[str, Facts]) -> None:
+        """Take the facts of the upstream's commands."""
+        self._upstream_facts = facts
+        self._rules.clear()
+
+    def of(self, request: Request) -> CommandRule | None:
+        """Return the rule of a request's command; None for an unknown command."""
+        name = request[0]
+        try:
+            rule = self._rules[name]
+        except KeyError:
+            rule = self._learn(name, lambda: self._find(name.lower().decode("utf-8", "replace")))
+        if rule is None or not rule.facts.subcommands or len(request) < 2:
+            return rule
+        full_name = name + b"|" + request[1]
+        if full_name not in self._rules:
+            text = full_name.lower().decode("utf-8", "replace")
+            return self._learn(full_name, lambda: self._find(text) or rule)
+        return self._rules[full_name]
+
+    def check_form(self, rule: CommandRule, request: Request) -> None:
+        """Raise the error of a request for the upstream that is not queued after MULTI, whatever its arguments are."""
+        name, _, sub = rule.name.partition("|")
+        if self._upstream_facts and name not in self._upstream_facts:
+            raise unknown_command(request)
+        subcommands = self._upstream_facts[name].subcommands if self._upstream_facts else rule.facts.subcommands
+        if subcommands and len(request) > 1 and sub not in subcommands:
+            raise unknown_subcommand(name, request[1])
+        arity = rule.facts.arity
+        if (len(request) != arity) if arity > 0 else (len(request) < -arity):
+            raise wrong_arity(rule.name)
+        if "no_multi" in rule.facts.flags:
+            raise PlainError("Command not allowed inside a transaction")
+
+    def plain_commands(self) -> Sequence[PlainCommand]:
+        """Return the commands that the upstream answers if its keys are at fixed places, the most used ones first."""
+        names = [*USUAL, *self._upstream_facts, *(each.name for each in self._table)]
+        found = []
+        for name in dict.fromkeys(names):
+            rule = self._find(name)
+            if rule is None or rule.side is not Side.BY_KEYS or rule.facts.subcommands or name == "watch":
+                continue
+            facts = rule.facts
+            has_fixed_keys = facts.first_key == 1 and facts.step == 1 and facts.last_key in (1, -1)
+            is_plain = has_fixed_keys and len(facts.key_specs) == 1 and "not_key" not in facts.key_specs[0]["flags"]
+            if is_plain and not {"blocking", "movablekeys"} & set(facts.flags):
+                found.append(PlainCommand(name, rule.is_read, facts.last_key == -1))
+        return found
+
+    def _learn(self, spelling: bytes, find: Callable[[], CommandRule | None]) -> CommandRule | None:
+        rule = find()
+        if len(self._rules) < SPELLINGS_MAX:
+            self._rules[spelling] = rule
+        return rule
+
+    def _find(self, name: str) -> CommandRule | None:
+        command = self._table.get(name.encode())
+        facts = self._facts(name, command)
+        if facts is None:
+            return None
+        container = name.partition("|")[0]
+        side = Side.UPSTREAM
+        if (name in DENIED or container in DENIED) and name not in READS_OF_DENIED:
+            side = Side.DENIED
+        elif _subscribes(facts, is_ours=command is not None):
+            side = Side.NOT_YET
+        elif name in LOCAL or container in LOCAL:
+            side = Side.LOCAL
+        elif name in ALL_KEYS:
+            side = Side.ALL_KEYS
+        elif name == "select":
+            side = Side.SELECT
+        elif name == "info":
+            side = Side.BY_SECTIONS
+        elif facts.key_specs:
+            side = Side.BY_KEYS
+        flags = facts.key_specs[0]["flags"] if len(facts.key_specs) == 1 else ("not_key",)
+        is_fixed = "not_key" not in flags and "|" not in name and "movablekeys" not in facts.flags
+        is_single = is_fixed and 0 < facts.first_key == facts.last_key
+        is_read = "readonly" in facts.flags
+        return CommandRule(name, side, facts, command, is_read, facts.first_key if is_single else 0)
+
+    def _facts(self, name: str, command: Command | None) -> Facts | None:
+        container, _, sub = name.partition("|")
+        theirs = self._upstream_facts.get(container)
+        if theirs is not None and sub:
+            theirs = theirs.subcommands.get(sub)
+        # The keys of SORT and MIGRATE are found by the code that knows these two commands.
+        if theirs is not None and (command is None or tells_all_keys(theirs)):
+            return theirs
+        return command.facts if command is not None else None
+
+
+def _subscribes(facts: Facts, *, is_ours: bool) -> bool:
+    """Tell whether a command without keys could change a connection into a subscriber's, by its flags.
+
+    is_ours: the command is Redis' own, so `LOCAL` names it if it subscribes.
+    """
+    return not facts.key_specs and "pubsub" in facts.flags and not is_ours

@@ -1,0 +1,96 @@
+"""A proxy on an event loop whose turns are measured, without and with an upstream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from compat.waiting import WAIT_S_MAX
+from resp_server.cluster.topology import Topology
+from resp_server.config import ServerConfig
+from resp_server.execution.context import ServerContext
+from resp_server.proxy.applications import Applications
+from resp_server.proxy.connection import ProxyConnection
+from resp_server.proxy.dispatcher import ProxyDispatcher
+from resp_server.proxy.pubsub_relay import PubsubRelay, connect_pubsub
+from resp_server.proxy.state_cluster import StateCluster
+from resp_server.proxy.swap_dispatcher import SwapDispatcher
+from resp_server.serving.server import Server
+from resp_server.upstream.long_words import FIRST_WORD_BYTES_MAX, VALUE_BYTES_MAX
+from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.upstream import upstream_at
+from resp_server.upstream.url import UpstreamUrl
+from state_backend.lmdb.store import LmdbStore
+from state_backend.store.keyspace import Keyspace
+from tests.server.conftest import NOW_MS, LoopThread, Running
+from tests.server.turns_measured import MeasuredLoop, keyspace_of
+
+CONFIG = ServerConfig(port=0, hosts=("127.0.0.1",))
+SLOTS = ("0-8191", "8192-16383")
+
+
+class Proxy(LoopThread):
+    """A proxy on a loop that is measured, and two servers with half of the slots each on loops of their own."""
+
+    needs_key_formats = False
+    config = CONFIG
+
+    def __init__(self, store: LmdbStore) -> None:
+        self.nodes = [Running(CONFIG, keyspace_of(store)) for _ in SLOTS]
+        rows = [
+            {"host": "127.0.0.1", "port": node.server.port, "slots": slots}
+            for node, slots in zip(self.nodes, SLOTS, strict=True)
+        ]
+        topology = Topology.of_json({"version": 1, "nodes": rows})
+        for node, row in zip(self.nodes, topology.nodes, strict=True):
+            node.run(self._shown(node.server, topology, row.id))
+        super().__init__(MeasuredLoop)
+        self.run(self._start(topology))
+
+    @staticmethod
+    async def _shown(server: Server, topology: Topology, node_id: str) -> None:
+        server.set_topology(topology, node_id)
+
+    async def _start(self, topology: Topology) -> None:
+        self.cluster = StateCluster(timeout_s=WAIT_S_MAX)
+        self.applications = Applications([self.cluster], needs_key_formats=self.needs_key_formats)
+        self.server = Server(
+            Keyspace(), self.config, clock=lambda: NOW_MS, dispatcher=self.dispatcher, connection=ProxyConnection
+        )
+        self.server.context.state_servers = self.applications.info_fields
+        self.relay: PubsubRelay = connect_pubsub(self.applications, self.server.context)
+        self.applications.start()
+        self.cluster.apply_topology(topology, "the test")
+        await self.server.start()
+
+    def dispatcher(self, server: ServerContext) -> ProxyDispatcher:
+        """Return what answers the proxy's requests."""
+        return ProxyDispatcher(server, self.applications)
+
+    def stop(self) -> None:
+        async def stop() -> None:
+            await self.server.stop()
+            self.relay.stop()
+            self.applications.stop()
+
+        self.run(stop())
+        super().stop()
+        for node in self.nodes:
+            node.stop()
+
+
+class SwapProxy(Proxy):
+    """A proxy with an upstream."""
+
+    needs_key_formats = True
+    config = replace(CONFIG, bulk_bytes_max=FIRST_WORD_BYTES_MAX, value_bytes_max=VALUE_BYTES_MAX)
+
+    def __init__(self, store: LmdbStore, folder: Path, url: str) -> None:
+        self._url, self._folder = UpstreamUrl.parse(url), folder
+        super().__init__(store)
+
+    def dispatcher(self, server: ServerContext) -> ProxyDispatcher:
+        upstream = upstream_at(self._url, WAIT_S_MAX, 4, None, 10)
+        made = SwapDispatcher(server, self.applications, upstream, Ownership(self._folder / "owners.json"))
+        upstream.start()
+        return made

@@ -1,0 +1,155 @@
+"""No turn of a proxy with an upstream is long, whatever one client sends; and what is answered in steps is right."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from compat.conformance.servers import redis_server
+from compat.conformance.wire import request
+from compat.waiting import eventually
+from tests.server.conftest import Peer
+from tests.server.measured_proxy import SwapProxy
+from tests.server.redis_cluster import RedisCluster
+from tests.server.turns_measured import KEYS, TURN_MS_MAX, WAIT_TURNS_MAX, Attacked, filled_store
+
+# Without steps, these took 200 to 400 ms.
+MANY = 100_000
+THEIRS = [b"key:%d" % at for at in range(MANY)]
+OURS = [b"job:temp:%d" % (at % KEYS) for at in range(MANY)]
+MIXED = [ours if at % 2 else theirs for at, (theirs, ours) in enumerate(zip(THEIRS, OURS, strict=True))]
+PAIRS = [word for key in THEIRS[: MANY // 2] for word in (key, b"v")]
+LONG = b"0123456789abcdef" * (4 << 20)
+ATTACKS: dict[str, Callable[[], bytes]] = {
+    "MGET": lambda: request("MGET", *THEIRS),
+    "MGET of both sides": lambda: request("MGET", *MIXED),
+    "MGET of states": lambda: request("MGET", *OURS),
+    "MSET": lambda: request("MSET", *PAIRS),
+    "MSET with a state's key": lambda: request("MSET", *PAIRS, OURS[0], "1"),
+    "DEL": lambda: request("DEL", *THEIRS),
+    "EXISTS of both sides": lambda: request("EXISTS", *MIXED),
+    "SUNION": lambda: request("SUNION", *THEIRS),
+    "SUNION of both sides": lambda: request("SUNION", *MIXED),
+    "RPUSH": lambda: request("RPUSH", "list", *THEIRS) + request("DEL", "list"),
+    "WATCH": lambda: request("WATCH", *THEIRS),
+    "XREAD": lambda: request("XREAD", *THEIRS),
+    "a transaction": lambda: (
+        request("MULTI")
+        + request("MSET", *PAIRS)
+        + request("GET", OURS[0])
+        + request("MGET", *THEIRS)
+        + request("EXEC")
+    ),
+    "a long value": lambda: request("SET", "{a}value", LONG) + request("GET", "{a}value") + request("DEL", "{a}value"),
+    "a long value in a transaction": lambda: (
+        request("MULTI") + request("SET", "{a}value", LONG[: 32 << 20]) + request("DEL", "{a}value") + request("EXEC")
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=["a single Redis", "a Redis Cluster"])
+def attacked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+    folder: Path = tmp_path_factory.mktemp("turns")
+    with ExitStack() as stack:
+        (folder / "upstream").mkdir()
+        if request.param == "a single Redis":
+            server = stack.enter_context(redis_server(folder / "upstream"))
+            url = f"redis://127.0.0.1:{server.port}"
+        else:
+            nodes = RedisCluster(folder / "upstream", stack).nodes
+            url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+        store = filled_store(folder / "store")
+        proxy = SwapProxy(store, folder, url)
+        eventually(lambda: Peer(proxy.server.port).ask("GET", "job:temp:1") == b"1")
+        eventually(lambda: Peer(proxy.server.port).ask("EXISTS", "key") == 0)
+        gc.collect()
+        gc.freeze()
+        yield Attacked(proxy, proxy.server.port)
+        gc.unfreeze()
+        proxy.stop()
+        store.close()
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_one_client_sends(attacked: Attacked, attack: str) -> None:
+    assert attacked.longest_ms(ATTACKS[attack]()) < TURN_MS_MAX
+    assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_long_requests_are_answered_in_order(attacked: Attacked, protocol: int) -> None:
+    peer = Peer(attacked.port)
+    peer.ask("HELLO", protocol)
+    names, values = THEIRS[:3_000], [b"of %b" % key for key in THEIRS[:3_000]]
+    mixed = [word for at in range(1_500) for word in (names[at], OURS[at])]
+    pipeline = [
+        request("SET", names[0], "before"),
+        request("MSET", *(word for row in zip(names, values, strict=True) for word in row)),
+        request("GET", names[0]),
+        request("MGET", *mixed, "none"),
+        request("MGET", *names),
+        request("EXISTS", *mixed, "none"),
+        request("DEL", *mixed),
+        request("DEL", *names),
+        request("EXISTS", *names),
+        request("GET", OURS[7]),
+    ]
+    peer.send(b"".join(pipeline))
+    nil = b"$-1\r\n" if protocol == 2 else b"_\r\n"
+    both = [b"$%d\r\n%b\r\n" % (len(text), text) for at in range(1_500) for text in (values[at], b"%d" % at)]
+    expected = [
+        b"+OK\r\n+OK\r\n",
+        b"$%d\r\n%b\r\n" % (len(values[0]), values[0]),
+        b"*3001\r\n" + b"".join(both) + nil,
+        b"*3000\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(text), text) for text in values),
+        b":3000\r\n",
+        b"-ERR key 'job:temp:0' is owned by state job:temp\r\n",
+        b":3000\r\n:0\r\n$1\r\n7\r\n",
+    ]
+    assert peer.read(sum(map(len, expected))) == b"".join(expected)
+    peer.socket.close()
+
+
+def test_a_long_request_within_a_transaction_is_checked_when_it_is_queued(attacked: Attacked) -> None:
+    peer = Peer(attacked.port)
+    names = [b"{t}%d" % at for at in range(5_000)]
+    assert peer.ask("MULTI") == b"OK"
+    assert peer.ask("MSET", *(word for name in names for word in (name, name))) == b"QUEUED"
+    assert peer.ask("MGET", *names[:3_000], OURS[7]) == b"QUEUED"
+    assert peer.ask("DEL", *names) == b"QUEUED"
+    assert peer.ask("EXEC") == [b"OK", [*names[:3_000], b"7"], len(names)]
+    assert peer.ask("MULTI") == b"OK"
+    assert peer.ask("DEL", *names, OURS[7]) == b"ERR key 'job:temp:7' is owned by state job:temp"
+    assert peer.ask("EXEC").startswith(b"EXECABORT")
+    assert peer.ask("MULTI") == b"OK"
+    assert peer.ask("MGET", *names, OURS[7]) == b"ERR 'mget' takes 4096 words of 2 MiB at once; split the request"
+    assert peer.ask("EXEC").startswith(b"EXECABORT")
+    peer.socket.close()
+
+
+def test_a_user_with_rules_is_checked_for_every_key(attacked: Attacked) -> None:
+    users = attacked.thread.server.context.users  # type: ignore[attr-defined]
+    attacked.thread.call(lambda: users.set(b"some", [b"on", b"nopass", b"+@all", b"~{t}*", b"~job:*"]))
+    peer = Peer(attacked.port)
+    assert peer.ask("AUTH", "some", "x") == b"OK"
+    names = [b"{t}%d" % at for at in range(5_000)]
+    assert peer.ask("MSET", *(word for name in names for word in (name, b"other"))) == b"OK"
+    assert peer.ask("EXISTS", *names, OURS[7]) == 5_001
+    for words in (["EXISTS", *names, "other"], ["DEL", *names, "other"], ["EXISTS", *names, OURS[7], "other"]):
+        assert peer.ask(*words) == b"NOPERM No permissions to access a key"
+    assert peer.ask("DEL", *names) == 5_000
+    peer.socket.close()
+
+
+def test_a_tracking_client_empties_its_cache_after_a_long_read_of_both_sides(attacked: Attacked) -> None:
+    peer = Peer(attacked.port)
+    peer.ask("HELLO", 3)
+    if b"with a Redis Cluster" in peer.ask("CLIENT", "TRACKING", "ON"):
+        return
+    peer.send(request("EXISTS", *MIXED[:2_000]))
+    assert peer.read_until(b"$10\r\ninvalidate\r\n_\r\n").startswith(b":1000\r\n")
+    peer.socket.close()
