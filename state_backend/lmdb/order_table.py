@@ -11,6 +11,7 @@ one changes nothing, and the next one replaces it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -33,11 +34,20 @@ def name_of_order(key: bytes, field: bytes | None = None, position: bytes | None
 
 
 class OrderTable:
-    """Reads and writes the table `orders` in a transaction."""
+    """Reads and writes the table `orders` in a transaction. Most transactions never use it."""
 
     def __init__(self, txn: lmdb.Transaction[bytes], table: Any) -> None:
-        self._cursor = txn.cursor(db=table)
-        self.is_empty = not txn.stat(table)["entries"]
+        self._txn = txn
+        self._table = table
+
+    @cached_property
+    def _cursor(self) -> lmdb.Cursor[bytes]:
+        return self._txn.cursor(db=self._table)
+
+    @cached_property
+    def is_empty(self) -> bool:
+        """Whether the table has no rows, or none that are still to be asked for."""
+        return not self._txn.stat(self._table)["entries"]
 
     def get(self, key: bytes, field: bytes | None = None) -> bytes | None:
         """Return the order of a key's value, or of a field's; None if it has none."""

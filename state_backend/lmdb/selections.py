@@ -21,7 +21,7 @@ class Selections:
     def __init__(self, keys: KeyWriter, folds: Folds) -> None:
         self._orders = keys.orders
         self._folds = folds
-        self._blocks = ListBlocks(keys.txn, keys.tables.blocks)
+        self._keys = keys
         self._now_ms = keys.now_ms
         self._unwritten: dict[bytes | None, bytes] = {}  # the orders of the key, by field
 
@@ -104,9 +104,10 @@ class Selections:
     def _elements(self, record: bytes) -> list[bytes]:
         if record[FORM_AT] != LONG_LIST:
             return packed_list.elements(payload_of(record))
+        blocks = ListBlocks(self._keys.txn, self._keys.tables.blocks)
         long_list = LongList(*LONG_LIST_PAYLOAD.unpack(payload_of(record)))
         return [
             element
-            for packed, start, stop in self._blocks.blocks(long_list, 0, long_list.size)
+            for packed, start, stop in blocks.blocks(long_list, 0, long_list.size)
             for element in packed_list.elements(packed, start, stop)
         ]
