@@ -248,3 +248,4 @@ def test_another_job_that_is_damaged_is_not_this_ones_to_complain_about(tmp_path
     begin(tmp_path, state()).publish([])
     (tmp_path / "job" / "terms" / "1.json").write_text("[]")
     LogWriter(tmp_path, "other", [state()], "q2").publish([])
+    assert ChangeLog(tmp_path).jobs() == ["job", "other"]
