@@ -100,20 +100,47 @@ RELOAD = ControlCommand(
 
 
 COUNTS = ("compared", "equal", "different", "missing_in_upstream", "missing_in_state")
-MORE_COUNTS = ("state_was_behind", "upstream_was_behind", "skipped", "failed")
+SIDES = ("state", "upstream")
+MORE_COUNTS = ("skipped", "failed")
 
 
 def _shadow(options: argparse.Namespace, reply: Any) -> str:
-    names = (*COUNTS, *MORE_COUNTS)
-    rows = [("RULE", *(name.upper().replace("_", " ") for name in names))]
-    rows += [(row["rule"], *(str(row[name]) for name in names)) for row in reply]
-    samples = [("RULE", "OUTCOME", "KEY", "UPSTREAM", "STATE", "EPOCH", "AGE")]
+    lags = [f"{side}_was_behind" for side in SIDES]
+    rows = [("RULE", *(name.upper().replace("_", " ") for name in (*COUNTS, *lags, *MORE_COUNTS)))]
+    for row in reply:
+        before, after = ([str(row[name]) for name in names] for names in (COUNTS, MORE_COUNTS))
+        rows.append((row["rule"], *before, *(_lags_text(row, side) for side in SIDES), *after))
+    samples = [("RULE", "OUTCOME", "KEY", "UPSTREAM", "STATE", "EPOCH", "AGE", "BEHIND")]
     for row in reply:
         for each in row["samples"]:
             epoch = "-" if each["epoch"] is None else str(each["epoch"])
             values = (each["outcome"].replace("_", " "), each["key"], repr(each["upstream"]), repr(each["state"]))
-            samples.append((row["rule"], *values, epoch, f"{each['age_ms'] / 1000:.1f} s"))
+            samples.append((row["rule"], *values, epoch, _seconds(each["age_ms"]), _lag_text(each)))
     return table(rows) + (f"\n\n{table(samples)}" if len(samples) > 1 else "")
+
+
+def _lags_text(row: Any, side: str) -> str:
+    """Return how often a side was behind, and how far."""
+    count = row[f"{side}_was_behind"]
+    if not count:
+        return "0"
+    average, most = (_seconds(row[f"{side}_behind_ms{suffix}"]) for suffix in ("", "_max"))
+    return f"{count} (average {average}, at most {most}, {_epochs(row[f'{side}_behind_epochs_max'])})"
+
+
+def _lag_text(sample: Any) -> str:
+    if sample["behind"] is None:
+        return "-"
+    epochs = "" if sample["behind_epochs"] is None else f", {_epochs(sample['behind_epochs'])}"
+    return f"{sample['behind']}, {_seconds(sample['behind_ms'])}{epochs}"
+
+
+def _seconds(ms: int) -> str:
+    return f"{ms / 1000:.1f} s"
+
+
+def _epochs(count: int) -> str:
+    return "1 epoch" if count == 1 else f"{count} epochs"
 
 
 SHADOW = ControlCommand(

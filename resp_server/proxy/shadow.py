@@ -1,7 +1,12 @@
 """Comparisons of the upstream's replies with the states', behind clients' reads of keys whose rule is `shadow`.
 
-The client has its reply before anything is compared. A difference is looked at again after a moment: while a job
-copies its results into the upstream, one side is often behind, which says nothing against the switch.
+The client has its reply before anything is compared. A difference is looked at again, after pauses that double: while
+a job copies its results into the upstream, one side is often behind. A side was behind if it comes to say what the
+other side said at first. A difference that is still there after a second counts; some are looked at for a minute.
+
+    first look     a moment later ...       1 s                      ... 64 s
+    they differ    a side catches up:       it counts as different;  a side catches up: its sample says which one,
+                   it was behind            a sample is taken        and how late it was
 """
 
 from __future__ import annotations
@@ -10,7 +15,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -24,6 +28,7 @@ from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.requests import ServerRequest
+from resp_server.proxy.shadow_counts import Lag, Sample, ShadowCounts
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
 from resp_server.upstream.command_rules import CommandRule
 from resp_server.upstream.routing import Shadowed
@@ -35,50 +40,15 @@ from resp_server.upstream.upstream import Upstream
 COMPARISONS_MAX = 256
 # Longer replies are not compared: to parse one takes a fraction of a millisecond.
 COMPARED_BYTES_MAX = 64 * 1024
+# The pause before a difference is looked at again; each later look is twice as long after the first one.
+FIRST_LOOK_S = 1 / 16
 # After that, a difference counts (guess: some micro-batches of a fast job).
-RECHECK_S = 1.0
-SAMPLES_MAX = 8
+COUNTS_AFTER_S = 1.0
+# The last look at a difference that counts (guess: a slow job's micro-batches), and how many are looked at so long.
+LAST_LOOK_S = 64.0
+FOLLOWED_MAX = 64
 SAMPLE_BYTES_MAX = 256
 UPSTREAM, STATE = 0, 1
-
-
-class Sample(NamedTuple):
-    """A difference. epoch: of the key's job, in the state's reply; None: unknown. taken_s: by the monotonic clock."""
-
-    outcome: Outcome
-    key: bytes
-    upstream: bytes
-    state: bytes
-    epoch: int | None
-    taken_s: float
-
-
-@dataclass
-class ShadowCounts:
-    """The comparisons of one rule.
-
-    settled_*: replies that differed, and were equal a moment later, because this side had been behind. skipped: reads
-    that were not compared. failed: comparisons that a side answered with an error.
-    """
-
-    compared: int = 0
-    outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
-    settled_state: int = 0
-    settled_upstream: int = 0
-    skipped: int = 0
-    failed: int = 0
-    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
-
-    def fields(self) -> Mapping[str, int]:
-        """Return the counts by name."""
-        return {
-            "compared": self.compared,
-            **{outcome.value: count for outcome, count in self.outcomes.items()},
-            "state_was_behind": self.settled_state,
-            "upstream_was_behind": self.settled_upstream,
-            "skipped": self.skipped,
-            "failed": self.failed,
-        }
 
 
 class Shadow:
@@ -97,6 +67,7 @@ class Shadow:
         self._complete: deque[Comparison] = deque()
         self._counts: dict[Rule, ShadowCounts] = {}
         self._running: set[Comparison] = set()
+        self._followed: set[Comparison] = set()
         self.take_rules(rules)
 
     def take_rules(self, rules: Rules) -> None:
@@ -127,11 +98,11 @@ class Shadow:
                 self._running.add(comparison)
                 comparison.start(item)
 
-    def ask_state(self, key: bytes, request: Request, protocol: int, sink: ReplySink) -> None:
+    def ask_state(self, key: bytes, request: Request, protocol: int, sink: ReplySink, index: int = STATE) -> None:
         """Send a read to the states."""
         number, slot = self.target_of(key)
         cluster = self._applications.each[number]
-        cluster.send(ServerRequest(pack(request), slot, protocol, cluster.deadline_s(), sink, STATE))
+        cluster.send(ServerRequest(pack(request), slot, protocol, cluster.deadline_s(), sink, index))
 
     def add_complete(self, comparison: Comparison) -> None:
         """Evaluate a comparison that has both replies, in a later turn: many may be complete at once."""
@@ -146,13 +117,22 @@ class Shadow:
         if self._complete:
             self._defer(self._evaluate)
 
+    def follow(self, comparison: Comparison) -> bool:
+        """Keep a comparison whose difference counts; False if there are too many."""
+        self._running.discard(comparison)
+        has_room = len(self._followed) < FOLLOWED_MAX
+        if has_room:
+            self._followed.add(comparison)
+        return has_room
+
     def ended(self, comparison: Comparison) -> None:
         """Forget a comparison."""
         self._running.discard(comparison)
+        self._followed.discard(comparison)
 
     def stop(self) -> None:
         """End all comparisons."""
-        for each in list(self._running):
+        for each in [*self._running, *self._followed]:
             each.stop()
 
     def rows(self) -> Reply:
@@ -163,7 +143,7 @@ class Shadow:
                 b"rule": rule.name.encode(),
                 b"keys": rule.keys.text.encode(),
                 **{name.encode(): count for name, count in counts.fields().items()},
-                b"samples": [_sample_row(sample, now_s) for sample in counts.samples],
+                b"samples": [sample.row(now_s) for sample in counts.samples],
             }
             for rule, counts in self._counts.items()
         ]
@@ -179,7 +159,7 @@ class Shadow:
 
 
 class Comparison(ReplySink):
-    """The comparison of one read: of the client's reply, and a moment later of both sides once more."""
+    """The comparison of one read: of the client's reply, and later of both sides once more."""
 
     def __init__(
         self,
@@ -192,7 +172,9 @@ class Comparison(ReplySink):
     ) -> None:
         self._shadow, self._counts, self._shadowed = shadow, counts, shadowed
         self._rule, self._protocol, self._upstream = rule, protocol, upstream
-        self._before: tuple[bytes, bytes] | None = None
+        self._first: _Look | None = None
+        self._next_s = FIRST_LOOK_S  # of the next look, after the first one
+        self._sample: Sample | None = None
         self._replies: list[bytes | None] = [None, None]
         self._epochs = NO_EPOCHS
         self._retry: asyncio.TimerHandle | None = None
@@ -206,7 +188,7 @@ class Comparison(ReplySink):
             self.fail(STATE, error)
 
     def stop(self) -> None:
-        """End without a result."""
+        """End."""
         if self._retry is not None:
             self._retry.cancel()
         self._shadow.ended(self)
@@ -225,42 +207,84 @@ class Comparison(ReplySink):
     def evaluate(self) -> None:
         """Compare both replies."""
         try:
-            self._compare(self._replies[UPSTREAM] or b"", self._replies[STATE] or b"")
+            upstream, state = self._replies[UPSTREAM] or b"", self._replies[STATE] or b""
+            if is_error(upstream) or is_error(state):
+                self._end_failed()
+            else:
+                self._compare(_Look(time.monotonic(), self._epoch(), upstream, state))
         except Exception as error:
             internal_error(error)
             self.fail(STATE, error)
 
     def fail(self, index: int, error: Exception) -> None:
-        self._counts.failed += 1
+        self._end_failed()
+
+    def _end_failed(self) -> None:
+        self._counts.failed += self._sample is None  # otherwise it was counted as a difference
         self.stop()
 
     def _ask_state(self) -> None:
         self._shadow.ask_state(self._shadowed.state_key, self._shadowed.request, self._protocol, self)
 
-    def _compare(self, upstream: bytes, state: bytes) -> None:
-        counts, tolerance = self._counts, self._shadowed.rule.tolerance
-        if is_error(upstream) or is_error(state):
-            counts.failed += 1
+    def _compare(self, look: _Look) -> None:
+        outcome = self._outcome(look.upstream, look.state)
+        if self._first is None:
+            self._first = look
+            if outcome is not Outcome.EQUAL:
+                self._look_later(look)
+                return
+        behind = self._behind(self._first, look, outcome)
+        if behind is not None:
+            lag = _lag(behind, self._first, look)
+            self._counts.lags[behind].add(lag)
+            if self._sample is not None:
+                self._sample.lag = lag
+        if behind is not None or outcome is Outcome.EQUAL:
+            self._count(Outcome.EQUAL)
             self.stop()
             return
-        outcome = outcome_of(self._shadowed.name, upstream, state, tolerance)
-        if outcome is not Outcome.EQUAL and self._before is None:
-            self._before = upstream, state
-            self._retry = asyncio.get_running_loop().call_later(RECHECK_S, self._repeat)
-            return
-        counts.compared += 1
-        counts.outcomes[outcome] += 1
-        if outcome is not Outcome.EQUAL:
-            cut = [each[:SAMPLE_BYTES_MAX] for each in (upstream, state)]
-            counts.samples.append(Sample(outcome, self._shadowed.key, cut[0], cut[1], self._epoch(), time.monotonic()))
-        elif self._before is not None:
-            # The side that has changed was behind; if both have, the state counts: its epochs come in batches.
-            was_state = outcome_of(self._shadowed.name, state, self._before[1], tolerance) is not Outcome.EQUAL
-            counts.settled_state += was_state
-            counts.settled_upstream += not was_state
-        self.stop()
+        if self._next_s > COUNTS_AFTER_S and self._sample is None:
+            self._count(outcome)
+            self._sample = self._sample_of(outcome, look)
+            self._counts.samples.append(self._sample)
+            if not self._shadow.follow(self):
+                self.stop()
+                return
+        if self._next_s > LAST_LOOK_S:
+            self.stop()
+        else:
+            self._look_later(self._first)
 
-    def _repeat(self) -> None:
+    def _outcome(self, upstream: bytes, state: bytes) -> Outcome:
+        return outcome_of(self._shadowed.name, upstream, state, self._shadowed.rule.tolerance)
+
+    def _behind(self, first: _Look, look: _Look, outcome: Outcome) -> str | None:
+        """Return the side that has caught up since the first look; None: none has, or none was behind."""
+        if look is first:
+            return None
+        if outcome is Outcome.EQUAL:
+            # The side that has changed was behind; if both have, the state counts: its epochs come in batches.
+            return "state" if self._outcome(look.state, first.state) is not Outcome.EQUAL else "upstream"
+        # A key that changes all the time is never equal on both sides.
+        if self._outcome(look.upstream, first.state) is Outcome.EQUAL:
+            return "upstream"
+        return "state" if self._outcome(first.upstream, look.state) is Outcome.EQUAL else None
+
+    def _count(self, outcome: Outcome) -> None:
+        if self._sample is None:
+            self._counts.compared += 1
+            self._counts.outcomes[outcome] += 1
+
+    def _sample_of(self, outcome: Outcome, look: _Look) -> Sample:
+        upstream, state = (each[:SAMPLE_BYTES_MAX] for each in (look.upstream, look.state))
+        return Sample(outcome, self._shadowed.key, upstream, state, look.epoch, time.monotonic())
+
+    def _look_later(self, first: _Look) -> None:
+        pause_s = first.at_s + self._next_s - time.monotonic()
+        self._next_s *= 2
+        self._retry = asyncio.get_running_loop().call_later(pause_s, self._look_again)
+
+    def _look_again(self) -> None:
         self._retry, self._replies = None, [None, None]
         try:
             self._upstream.send_request(0, self._protocol, self._rule, self._shadowed.upstream_request, self, UPSTREAM)
@@ -275,6 +299,21 @@ class Comparison(ReplySink):
             if job is not None and job in each:
                 return each[job][1]
         return None
+
+
+class _Look(NamedTuple):
+    """What both sides said at one time. at_s: by the monotonic clock. epoch: of the state's reply; None: unknown."""
+
+    at_s: float
+    epoch: int | None
+    upstream: bytes
+    state: bytes
+
+
+def _lag(side: str, first: _Look, look: _Look) -> Lag:
+    is_known = first.epoch is not None and look.epoch is not None
+    epochs = max(0, (look.epoch or 0) - (first.epoch or 0)) if is_known else None
+    return Lag(side, int((look.at_s - first.at_s) * 1000), epochs)
 
 
 class _TappedSink(ReplySink):
@@ -304,14 +343,3 @@ def _items_of_mget(reply: bytes) -> Sequence[bytes]:
     reader = hiredis.Reader(notEnoughData=None)
     reader.feed(reply)
     return [b"$-1\r\n" if item is None else b"$%d\r\n%b\r\n" % (len(item), item) for item in reader.gets()]
-
-
-def _sample_row(sample: Sample, now_s: float) -> Reply:
-    return {
-        b"outcome": sample.outcome.value.encode(),
-        b"key": sample.key,
-        b"upstream": sample.upstream,
-        b"state": sample.state,
-        b"epoch": sample.epoch,
-        b"age_ms": int((now_s - sample.taken_s) * 1000),
-    }

@@ -12,7 +12,9 @@ import pytest
 
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
-from tests.server.swap import ABSENT, OLD, Swap
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.records import Change, Op
+from tests.server.swap import ABSENT, OLD, STATES, Swap
 from tests.server.test_swap_rules import sparkis
 
 RULES = """
@@ -83,7 +85,44 @@ def test_a_side_that_was_behind_is_told_apart_from_one_that_differs(swap: Swap, 
     eventually(lambda: shadow(swap)["compared"] == 1)
     found = shadow(swap)
     assert (found["equal"], found["upstream_was_behind"], found["state_was_behind"]) == (1, 1, 0)
+    assert 0 < found["upstream_behind_ms"] == found["upstream_behind_ms_max"] <= 1500
     assert found["samples"] == []
+    assert "1 (average 0." in sparkis(swap.proxy, "shadow").stdout
+
+
+def test_it_is_shown_how_far_a_side_is_behind_also_if_it_is_late_by_more_than_a_second(
+    swap: Swap, client: Connection
+) -> None:
+    client.call("SET", "job:speed:1", "11")  # the copying job is faster than the state
+    assert client.call("GET", "job:speed:1").plain == b"11"
+    eventually(lambda: shadow(swap)["different"] == 1)
+    assert shadow(swap)["samples"][0]["behind"] is None
+    with LogWriter(swap.log, "job", STATES, "first") as writer:
+        writer.publish([Change("speed", Op.PUT, b"job:speed:2", value=b"20")])
+        writer.publish([Change("speed", Op.PUT, b"job:speed:1", value=b"11")])
+    eventually(lambda: shadow(swap)["state_was_behind"] == 1)
+    found = shadow(swap)
+    sample = found["samples"][0]
+    assert (sample["behind"], sample["behind_epochs"], sample["epoch"]) == ("state", 2, 0)
+    assert 1000 < sample["behind_ms"] == found["state_behind_ms_max"]
+    assert (found["state_behind_epochs_max"], found["compared"], found["equal"]) == (2, 1, 0)
+    assert "2 epochs" in sparkis(swap.proxy, "shadow").stdout
+    assert f"state_behind_ms_max={sample['behind_ms']},state_behind_epochs_max=2" in swap.info()["shadow0"]
+
+
+def test_a_side_that_says_what_the_other_one_said_before_is_behind(swap: Swap, client: Connection) -> None:
+    """A key that changes all the time is never equal on both sides."""
+    client.call("SET", "job:speed:1", "9")
+    assert client.call("GET", "job:speed:1").plain == b"9"
+    eventually(lambda: shadow(swap)["different"] == 1)
+    with LogWriter(swap.log, "job", STATES, "first") as writer, ExitStack() as stack:
+        writer.publish([Change("speed", Op.PUT, b"job:speed:1", value=b"12")])
+        nodes = [stack.enter_context(node.connect()) for node in swap.nodes]
+        eventually(lambda: b"12" in [node.call("GET", "job:speed:1").plain for node in nodes])
+        client.call("SET", "job:speed:1", "10")
+        eventually(lambda: shadow(swap)["upstream_was_behind"] == 1)
+    sample = shadow(swap)["samples"][0]
+    assert (sample["behind"], sample["behind_epochs"]) == ("upstream", 1)
 
 
 def test_comparisons_are_bounded_and_states_that_do_not_answer_delay_nobody(swap: Swap, client: Connection) -> None:

@@ -1,0 +1,105 @@
+"""What the comparisons of a rule have found: counts, how far behind each side was, and samples of differences. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from resp_server.protocol.replies import Reply
+from resp_server.upstream.shadow_compare import Outcome
+
+SAMPLES_MAX = 8
+SIDES = ("state", "upstream")
+
+
+class Lag(NamedTuple):
+    """How late a side said what the other one had said. epochs: that the job committed meanwhile; None: unknown."""
+
+    side: str
+    ms: int
+    epochs: int | None
+
+
+@dataclass
+class Sample:
+    """A difference. epoch: of the key's job, in the state's reply; None: unknown. taken_s: by the monotonic clock.
+
+    lag: the side that turned out to be behind; None: none has caught up yet.
+    """
+
+    outcome: Outcome
+    key: bytes
+    upstream: bytes
+    state: bytes
+    epoch: int | None
+    taken_s: float
+    lag: Lag | None = None
+
+    def row(self, now_s: float) -> Reply:
+        """Return a map for STATE SHADOW. now_s: by the monotonic clock."""
+        lag = self.lag
+        return {
+            b"outcome": self.outcome.value.encode(),
+            b"key": self.key,
+            b"upstream": self.upstream,
+            b"state": self.state,
+            b"epoch": self.epoch,
+            b"age_ms": int((now_s - self.taken_s) * 1000),
+            b"behind": None if lag is None else lag.side.encode(),
+            b"behind_ms": None if lag is None else lag.ms,
+            b"behind_epochs": None if lag is None else lag.epochs,
+        }
+
+
+@dataclass
+class SideLags:
+    """How often, and how far, a side was behind."""
+
+    count: int = 0
+    ms_sum: int = 0
+    ms_max: int = 0
+    epochs_max: int = 0
+
+    def add(self, lag: Lag) -> None:
+        """Count a lag."""
+        self.count += 1
+        self.ms_sum += lag.ms
+        self.ms_max = max(self.ms_max, lag.ms)
+        self.epochs_max = max(self.epochs_max, lag.epochs or 0)
+
+    def fields(self, side: str) -> Mapping[str, int]:
+        """Return the numbers by name."""
+        return {
+            f"{side}_was_behind": self.count,
+            f"{side}_behind_ms": self.ms_sum // max(self.count, 1),
+            f"{side}_behind_ms_max": self.ms_max,
+            f"{side}_behind_epochs_max": self.epochs_max,
+        }
+
+
+@dataclass
+class ShadowCounts:
+    """The comparisons of one rule.
+
+    lags: of each side, which had been behind. skipped: reads that were not compared. failed: comparisons that a side
+    answered with an error.
+    """
+
+    compared: int = 0
+    outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+    lags: dict[str, SideLags] = field(default_factory=lambda: {side: SideLags() for side in SIDES})
+    skipped: int = 0
+    failed: int = 0
+    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+
+    def fields(self) -> Mapping[str, int]:
+        """Return the counts by name."""
+        return {
+            "compared": self.compared,
+            **{outcome.value: count for outcome, count in self.outcomes.items()},
+            **{name: number for side, lags in self.lags.items() for name, number in lags.fields(side).items()},
+            "skipped": self.skipped,
+            "failed": self.failed,
+        }
