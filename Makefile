@@ -4,10 +4,14 @@
 VENV    := .venv
 VENV_PYTHON := $(VENV)/bin/python
 READY   := $(VENV)/.ready
+DEMO    := $(VENV)/.demo
 NATIVE  := $(VENV)/.native
 DOCS    := $(VENV)/docs
 CLASSES := $(VENV)/spark.jsa
 ARGS   ?=
+
+# What the compiled core and the JDK are added to: `make demo` needs no tools for contributors, but uses them if they are there.
+BASE    := $(if $(and $(filter demo,$(MAKECMDGOALS)),$(if $(wildcard $(READY)),,none)),$(DEMO),$(READY))
 
 # More rounds for the tests that kill processes (make test runs a few).
 SPARKIS_KILL_ROUNDS ?= 200
@@ -90,7 +94,7 @@ mutation: setup-test ## list changes of a folder's code that no unit test notice
 	@$(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input mutmut==3.8.1
 	@$(RUN) python scripts/mutation.py $(or $(FOLDER),state_backend/log) $(ARGS)
 
-demo: setup ## replay flights and weather through Spark, and serve their state; ARGS go to sparkis demo
+demo: $(BASE) $(NATIVE) jdk ## replay flights and weather through Spark, and serve their state; ARGS go to sparkis demo
 	@$(RUN) sparkis demo $(ARGS)
 
 example: setup ## run an example of examples/README.md: make example NAME=word_count; ARGS go to it
@@ -115,7 +119,7 @@ clean: ## remove all files that the other targets made
 	       .hypothesis .import_linter_cache requirements*.lock.new
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-jdk: $(READY)
+jdk: $(BASE)
 	@sh scripts/jdk.sh $(VENV)
 
 $(VENV_PYTHON):
@@ -125,6 +129,13 @@ $(READY): pyproject.toml requirements.lock | $(VENV_PYTHON)
 	@echo "installing the locked requirements into $(VENV) (the first time some minutes; Spark alone is 450 MB)"
 	@$(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --use-pep517 -r requirements.lock
 	@SPARKIS_PURE=1 $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(DEMO): pyproject.toml requirements.lock | $(VENV_PYTHON)
+	@echo "installing what the demo needs into $(VENV) (the first time some minutes; Spark alone is 450 MB)"
+	@$(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input -c requirements.lock setuptools cython
+	@SPARKIS_PURE=1 $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --use-pep517 --no-build-isolation \
+	    -c requirements.lock -e '.[demo]'
 	@touch $@
 
 $(DOCS)/.ready: requirements-docs.lock | $(VENV_PYTHON)
@@ -137,6 +148,6 @@ $(CLASSES): $(READY) scripts/spark_archive.py | jdk
 	@mkdir -p build
 	@$(RUN) python scripts/spark_archive.py $@ 2>build/spark-archive.log
 
-$(NATIVE): setup.py $(wildcard */*/*.pyx */*/*.pxd) | $(READY)
+$(NATIVE): setup.py $(wildcard */*/*.pyx */*/*.pxd) | $(BASE)
 	@sh scripts/native.sh $(VENV)
 	@touch $@

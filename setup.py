@@ -53,7 +53,7 @@ def readme() -> str:
     """Return README.md with links that work on PyPI: to the repository, as of the tag of this version."""
     here = Path(__file__).parent
     repository = tomllib.loads((here / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
-    version = re.search(r'^__version__ = "(.*)"', (here / "sparkis" / "__init__.py").read_text(), re.MULTILINE)
+    version = re.search(r'^VERSION = "(.*)"', (here / "state_backend" / "__init__.py").read_text(), re.MULTILINE)
     assert version is not None
     links = re.compile(r"(?<=\]\()(?!https?:|#)")
     return links.sub(f"{repository}/blob/v{version[1]}/", (here / "README.md").read_text())

@@ -177,7 +177,7 @@ COMMANDS = (
     ),
     Command(
         "inspect",
-        "show what a query keeps in its checkpoint, without Spark",
+        "show what a query keeps in its checkpoint, or what a log has of its jobs",
         _of("state_backend.checkpoint.inspect_command"),
     ),
     Command("get", "look a key up in a query's checkpoint, without Spark", _of("state_backend.checkpoint.get_command")),

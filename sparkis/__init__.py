@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from state_backend.model.records import Change, Op
     from state_backend.store.store import Snapshot
 
-__version__ = "0.1.0"
+__version__: str = import_module("state_backend").VERSION
 __all__ = [
     "AttachedState",
     "Attachment",

@@ -6,3 +6,6 @@
 
 # The distribution of this package. `sparkis.packages` checks it: other distributions may have a package of this name.
 DISTRIBUTION = "sparkis"
+
+# The version of all packages; here, because a server reports it and does not import `sparkis`.
+VERSION = "0.1.0"

@@ -36,7 +36,7 @@ from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import Dispatcher, IncompleteReply, release_reply
 from resp_server.net.isolated import isolated
 from resp_server.protocol.errors import PlainError, ProtocolError, QueryBufferError, ReplyError
-from resp_server.protocol.replies import Pending, ReplyStream, Sliced, SlicedEncoder
+from resp_server.protocol.replies import Pending, ReplyStream, Retry, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
 from resp_server.session.session import Session
 
@@ -95,11 +95,8 @@ class ConnectionHost(Protocol):
         """Send new epochs to a client until it ends STATE FOLLOW."""
 
 
-class RateLimitPause(Pending):
+class RateLimitPause(Retry):
     """Stands for a reply while the user is over its rate limit."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(seconds, lambda: None)
 
 
 class DelegatedReplies(Pending):
@@ -419,7 +416,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         epoch_feed = self.session.epoch_feed
         if epoch_feed is not None and self._server_context.change_counter != epoch_feed.change_counter:
             frame = self._server_context.pending_pushes(epoch_feed) + frame
-        is_between = self._pending is None or self.is_blocked or isinstance(self._pending, RateLimitPause)
+        is_between = self._pending is None or self.is_blocked or isinstance(self._pending, Retry)
         if self._stream is not None or not is_between:
             self._delayed_pushes.append(frame)
             self._delayed_push_bytes += len(frame)
@@ -607,7 +604,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.when_resolved(None)
-            if self._stream is None and not isinstance(pending, RateLimitPause):
+            if self._stream is None and not isinstance(pending, Retry):
                 out.append(self._server_context.pending_invalidations(self.session, is_within=True))
                 reply = self._dispatcher.later_reply(self.context, pending)
                 if not isinstance(reply, bytes):

@@ -82,7 +82,7 @@ class Round:
         now_ns = perf_counter_ns()
         if now_ns >= self._turn_scheduler.fresh_until_ns:
             self._turn_scheduler.refresh(now_ns)
-        if self._server.is_loading:
+        if self._server.loading_waits.may_occur:
             return
         groups: dict[tuple[bytes, int], list[RoundClient]] = {}
         for client in clients:

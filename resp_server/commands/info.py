@@ -19,6 +19,7 @@ from resp_server.metrics.process_stats import ProcessStats
 from resp_server.native import CORE
 from resp_server.protocol.replies import Reply, Verbatim
 from resp_server.session.subscriptions import SubscriptionKind
+from state_backend import VERSION
 from state_backend.store.store import AppliedEpoch, Snapshot
 
 Section = Mapping[str, object]
@@ -97,6 +98,8 @@ def _server(context: CommandContext, total: ProcessStats) -> Section:
     uptime_seconds = max(0, context.now_ms - server.process.started_ms) // 1000
     return {
         "redis_version": REDIS_VERSION,
+        # After `redis_version`: some clients search the text for a name, and take the first match.
+        "sparkis_version": VERSION,
         "redis_git_sha1": "00000000",
         "redis_git_dirty": 0,
         "redis_build_id": 0,

@@ -81,6 +81,7 @@ def _job_row(visible: VisibleJob, now_ms: int) -> Reply:
 def _freshness(visible: VisibleJob, now_ms: int) -> dict[bytes, Reply]:
     """Return how fresh a job's visible state is, and its error."""
     job, applied = visible.job, visible.applied
+    epochs_per_minute, changes_per_minute = job.per_minute(now_ms)
     return {
         b"applied": applied.epoch,
         b"committed": job.committed_epoch,
@@ -88,6 +89,8 @@ def _freshness(visible: VisibleJob, now_ms: int) -> dict[bytes, Reply]:
         b"lag_ms": lag_ms(job, applied),
         b"committed_at": _text(committed_at(applied)),
         b"age_ms": age_ms(applied, now_ms),
+        b"epochs_per_minute": epochs_per_minute,
+        b"changes_per_minute": changes_per_minute,
         b"stale": int(job.is_stale),
         b"incomplete": int(job.is_incomplete),
         b"held_back_epoch": job.held_back_epoch,

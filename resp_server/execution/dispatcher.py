@@ -27,6 +27,7 @@ from resp_server.command_table.table import Command
 from resp_server.execution.compiled import fast_path_of
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.exec_runner import ExecPlan, ExecRunner
+from resp_server.execution.loading_waits import LOADING
 from resp_server.execution.long_requests import (
     RequestSplit,
     first_portion,
@@ -48,7 +49,7 @@ from resp_server.protocol.errors import (
     cluster_is_static,
     reply_error_of,
 )
-from resp_server.protocol.replies import Pending, ReplyStream, Sliced, encode
+from resp_server.protocol.replies import Pending, ReplyStream, Retry, Sliced, encode
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import TrackingState
@@ -168,12 +169,13 @@ class Dispatcher:
         session, server = context.session, self._server
         at, later, is_over = 0, None, False
         end = len(requests) if len(requests) < requests_max else requests_max
+        has_fast_path = not server.loading_waits.may_occur
         while at < end and not is_over:
             request = requests[at]
-            key_command = self.key_command(request[0]) if session.can_use_fast_path and not server.is_loading else None
+            key_command = self.key_command(request[0]) if session.can_use_fast_path and has_fast_path else None
             if key_command is None:
                 later, is_over = self._answer_one(context, request, out, ends_ns)
-                at += 1
+                at += not isinstance(later, Retry)
                 continue
             session.last_command = key_command.command.name
             run = same_command_prefix(requests[at:end])
@@ -293,7 +295,12 @@ class Dispatcher:
         """Answer one request on the general path; return an incomplete reply, and whether to answer no more now."""
         session = context.session
         session.begin_command()
+        is_alone = session.transaction is None
         reply = self.reply_to(context, request)
+        if isinstance(reply, bytes) and reply.startswith(LOADING) and is_alone:
+            retry = self._server.loading_waits.retry_of(session)
+            if retry is not None:
+                return retry, True
         end_caching(session, request)
         if isinstance(reply, (Pending, ExecRunner)):
             return reply, True

@@ -46,8 +46,9 @@ from resp_server.serving.job_catalog import JobCatalog, LocalJobCatalog
 from resp_server.serving.server import Server
 from resp_server.workers.master import Workers
 from state_backend.apply.compact import add_retention_option
+from state_backend.log.change_log import check_writable
 from state_backend.log.filesystems import open_filesystem
-from state_backend.model.errors import StoreError
+from state_backend.model.errors import LogUnavailableError, StoreError
 from state_backend.store.keyspace import Keyspace
 
 logger = logging.getLogger("sparkis.server")
@@ -102,9 +103,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="with --cluster: this server's node in the topology, by address or id",
     )
     parser.add_argument(
-        "--compact", action="store_true", help="write snapshots into the log, and remove the files that they supersede"
+        "--compact",
+        choices=("yes", "no"),
+        nargs="?",
+        const="yes",
+        help="write snapshots into the logs, and remove the files that they supersede (default: where the log can be "
+        "written)",
     )
-    add_retention_option(parser, "with --compact: retain younger files, for readers that are behind")
+    add_retention_option(parser, "if the log is compacted: retain younger files, for readers that are behind")
     add_upstream_options(parser)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--behind-proxy", action="store_true", help=argparse.SUPPRESS)  # see `serve_upstream`
@@ -167,6 +173,24 @@ def check_logs(roots: Sequence[str]) -> None:
             raise ValueError(f"--log {root} is not a folder; name the change log of a job, or start the job first")
 
 
+def compacted_logs(roots: Sequence[str], choice: str | None) -> list[str]:
+    """Return the logs to compact. choice: `yes`, `no`, or None for those that can be written.
+
+    LogUnavailableError if a log cannot be written and the choice is `yes`.
+    """
+    compacted = []
+    for root in roots if choice != "no" else ():
+        try:
+            check_writable(root)
+        except LogUnavailableError as error:
+            if choice == "yes":
+                raise
+            logger.info("the log %s is not compacted, because it cannot be written: %s", root, error)
+        else:
+            compacted.append(root)
+    return compacted
+
+
 @contextmanager
 def store_folder(store_option: str | None, roots: Sequence[str], wait_s: float = 0.0) -> Iterator[Path]:
     """Lock and return the folder of the stores; StoreError if another process has it for longer than `wait_s`."""
@@ -219,8 +243,9 @@ async def _serve(
         keyspace = Keyspace()
         catalog, server = LocalJobCatalog(keyspace), Server(keyspace, config)
         load_users(server.users)
-    retention_ms = int(options.retention * 60_000) if options.compact else None
-    appliers = Appliers(catalog, list(roots), folder, retention_ms=retention_ms)
+    compacted = await asyncio.to_thread(compacted_logs, roots, options.compact)
+    retention_ms = int(options.retention * 60_000)
+    appliers = Appliers(catalog, list(roots), folder, retention_ms=retention_ms, compacted=compacted)
     server.watch_event_demand(appliers.record_events)
     token = os.environ.pop(TOKEN_VARIABLE, None)
     topology_source = TopologySource(server)

@@ -169,5 +169,5 @@ def _command(options: argparse.Namespace) -> list[str]:
     for log in options.log:
         command += ["--log", log]
     command += ["--port", "0", "--bind", HOST, "--workers", str(options.workers), "--loglevel", options.loglevel]
-    command += ["--retention", str(options.retention), *(["--compact"] if options.compact else [])]
+    command += ["--retention", str(options.retention), *([f"--compact={options.compact}"] if options.compact else [])]
     return command if options.store is None else [*command, "--store", options.store]

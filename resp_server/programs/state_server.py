@@ -210,9 +210,13 @@ async def _serve(
     keyspace = Keyspace()
     server = await _start_server(keyspace, config, _ports_to_try(options, identity))
     identity_file = IdentityFile(replace(identity, port=server.port), folder)
-    retention_ms = int(options.retention * MS_PER_MINUTE) if options.compact else None
     appliers = Appliers(
-        LocalJobCatalog(keyspace), list(roots), folder, retention_ms=retention_ms, slots=identity.desired_slots
+        LocalJobCatalog(keyspace),
+        list(roots),
+        folder,
+        retention_ms=int(options.retention * MS_PER_MINUTE),
+        compacted=roots if options.compact else (),
+        slots=identity.desired_slots,
     )
     server.watch_event_demand(appliers.record_events)
     ended = asyncio.Event()

@@ -1,4 +1,4 @@
-"""`sparkis status`: the jobs, states, keys, epochs and lag of a server, as a table or as JSON."""
+"""`sparkis status`: the jobs of a server with their keys, epochs, rates and lag, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -6,41 +6,69 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from resp_server.net.client import Client
 from resp_server.net.tls import add_tls_options, files_of
+from resp_server.programs.command_line import whole_number
 from state_backend.model.errors import SparkisError
 
 DEFAULT_URL = "redis://127.0.0.1:7379"
-DESCRIPTION = "List the jobs of a running server: states, keys, committed and applied epoch, lag."
-COLUMNS = ("JOB", "STATE", "KIND", "KEYS", "COMMITTED", "APPLIED", "LAG", "AGE", "CONDITION")
+DESCRIPTION = "List the jobs of a running server: keys, epoch, lag, age and rates, one line per job."
+JOB_COLUMNS = ("JOB", "STATES", "KEYS", "EPOCH", "LAG", "AGE", "EPOCHS/MIN", "CHANGES/MIN", "CONDITION")
+STATE_COLUMNS = ("JOB", "STATE", "KIND", "KEYS")
+WATCH_S = 2
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--url", default=DEFAULT_URL, help="redis[s]://[:password@]host:port (default %(default)s)")
+    parser.add_argument("-v", "--verbose", action="store_true", help="list the states of each job, too")
+    parser.add_argument(
+        "--watch",
+        type=whole_number(1, 86_400, "a number of seconds"),
+        nargs="?",
+        const=WATCH_S,
+        metavar="SECONDS",
+        help=f"print again after some seconds ({WATCH_S} if none are given), until Ctrl-C",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_tls_options(parser, for_server=False)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the status; return the exit code."""
+    """Print the status, once or until Ctrl-C; return the exit code."""
+    try:
+        code = _print_once(options)
+        while options.watch is not None:
+            time.sleep(options.watch)
+            code = _print_once(options)
+    except KeyboardInterrupt:
+        return 0
+    return code
+
+
+def _print_once(options: argparse.Namespace) -> int:
     try:
         with Client.from_url(options.url, tls=files_of(options)) as client:
-            jobs, core = read(client), core_of(client)
+            jobs, version = read(client), version_of(client)
     except SparkisError as error:
         print(f"sparkis status: {error}", file=sys.stderr)
         return 1
+    if options.watch is not None and sys.stdout.isatty():
+        print(end=CLEAR_SCREEN)
     if options.json:
-        print(json.dumps(jobs, indent=1))
+        print(json.dumps(jobs, indent=1), flush=True)
     elif not jobs:
         print(f"no jobs at {options.url}: nothing has been published to its logs yet", file=sys.stderr)
     else:
-        print(table(jobs))
-        if core:
-            print(f"\nanswered by its {core} core")
+        tables = [table(JOB_COLUMNS, map(_job_row, jobs))]
+        if options.verbose:
+            tables.append(table(STATE_COLUMNS, (row for job in jobs for row in _state_rows(job))))
+        print("\n\n".join([*tables, *([version] if version else [])]), flush=True)
     return 0
 
 
@@ -55,45 +83,60 @@ def read(client: Client) -> list[dict[str, Any]]:
     ]
 
 
-def core_of(client: Client) -> str:
-    """Return a server's core, compiled or python; empty for a proxy, and where the ACL forbids INFO."""
+def version_of(client: Client) -> str:
+    """Return a line about the server's version and core, compiled or python; empty where the ACL forbids INFO."""
     try:
         info = client.call("INFO", "server")
     except SparkisError:
         return ""
-    found = re.search(r"^sparkis_core:(\w+)", info if isinstance(info, str) else info.decode(), re.MULTILINE)
-    return found[1] if found else ""
+    text = info if isinstance(info, str) else info.decode()
+    found = dict(re.findall(r"^(sparkis_\w+):(\S+)", text, re.MULTILINE))
+    core = f", {found['sparkis_core']} core" if "sparkis_core" in found else ""
+    return f"sparkis {found['sparkis_version']}{core}" if "sparkis_version" in found else ""
 
 
-def table(jobs: Sequence[dict[str, Any]]) -> str:
-    """Return a table with a heading and one line per state."""
-    rows = [COLUMNS, *(row for job in jobs for row in _rows(job))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table with a heading."""
+    lines = [columns, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
 
 
-def _rows(job: dict[str, Any]) -> list[tuple[str, ...]]:
-    lag = "-" if job["lag_ms"] is None else f"{job['lag_epochs']} epochs, {job['lag_ms']} ms"
-    age = "-" if job["age_ms"] is None else f"{job['age_ms'] / 1000:.1f} s"
+def _job_row(job: dict[str, Any]) -> tuple[str, ...]:
     facts = [
         "stale" if job["stale"] else "live",
         "incomplete" if job["incomplete"] else "",
         "" if job["held_back_epoch"] is None else f"epoch {job['held_back_epoch']} of a new generation is held back",
         job["error"],
     ]
-    condition = ", ".join(filter(None, facts))
-    return [
-        (
-            job["name"],
-            state["name"],
-            state["kind"],
-            str(state["keys"]),
-            str(job["committed"]),
-            str(job["applied"]),
-            lag,
-            age,
-            condition,
-        )
-        for state in job["states"]
-    ]
+    return (
+        job["name"],
+        str(len(job["states"])),
+        _number(job["keys"]),
+        _number(job["applied"]),
+        "-" if job["lag_ms"] is None else f"{job['lag_epochs']} epochs, {job['lag_ms']} ms",
+        "-" if job["age_ms"] is None else _duration(job["age_ms"] / 1000),
+        _number(job.get("epochs_per_minute")),  # a server of an older version has no rates
+        _number(job.get("changes_per_minute")),
+        ", ".join(filter(None, facts)),
+    )
+
+
+def _state_rows(job: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [(job["name"], state["name"], state["kind"], _number(state["keys"])) for state in job["states"]]
+
+
+def _number(number: int | None) -> str:
+    return "-" if number is None else str(number)
+
+
+def _duration(seconds: float) -> str:
+    """Return a time in its largest unit with two digits or more: 12.3 s, 90 min, 50 h, 4 d."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    for unit, length in (("min", 60), ("h", 3600)):
+        if seconds < 100 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"

@@ -171,6 +171,18 @@ class Pending:
         self._wake = None
 
 
+class Retry(Pending):
+    """Stands for the reply to a request that is answered again: later, but within `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds, lambda: None)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the client still waits."""
+        return self._wake is not None
+
+
 def encode(reply: Reply, protocol: int) -> bytes:
     """Encode a reply; `protocol` is 2 or 3."""
     kind = type(reply)

@@ -12,6 +12,7 @@ import logging
 import math
 import shutil
 import sys
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,15 +20,23 @@ from typing import NamedTuple
 
 from resp_server.net import children
 from resp_server.serving.job_catalog import Event, JobCatalog
+from state_backend.apply.applier import PROBE_INTERVAL_S
+from state_backend.apply.resting import RestingJob
 from state_backend.log.change_log import ChangeLog
+from state_backend.log.sweep import RETENTION_MS
+from state_backend.model.clock import now_ms
 from state_backend.model.errors import SparkisError, StoreError
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.store.keyspace import RECENT_EPOCHS
 
 logger = logging.getLogger("sparkis.server")
 
 # The shortest pause between two listings of a log's jobs. Without a new job it doubles up to the filesystem's limit.
 LISTING_S = 1.0
 STOP_TIMEOUT_S = 5.0
+# The applier of a job without an epoch for so long ends until there is one (guess). Its process takes about 100 MB, and
+# half a second to start.
+REST_AFTER_S = 60.0
 # A store that was full must be writable for this long before `has_room` is true: perhaps only the slots that were
 # dropped when it was full have made room (guess).
 ROOM_AFTER_S = 30.0
@@ -47,6 +56,8 @@ class Visible(NamedTuple):
 class ApplierProcess:
     """The applier process of one job, restarted when it ends, and the state of the job.
 
+    While the job is at rest (see `state_backend.apply.resting`) there is no process, and this one polls the log.
+
     owned: the desired slots that are readable. visible: an epoch that all readers have reached. Both are None until the
     job is served; `changed` is called when they may have changed.
     """
@@ -62,6 +73,7 @@ class ApplierProcess:
         slots: KeyGroups,
         records_events: bool,
         changed: Callable[[], None],
+        rest_after_s: float,
     ) -> None:
         self.log = log
         self.name = job
@@ -84,6 +96,12 @@ class ApplierProcess:
         self._is_served = False
         self._is_store_trusted = True
         self._readable = -1
+        self._rest_after_s = rest_after_s
+        self._has_rested = False
+        self._rest: Event | None = None  # the last line of a process that ended because the job rests
+        self._woken = asyncio.Event()
+        self._newest_epoch: tuple[int, int] | None = None
+        self._recent_epochs: deque[tuple[int, int]] = deque(maxlen=RECENT_EPOCHS)
         self.opened = asyncio.Event()
         self._waiting: set[tuple[int, asyncio.Future[bool]]] = set()
         catalog.announce(job)
@@ -92,6 +110,11 @@ class ApplierProcess:
     def notice(self) -> None:
         """Have the applier check the log at once."""
         self._send(b"\n")
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the job has no process, because there is nothing to apply."""
+        return self._rest is not None and self._process is not None and self._process.returncode is not None
 
     def set_desired_slots(self, slots: KeyGroups) -> None:
         """Set the slots that the applier owns. `owned` may shrink; `changed` is not called for that."""
@@ -110,7 +133,8 @@ class ApplierProcess:
         self._send(b"slots %b\n" % str(self._desired).encode())
 
     def _send(self, line: bytes) -> None:
-        if self._process is not None and self._process.stdin is not None:
+        self._woken.set()
+        if self._process is not None and self._process.stdin is not None and self._rest is None:
             with suppress(ConnectionError, RuntimeError):
                 self._process.stdin.write(line)
 
@@ -118,6 +142,7 @@ class ApplierProcess:
         """Wait until all readers can read an epoch or a later one; False after the timeout."""
         if self._readable >= epoch:
             return True
+        self._woken.set()
         reached = asyncio.get_running_loop().create_future()
         waiting = (epoch, reached)
         self._waiting.add(waiting)
@@ -148,10 +173,35 @@ class ApplierProcess:
                 await self._run()
             except OSError as error:
                 logger.error("job %s: cannot start its applier: %s", self.name, error)
+            if self._rest is not None:
+                await self._wait_for_work(self._rest)
+                self._rest = None
+                continue
             self._catalog.update(self.name, {"is_stale": True})
             pause_s = pause.next_s()
             logger.warning("job %s: its applier ended; starting another in %s s", self.name, pause_s)
             await asyncio.sleep(pause_s)
+
+    async def _wait_for_work(self, rest: Event) -> None:
+        """Poll the log of the job at rest until there is work for an applier, or a caller needs one."""
+        logger.info("job %s: at rest", self.name)
+        job = RestingJob(self.log, self.name, rest)
+        interval_s, is_stale = PROBE_INTERVAL_S, rest["is_stale"]
+        # False at first if a line came after the process's last look.
+        while (rest["slots_lines"], rest["records_events"]) == (self._slots_lines, self._records_events):
+            self._woken.clear()
+            if await asyncio.to_thread(job.has_work):
+                return
+            if job.is_stale != is_stale:
+                is_stale = job.is_stale
+                self._catalog.update(self.name, {"is_stale": is_stale})
+            remaining_s = math.inf if rest["wake_at_ms"] is None else (rest["wake_at_ms"] - now_ms()) / 1000
+            if remaining_s <= 0:
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), min(interval_s, remaining_s))
+                return
+            interval_s = min(2 * interval_s, max(PROBE_INTERVAL_S, job.poll_interval_s_max))
 
     async def _run(self) -> None:
         """Run one applier process until it ends."""
@@ -165,7 +215,9 @@ class ApplierProcess:
         records_events = self._records_events
         command += ["--events"] if records_events else []
         command += [] if self._is_store_trusted else ["--delete-stores"]
-        self._is_store_trusted = True
+        command += ["--rest-after-s", str(self._rest_after_s)] if self._rest_after_s < math.inf else []
+        command += ["--verified"] if self._has_rested else []
+        self._is_store_trusted, self._has_rested = True, False
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
@@ -200,12 +252,15 @@ class ApplierProcess:
     async def _take(self, event: Event) -> None:
         if event["event"] == "open":
             await self._open(event)
+        elif event["event"] == "rest":
+            self._rest, self._has_rested = event, True
         elif event["event"] == "damaged":
             self._hide()
         else:
             fields = {
                 "committed_epoch": event.get("committed", -1),
                 "committed_clock_ms": event.get("committed_clock_ms", 0),
+                "recent_epochs": self._recent_epochs_with(event),
                 "is_incomplete": event["is_incomplete"],
                 "held_back_epoch": event["held_back_epoch"],
                 "held_back_since_ms": event["held_back_since_ms"],
@@ -219,6 +274,14 @@ class ApplierProcess:
             if self._is_served:
                 self._apply_event(event)
                 self._wake_waiters(event["applied"])
+
+    def _recent_epochs_with(self, event: Event) -> list[tuple[int, int]]:
+        """Add a newly applied epoch to the recent ones; return them."""
+        epoch = event["term"], event["applied"]
+        if epoch != self._newest_epoch and event["applied"] >= 0:
+            self._recent_epochs.append((event["committed_clock_ms"], event["changes"]))
+            self._newest_epoch = epoch
+        return list(self._recent_epochs)
 
     def _hide(self) -> None:
         """Have readers close the damaged store; the applier builds a new one."""
@@ -300,8 +363,10 @@ class _ListingSchedule:
 class Appliers:
     """The appliers of all jobs of some log roots.
 
-    retention_ms: the appliers write snapshots into the logs, and delete what the snapshots replace.
+    retention_ms: how long files stay that a snapshot replaces, in the logs in `compacted`: there the appliers write
+    snapshots.
     slots: the slots that the appliers own; `set_desired_slots` changes them.
+    rest_after_s: a job without an epoch for so long has no applier process until its next one.
     on_change: called on the event loop's thread when `owned_slots` or `visible` has changed.
     """
 
@@ -311,10 +376,14 @@ class Appliers:
         logs: list[str],
         folder: Path,
         *,
-        retention_ms: int | None = None,
+        retention_ms: int = RETENTION_MS,
+        compacted: Collection[str] = (),
         slots: KeyGroups = ALL,
         records_events: bool = False,
+        rest_after_s: float = REST_AFTER_S,
     ) -> None:
+        self._rest_after_s = rest_after_s
+        self._compacted = frozenset(compacted)
         self._records_events = records_events
         self.on_change: Callable[[], None] = lambda: None
         self._desired = slots
@@ -336,6 +405,11 @@ class Appliers:
     def owned_slots(self) -> KeyGroups:
         """The desired slots that every served job owns, so reads of them can be answered; none before `catch_up`."""
         return self._owned_slots
+
+    @property
+    def resting(self) -> Collection[str]:
+        """The jobs at rest."""
+        return [name for name, each in self._appliers.items() if each.is_resting]
 
     @property
     def visible(self) -> Mapping[str, Visible]:
@@ -424,6 +498,10 @@ class Appliers:
             try:
                 jobs = await asyncio.to_thread(log.jobs)
                 self._unreachable.discard(root)
+                if not jobs and root not in self._listed:
+                    logger.info(
+                        "no jobs found in %s; is it the log's root? A job is served as soon as its query runs", root
+                    )
                 self._listed.add(root)
             except SparkisError as error:
                 if root not in self._unreachable:
@@ -467,10 +545,11 @@ class Appliers:
                 root,
                 job,
                 self._folder,
-                retention_ms=self._retention_ms,
+                retention_ms=self._retention_ms if root in self._compacted else None,
                 slots=self._desired,
                 records_events=self._records_events,
                 changed=self._recompute,
+                rest_after_s=self._rest_after_s,
             )
         elif existing.log != root and (root, job) not in self._refused:
             self._refused.add((root, job))

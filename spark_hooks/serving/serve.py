@@ -356,7 +356,6 @@ def _serve_beside_driver(
         "-m",
         "resp_server.programs.serve",
         "--child",
-        "--compact",
         "--log",
         root,
         "--port",

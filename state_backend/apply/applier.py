@@ -8,11 +8,15 @@ The process ends at the end of the input. It writes one JSON object per line to 
 
     {"event": "open", "path", "generation", "states", "renamed_from", "term", "applied", "is_incomplete", "slots", ...}
         readers open this store from now on, and close the store of the job's former name
-    {"event": "status", "committed", "committed_clock_ms", "term", "applied", "is_stale", "error", "is_full", ...}
-        when one of these changed; `applied` is the last visible epoch, `term` its writer's term; `is_full`: the error
-        is a full store; `is_incomplete`, `slots` and the rest are as in "open"
+    {"event": "status", "committed", "committed_clock_ms", "term", "applied", "changes", "is_stale", "error", ...}
+        when one of these changed; `applied` is the last visible epoch, `term` its writer's term, `changes` the number
+        of its changes in all slots; `is_full`: the error is a full store; `is_incomplete`, `slots` and the rest are as
+        in "open"
     {"event": "damaged"}
         the store of the readers is damaged: they close it, and wait for another one
+    {"event": "rest", "path", "generation", "log_term", "applied", "is_stale", "wake_at_ms", ...}
+        the last line, with --rest-after-s: there was nothing to do for so long, and the process ends. The server starts
+        it again when there is work (see `resting`), and at `wake_at_ms`, when a key expires
 
 In "open" and "status", `slots` are the owned slots, and `loading` are desired slots that are not owned yet.
 `slots_lines` is the number of `slots` lines read so far: it tells the server which of its lines the report includes.
@@ -36,6 +40,7 @@ import argparse
 import fcntl
 import json
 import logging
+import math
 import os
 import select
 import shutil
@@ -49,13 +54,13 @@ from typing import Any
 
 from state_backend.apply import snapshots
 from state_backend.apply.compactor import Compactor
+from state_backend.apply.heartbeats import HeartbeatWatch
 from state_backend.apply.slot_backfill import is_superseded, portions, snapshot_of
 from state_backend.lmdb.store import MAP_BYTES_MAX, LmdbStore
 from state_backend.log import promotion
 from state_backend.log.change_log import ChangeLog, CurrentGeneration
 from state_backend.log.epochs import Epoch, EpochRef
 from state_backend.log.sweep import RETENTION_MS
-from state_backend.log.takeover import HEARTBEATS_MISSED_MAX
 from state_backend.log.terms import Description
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.errors import (
@@ -101,6 +106,8 @@ COMPACT_PAUSE_S = 300.0
 # A job without changes for so long is idle, and the memory for writing its epochs is released (guess; a job with a
 # micro-batch every ten seconds is not idle).
 IDLE_AFTER_S = 30.0
+# A process does not end, to be started again, for less than this.
+REST_MS_MIN = 30_000
 # Copying the store of an idle job delays no epoch. So fewer free pages are enough: a COMPACT_IDLE_SHARE-th of the used
 # pages, and at least COMPACT_IDLE_ABOVE_BYTES.
 COMPACT_IDLE_SHARE = 8
@@ -109,28 +116,6 @@ COMPACT_IDLE_ABOVE_BYTES = 4 << 20
 DAMAGE_REPORTS_MAX = 2
 
 NOTHING_HELD_BACK: dict[str, int | None] = {"held_back_epoch": None, "held_back_since_ms": None}
-
-
-class HeartbeatWatch:
-    """Watches a writer's heartbeats by this process's own clock, because clocks of machines differ."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._last: tuple[object, object] = (None, None)
-        self._changed_at_s = float("-inf")
-
-    def is_stale(self, heartbeat: dict[str, Any]) -> bool:
-        """Tell, given the last heartbeat, whether the writer has stopped, or has sent no heartbeat for too long."""
-        count = (heartbeat.get("writer"), heartbeat.get("count"))
-        if count != self._last and heartbeat:
-            is_first = self._last == (None, None)
-            self._last = count
-            if not is_first:  # the first heartbeat may be as old as the log: wait for the next
-                self._changed_at_s = self._clock()
-        if heartbeat.get("is_final"):
-            return False
-        silent_s_max = HEARTBEATS_MISSED_MAX * heartbeat.get("interval_s", 1.0)
-        return not heartbeat.get("is_running") or self._clock() - self._changed_at_s > silent_s_max
 
 
 class Applier:
@@ -162,6 +147,7 @@ class Applier:
         self._loading: Loading | None = None  # the progress after the last of `_portions`
         self._store: LmdbStore | None = None
         self._verified: Path | None = None  # the last store that this process verified or made
+        self.is_verified = False  # whether the first store to be opened was verified by the process before
         self._damage_reports = 0  # reports by readers that `verify` did not confirm
         self._description: Description | None = None
         self._readers_store: Path | None = None
@@ -179,7 +165,11 @@ class Applier:
         self._compact_above_bytes = COMPACT_ABOVE_BYTES
         self._compact_after_s = 0.0
         self._changed = 0  # changes since free memory was released
+        self._epoch_changes = self._visible_changes = 0  # changes of the last epoch, of all slots
         self._idle_from_s = 0.0
+        self._busy_at_s = time.monotonic()
+        self._log_term = 0
+        self._has_more = True
 
     def step(self) -> bool:
         """Apply all committed epochs, load and remove a portion, and report; True if there is more to do at once."""
@@ -203,11 +193,45 @@ class Applier:
                 self.close()  # an LMDB environment may be unusable after an error; the next step reopens it
         if self._changed != changed:
             self._idle_from_s = time.monotonic() + IDLE_AFTER_S
+        applied_before = self._last_report.get("applied")
         is_stale = heartbeat is None or self._heartbeats.is_stale(heartbeat)
         if error and error != self._last_report.get("error"):
             logger.error("job %s: %s", self._log.job, error)
         self._report_status(is_stale, error, is_full)
-        return self._clean_up() or has_more
+        self._has_more = self._clean_up() or has_more
+        if error or self._has_more or self._last_report.get("applied") != applied_before:
+            self._busy_at_s = time.monotonic()
+        return self._has_more
+
+    def rest(self, after_s: float) -> bool:
+        """Report that the process ends, if there was nothing to do for `after_s`, and nothing soon; else return False.
+
+        No error, no slot to load, no epoch that is held back; no snapshot is being written.
+        """
+        report, store = self._last_report, self._store
+        if time.monotonic() - self._busy_at_s < after_s or store is None or store.path != self._readers_store:
+            return False
+        if report.get("loading") or self._held_back is not NOTHING_HELD_BACK:
+            return False
+        if self._compactor is not None and self._compactor.is_running:
+            return False
+        wake_at_ms = store.next_expiry_ms()
+        if wake_at_ms is not None and wake_at_ms < self._clock() + REST_MS_MIN:
+            return False
+        self._report(
+            {
+                "event": "rest",
+                "path": str(store.path),
+                "generation": store.generation,
+                "log_term": self._log_term,
+                "applied": store.applied.epoch,
+                "is_stale": report["is_stale"],
+                "slots_lines": self._slots_lines,
+                "records_events": self._records_events,
+                "wake_at_ms": wake_at_ms,
+            }
+        )
+        return True
 
     def _last_heartbeat(self) -> dict[str, Any]:
         """Return the writer's last heartbeat; it is read again only when there may be a new one."""
@@ -298,6 +322,7 @@ class Applier:
             if epoch is None:
                 self._open_to_readers(current)
                 self._find_held_back(current.held_back)
+                self._log_term = current.term
                 return
             self._apply(current, epoch)
             self._report_progress()  # before the search for the next epoch, which may take long
@@ -429,6 +454,7 @@ class Applier:
         if self._description is None or self._description.version < epoch.description:
             self._description = self._log.description(current.generation)
         self._origin = epoch.origin
+        self._epoch_changes = epoch.rows
         changes = EpochChanges(
             epoch.epoch,
             epoch.term,
@@ -442,7 +468,7 @@ class Applier:
         self._store.records_events = self._records_events and self._store.path == self._readers_store
         self._changed += self._store.apply(changes, self._description.all_states)
         if self._compactor is not None:
-            self._compactor.count(epoch)
+            self._compactor.applied(epoch)
             self._compactor.write_part_if_due(self._log, current, epoch, self._store)
 
     def _slots(self) -> KeyGroups | None:
@@ -475,7 +501,7 @@ class Applier:
             try:
                 store = LmdbStore(path, generation, map_bytes_max=self._map_bytes_max)
                 try:
-                    if path != self._verified and store.applied.epoch >= 0:
+                    if path != self._verified and not self.is_verified and store.applied.epoch >= 0:
                         store.verify()
                 except StoreError:
                     store.close()
@@ -483,7 +509,7 @@ class Applier:
             except StoreDamagedError as damage:
                 self._delete_damaged(damage, path)
                 continue
-            self._verified, self._damage_reports = path, 0
+            self._verified, self._damage_reports, self.is_verified = path, 0, False
             return store
 
     def _verify_if_suspect(self) -> None:
@@ -571,6 +597,7 @@ class Applier:
             "version": self._readers_version,
             "committed": max(self._visible.epoch, self._last_number() if error else -1),
             "committed_clock_ms": self._visible.clock_ms,
+            "changes": self._visible_changes,
             "is_stale": is_stale,
             "error": error,
             "is_full": is_full,
@@ -583,7 +610,7 @@ class Applier:
     def _update_visible(self) -> None:
         """Set what reports say about the store that readers have, or are about to open."""
         assert self._store is not None
-        self._visible = self._store.applied
+        self._visible, self._visible_changes = self._store.applied, self._epoch_changes
         self._visible_slots = self._store.slot_ownership.owned
         if self._description is not None:
             # The description is None at first: readers may get a store before the log has an epoch.
@@ -633,7 +660,7 @@ class Applier:
             if self._store.path == self._readers_store:
                 self._compact(is_idle)
                 if self._compactor is not None and self._slots() is None:
-                    self._compactor.run_if_due(self._store)
+                    self._compactor.run_if_due(self._log, self._store)
             if self._changed > TRIM_ABOVE_CHANGES or (self._changed and is_idle):
                 self._release_memory()
         except StoreDamagedError as damage:
@@ -680,8 +707,12 @@ class Applier:
         logger.info("job %s: the store was copied without %d MB of free pages", self._log.job, free >> 20)
 
 
-def follow_until_end(applier: Applier, input_file: int, probe_interval_s: float) -> None:
+def follow_until_end(
+    applier: Applier, input_file: int, probe_interval_s: float, rest_after_s: float = math.inf
+) -> None:
     """Call `step` at each line of the input (a file descriptor), and at least once an interval, until the input ends.
+
+    Also ends once the applier rests.
 
     The interval doubles while the log has nothing new, up to the limit of its filesystem, and is short again after a
     poll that finds a change. If a line announced the change, the interval stays as it is: a line will announce the next
@@ -698,6 +729,8 @@ def follow_until_end(applier: Applier, input_file: int, probe_interval_s: float)
         ready, _, _ = select.select([input_file], [], [], 0 if has_more else interval_s)
         is_notified = bool(ready)
         if not ready:
+            if applier.rest(rest_after_s):
+                return
             interval_s = interval_s if has_more else min(2 * interval_s, longest_s)
             continue
         read = os.read(input_file, 65536)
@@ -738,6 +771,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--delete-stores", action="store_true", help="delete all stores first")
     parser.add_argument("--events", action="store_true", help="record events of keys")
+    parser.add_argument("--verified", action="store_true", help="the store was verified, and closed by an applier")
+    parser.add_argument("--rest-after-s", type=float, default=math.inf, help="end after so long without work")
     parser.add_argument("--retention-ms", type=int, default=RETENTION_MS, help="how long --compact retains epochs")
     parser.add_argument("--probe-interval-s", type=float, default=PROBE_INTERVAL_S)
     options = parser.parse_args(arguments)
@@ -757,11 +792,12 @@ def main(arguments: list[str] | None = None) -> None:
     compactor = Compactor(options.log, options.job, options.retention_ms) if options.compact else None
     log = ChangeLog(options.log)
     applier = Applier(log, options.job, options.store, report, compactor=compactor, slots=options.slots)
+    applier.is_verified = options.verified
     applier.record_events(options.events)
     if options.delete_stores:
         applier.delete_all_stores()
     with suppress(KeyboardInterrupt, BrokenPipeError):
-        follow_until_end(applier, sys.stdin.fileno(), options.probe_interval_s)
+        follow_until_end(applier, sys.stdin.fileno(), options.probe_interval_s, options.rest_after_s)
     applier.close()
 
 

@@ -4,10 +4,11 @@
 
 The process reads the applier's store, and the applier continues meanwhile.
 
-A store of all slots is written at any epoch, once enough changes were applied. Stores of some slots must all be written
-at the same epoch, and their servers do not communicate: each server derives the epoch from the log. An epoch is
-*marked* when the bytes of changes since the beginning of the log pass a multiple of one interval, or when the epoch's
-number is a multiple of another interval. `LEAD_EPOCHS` later all servers write their slots.
+A store of all slots is written at any epoch, once there are enough changes after the newest snapshot in the log,
+whoever wrote that. Stores of some slots must all be written at the same epoch, and their servers do not communicate:
+each server derives the epoch from the log. An epoch is *marked* when the bytes of changes since the beginning of the
+log pass a multiple of one interval, or when the epoch's number is a multiple of another interval. `LEAD_EPOCHS` later
+all servers write their slots.
 
 The intervals are computed from the newest snapshot. They only double, so servers that read different snapshots still
 have some marks in common. Without a new snapshot the intervals grow with the changes, so servers that are busy at each
@@ -88,37 +89,51 @@ def _doubled(interval: int, least: int) -> int:
 
 
 class Compactor:
-    """Counts the changes that an applier applies, and starts the process when enough has changed, one at a time."""
+    """Compares applied epochs with the log's newest snapshot, and starts the process when enough has changed."""
 
     def __init__(self, root: str, job: str, retention_ms: int = RETENTION_MS) -> None:
         self._root = root
         self._job = job
         self._retention_ms = retention_ms
-        self._bytes = 0
-        self._epochs = 0
-        self._snapshot_bytes = 0
+        self._applied: Epoch | None = None
+        # The newest known snapshot, or the first epoch. Then, the epoch at which the process was last started.
+        self._base: Epoch | None = None
+        self._started: Epoch | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._part_epoch: int | None = None  # the epoch at which a part is to be written
 
-    def count(self, epoch: Epoch) -> None:
-        """Count an applied epoch."""
-        self._epochs += 1
-        self._bytes += epoch.change_bytes
+    def applied(self, epoch: Epoch) -> None:
+        """Take note of an applied epoch."""
+        if self._applied is not None and epoch.previous != self._applied.ref:  # of another generation
+            self._base = self._started = None
+        self._applied = epoch
 
-    def _is_running(self) -> bool:
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is running."""
         return self._process is not None and self._process.poll() is None
 
-    def run_if_due(self, store: LmdbStore) -> None:
+    def run_if_due(self, log: JobLog, store: LmdbStore) -> None:
         """Start a process for a store of all slots, if enough has changed and no process is running."""
-        if self._is_running():
+        epoch = self._applied
+        if epoch is None or self.is_running:
             return
-        is_large = self._bytes >= max(CHANGES_BYTES_MIN, CHANGES_PER_STATE * self._snapshot_bytes)
-        if not is_large and self._epochs < EPOCHS_MAX:
+        if self._base is None or self._is_due(self._base, epoch):
+            current = log.visible()
+            if current is None or current.generation != store.generation:
+                return
+            self._base = snapshots.newest(log, current) or log.first(current)
+        if self._base is None or not self._is_due(self._base, epoch):
             return
-        self._bytes = self._epochs = 0
-        self._snapshot_bytes = store.used_bytes()[0]
+        self._started = epoch
         command = [*self._command(), "--store", str(store.path)]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+    def _is_due(self, base: Epoch, epoch: Epoch) -> bool:
+        """Tell whether there are enough changes since a base, and since the last start, which may have failed."""
+        since = self._started if self._started is not None and self._started.epoch > base.epoch else base
+        is_large = epoch.log_bytes - since.log_bytes >= max(CHANGES_BYTES_MIN, CHANGES_PER_STATE * base.change_bytes)
+        return is_large or epoch.epoch - since.epoch >= EPOCHS_MAX
 
     def _command(self) -> list[str]:
         command = [sys.executable, "-m", "state_backend.apply.compactor", "--log", self._root, "--job", self._job]
@@ -145,7 +160,7 @@ class Compactor:
     def _is_mark(self, log: JobLog, current: CurrentGeneration, epoch: Epoch, store: LmdbStore) -> bool:
         if not is_marked(epoch, CHANGES_BYTES_MIN, EPOCHS_MAX):  # larger intervals mark no other epochs
             return False
-        if store.slot_ownership.owned in (ALL, NONE) or self._is_running():
+        if store.slot_ownership.owned in (ALL, NONE) or self.is_running:
             return False
         base = snapshots.newest(log, current) or log.first(current) or epoch
         return base.epoch < epoch.epoch and is_marked(epoch, *intervals_after(base, epoch))
@@ -155,7 +170,7 @@ class Compactor:
 
     def _let_open(self, store: LmdbStore) -> None:
         """Let the process open its snapshot of the store, and wait until it has."""
-        if not self._is_running():  # the process waited too long for the epoch, and ended
+        if not self.is_running:  # the process waited too long for the epoch, and ended
             self._start_process()
         process = self._process
         assert process is not None

@@ -1,4 +1,4 @@
-"""`sparkis inspect CHECKPOINT`: what a query keeps in its checkpoint, without Spark."""
+"""`sparkis inspect PATH`: what a query keeps in its checkpoint, or what a log has of its jobs, without Spark."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.checkpoint.inspection import inspect
 from state_backend.checkpoint.progress import progress_bar
+from state_backend.log.inspection import facts_of_log, is_log, lines_of
 from state_backend.model.errors import SparkisError
 
 DESCRIPTION = (
-    "Show a query's checkpoint: batches, watermark, operators, states, their schemas and sizes, without Spark."
+    "Show a query's checkpoint: batches, watermark, operators, states, their schemas and sizes; or the jobs of a "
+    "change log: states, epochs, snapshots, sizes and writers. Needs no Spark and no server."
 )
 COLUMNS = ("OPERATOR", "STATE", "ROWS", "BYTES", "PARTITIONS", "SKEW", "TYPE", "KEYS OF sparkis attach")
 UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -22,7 +24,10 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="the checkpoint: a path, s3://, gs://, abfss:// ...")
+    parser.add_argument(
+        "location", metavar="PATH", help="a checkpoint, or a log's root: a path, s3://, gs://, abfss:// ..."
+    )
+    parser.add_argument("--job", metavar="NAME", help="of a log: only this job")
     parser.add_argument("--batch", type=int, metavar="N", help="a committed micro-batch (default: the last one)")
     parser.add_argument("--no-counts", action="store_true", help="do not read the state: no rows, bytes and skew")
     parser.add_argument("--partitions", action="store_true", help="also list the rows and bytes of each partition")
@@ -32,12 +37,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the facts; return the exit code."""
     try:
+        if is_log(options.location):
+            return _print_log(options)
         with progress_bar() as progress:
-            facts = inspect(Checkpoint.at(options.checkpoint), options.batch, progress, counts=not options.no_counts)
+            facts = inspect(Checkpoint.at(options.location), options.batch, progress, counts=not options.no_counts)
     except SparkisError as error:
         print(f"sparkis inspect: {error}", file=sys.stderr)
         return 1
     print(json.dumps(facts, indent=1) if options.json else "\n".join(_lines(facts, options.partitions)))
+    return 0
+
+
+def _print_log(options: argparse.Namespace) -> int:
+    found = facts_of_log(options.location, options.job)
+    print(json.dumps(found, indent=1) if options.json else "\n\n".join("\n".join(lines_of(each)) for each in found))
     return 0
 
 

@@ -247,5 +247,13 @@ def has_expired(
     with txn.cursor(db=tables.expiry) as entries:
         if entries.first() and int.from_bytes(entries.key()[ENTRY_TIME_AT], "big") <= removed_to_ms:
             return True
-        found = entries.set_range(max(announced + b"\0", FIRST_TIMED))
-        return found and int.from_bytes(entries.key()[ENTRY_TIME_AT], "big") <= announced_to_ms
+    next_ms = next_expiry_ms(txn, tables, announced)
+    return next_ms is not None and next_ms <= announced_to_ms
+
+
+def next_expiry_ms(txn: lmdb.Transaction[bytes], tables: Tables, announced: bytes) -> int | None:
+    """Return the time of the first entry that is not announced yet; None if there is none."""
+    with txn.cursor(db=tables.expiry) as entries:
+        if not entries.set_range(max(announced + b"\0", FIRST_TIMED)):
+            return None
+        return int.from_bytes(entries.key()[ENTRY_TIME_AT], "big")

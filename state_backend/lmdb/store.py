@@ -27,7 +27,7 @@ import lmdb
 
 from state_backend.lmdb.damage import as_damage, check_length, verify
 from state_backend.lmdb.events import EVENTS, delete_portions
-from state_backend.lmdb.expiry import ExpiryTransaction, has_expired
+from state_backend.lmdb.expiry import ExpiryTransaction, has_expired, next_expiry_ms
 from state_backend.lmdb.layout import FORMAT, TABLES, Meta, Tables, read_meta
 from state_backend.lmdb.slots import SlotsTransaction
 from state_backend.lmdb.snapshot import LmdbSnapshot
@@ -269,6 +269,11 @@ class LmdbStore(Store):
             done += changes.remove_expired(removals_max - done)
             changes.finish()
             return done
+
+    def next_expiry_ms(self) -> int | None:
+        """Return when a key or field expires next, of those that `expire` has not announced; None: no other expires."""
+        with self._env.begin() as txn:
+            return next_expiry_ms(txn, self.tables, self._meta(txn).announced)
 
     def delete_events(self, portions_max: int) -> bool:
         """Delete up to `portions_max` portions of events; True if none remains."""

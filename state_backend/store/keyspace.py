@@ -27,6 +27,9 @@ from state_backend.store.store import AppliedEpoch, Snapshot, Store, Value
 OnChange = Callable[[Sequence[bytes] | None], None]
 # Called with a snapshot, and with the number of expiry batches that were reported before.
 OnExpiry = Callable[[Snapshot, int], None]
+# The rates of a job are those of the last minute, or of so many epochs if there were more in that time.
+RATE_WINDOW_MS = 60_000
+RECENT_EPOCHS = 16
 
 
 @dataclass
@@ -36,7 +39,8 @@ class Job:
     is_stale: no writer sends heartbeats: the query is stopped, restarting, or unreachable. error: why epochs are not
     applied, or empty. is_incomplete: the state may lack keys, because the log began later than the query.
     held_back_epoch, held_back_since_ms: the last epoch of a newer generation that is held back, and when that
-    generation began. renamed_from: the former name of the job, under which it is served until this one is open.
+    generation began. recent_epochs: the commit time and the number of changes of up to RECENT_EPOCHS epochs, the newest
+    last. renamed_from: the former name of the job, under which it is served until this one is open.
     """
 
     name: str
@@ -49,12 +53,22 @@ class Job:
     is_incomplete: bool = False
     held_back_epoch: int | None = None
     held_back_since_ms: int | None = None
+    recent_epochs: Sequence[tuple[int, int]] = ()
     error: str = ""
     renamed_from: str | None = None
 
     def lag_epochs(self, applied: AppliedEpoch) -> int:
         """Return how many committed epochs are not visible yet."""
         return max(0, self.committed_epoch - applied.epoch)
+
+    def per_minute(self, now_ms: int) -> tuple[int, int]:
+        """Return how many epochs were committed, and how many changes they had, per minute of late."""
+        recent = [each for each in self.recent_epochs if each[0] > now_ms - RATE_WINDOW_MS]
+        span_ms = RATE_WINDOW_MS
+        if len(recent) == RECENT_EPOCHS:  # there were more in that time: count from the oldest known one on
+            span_ms = max(1, now_ms - recent.pop(0)[0])
+        changes = sum(changes for _, changes in recent)
+        return len(recent) * RATE_WINDOW_MS // span_ms, changes * RATE_WINDOW_MS // span_ms
 
     def follows(self, other: Job) -> bool:
         """Tell whether this is the other job under a new name.

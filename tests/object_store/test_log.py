@@ -16,8 +16,9 @@ import pytest
 
 from compat.object_store.faulty_proxy import FaultyProxy, Kind
 from state_backend.apply import applier as applier_module
-from state_backend.apply.applier import Applier, HeartbeatWatch, follow_until_end
+from state_backend.apply.applier import Applier, follow_until_end
 from state_backend.apply.compact import compact_log
+from state_backend.apply.heartbeats import HeartbeatWatch
 from state_backend.apply.replay import read_snapshot
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter

@@ -26,3 +26,15 @@ def test_the_python_that_is_given_makes_the_environment(tmp_path: Path, is_optio
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
     assert asked.read_text().split()[-2:] == ["--version", "-m"]
     assert (tmp_path / ".venv/bin/python").exists()
+
+
+@pytest.mark.parametrize("goal", ["demo", "test"])
+def test_the_demo_installs_only_what_it_needs(tmp_path: Path, goal: str) -> None:
+    for name in ("Makefile", "scripts", "pyproject.toml", "requirements.lock", "setup.py"):
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTHON"))}
+    planned = subprocess.run(
+        ["make", "--dry-run", goal], cwd=tmp_path, env=outside, check=True, capture_output=True, text=True
+    ).stdout
+    assert ("-c requirements.lock -e '.[demo]'" in planned) == (goal == "demo")
+    assert ("-r requirements.lock" in planned) == (goal == "test")

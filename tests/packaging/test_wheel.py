@@ -65,6 +65,12 @@ def test_its_version_is_that_of_the_package(metadata: Message) -> None:
     assert metadata["Version"] == sparkis.__version__
 
 
+def test_it_needs_five_packages_and_spark_only_as_an_extra(metadata: Message) -> None:
+    needed = [each for each in metadata.get_all("Requires-Dist", ()) if "extra ==" not in each]
+    names = sorted(re.split(r"[^\w-]", each, maxsplit=1)[0] for each in needed)
+    assert names == ["hiredis", "lmdb", "numpy", "pyarrow", "uvloop"]
+
+
 def test_its_metadata_is_whole(metadata: Message) -> None:
     urls = dict(each.split(", ", 1) for each in metadata.get_all("Project-URL", ()))
     assert set(urls) == {"Repository", "Documentation", "Changelog", "Issues"}

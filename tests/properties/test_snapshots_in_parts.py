@@ -17,7 +17,7 @@ from state_backend.apply.applier import Applier
 from state_backend.apply.compactor import Compactor, compact
 from state_backend.apply.replay import read_snapshot
 from state_backend.lmdb.store import LmdbStore
-from state_backend.log.change_log import ChangeLog
+from state_backend.log.change_log import ChangeLog, JobLog
 from state_backend.log.filesystems import LocalFilesystem
 from state_backend.model.errors import LogCorruptError
 from state_backend.model.key_groups import ALL, KeyGroups
@@ -39,10 +39,11 @@ class Writing(Compactor):
         self._scene = scene
         self.held: Snapshot | None = None
 
-    def run_if_due(self, store: LmdbStore) -> None:
+    def run_if_due(self, log: JobLog, store: LmdbStore) -> None:
         pass  # a store of all slots is written by a rule
 
-    def _is_running(self) -> bool:
+    @property
+    def is_running(self) -> bool:
         return self.held is not None
 
     def _start_process(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,9 @@ from compat.waiting import WAIT_S_MAX, eventually, eventually_async
 from resp_server.serving import appliers as followers_module
 from resp_server.serving.appliers import Appliers, Visible
 from resp_server.serving.job_catalog import LocalJobCatalog
+from state_backend.apply.applier import REST_MS_MIN
 from state_backend.log.log_writer import LogWriter
+from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import SlotLoadingError
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
@@ -47,14 +50,20 @@ class Log:
             self._writers[job] = LogWriter(self.root, job, [STATE.for_job(job)], f"query-of-{job}")
         return self._writers[job].publish([Change("s", Op.PUT, key, None, value) for key in keys_of(job)])
 
+    def publish_one(self, job: str, value: bytes, expire_at_ms: int) -> int:
+        return self._writers[job].publish([Change("s", Op.PUT, keys_of(job)[0], None, value, expire_at_ms)])
+
+    def end(self, job: str) -> None:
+        self._writers.pop(job).close()
+
 
 class Scene:
     """Followers of a log in this process, and what they said: at each change, what is held must be there."""
 
-    def __init__(self, log: Log, folder: Path, slots: KeyGroups) -> None:
+    def __init__(self, log: Log, folder: Path, slots: KeyGroups, **options: Any) -> None:
         self.log = log
         self.keyspace = Keyspace()
-        self.appliers = Appliers(LocalJobCatalog(self.keyspace), [str(log.root)], folder, slots=slots)
+        self.appliers = Appliers(LocalJobCatalog(self.keyspace), [str(log.root)], folder, slots=slots, **options)
         self.appliers.on_change = self._changed
         self.owned_slots: list[KeyGroups] = []
         self._change = asyncio.Event()
@@ -114,13 +123,13 @@ def of(slots: KeyGroups, job: str, value: bytes) -> dict[bytes, bytes]:
 
 
 @asynccontextmanager
-async def epoch_feed(folder: Path, slots: KeyGroups, *jobs: str) -> AsyncIterator[Scene]:
+async def epoch_feed(folder: Path, slots: KeyGroups, *jobs: str, **options: Any) -> AsyncIterator[Scene]:
     """Follow a log with one epoch in each of some jobs; it has caught up."""
     log = Log(folder / "log")
     log.root.mkdir()
     for job in jobs:
         log.publish(job, b"0")
-    scene = Scene(log, folder / "store", slots)
+    scene = Scene(log, folder / "store", slots, **options)
     await scene.appliers.start()
     try:
         assert scene.appliers.owned_slots == NONE
@@ -283,3 +292,37 @@ def test_a_job_that_turns_out_to_lack_keys_is_warned_of_once(tmp_path: Path, cap
     asyncio.run(follow())
     warned = [record for record in caplog.records if "job late: its log begins after the query did" in record.message]
     assert len(warned) == 1
+
+
+@scenario
+async def test_jobs_at_rest_have_no_process_and_are_applied_as_soon_as_there_is_work(folder: Path) -> None:
+    async with epoch_feed(folder, ALL, "a", "b", rest_after_s=0.1) as scene:
+        await eventually_async(lambda: sorted(scene.appliers.resting), lambda jobs: jobs == ["a", "b"])
+        assert (scene.read("a"), scene.read("b")) == (of(ALL, "a", b"0"), of(ALL, "b", b"0"))
+        epoch = scene.log.publish("a", b"1")  # nobody tells the server
+        assert await scene.appliers.wait("a", epoch, WAIT_S_MAX)
+        assert scene.read("a") == of(ALL, "a", b"1")
+        assert "b" in scene.appliers.resting
+        await eventually_async(lambda: scene.appliers.resting, lambda jobs: "a" in jobs)
+        scene.log.end("a")
+        epoch = await scene.notice("a", b"2")  # by a new writer
+        assert await scene.appliers.wait("a", epoch, WAIT_S_MAX)
+        assert scene.read("a") == of(ALL, "a", b"2")
+
+
+@scenario
+async def test_a_job_at_rest_gets_the_slots_that_it_is_to_own(folder: Path) -> None:
+    async with epoch_feed(folder, LOW, "a", rest_after_s=0.1) as scene:
+        await eventually_async(lambda: scene.appliers.resting)
+        scene.appliers.set_desired_slots(ALL)
+        await scene.until(lambda: scene.appliers.owned_slots == ALL)
+        assert scene.read("a") == of(ALL, "a", b"0")
+
+
+@scenario
+async def test_a_job_with_a_key_that_soon_expires_does_not_rest(folder: Path) -> None:
+    async with epoch_feed(folder, ALL, "later", "soon", rest_after_s=0.1) as scene:
+        for job, lifetime_ms in (("later", 3_600_000), ("soon", REST_MS_MIN // 2)):
+            scene.log.publish_one(job, b"x", now_ms() + lifetime_ms)
+            await scene.appliers.wait(job, 1, WAIT_S_MAX)
+        await eventually_async(lambda: scene.appliers.resting, lambda jobs: jobs == ["later"])

@@ -27,6 +27,7 @@ from tests.spark.processes import served, sparkis, status
 pytestmark = pytest.mark.usefixtures("no_log_left_over")
 
 Make = Callable[[str], Batches]
+RATES = ("EPOCHS/MIN", "CHANGES/MIN")
 
 
 def begin(rows: Batches, name: str, checkpoint: Path, **options: Any) -> Any:
@@ -88,7 +89,7 @@ def test_serving_changes_nothing_in_the_log(batches: Make, tmp_path: Path):
     before = content(log)
     for _ in range(2):  # the second time from its store
         with (
-            served("--log", log, "--store", tmp_path / "store") as url,
+            served("--log", log, "--store", tmp_path / "store", "--compact", "no") as url,
             redis.Redis.from_url(url, decode_responses=True) as client,
         ):
             assert client.mget("job:s:a", "job:s:b") == ["1", "x" * 100_000]
@@ -102,22 +103,38 @@ def test_a_log_that_is_not_there_is_refused(tmp_path: Path):
         assert server.process.wait(10) == 1
 
 
-def test_status_shows_a_line_per_state_and_the_same_as_json(batches: Make, tmp_path: Path):
+def test_a_folder_without_a_job_is_named_and_a_log_that_cannot_be_written_is_not_compacted(tmp_path: Path):
+    with sparkis("serve", "--log", "/proc/self", "--store", tmp_path / "store", "--port", 0) as server:
+        server.wait_for("the log /proc/self is not compacted, because it cannot be written: ")
+        server.wait_for("no jobs found in /proc/self; is it the log's root")
+    with sparkis("serve", "--log", "/proc/self", "--store", tmp_path / "store", "--port", 0, "--compact") as server:
+        server.wait_for(r"sparkis serve: .*/proc/self")
+        assert server.process.wait(10) == 1
+
+
+def test_status_shows_a_line_per_job_and_the_same_as_json(batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1}, {"k": "b", "v": 2})
     states = [public.StateDescriptor("s", key="k", value="v"), public.StateDescriptor("m", key="k", value=["k", "v"])]
     log = tmp_path / "log"
     start(public.queryable(rows.df, *states, mode="append", log=log), "job", tmp_path / "checkpoint")
     with served("--log", log, "--store", tmp_path / "store") as url:
-        table = eventually(lambda: status("--url", url), lambda shown: shown.stdout.count("live") == 2)
+        table = eventually(lambda: status("--url", url), lambda shown: "live" in shown.stdout)
         assert table.returncode == 0
-        heading, *lines, gap, core = table.stdout.splitlines()
-        assert heading.split() == ["JOB", "STATE", "KIND", "KEYS", "COMMITTED", "APPLIED", "LAG", "AGE", "CONDITION"]
-        assert [re.sub(r"\d+\.\d s", "AGE", line).split() for line in lines] == [
-            ["job", "s", "value", "2", "0", "0", "0", "epochs,", "0", "ms", "AGE", "live"],
-            ["job", "m", "map", "2", "0", "0", "0", "epochs,", "0", "ms", "AGE", "live"],
+        heading, line, gap, version = table.stdout.splitlines()
+        assert heading.split() == ["JOB", "STATES", "KEYS", "EPOCH", "LAG", "AGE", *RATES, "CONDITION"]
+        cells = re.split(" {2,}", re.sub(r"\d+\.\d s", "AGE", line))
+        assert cells == ["job", "2", "4", "0", "0 epochs, 0 ms", "AGE", "1", "4", "live"]
+        assert (gap, version) == ("", f"sparkis {public.__version__}, {CORE} core")
+        states = status("--url", url, "-v").stdout.split("\n\n")[1]
+        assert [each.split() for each in states.splitlines()] == [
+            ["JOB", "STATE", "KIND", "KEYS"],
+            ["job", "s", "value", "2"],
+            ["job", "m", "map", "2"],
         ]
-        assert (gap, core) == ("", f"answered by its {CORE} core")
+        with sparkis("status", "--url", url, "--watch", 1) as watching:
+            watching.wait_for(r"(?s)JOB .*JOB ")
+            assert watching.end(signal.SIGINT) == 0
         (job,) = eventually(
             lambda: json.loads(status("--url", url, "--json").stdout), lambda jobs: not jobs[0]["stale"]
         )

@@ -100,7 +100,9 @@ def store() -> MemoryStore:
 @pytest.fixture
 def keyspace(store: MemoryStore) -> Keyspace:
     found = Keyspace()
-    found.put(Job("job", "g1", STATES, store, committed_epoch=6, committed_clock_ms=NOW_MS + 500, is_stale=False))
+    job = Job("job", "g1", STATES, store, committed_epoch=6, committed_clock_ms=NOW_MS + 500, is_stale=False)
+    job.recent_epochs = [(NOW_MS - 90_000, 5), (NOW_MS - 40_000, 10), (NOW_MS - 1_000, 20)]
+    found.put(job)
     return found
 
 

@@ -10,6 +10,7 @@ import pytest
 from resp_server.commands.command import docs_row, info_row
 from resp_server.protocol.replies import encode
 from resp_server.push.tracking_table import PREFIX_BYTES_MAX, PREFIX_OVERHEAD_BYTES
+from state_backend import VERSION
 from state_backend.model.slots import field_position_of
 from state_backend.store.keyspace import Keyspace
 
@@ -252,7 +253,7 @@ def test_a_replica_says_so_everywhere(connect: Callable[..., Any]) -> None:
 def test_info_has_the_asked_sections(client: Any) -> None:
     everything = client.ask("INFO everything").decode()
     db0 = "db0:keys=27,expires=2,avg_ttl=2500,subexpiry=1"
-    for field in ("redis_version:7.4.0", "connected_clients:1", "cluster_enabled:0", db0):
+    for field in ("redis_version:7.4.0", f"sparkis_version:{VERSION}", "connected_clients:1", "cluster_enabled:0", db0):
         assert f"\r\n{field}\r\n" in everything
     assert "# Commandstats" in everything
     assert "# Commandstats" not in client.ask("INFO").decode()
@@ -283,6 +284,8 @@ def test_state_tells_of_jobs_and_states(client: Any) -> None:
                 b"lag_ms": 1500,
                 b"committed_at": b"2023-11-14T22:13:19.000Z",
                 b"age_ms": 1000,
+                b"epochs_per_minute": 2,
+                b"changes_per_minute": 30,
                 b"stale": 0,
                 b"incomplete": 0,
                 b"held_back_epoch": None,
@@ -328,6 +331,8 @@ def test_state_lag_counts_epochs_and_milliseconds(client: Any, keyspace: Keyspac
         b"lag_ms": 1500,
         b"committed_at": b"2023-11-14T22:13:19.000Z",
         b"age_ms": 1000,
+        b"epochs_per_minute": 2,
+        b"changes_per_minute": 30,
         b"stale": 0,
         b"incomplete": 0,
         b"held_back_epoch": None,

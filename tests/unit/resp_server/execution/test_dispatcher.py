@@ -268,7 +268,10 @@ def test_errors_and_calls_are_counted(client: Any) -> None:
     assert stats.commands["set"].rejected == 1
 
 
-def test_while_jobs_are_being_opened_no_answer_about_keys_is_given(client: Any) -> None:
+def test_while_jobs_are_being_opened_no_answer_about_keys_is_given(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resp_server.execution.loading_waits.WAITING_CLIENTS_MAX", 0)
     loading = b"-LOADING Redis is loading the dataset in memory\r\n"
     client.server.is_loading = True
     assert client.ask("GET job:temp:1") == loading

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from state_backend.apply import applier as applier_module
-from state_backend.apply.applier import Applier, HeartbeatWatch, follow_until_end
+from state_backend.apply.applier import Applier, follow_until_end
+from state_backend.apply.heartbeats import HeartbeatWatch
 from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog
@@ -139,7 +140,7 @@ def test_every_event_has_all_its_names_and_is_plain_json(followed: Followed) -> 
         "loading",
         "slots_lines",
     }
-    names = {"event", "version", "committed", "committed_clock_ms", "is_stale", "error", "is_full"} | seen
+    names = {"event", "version", "committed", "committed_clock_ms", "changes", "is_stale", "error", "is_full"} | seen
     assert [set(event) for event in told] == [names, names]
     assert all(seen <= set(event) for event in followed.events)
     assert json.loads(json.dumps(followed.events)) == followed.events

@@ -306,10 +306,39 @@ def test_a_process_writes_the_epoch_that_it_was_told_of_while_others_are_applied
 
 
 @pytest.mark.usefixtures("marked_at_five")
+def test_an_owner_of_all_slots_counts_from_the_newest_snapshot_whoever_wrote_it(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    owners = [Owner(root, tmp_path / f"store{number}", ALL) for number in range(2)]
+    with LogWriter(root, "job", [STATE], "q") as writer:
+        for number in range(6):
+            publish(writer, number)
+            owners[0].applier.step()
+        assert owners[0].process is not None
+        assert owners[0].process.wait() == 0
+        owners[1].applier.step()  # epoch 5: there is a snapshot of it
+        for number in range(6, 10):
+            publish(writer, number)
+            owners[1].applier.step()
+        assert owners[1].process is None
+        owners[1].applier.close()
+        owners[1] = Owner(root, tmp_path / "store1", ALL)  # epochs before a restart count, too
+        publish(writer, 10)
+        owners[1].applier.step()
+        assert owners[1].process is not None
+        assert owners[1].process.wait() == 0
+    log = ChangeLog(root).job("job")
+    current = log.current()
+    assert current is not None
+    assert [manifest.epoch for manifest in log.snapshots(current)] == [10, 5]
+    for owner in owners:
+        owner.applier.close()
+
+
+@pytest.mark.usefixtures("marked_at_five")
 def test_a_mark_is_nothing_to_owners_of_all_slots_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "log"
     monkeypatch.setattr(Compactor, "_start_process", lambda self: pytest.fail("a part is to be written"))
-    monkeypatch.setattr(Compactor, "run_if_due", lambda self, store: None)
+    monkeypatch.setattr(Compactor, "run_if_due", lambda self, log, store: None)
     with LogWriter(root, "job", [STATE], "q") as writer:
         for number in range(10):
             publish(writer, number)

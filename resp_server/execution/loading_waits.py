@@ -1,0 +1,96 @@
+"""Clients that wait while a job is being opened: they get the value a moment later, instead of the error LOADING.
+
+A request that would be answered with LOADING stays unanswered for up to LOADING_WAIT_S, and with it the requests behind
+it on the same connection; those of other connections are answered. It is tried again as soon as the jobs change. A
+request within MULTI, and EXEC, get the error at once: a transaction is repeated as a whole. So do proxies, which send
+the requests of many clients over one connection, and retry LOADING themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Container
+from typing import Protocol
+
+from resp_server.protocol.replies import Retry
+from resp_server.session.session import Session
+from state_backend.store.keyspace import Keyspace
+
+LOADING = b"-LOADING "
+# A connection waits for this long in any WAIT_PERIOD_S. Opening a job takes less, unless its state is large. Some
+# clients give up after two seconds without a reply.
+LOADING_WAIT_S = 1.0
+WAIT_PERIOD_S = 10.0
+# More waiting clients than this get the error at once (guess).
+WAITING_CLIENTS_MAX = 1_000
+POLL_S = 0.01
+
+
+class LoadingHost(Protocol):
+    """The server whose jobs are being opened."""
+
+    keyspace: Keyspace
+    is_loading: bool
+
+    @property
+    def sessions(self) -> Container[int]: ...
+
+
+class LoadingWaits:
+    """The clients of one server that wait for a job. Runs on the event loop's thread."""
+
+    def __init__(self, server: LoadingHost) -> None:
+        self._server = server
+        # By session id: when its last wait ends or ended, by `time.monotonic`.
+        self._until_s: dict[int, float] = {}
+        self._waiting: list[Retry] = []
+        self._poll: asyncio.TimerHandle | None = None
+        self._seen: tuple[int, bool] = (0, False)
+
+    @property
+    def may_occur(self) -> bool:
+        """Whether any request may be answered with LOADING now."""
+        return self._server.is_loading or None in self._server.keyspace.unreadable.values()
+
+    def retry_of(self, session: Session) -> Retry | None:
+        """Return what a request that got LOADING waits for; None: the client gets the error."""
+        if not self.may_occur or session.epoch_feed is not None or len(self._waiting) >= WAITING_CLIENTS_MAX:
+            return None
+        now_s = time.monotonic()
+        if now_s > self._until_s.get(session.id, -math.inf) + WAIT_PERIOD_S:
+            if len(self._until_s) >= WAITING_CLIENTS_MAX:
+                self._forget_until(now_s - WAIT_PERIOD_S)
+            self._until_s[session.id] = now_s + LOADING_WAIT_S
+        remaining_s = self._until_s[session.id] - now_s
+        if remaining_s <= 0:
+            return None
+        retry = Retry(remaining_s)
+        self._waiting.append(retry)
+        if self._poll is None:
+            self._seen = self._version
+            self._poll = asyncio.get_running_loop().call_later(POLL_S, self._poll_jobs)
+        return retry
+
+    def _forget_until(self, ended_s: float) -> None:
+        """Forget the waits that ended before a time, and those of clients that have left."""
+        sessions = self._server.sessions
+        self._until_s = {each: at_s for each, at_s in self._until_s.items() if at_s > ended_s and each in sessions}
+
+    @property
+    def _version(self) -> tuple[int, bool]:
+        return self._server.keyspace.version, self._server.is_loading
+
+    def _poll_jobs(self) -> None:
+        """Try the waiting requests again if the jobs have changed."""
+        self._poll = None
+        if self._version != self._seen:
+            self._seen = self._version
+            waiting, self._waiting = self._waiting, []
+            for retry in waiting:
+                retry.resolve(lambda: None)
+        else:
+            self._waiting = [each for each in self._waiting if each.is_awaited]
+        if self._waiting:
+            self._poll = asyncio.get_running_loop().call_later(POLL_S, self._poll_jobs)

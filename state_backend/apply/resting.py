@@ -1,0 +1,49 @@
+"""A job at rest: its applier process has ended, because there was nothing to apply for a while.
+
+The server polls the log meanwhile, at the applier's own intervals, and starts the applier again at the first change. A
+process that only waits would take a hundred times the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from state_backend.apply.heartbeats import HeartbeatWatch
+from state_backend.lmdb.store import SUSPECT
+from state_backend.log.change_log import ChangeLog
+from state_backend.model.errors import SparkisError
+
+
+class RestingJob:
+    """Polls the log of a job at rest.
+
+    event: the applier's last event (see `applier`). is_stale: as in the applier's reports.
+    """
+
+    def __init__(self, root: str, job: str, event: Mapping[str, Any]) -> None:
+        self._log = ChangeLog(root).job(job)
+        self._generation = event["generation"], event["log_term"]
+        self._epoch = event["applied"]
+        self._suspect = Path(event["path"]) / SUSPECT
+        self._heartbeats = HeartbeatWatch(was_alive=not event["is_stale"])
+        self.is_stale = event["is_stale"]
+
+    @property
+    def poll_interval_s_max(self) -> float:
+        """The longest interval between polls."""
+        return self._log.filesystem.probe_interval_s_max
+
+    def has_work(self) -> bool:
+        """Poll: tell whether the applier is needed. An error is work, too: the applier reports it."""
+        try:
+            current = self._log.visible()
+            if current is None or current.held_back or (current.generation, current.term) != self._generation:
+                return True
+            self.is_stale = self._heartbeats.is_stale(self._log.heartbeat())
+            # The second one: an epoch may be missing, which is an error.
+            epochs = (self._epoch + 1, self._epoch + 2)
+            return self._suspect.exists() or any(self._log.has_file(current.generation, each) for each in epochs)
+        except (SparkisError, OSError):
+            return True
