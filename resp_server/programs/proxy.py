@@ -219,8 +219,8 @@ async def answer_clients(
         if swap is not None:
             await _until_known(swap[1], loading_grace_s)
         await server.start()
-        log_started(config, server.port, server.tls_port)
         report_ports({"port": server.port, "tls_port": server.tls_port, **further_ports}, options.child, supervised)
+        log_started(config, server.port, server.tls_port)
         lifeline = supervised.get("lifeline")
         await until_shutdown(watches_input=options.child, users=server, lifeline=lifeline, reload=reload)
     finally:

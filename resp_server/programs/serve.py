@@ -272,6 +272,8 @@ async def _serve(
             log_started(config, server.port, server.tls_port)
         ports = {"port": server.port, "tls_port": server.tls_port, "control_port": control_port}
         report_ports(ports, options.child, supervised)
+        if options.behind_proxy:
+            loading.add_done_callback(_report_loaded)
         await until_shutdown(watches_input=options.child, users=server, lifeline=supervised.get("lifeline"))
     finally:
         for task in (loading, topology_task):
@@ -282,6 +284,12 @@ async def _serve(
         await server.stop()
         await appliers.stop()
         logger.info("ended")
+
+
+def _report_loaded(loading: asyncio.Task[None]) -> None:
+    """Tell the proxy that all jobs are loaded: a line after the ports."""
+    if not loading.cancelled():
+        print(json.dumps({"loaded": True}), flush=True)
 
 
 PROGRAM = Program("serve", DESCRIPTION, EXAMPLES, add_options, serve)

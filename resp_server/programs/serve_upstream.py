@@ -49,7 +49,7 @@ async def serve_with_upstream(
     """Start both, and answer clients until a signal or the end of the parent; return the exit code."""
     try:
         async with StateServerProcess(options) as server:
-            source = ServerSource(server.address)
+            source = ServerSource(server.address, server.is_loaded)
             source.cluster = StateCluster(source.name, server.password)
             await answer_clients(
                 options,
@@ -74,7 +74,10 @@ class ServerEndedError(Exception):
 
 
 class StateServerProcess:
-    """The child process; an asynchronous context manager. port, control_port: None before the first start."""
+    """The child process; an asynchronous context manager.
+
+    port, control_port: None before the first start. is_loaded: set when all jobs were loaded once.
+    """
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.password = secrets.token_hex()
@@ -84,9 +87,11 @@ class StateServerProcess:
         self._environment.pop(VARIABLE, None)
         self.port: int | None = None
         self.control_port: int | None = None
+        self.is_loaded = asyncio.Event()
         self._pause = RestartPause()
         self._process: asyncio.subprocess.Process | None = None
         self._restarting: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str:
@@ -113,7 +118,7 @@ class StateServerProcess:
         self._restarting.cancel()
         with suppress(asyncio.CancelledError):
             await self._restarting
-        await self._stop()
+        await self._stop()  # which ends `_reading`, too
 
     async def _start(self) -> int | None:
         """Start the process; return its exit code if it ends before it answers."""
@@ -133,7 +138,13 @@ class StateServerProcess:
             return await process.wait()
         ready = json.loads(line)
         self.port, self.control_port = ready["port"], ready["control_port"]
+        self._reading = asyncio.create_task(self._read_loaded(process.stdout))
         return None
+
+    async def _read_loaded(self, output: asyncio.StreamReader) -> None:
+        """Wait for the line that the server prints when all jobs are loaded."""
+        if await output.readline():
+            self.is_loaded.set()
 
     async def _keep_running(self) -> None:
         while True:

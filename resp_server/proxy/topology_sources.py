@@ -71,17 +71,20 @@ class FileSource(ProxyTopologySource):
 
 
 class ServerSource(ProxyTopologySource):
-    """A single server with all slots, at an address that does not change."""
+    """A single server with all slots, at an address that does not change.
 
-    def __init__(self, address: str) -> None:
+    is_loaded: set once the server has all jobs. A list of jobs from before would lack some, whose keys would seem to be
+    an upstream's.
+    """
+
+    def __init__(self, address: str, is_loaded: asyncio.Event) -> None:
         self.name = f"the server {address}"
         self._address = address
-
-    def begin(self) -> None:
-        self.cluster.apply_topology(single_node_topology(self._address), self.name)
+        self._is_loaded = is_loaded
 
     async def follow(self) -> None:
-        pass
+        await self._is_loaded.wait()
+        self.cluster.apply_topology(single_node_topology(self._address), self.name)
 
 
 class LogSource(ProxyTopologySource):
