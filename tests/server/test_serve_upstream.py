@@ -307,7 +307,7 @@ def test_the_commands_of_the_swap_work_at_it(scene: Scene, client: Connection, s
     assert client.call("GET", "job:speed:1").plain == OLD
     sparkis("confirm", "--url", url, "job")
     assert client.call("GET", "job:speed:1").plain == b"10"
-    assert "speed" in sparkis("status", "--url", url)
+    assert "speed" in sparkis("status", "-v", "--url", url)
     assert "10 copies deleted" in sparkis(
         "swap-check", "--upstream", upstream, "--delete-copies", "--proxy", url, "--yes"
     )
