@@ -162,6 +162,7 @@ COMMANDS = (
         ),
     ),
     Command("serve", "serve the jobs of a change log, without Spark", _of("resp_server.programs.serve")),
+    Command("stop", "end the server that a driver started for a log", _of("resp_server.programs.stop")),
     Command("registry", "assign slots to state servers", _of("resp_server.programs.registry")),
     Command("state-server", "serve the slots that a registry assigns", _of("resp_server.programs.state_server")),
     Command("proxy", "serve plain clients from several state servers", _of("resp_server.programs.proxy")),

@@ -275,7 +275,7 @@ def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSigna
     tables = {"weather": weather_table(), "flights": flights_table()}
     spark = session()
     ended.install()
-    endpoint = serve(spark, log=options.log or folder / "log", port=options.port)
+    endpoint = serve(spark, log=options.log or folder / "log", port=options.port, linger=0)
     feeder = Feeder(folder, tables, options.speed)
     queries: list[StreamingQuery] = []
     try:

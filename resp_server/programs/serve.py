@@ -13,9 +13,10 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -41,6 +42,7 @@ from resp_server.programs.listening import (
 from resp_server.programs.supervisor import SUPERVISED, supervise
 from resp_server.programs.upstream_options import add_upstream_options, swap_of
 from resp_server.serving.appliers import Appliers
+from resp_server.serving.attendance import Attendance
 from resp_server.serving.control_api import ControlListener
 from resp_server.serving.job_catalog import JobCatalog, LocalJobCatalog
 from resp_server.serving.server import Server
@@ -115,10 +117,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--behind-proxy", action="store_true", help=argparse.SUPPRESS)  # see `serve_upstream`
     parser.add_argument("--control-port", type=tcp_port, default=0, help=argparse.SUPPRESS)
+    # For `sparkis.serve`: how long to serve without a driver; the folder of the server's record.
+    parser.add_argument("--linger", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--record", metavar="FOLDER", help=argparse.SUPPRESS)
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Serve until a signal, or for a child until its standard input ends; return the exit code."""
+    """Serve until a signal, or for a child until its standard input ends; return the exit code.
+
+    A child with a linger time ends as `attendance` says.
+    """
     supervised = json.loads(os.environ.pop(SUPERVISED, "{}"))
     if supervised.get("port"):
         options.port = supervised["port"]  # as before a restart
@@ -249,7 +257,10 @@ async def _serve(
     server.watch_event_demand(appliers.record_events)
     token = os.environ.pop(TOKEN_VARIABLE, None)
     topology_source = TopologySource(server)
-    control = ControlListener(appliers, topology_source, token, certificates_of(config.tls)) if token else None
+    attendance = None if options.linger is None else Attendance(options.linger)
+    control = None
+    if token:
+        control = ControlListener(appliers, topology_source, token, certificates_of(config.tls), attendance)
     loading: asyncio.Task[None] | None = None
     topology_task: asyncio.Task[None] | None = None
     try:
@@ -274,7 +285,15 @@ async def _serve(
         report_ports(ports, options.child, supervised)
         if options.behind_proxy:
             loading.add_done_callback(_report_loaded)
-        await until_shutdown(watches_input=options.child, users=server, lifeline=supervised.get("lifeline"))
+        watches_input = options.child and attendance is None
+        ends: list[Coroutine[None, None, object]] = [
+            until_shutdown(watches_input=watches_input, users=server, lifeline=supervised.get("lifeline"))
+        ]
+        if attendance is not None:
+            ends.append(attendance.wait_for_end())
+        await next(asyncio.as_completed(ends))
+        if options.record is not None:
+            Path(options.record, "server.json").unlink(missing_ok=True)
     finally:
         for task in (loading, topology_task):
             if task is not None:
@@ -283,6 +302,8 @@ async def _serve(
             await control.stop()
         await server.stop()
         await appliers.stop()
+        if options.record is not None:
+            shutil.rmtree(Path(options.record, "store"), ignore_errors=True)
         logger.info("ended")
 
 

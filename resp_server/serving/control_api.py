@@ -5,6 +5,8 @@
     WAIT job epoch timeout_ms      :1 once the epoch is readable, :0 after the timeout
     TOPOLOGY node json             +OK; the server is now this node (an id or host:port) of this topology. An error has
                                    the reason, and then nothing changes
+    ATTEND linger_s                +OK; a driver attends by this connection (see `attendance`); an error: it ends
+    STOP drivers                   :0; the server ends, unless more than so many drivers attend; then :n, the rest
 
 There are few connections and few requests. Each connection has a task, and its replies are in order.
 """
@@ -21,6 +23,7 @@ from resp_server.protocol.errors import PlainError, ReplyError
 from resp_server.protocol.replies import OK, Reply, encode
 from resp_server.protocol.request_parser import Request
 from resp_server.serving.appliers import Appliers
+from resp_server.serving.attendance import Attendance
 from resp_server.serving.token_port import TokenPort
 
 PROTOCOL = 2
@@ -33,10 +36,15 @@ class ControlListener:
     """The control port, on the loopback interface."""
 
     def __init__(
-        self, appliers: Appliers, topology_source: TopologySource, token: str, certificates: Certificates | None = None
+        self,
+        appliers: Appliers,
+        topology_source: TopologySource,
+        token: str,
+        certificates: Certificates | None = None,
+        attendance: Attendance | None = None,
     ) -> None:
         def make_peer(writer: asyncio.StreamWriter) -> _Caller:
-            return _Caller(appliers, topology_source)
+            return _Caller(appliers, topology_source, attendance)
 
         self._port = TokenPort(
             "the server", token, make_peer, peers_max=CONNECTIONS_MAX, protocol=PROTOCOL, certificates=certificates
@@ -57,12 +65,15 @@ class ControlListener:
 class _Caller:
     """One authenticated connection."""
 
-    def __init__(self, appliers: Appliers, topology_source: TopologySource) -> None:
+    def __init__(self, appliers: Appliers, topology_source: TopologySource, attendance: Attendance | None) -> None:
         self._appliers = appliers
         self._topology_source = topology_source
+        self._attendance = attendance
 
     def connection_ended(self) -> None:
-        """Do nothing: a connection has no state."""
+        """Attend no more."""
+        if self._attendance is not None:
+            self._attendance.leave(self)
 
     async def answer(self, request: Request) -> bytes:
         """Return the encoded reply to a request."""
@@ -80,6 +91,13 @@ class _Caller:
                 case [b"TOPOLOGY", str(node), str(text)]:
                     self._topology_source.take(Topology.parse(text), node)
                     return OK
+                case [b"ATTEND", str(linger_s)] if self._attendance is not None:
+                    return OK if self._attendance.attend(self, float(linger_s)) else PlainError("the server ends")
+                case [b"STOP", str(drivers)] if self._attendance is not None:
+                    others = max(0, self._attendance.count - int(drivers))
+                    if not others:
+                        self._attendance.end()
+                    return others
         except TopologyError as error:
             return PlainError(str(error))
         except ValueError:

@@ -90,7 +90,7 @@ def described(state: BoundState, job: str) -> Iterator[str]:
 
 
 def _follow(spark: SparkSession, options: argparse.Namespace, ended: EndSignal) -> None:
-    endpoint = serve.serve(spark, log=options.log, port=options.port) if options.serve else None
+    endpoint = serve.serve(spark, log=options.log, port=options.port, linger=0) if options.serve else None
     given = _state_of(options)
     states = [AttachedState(options.state, **given)] if given or options.state else []
     attachment = attach(

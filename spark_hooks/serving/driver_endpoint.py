@@ -1,4 +1,4 @@
-"""Serving beside the driver: one server process, which may have workers, or with an upstream a proxy in front of it."""
+"""Serving beside the driver with an upstream: a proxy, and a server behind it, which end with the driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_hooks.serving.supervised_process import SupervisedProcess
 
 
 class DriverEndpoint(endpoints.ServedEndpoint):
-    """A server process beside the driver. If the server dies, it is restarted on the same port with the same store."""
+    """A proxy beside the driver, with a server behind it. If it dies, it is restarted on the same port and store."""
 
     def __init__(
         self,
@@ -28,12 +28,10 @@ class DriverEndpoint(endpoints.ServedEndpoint):
         password: str | None,
         temporary: Path | None,
         tls: TlsFiles | None = None,
-        control_tls: TlsFiles | None = None,
     ) -> None:
         super().__init__()
         self.log = log
         self._temporary = temporary
-        self._control_tls = control_tls
         self.address_file = temporary_folder("server") / "address.json"  # other users cannot read the folder
         self._token = environment[TOKEN_VARIABLE]
         self._process = SupervisedProcess("the sparkis server", command, environment, self._on_restart)
@@ -70,7 +68,8 @@ class DriverEndpoint(endpoints.ServedEndpoint):
         return self._address_in(self._process.ready_report)
 
     def _address_in(self, ready_report: dict[str, Any]) -> endpoints.ControlAddress:
-        return endpoints.ControlAddress(ready_report["control_port"], self._token, tls=self._control_tls)
+        # Without TLS: the proxy has the certificates, and the server behind it listens on 127.0.0.1 only.
+        return endpoints.ControlAddress(ready_report["control_port"], self._token)
 
 
 def temporary_folder(purpose: str) -> Path:

@@ -32,6 +32,8 @@ from spark_hooks.serving import endpoints
 from spark_hooks.serving.driver_endpoint import DriverEndpoint, temporary_folder
 from spark_hooks.serving.endpoints import LOG_SETTING, ServedEndpoint
 from spark_hooks.serving.executor_endpoint import ClusterOptions, ExecutorsEndpoint
+from spark_hooks.serving.lasting_endpoint import LastingEndpoint
+from spark_hooks.serving.lasting_server import seconds_of
 from spark_hooks.serving.placement import ClientOptions, tls_arguments, with_passwords
 from spark_hooks.serving.upstream import UpstreamOptions
 from spark_hooks.sessions import is_connect
@@ -45,6 +47,8 @@ PLACEMENT_SETTING = "spark.sparkis.placement"
 Placement = Literal["driver", "executors"]
 TlsAuthClients = Literal["yes", "no", "optional"]
 PORTS = "7400-7500"
+# Long enough for a restart of the driver (guess).
+LINGER_S = 600.0
 # More copies than anybody needs (guess).
 REPLICAS_MAX = 10
 
@@ -62,6 +66,7 @@ def serve(
     store: str | Path | None = None,
     role: str = "master",
     workers: int = 1,
+    linger: float | None = LINGER_S,
     tls_cert_file: str | Path | None = None,
     tls_key_file: str | Path | None = None,
     tls_ca_cert_file: str | Path | None = None,
@@ -88,9 +93,9 @@ def serve(
 ) -> ServedEndpoint:
     """Start servers for a change log, set it as the session's log, and return their endpoint.
 
-    All servers are processes without a JVM. Servers beside the driver end with it; a state server ends with its
-    executor. Most arguments can be settings of Spark instead: see docs/access.md, docs/push.md, docs/tls.md and
-    docs/placement.md.
+    All servers are processes without a JVM. A server beside the driver that is there already, also after a crash of the
+    driver, is taken over; a state server ends with its executor. Most arguments can be settings of Spark instead: see
+    docs/access.md, docs/push.md, docs/tls.md and docs/placement.md.
 
     Args:
         spark: The session whose queries publish to the log.
@@ -107,6 +112,10 @@ def serve(
         role: With placement `driver`: the role that the server reports: `master`, or `slave`, by which clients see
             that it is read-only.
         workers: With placement `driver`: the number of processes that serve the port; each can use a core.
+        linger: With placement `driver`: how many seconds the server stays after this driver was killed or has crashed,
+            or, if `port` was chosen, after its orderly end; None: for ever. The next `sparkis.serve` of the log on
+            this machine takes the server over. `endpoint.stop()` and `sparkis stop --log ...` end it at once. With
+            `upstream` the servers end with the driver.
         tls_cert_file: The certificate, a PEM file on the host of each process. With it, every port accepts only TLS.
         tls_key_file: The key of the certificate.
         tls_ca_cert_file: The CA certificate by which servers, registry, proxy and driver verify each other.
@@ -152,6 +161,7 @@ def serve(
         ...         client.hgetall("rules:limits")
         {'boiler': '90'}
     """
+    linger_s = seconds_of(linger)
     if not 1 <= workers <= WORKERS_MAX:
         raise ValueError(f"workers={workers!r}: give a number of processes from 1 to {WORKERS_MAX}")
     chosen = log or spark.conf.get(LOG_SETTING, None)
@@ -187,7 +197,11 @@ def serve(
     endpoint: ServedEndpoint
     if _placement(spark, placement) == "executors":
         _reject_ineffective(
-            "executors", store=store, role=role if role != "master" else None, workers=workers if workers > 1 else None
+            "executors",
+            store=store,
+            role=role if role != "master" else None,
+            workers=workers if workers > 1 else None,
+            linger=linger if linger != LINGER_S else None,
         )
         options = _cluster_options(
             spark,
@@ -218,7 +232,7 @@ def serve(
         if upstream is not None and role != "master":
             raise ValueError(f"role={role!r} has no effect with upstream, which has a role itself; leave it out")
         endpoint = _serve_beside_driver(
-            spark, root, port, hosts, password, tls, client_options, upstream_options, store, role, workers
+            spark, root, port, hosts, password, tls, client_options, upstream_options, store, role, workers, linger_s
         )
     spark.conf.set(LOG_SETTING, root)
     return endpoint
@@ -349,33 +363,47 @@ def _serve_beside_driver(
     store: str | Path | None,
     role: str,
     workers: int,
-) -> DriverEndpoint:
-    temporary = temporary_folder("store") if store is None else None
-    command = [
-        sys.executable,
-        "-m",
-        "resp_server.programs.serve",
-        "--child",
-        "--log",
-        root,
-        "--port",
-        str(port),
-    ]
-    command += ["--bind", *hosts, "--role", role, "--loglevel", "warning", "--store", str(temporary or store)]
-    command += ["--workers", str(workers), *tls_arguments(tls), *client_options.arguments(), *upstream.arguments]
-    inherited = upstream.environment(children.environment())
-    environment = with_passwords(inherited | {TOKEN_VARIABLE: secrets.token_hex(16)}, password, None)
+    linger_s: float,
+) -> ServedEndpoint:
+    command = [sys.executable, "-m", "resp_server.programs.serve", "--log", root, "--bind", *hosts, "--role", role]
+    command += ["--loglevel", "warning", "--workers", str(workers), *tls_arguments(tls), *client_options.arguments()]
+    environment = with_passwords(upstream.environment(children.environment()), password, None)
     host = "127.0.0.1" if hosts[0] == "0.0.0.0" else hosts[0]
-    endpoint = DriverEndpoint(
-        command,
-        environment,
-        log=root,
-        host=host,
-        password=password,
-        temporary=temporary,
-        tls=tls,
-        # With an upstream, the proxy has the certificates. The server behind it listens on 127.0.0.1 only.
-        control_tls=tls if upstream.url is None else None,
-    )
+    lasting_store = None if store is None else str(Path(store).expanduser())
+    endpoint: DriverEndpoint | LastingEndpoint | None = None
+    for before in endpoints.of_log(root):
+        if (
+            isinstance(before, LastingEndpoint)
+            and upstream.url is None
+            and before.has_options(command, environment, port, lasting_store)
+        ):
+            before.set_linger(linger_s)
+            endpoint = before
+        elif isinstance(before, DriverEndpoint | LastingEndpoint):
+            logger.warning("%r is replaced: it was ended, or sparkis.serve was called again with other options", before)
+            before.stop()
+    if endpoint is None and upstream.url is not None:
+        temporary = temporary_folder("store") if store is None else None
+        endpoint = DriverEndpoint(
+            [*command, *upstream.arguments, "--child", "--port", str(port), "--store", str(temporary or store)],
+            environment | {TOKEN_VARIABLE: secrets.token_hex(16)},
+            log=root,
+            host=host,
+            password=password,
+            temporary=temporary,
+            tls=tls,
+        )
+    elif endpoint is None:
+        endpoint = LastingEndpoint(
+            command,
+            environment,
+            log=root,
+            host=host,
+            port=port,
+            password=password,
+            store=lasting_store,
+            linger_s=linger_s,
+            tls=tls,
+        )
     spark.conf.set(endpoints.ADDRESS_SETTING, str(endpoint.address_file))
     return endpoint

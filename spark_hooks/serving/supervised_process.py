@@ -9,6 +9,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -28,6 +30,7 @@ class SupervisedProcess:
 
     label        the name of the process in messages: "the sparkis server"
     on_restart   called with the content of that line after each restart; the port stays the same
+    log_file     where the process writes its messages, so that it can outlive this one; None: to this process' stderr
     final_exits  exit codes after which the process is not restarted, with the message to log for each
     """
 
@@ -38,12 +41,14 @@ class SupervisedProcess:
         environment: Mapping[str, str],
         on_restart: Callable[[dict[str, Any]], None] = lambda ready_report: None,
         final_exits: Mapping[int, str] = MappingProxyType({}),
+        log_file: Path | None = None,
     ) -> None:
         self._label = label
         self._command = list(command)
         self._environment = dict(environment)
         self._on_restart = on_restart
         self._final_exits = final_exits
+        self._log_file = log_file
         self._stopping = threading.Event()
         self._starting = threading.Lock()
         self._process, self.ready_report = self._start(port=None)
@@ -55,6 +60,11 @@ class SupervisedProcess:
     def pid(self) -> int:
         """The process id; each restart changes it."""
         return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended and is not started again."""
+        return not self._monitor.is_alive()
 
     def stop(self) -> None:
         """End the process; may be called twice."""
@@ -69,18 +79,25 @@ class SupervisedProcess:
             process.kill()
             process.wait()
 
+    def abandon(self) -> None:
+        """Start the process no more when it ends."""
+        self._stopping.set()
+
     def _start(self, port: int | None) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
         """Start the process and return it with its JSON line; SparkisError if it ends or is not ready in time.
 
         port: the port of the process before, or None at the first start.
         """
-        process = subprocess.Popen(
-            [*self._command, *([] if port is None else ["--port", str(port)])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=self._environment,
-            start_new_session=True,  # Ctrl-C in a shell is for the driver, which closes the child's stdin
-        )
+        log = None if self._log_file is None else self._log_file.open("ab")
+        with log or nullcontext():
+            process = subprocess.Popen(
+                [*self._command, *([] if port is None else ["--port", str(port)])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,  # Ctrl-C in a shell is for the driver, which closes the child's stdin
+            )
         assert process.stdout is not None
         readable, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
         line = process.stdout.readline() if readable else b""
@@ -88,9 +105,16 @@ class SupervisedProcess:
             process.kill()
             process.wait()
             at = "" if port is None else f" at port {port}"
-            raise SparkisError(f"{self._label} did not start{at}; the line above has the reason (is the port in use?)")
+            raise SparkisError(f"{self._label} did not start{at}{self._reason()}")
         ready_report: dict[str, Any] = json.loads(line)
         return process, ready_report
+
+    def _reason(self) -> str:
+        """Return why the process did not start, as far as its log file tells."""
+        if self._log_file is None:
+            return "; the line above has the reason (is the port in use?)"
+        lines = self._log_file.read_text(errors="replace").strip().splitlines()
+        return f": {lines[-1]}" if lines else f"; {self._log_file} has no reason"
 
     def _run(self) -> None:
         """Restart the process whenever it dies."""

@@ -110,7 +110,7 @@ def main() -> None:
     spark = session()
     endpoint = None
     if orders.port is not None:
-        endpoint = sparkis.serve(spark, log=orders.log, port=orders.port, store=orders.store)
+        endpoint = sparkis.serve(spark, log=orders.log, port=orders.port, store=orders.store, linger=0)
     writer = sparkis.queryable(
         (rows if orders.reduces else counts)(spark, orders.input),
         *states(orders.reduces),

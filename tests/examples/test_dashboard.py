@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 
 import pytest
@@ -39,7 +40,7 @@ def test_five_sensors_by_redis_py_and_by_redis_cli_while_the_job_runs():
         assert len(shown.stdout.splitlines()) == 2
         assert "starting Spark" not in shown.stderr
     finally:
-        job.terminate()
+        job.send_signal(signal.SIGINT)  # Ctrl-C: an orderly end, after which the job's server is gone, too
         job.communicate(timeout=WAIT_S_MAX)
 
 

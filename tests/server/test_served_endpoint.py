@@ -12,9 +12,7 @@ import pytest
 
 from compat.waiting import eventually
 from resp_server.net import children
-from resp_server.net.children import TOKEN_VARIABLE
 from spark_hooks.serving import supervised_process
-from spark_hooks.serving.driver_endpoint import DriverEndpoint
 from spark_hooks.serving.supervised_process import SupervisedProcess
 
 # A server that cannot be started while there is a file of this name, and counts how often that was tried.
@@ -31,17 +29,11 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverEndpoint]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisedProcess]:
     monkeypatch.setattr(supervised_process, "RESTART_PAUSE_S", 0.001)
     monkeypatch.setattr(supervised_process, "RESTART_PAUSE_S_MAX", 0.01)
-    made = DriverEndpoint(
-        [sys.executable, "-c", SERVER, str(tmp_path)],
-        children.environment() | {TOKEN_VARIABLE: "x"},
-        log=str(tmp_path),
-        host="127.0.0.1",
-        password=None,
-        temporary=None,
-    )
+    command = [sys.executable, "-c", SERVER, str(tmp_path)]
+    made = SupervisedProcess("the sparkis server", command, children.environment())
     yield made
     made.stop()
 
@@ -50,25 +42,25 @@ def tries(folder: Path) -> int:
     return len((folder / "tries").read_text())
 
 
-def test_a_server_that_died_is_started_again(endpoint: DriverEndpoint) -> None:
-    first = endpoint.pid
-    endpoint._process._process.kill()
-    eventually(lambda: endpoint.pid != first)
-    assert endpoint._process._process.poll() is None
+def test_a_server_that_died_is_started_again(server: SupervisedProcess) -> None:
+    first = server.pid
+    server._process.kill()
+    eventually(lambda: server.pid != first)
+    assert server._process.poll() is None
 
 
 def test_a_server_that_cannot_be_started_again_is_named_once_and_comes_back(
-    endpoint: DriverEndpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    server: SupervisedProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = endpoint.pid
+    first = server.pid
     (tmp_path / "taken").touch()
-    endpoint._process._process.kill()
+    server._process.kill()
     eventually(lambda: tries(tmp_path) >= 5)
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1
     assert "did not start at port 7; the line above has the reason (is the port in use?)" in errors[0]
     (tmp_path / "taken").unlink()
-    eventually(lambda: endpoint.pid != first)
+    eventually(lambda: server.pid != first)
 
 
 def test_a_child_that_ends_for_good_is_not_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -82,12 +74,12 @@ def test_a_child_that_ends_for_good_is_not_started_again(tmp_path: Path, caplog:
     child.stop()
 
 
-def test_nothing_is_started_after_the_end(endpoint: DriverEndpoint, tmp_path: Path) -> None:
+def test_nothing_is_started_after_the_end(server: SupervisedProcess, tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
-    endpoint._process._process.kill()
+    server._process.kill()
     eventually(lambda: tries(tmp_path) >= 2)
-    endpoint.stop()
-    eventually(lambda: not endpoint._process._monitor.is_alive())
+    server.stop()
+    eventually(lambda: not server._monitor.is_alive())
     before = tries(tmp_path)
     (tmp_path / "taken").unlink()
     time.sleep(0.05)

@@ -63,6 +63,14 @@ def spark() -> Iterator[SparkSession]:
         yield session
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of the tests' own: what is remembered of a server for each log is not left in the user's."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def endpoint(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[sparkis.ServedEndpoint]:
     """A server of the module's own log; the log is the session's."""

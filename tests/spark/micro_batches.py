@@ -69,15 +69,18 @@ def local_session(master: str, **settings: str) -> SparkSession:
 
 
 class Batches:
-    """A stream of JSON rows in files; each file is one micro-batch, in the order of arrival."""
+    """A stream of JSON rows in files; each file is one micro-batch, in the order of arrival.
+
+    The files of a driver that was killed are continued.
+    """
 
     def __init__(self, spark: SparkSession, folder: Path, schema: str) -> None:
         self.folder = folder
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         self.df: DataFrame = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(folder))
         self._spark = spark
         self._schema = schema
-        self._count = 0
+        self._count = len(list(folder.iterdir()))
 
     def add(self, *rows: dict[str, Any]) -> None:
         """Add one file."""

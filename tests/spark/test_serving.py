@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import stat
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from pyspark.sql import SparkSession
 import sparkis as public
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.native import CORE
+from resp_server.programs import stop
+from resp_server.serving.server_record import folder_of
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 from tests.spark import placing
@@ -169,8 +172,7 @@ def test_a_server_ends_with_stop_which_may_be_called_twice(spark: SparkSession, 
     endpoint = public.serve(spark, log=tmp_path / "log")
     assert spark.conf.get("spark.sparkis.log") == str(tmp_path / "log")
     assert redis.Redis.from_url(endpoint.url).ping()
-    store = endpoint._temporary
-    assert store is not None
+    store = endpoint._server.folder / "store"
     assert store.is_dir()
     endpoint.stop()
     endpoint.stop()
@@ -180,18 +182,30 @@ def test_a_server_ends_with_stop_which_may_be_called_twice(spark: SparkSession, 
         redis.Redis.from_url(endpoint.url).ping()
 
 
-def test_two_servers_of_one_log_are_both_told_and_both_waited_for(spark: SparkSession, batches: Make, tmp_path: Path):
+def test_serving_a_log_again_returns_its_server_and_other_options_replace_it(
+    spark: SparkSession, batches: Make, tmp_path: Path
+):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
-    served_twice = [public.serve(spark, log=log) for log in (tmp_path / "log", f"file://{tmp_path}/log")]
-    try:
+    first, second = (public.serve(spark, log=log) for log in (tmp_path / "log", f"file://{tmp_path}/log"))
+    assert second is first
+    with public.serve(spark, log=tmp_path / "log", password="secret") as other:
+        assert other.port == first.port
         begin(rows, "job", tmp_path / "checkpoint", wait_for_visibility=True)
-        for endpoint in served_twice:
-            with redis.Redis.from_url(endpoint.url) as client:
-                assert client.get("job:s:a") == b"1"
-    finally:
-        for endpoint in served_twice:
-            endpoint.stop()
+        with redis.Redis.from_url(other.url) as client:
+            assert client.get("job:s:a") == b"1"
+    with pytest.raises(redis.ConnectionError):
+        redis.Redis.from_url(first.url).ping()
+
+
+def test_after_sparkis_stop_serving_again_starts_another_server(spark: SparkSession, tmp_path: Path):
+    first = public.serve(spark, log=tmp_path / "log")
+    assert stop.run(Namespace(log=str(tmp_path / "log"))) == 0
+    eventually(lambda: not (folder_of(str(tmp_path / "log")) / "server.json").exists())
+    with public.serve(spark, log=tmp_path / "log") as second:
+        assert second is not first
+        assert second.port == first.port
+        assert redis.Redis.from_url(second.url).ping()
 
 
 def test_a_server_that_was_killed_comes_back_on_its_port_with_all_epochs(

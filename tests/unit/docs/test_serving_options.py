@@ -25,7 +25,7 @@ def test_every_option_of_the_command_is_on_the_page_and_no_other() -> None:
 
 def test_every_argument_of_the_function_is_on_the_page_or_on_that_of_placement_and_no_other() -> None:
     given = set(inspect.signature(serve).parameters) - {"spark"}
-    beside_the_driver = set(re.findall(r"^\| `--[^|]*(?:\\\|[^|]*)*\| `([a-z_]+)=` \|", PAGE, re.MULTILINE))
+    beside_the_driver = set(re.findall(r"^\| (?:`--[^|]*(?:\\\|[^|]*)*)?\| `([a-z_]+)=` \|", PAGE, re.MULTILINE))
     on_executors = set(re.findall(r"^\| `([a-z_]+)=` \| `spark\.sparkis\.", PLACEMENT, re.MULTILINE))
     assert beside_the_driver | on_executors == given
     assert not beside_the_driver & on_executors

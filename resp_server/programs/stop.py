@@ -1,0 +1,36 @@
+"""`sparkis stop`: ends the server that `sparkis.serve(spark)` started for a log, which may outlive its driver."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from resp_server.programs.executor_supervisor import start_of
+from resp_server.serving.server_record import ServerRecord, folder_of
+from state_backend.log.filesystems import open_filesystem
+from state_backend.model.errors import SparkisError
+
+# The server ends whatever the number of drivers.
+DRIVERS_MAX = 1 << 30
+DESCRIPTION = "End the server that a driver on this machine started for a log with sparkis.serve(spark)."
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--log", required=True, metavar="PATH", help="the log root that the server serves")
+
+
+def run(options: argparse.Namespace) -> int:
+    """End the server; return the exit code."""
+    try:
+        root = open_filesystem(options.log).root
+        record = ServerRecord.read(folder_of(root))
+        if record is None or start_of(record.pid) != record.start:
+            raise SparkisError(f"no driver of this user has a server for {root} on this machine")
+        with record.connect() as client:
+            client.call("STOP", str(DRIVERS_MAX))
+    except (SparkisError, OSError) as error:
+        print(f"sparkis stop: {error}", file=sys.stderr)
+        return 1
+    print(f"the server of {root} at port {record.port} ends")
+    return 0

@@ -1,0 +1,101 @@
+"""What a driver's server is remembered by on this machine, so that the next driver of the same log finds it.
+
+    <cache>/sparkis/driver-<hash of the machine's name and the log's root>/
+        server.json   address and token of the control port, process, options; from the start to the orderly end
+        port          the last port for clients; the next server takes it again
+        server.log    the server's messages since its start
+        store/        the server's store; removed when the server ends for good
+        lock          one driver at a time starts or takes over a server
+
+Other users cannot read the folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from resp_server.net.client import Client
+from resp_server.net.tls import TlsFiles, client_context
+
+CONTROL_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class ServerRecord:
+    """A running server of a log.
+
+    start: when its process started, which tells it from a later process with the same id. options: what it was started
+    with; a server with others is another server.
+    """
+
+    log: str
+    pid: int
+    start: str | None
+    port: int
+    control_port: int
+    token: str
+    options: str
+    tls: TlsFiles | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> ServerRecord | None:
+        """Read the record in a server's folder; None if there is none."""
+        try:
+            fields = json.loads((folder / "server.json").read_text())
+            tls = fields.pop("tls")
+            return cls(**fields, tls=None if tls is None else TlsFiles(**tls))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def write(self, folder: Path) -> None:
+        """Write the record, token included, into a server's folder."""
+        unfinished = folder / "server.new"
+        unfinished.write_text(json.dumps(asdict(self)))
+        unfinished.replace(folder / "server.json")
+        (folder / "port").write_text(str(self.port))
+
+    def connect(self) -> Client:
+        """Connect to the server's control port; ClientError if there is no such server any more."""
+        context = None if self.tls is None else client_context(self.tls)
+        return Client("127.0.0.1", self.control_port, password=self.token, timeout_s=CONTROL_TIMEOUT_S, tls=context)
+
+
+def folder_of(root: str) -> Path:
+    """Return the folder of a log's server on this machine, made if it is missing."""
+    here = f"{socket.gethostname()}\0{root}"  # machines may share a home folder
+    named = "driver-" + hashlib.blake2b(here.encode(), digest_size=8).hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparkis"
+    temporary = Path(tempfile.gettempdir()) / f"sparkis-{os.getuid()}"
+    for parent in (cache, temporary):
+        with suppress(OSError):
+            parent.mkdir(parents=True, exist_ok=True)
+            if parent == temporary and parent.stat().st_uid != os.getuid():
+                continue  # another user made it, and could exchange what is in it
+            (parent / named).mkdir(mode=0o700, exist_ok=True)
+            (parent / named).chmod(0o700)
+            return parent / named
+    raise OSError(f"neither {cache} nor {temporary} can be written; set XDG_CACHE_HOME to a folder that can")
+
+
+def last_port(folder: Path) -> int:
+    """Return the last port for clients; 0 if there was none."""
+    with suppress(OSError, ValueError):
+        return int((folder / "port").read_text())
+    return 0
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Exclude other drivers while a server is started or taken over."""
+    with open(folder / "lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,96 @@
+"""Serving beside the driver by a server that may be there already, and that stays when the driver crashes."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+
+from resp_server.net.tls import TlsFiles
+from spark_hooks.serving import endpoints
+from spark_hooks.serving.driver_endpoint import temporary_folder
+from spark_hooks.serving.lasting_server import LastingServer
+
+logger = logging.getLogger("sparkis.serve")
+
+
+class LastingEndpoint(endpoints.ServedEndpoint):
+    """A server process beside the driver, which outlives a crash of the driver, and any end of it if `port` is chosen.
+
+    If the server dies, it is restarted on the same port with the same store.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        environment: dict[str, str],
+        *,
+        log: str,
+        host: str,
+        port: int,
+        password: str | None,
+        store: str | None,
+        linger_s: float,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        super().__init__()
+        self.log = log
+        self._is_lasting = port != 0
+        self.address_file = temporary_folder("server") / "address.json"  # other users cannot read the folder
+        self._server = LastingServer(
+            command,
+            environment,
+            log=log,
+            port=port,
+            store=store,
+            tls=tls,
+            linger_s=linger_s,
+        )
+        self._server.on_change = self._on_change
+        self.port = self._server.record.port
+        self._address().write(self.address_file)
+        self.url = endpoints.url_of(host, self.port, password, tls)
+        endpoints.add(log, self)
+        atexit.register(self._exit)
+        logger.info("%s", self._server.lifetime_text(is_lasting=self._is_lasting))
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._server.record.pid
+
+    def has_options(self, command: list[str], environment: dict[str, str], port: int, store: str | None) -> bool:
+        """Tell whether these options would start the same server."""
+        return not self._stopping.is_set() and self._server.has_options(command, environment, port, store)
+
+    def set_linger(self, linger_s: float) -> None:
+        """Change how long the server outlives this driver."""
+        self._server.set_linger(linger_s)
+
+    def stop(self) -> None:
+        """Stop the server at once, unless another driver uses it. The log stays unchanged."""
+        self._end(self._server.stop)
+
+    def _exit(self) -> None:
+        """End with the driver: the server stays for its linger time if its port was chosen."""
+        self._end(self._server.leave if self._is_lasting else self._server.stop)
+
+    def _end(self, end: Callable[[], None]) -> None:
+        self._stopping.set()
+        atexit.unregister(self._exit)
+        endpoints.remove(self.log, self)
+        with self._lock:
+            self._disconnect()
+        end()
+        shutil.rmtree(self.address_file.parent, ignore_errors=True)
+
+    def _on_change(self) -> None:
+        with self._lock:
+            self._disconnect()
+        with suppress(OSError):  # `stop` may have removed the folder
+            self._address().write(self.address_file)
+
+    def _address(self) -> endpoints.ControlAddress:
+        return self._server.address

@@ -1,0 +1,260 @@
+"""The server beside the driver, which outlives it for a while: it is started, or one that is there is taken over.
+
+A driver finds the server of its log by a record on this machine (see `resp_server.serving.server_record`), and attends
+by a connection to the server's control port (see `resp_server.serving.attendance`). A server that dies while its driver
+runs is started again, by the driver that started it or by the one that took it over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from resp_server.net.children import TOKEN_VARIABLE
+from resp_server.net.client import Client
+from resp_server.net.tls import TlsFiles
+from resp_server.programs.executor_supervisor import start_of
+from resp_server.serving.server_record import ServerRecord, folder_of, last_port, locked
+from spark_hooks.serving.endpoints import ControlAddress
+from spark_hooks.serving.supervised_process import STOP_TIMEOUT_S, SupervisedProcess
+from state_backend import VERSION
+from state_backend.model.errors import SparkisError
+
+logger = logging.getLogger("sparkis.serve")
+
+# Between two requests that show that the server is there, and between attempts to reach it.
+ATTEND_S = 1.0
+POLL_S = 0.02
+
+
+class LastingServer:
+    """A server of one log. command: without port, store and lifetime; port: 0: the last one, or any free one.
+
+    options: what makes another server of the log a different one; the port only if it was chosen.
+    linger_s: how long the server stays without a driver. on_change: called when the control address has changed.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: dict[str, str],
+        *,
+        log: str,
+        port: int,
+        store: str | None,
+        tls: TlsFiles | None,
+        linger_s: float,
+    ) -> None:
+        self._log, self._tls, self._linger_s = log, tls, linger_s
+        self.on_change: Callable[[], None] = lambda: None
+        self.folder = folder_of(log)
+        self._environment = environment
+        self._command = [*command, "--child", "--linger", str(linger_s), "--record", str(self.folder)]
+        self._command += ["--store", store or str(self.folder / "store")]
+        self._options = _options_of(command, environment, port, store)
+        self._process: SupervisedProcess | None = None  # None: another driver started it
+        self._stopping = threading.Event()
+        self._attending: Client | None = None
+        with locked(self.folder):
+            if not self._take_over():
+                self._start(port or _free_again(last_port(self.folder)))
+                self._attend()
+        self._thread = threading.Thread(target=self._attend_forever, name="sparkis-attendance", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_taken_over(self) -> bool:
+        """Whether another driver started the server."""
+        return self._process is None
+
+    @property
+    def address(self) -> ControlAddress:
+        """The current address of the control port."""
+        return ControlAddress(self.record.control_port, self.record.token, tls=self._tls)
+
+    def lifetime_text(self, *, is_lasting: bool) -> str:
+        """Return a line about where the server is and how it ends."""
+        verb = "took over the server of" if self.is_taken_over else "started a server for"
+        when = "the driver's end" if is_lasting else "a crash of the driver"
+        stays = "for ever" if self._linger_s == math.inf else f"{self._linger_s:g} s"
+        return (
+            f"{verb} {self._log} at port {self.record.port}; it stays {stays} after {when}. To end it at once: "
+            f"endpoint.stop(), or: sparkis stop --log {self._log}. Its messages: {self.folder / 'server.log'}"
+        )
+
+    def has_options(self, command: Sequence[str], environment: dict[str, str], port: int, store: str | None) -> bool:
+        """Tell whether the server was started with these options, and was not ended since."""
+        options = _options_of(command, environment, port, store)
+        return self._options == options and ServerRecord.read(self.folder) is not None
+
+    def set_linger(self, linger_s: float) -> None:
+        """Change how long the server stays without a driver; the server learns it within a second."""
+        self._linger_s = linger_s
+
+    def stop(self) -> None:
+        """End the server at once, unless another driver attends. May be called twice."""
+        if self._stopping.is_set():
+            return
+        self._end_thread()
+        if self._process is not None:
+            self._process.abandon()
+        record, others = self.record, 0
+        with suppress(SparkisError, OSError), record.connect() as client:
+            # This driver attends by another connection.
+            others = client.call("STOP", "1" if self._attending is not None else "0")
+        self.leave()
+        if others:
+            logger.info("the server of %s stays: %d other drivers use it", self._log, others)
+        elif self._process is not None:
+            self._process.stop()
+        else:
+            _wait_for_end_of(record)
+
+    def leave(self) -> None:
+        """Attend no more: the server ends after its linger time, unless another driver attends."""
+        self._end_thread()
+        if self._process is not None:
+            self._process.abandon()
+        attending, self._attending = self._attending, None
+        if attending is not None:
+            attending.close()
+
+    def _end_thread(self) -> None:
+        """End the thread that keeps the connection, so that it makes no other one and starts no server."""
+        self._stopping.set()
+        self._thread.join(STOP_TIMEOUT_S)
+
+    def _take_over(self) -> bool:
+        """Attend the log's running server if it has the same options. One with others ends, unless a driver attends it.
+
+        SparkisError if it has other options and a driver.
+        """
+        record = ServerRecord.read(self.folder)
+        if record is None:
+            return False
+        others = 0
+        with suppress(SparkisError, OSError):  # the server ends, or has ended without removing its record
+            if record.options == self._options:
+                self.record = record
+                self._attend()
+                return True
+            with record.connect() as client:
+                others = client.call("STOP", "0")
+            logger.warning("the server of %s at port %d had other options", self._log, record.port)
+        if others:
+            raise SparkisError(
+                f"the log {self._log} is served with other options at port {record.port}, for another driver "
+                f"(the server is process {record.pid}). Pass the same options, or end that server: "
+                f"sparkis stop --log {self._log}"
+            )
+        _wait_for_end_of(record)
+        return False
+
+    def _start(self, port: int) -> None:
+        token = secrets.token_hex(16)
+        log_file = self.folder / "server.log"
+        log_file.write_bytes(b"")
+        self._process = SupervisedProcess(
+            "the sparkis server",
+            [*self._command, "--port", str(port)],
+            self._environment | {TOKEN_VARIABLE: token},
+            lambda ready_report: self._write_record(ready_report, token),
+            final_exits={0: f"it was ended, by a signal or by: sparkis stop --log {self._log}"},
+            log_file=log_file,
+        )
+        self._write_record(self._process.ready_report, token)
+
+    def _write_record(self, ready_report: dict[str, Any], token: str) -> None:
+        assert self._process is not None
+        port, control_port = ready_report["port"], ready_report["control_port"]
+        pid = self._process.pid
+        record = ServerRecord(self._log, pid, start_of(pid), port, control_port, token, self._options, self._tls)
+        record.write(self.folder)
+        self.record = record
+        self.on_change()
+
+    def _attend(self) -> None:
+        client = self.record.connect()
+        client.call("ATTEND", str(self._linger_s))
+        self._attending = client
+
+    def _attend_forever(self) -> None:
+        """Keep the attending connection, also to a server that was started in place of a dead one."""
+        misses = 0
+        while not self._stopping.wait(ATTEND_S):
+            try:
+                if self._attending is None:
+                    self._attend()
+                else:
+                    self._attending.call("ATTEND", str(self._linger_s))
+                misses = 0
+            except (SparkisError, OSError):
+                if self._attending is not None:
+                    self._attending.close()
+                    self._attending = None
+                misses += 1
+                self._find_again(misses)
+
+    def _find_again(self, misses: int) -> None:
+        """Look for the log's server in its record. Give up if it was ended, and start one in place of a dead one.
+
+        misses: how often it was not reached. A driver that started it starts it again at once, this one a round later.
+        """
+        record = ServerRecord.read(self.folder)
+        if record is None or record.options != self._options:
+            if self._process is None or self._process.has_ended:
+                logger.warning("the server of %s was ended; call sparkis.serve again for another one", self._log)
+                self._stopping.set()
+        elif record != self.record:
+            self.record = record
+            self.on_change()
+        elif self._process is None and misses > 1 and start_of(record.pid) != record.start:
+            self._replace(is_first_attempt=misses == 2)
+
+    def _replace(self, *, is_first_attempt: bool) -> None:
+        """Start a server in place of a dead one, unless another driver has done so meanwhile."""
+        with locked(self.folder):
+            if ServerRecord.read(self.folder) == self.record:
+                try:
+                    self._start(self.record.port)
+                except SparkisError as error:
+                    logger.log(logging.ERROR if is_first_attempt else logging.DEBUG, "%s; it is tried again", error)
+
+
+def _options_of(command: Sequence[str], environment: dict[str, str], port: int, store: str | None) -> str:
+    """Return what makes two servers of a log different; of passwords and other settings, only a hash."""
+    found = sorted(f"{name}={value}" for name, value in environment.items() if name.startswith("SPARKIS_"))
+    secrets_hash = hashlib.blake2b("\0".join(found).encode(), digest_size=16).hexdigest()
+    return json.dumps([VERSION, *command, port, store, secrets_hash])
+
+
+def _free_again(port: int) -> int:
+    """Return a remembered port if it can be listened on, else 0."""
+    if port:
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    return 0
+
+
+def _wait_for_end_of(record: ServerRecord) -> None:
+    deadline_s = time.monotonic() + STOP_TIMEOUT_S
+    while record.start is not None and start_of(record.pid) == record.start and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+
+
+def seconds_of(linger: float | None) -> float:
+    """Return the linger time of an argument; None: for ever. ValueError for a negative one."""
+    if linger is None:
+        return math.inf
+    if linger < 0 or math.isnan(linger):
+        raise ValueError(f"linger={linger!r}: give a number of seconds, 0 or more, or None for ever")
+    return float(linger)

@@ -1,0 +1,190 @@
+"""The server of a driver outlives a driver that is killed, is taken over by the next one, and ends when it should."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from compat.waiting import WAIT_S_MAX, eventually
+from resp_server.net import children
+from resp_server.programs.executor_supervisor import start_of
+from resp_server.serving.server_record import ServerRecord
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
+
+# What a driver does, without Spark: it ensures the server, says where it is, and ends as it is told to.
+DRIVER = """
+import json, sys
+from resp_server.net import children
+from spark_hooks.serving.lasting_server import LastingServer
+from state_backend.model.errors import SparkisError
+options = json.loads(sys.argv[1])
+command = [sys.executable, "-m", "resp_server.programs.serve", "--log", options["log"], "--bind", "127.0.0.1"]
+command += ["--loglevel", "warning", "--role", options["role"]]
+try:
+    server = LastingServer(command, children.environment(), log=options["log"], port=options["port"], store=None,
+                           tls=None, linger_s=options["linger_s"])
+except SparkisError as error:
+    print(json.dumps({"error": str(error)}), flush=True)
+    sys.exit(1)
+taken = server.is_taken_over
+print(json.dumps({"port": server.record.port, "pid": server.record.pid, "is_taken_over": taken}), flush=True)
+for line in sys.stdin:
+    getattr(server, line.strip())()
+    break
+"""
+
+
+class Driver:
+    """A driver in a process of its own."""
+
+    def __init__(self, **options: Any) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=children.environment(),
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.said: dict[str, Any] = json.loads(self.process.stdout.readline())
+
+    def end(self, how: str) -> None:
+        """End with `stop` or `leave` of the server."""
+        self.process.communicate(how + "\n", timeout=WAIT_S_MAX)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]]:
+    """Start a driver of a log with one key; its records are this test's own, and no server stays after the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with LogWriter(tmp_path / "log", "job", [StateDescriptor("s", key="k", value="v")]) as writer:
+        writer.publish([Change("s", Op.PUT, b"job:s:a", None, b"v")])
+    drivers: list[Driver] = []
+    with ExitStack() as stack:
+
+        def started(**options: Any) -> Driver:
+            given = {"log": str(tmp_path / "log"), "port": 0, "linger_s": 600.0, "role": "master"} | options
+            drivers.append(Driver(**given))
+            stack.callback(_end, drivers[-1])
+            return drivers[-1]
+
+        stack.callback(_end_server_in, tmp_path / "cache")
+        yield started
+
+
+def _end(driver: Driver) -> None:
+    if driver.process.poll() is None:
+        driver.kill()
+
+
+def _end_server_in(cache: Path) -> None:
+    """End the last server, whoever started it; any before it has ended, else it could not have started."""
+    record = record_in(cache)
+    if record is not None and start_of(record.pid) == record.start:
+        os.kill(record.pid, signal.SIGTERM)
+        eventually(lambda: start_of(record.pid) != record.start)
+
+
+def record_in(cache: Path) -> ServerRecord | None:
+    (folder,) = (cache / "sparkis").iterdir()
+    return ServerRecord.read(folder)
+
+
+def read(driver: Driver) -> str:
+    with redis.Redis(port=driver.said["port"], decode_responses=True) as client:
+        return str(client.get("job:s:a"))
+
+
+def has_ended(driver: Driver) -> None:
+    eventually(lambda: start_of(driver.said["pid"]), lambda start: start is None)
+
+
+def test_a_killed_drivers_server_stays_readable_and_the_next_driver_takes_it_over(
+    drive: Callable[..., Driver], tmp_path: Path
+) -> None:
+    first = drive()
+    with redis.Redis(port=first.said["port"], decode_responses=True) as reader:
+        assert reader.get("job:s:a") == "v"
+        first.kill()
+        assert reader.get("job:s:a") == "v"
+        second = drive()
+        assert second.said == first.said | {"is_taken_over": True}
+        assert reader.get("job:s:a") == "v"  # on the same connection
+        os.kill(second.said["pid"], signal.SIGKILL)
+    # Its new driver starts it again, at its port.
+    eventually(lambda: getattr(record_in(tmp_path / "cache"), "pid", None) not in (None, first.said["pid"]))
+    assert read(second) == "v"
+    second.kill()
+    third = drive()
+    assert third.said["is_taken_over"]
+    assert third.said["pid"] != first.said["pid"]
+    third.end("stop")
+    has_ended(third)
+
+
+def test_without_a_linger_time_the_server_ends_with_its_driver_and_the_next_one_has_its_port(
+    drive: Callable[..., Driver], tmp_path: Path
+) -> None:
+    first = drive(linger_s=0.0)
+    first.kill()
+    second = drive(linger_s=0.0)  # perhaps while the first server is about to end
+    assert second.said["port"] == first.said["port"]
+    assert not second.said["is_taken_over"]
+    second.end("leave")
+    has_ended(second)
+    (folder,) = (tmp_path / "cache" / "sparkis").iterdir()
+    assert {path.name for path in folder.iterdir()} == {"lock", "port", "server.log"}
+
+
+def test_a_server_with_other_options_is_replaced_but_not_one_that_has_a_driver(drive: Callable[..., Driver]) -> None:
+    first = drive()
+    refused = drive(role="slave")
+    assert f"is served with other options at port {first.said['port']}, for another driver" in refused.said["error"]
+    assert "sparkis stop --log" in refused.said["error"]
+    assert read(first) == "v"
+    first.kill()
+    other = drive(role="slave")
+    assert not other.said["is_taken_over"]
+    assert other.said["port"] == first.said["port"]
+    has_ended(first)
+
+
+def test_a_server_with_two_drivers_ends_with_the_last_or_with_the_command(
+    drive: Callable[..., Driver], tmp_path: Path
+) -> None:
+    first, second = drive(), drive()
+    assert second.said["is_taken_over"]
+    second.end("stop")
+    assert read(first) == "v"
+    command = [sys.executable, "-m", "sparkis", "stop", "--log", str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    has_ended(first)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
+    assert done.returncode == 1
+    assert "has a server for" in done.stderr
+
+
+def test_a_server_that_cannot_start_says_why_in_the_error(drive: Callable[..., Driver]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        refused = drive(port=port)
+    assert "the sparkis server did not start: " in refused.said["error"]
+    assert str(port) in refused.said["error"]
