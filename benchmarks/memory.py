@@ -24,8 +24,8 @@ from state_backend.apply.applier import (
     COMPACT_IDLE_SHARE,
     COMPACT_PAUSE_S,
     IDLE_AFTER_S,
-    PROBE_INTERVAL_S,
 )
+from state_backend.apply.resting import PROBE_INTERVAL_S
 from state_backend.lmdb.store import LmdbStore
 
 KEYS = 1_000_000

@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 from resp_server.net import children
 from resp_server.serving.job_catalog import Event, JobCatalog
-from state_backend.apply.applier import PROBE_INTERVAL_S
-from state_backend.apply.resting import RestingJob
+from state_backend.apply.resting import PROBE_INTERVAL_S, RestingJob
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.sweep import RETENTION_MS
 from state_backend.model.clock import now_ms

@@ -55,6 +55,7 @@ from typing import Any
 from state_backend.apply import snapshots
 from state_backend.apply.compactor import Compactor
 from state_backend.apply.heartbeats import HeartbeatWatch
+from state_backend.apply.resting import PROBE_INTERVAL_S
 from state_backend.apply.slot_backfill import is_superseded, portions, snapshot_of
 from state_backend.lmdb.store import MAP_BYTES_MAX, LmdbStore
 from state_backend.log import promotion
@@ -79,9 +80,6 @@ from state_backend.store.store import AppliedEpoch, EpochChanges
 
 logger = logging.getLogger("sparkis.applier")
 
-# The shortest interval between polls of the log. The interval doubles while the log has nothing new, up to the limit of
-# the log's filesystem.
-PROBE_INTERVAL_S = 1.0
 # Bounds the time of one expiry transaction to tens of milliseconds (about 10 us a key).
 EXPIRED_KEYS_MAX = 5_000
 # Bounds the time of one transaction that removes keys of slots that were given up (about 10 us a key).

@@ -15,6 +15,10 @@ from state_backend.lmdb.store import SUSPECT
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.errors import SparkisError
 
+# The shortest interval between polls of the log. The interval doubles while the log has nothing new, up to the limit of
+# the log's filesystem.
+PROBE_INTERVAL_S = 1.0
+
 
 class RestingJob:
     """Polls the log of a job at rest.

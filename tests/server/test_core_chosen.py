@@ -40,7 +40,7 @@ def test_a_server_says_which_core_it_runs(both: dict[str, Running]) -> None:
             assert b"\r\nsparkis_core:%b\r\n" % core.encode() in connection.call("INFO", "server").value
         command = [sys.executable, "-m", "sparkis", "status", "--url", f"redis://127.0.0.1:{server.port}"]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-        assert shown.endswith(f"answered by its {core} core\n")
+        assert shown.endswith(f", {core} core\n")
 
 
 @pytest.mark.parametrize("hello", [b"HELLO 2\r\n", b"HELLO 3\r\n"])

@@ -314,7 +314,7 @@ def test_status_is_shown_over_tls(shared: Serve, authority: Authority) -> None:
     cert, key = authority.issue("person")
     command = [sys.executable, "-m", "sparkis", "status", "--url", f"rediss://127.0.0.1:{server.port}"]
     trusting = [*command, "--tls-ca-cert-file", str(authority.ca)]
-    showing = [*trusting, "--tls-cert-file", str(cert), "--tls-key-file", str(key)]
+    showing = [*trusting, "--tls-cert-file", str(cert), "--tls-key-file", str(key), "-v"]
     assert "job  n" in subprocess.run(showing, capture_output=True, text=True, check=True).stdout
     for wrong in (command, trusting, [*command[:-1], f"redis://127.0.0.1:{server.port}"]):
         done = subprocess.run(wrong, capture_output=True, text=True, check=False)

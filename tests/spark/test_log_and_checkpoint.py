@@ -14,10 +14,9 @@ from pyspark.sql import functions as F
 
 import sparkis
 from compat.waiting import eventually
-from resp_server.net.client import Client
-from resp_server.programs import status
 from state_backend.model.errors import DescriptorError
 from tests.spark.micro_batches import Batches, start
+from tests.spark.processes import status
 
 Make = Callable[[str], Batches]
 
@@ -54,8 +53,7 @@ def test_an_old_checkpoint_on_an_empty_log_is_told_to_be_incomplete(
     query = start(here, "moved", tmp_path / "checkpoint")
     assert client.mget("moved:sum:a", "moved:sum:b") == [None, "7"], "a nil where Spark has a value"
     assert [row["incomplete"] for row in rows_of(client, "moved")] == [1, 1, 1]
-    with Client.from_url(endpoint.url) as asking:
-        assert "incomplete" in status.table(status.read(asking))
+    assert "incomplete" in status("--url", endpoint.url).stdout
     (said,) = warnings_in(caplog, "job moved: the log")
     assert f"{endpoint.log} begins at epoch 1 of its query" in said
     query.stop()

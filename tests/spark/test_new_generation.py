@@ -19,10 +19,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import sparkis
 from compat.waiting import eventually
-from resp_server.net.client import Client
-from resp_server.programs import status
 from state_backend.log.promotion import promote
 from tests.spark.micro_batches import Batches, start
+from tests.spark.processes import status
 
 Make = Callable[[str], Batches]
 
@@ -120,8 +119,7 @@ def test_what_is_held_back_is_told_and_a_person_may_have_it_shown(
     assert (held["applied"], held["lag_epochs"]) == (ROUNDS - 1, 0)
     assert held["held_back_since"].startswith("20")
     assert client.info("sparkis")[f"job_{old_state}"]["held_back_epoch"] == 0
-    with Client.from_url(endpoint.url) as asking:
-        assert "epoch 0 of a new generation is held back" in status.table(status.read(asking))
+    assert "epoch 0 of a new generation is held back" in status("--url", endpoint.url).stdout
     assert client.mget(f"{old_state}:sum:a", f"{old_state}:sum:b") == ["10", "7"]
     query.stop()
     assert client.get(f"{old_state}:sum:a") == "10", "without its driver it stays as it is"
