@@ -77,15 +77,31 @@ OF_STATES += [
 CUTS = st.lists(st.integers(0, 100_000), max_size=4)
 
 
+def send_cut(connection: Connection, data: bytes, cuts: Sequence[int]) -> None:
+    """Send bytes in chunks."""
+    at = 0
+    for cut in [*sorted(cut % len(data) for cut in cuts), len(data)]:
+        connection.send(data[at:cut])
+        at = cut
+
+
 def exchanged(port: int, pipeline: Sequence[Words], cuts: Sequence[int] = ()) -> bytes:
     """Send a pipeline in chunks on a new connection; return all bytes of the replies."""
     data = requests([*pipeline, (LAST_COMMAND,)])
     with Connection(port) as connection:
-        at = 0
-        for cut in [*sorted(cut % len(data) for cut in cuts), len(data)]:
-            connection.send(data[at:cut])
-            at = cut
+        send_cut(connection, data, cuts)
         return connection.read_to_end(LAST_REPLY).removesuffix(LAST_REPLY)
+
+
+def replies_read(port: int, pipeline: Sequence[Words], cuts: Sequence[int], count: int, *, is_new: bool) -> list[Reply]:
+    """Return the first `count` frames after a pipeline: messages may come after the last reply, which must be one."""
+    greeting: list[Words] = [[b"HELLO", b"3"]] if is_new else []
+    data = requests([*greeting, *pipeline, (LAST_COMMAND,)])
+    with Connection(port) as connection:
+        send_cut(connection, data, cuts)
+        replies = [connection.read() for _ in range(len(greeting) + count + 1)][len(greeting) :]
+    replies.remove(next(reply for reply in replies if reply.raw == LAST_REPLY))
+    return replies
 
 
 def replies_at(port: int, pipeline: Sequence[Words], cuts: Sequence[int] = (), *, is_new: bool = False) -> list[Reply]:
