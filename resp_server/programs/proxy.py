@@ -32,6 +32,7 @@ from resp_server.programs.upstream_options import add_upstream_options, swap_of
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
+from resp_server.proxy.mapped_keys import MappedKeys
 from resp_server.proxy.pubsub_relay import connect_pubsub
 from resp_server.proxy.request_policy import APPLICATIONS_MAX
 from resp_server.proxy.state_cluster import TIMEOUT_S, StateCluster
@@ -202,15 +203,17 @@ async def answer_clients(
     load_users(server.users)
     server.context.state_servers = applications.info_fields
     reload: Callable[[], None] | None = None
-    accepts_key: Callable[[bytes], bool] | None = None
+    mapped: MappedKeys | None = None
     if isinstance(server.dispatcher, SwapDispatcher):
         server.context.state_servers = server.dispatcher.info_fields
         reload = server.dispatcher.control.reload_at_signal
-        accepts_key = server.dispatcher.is_notified_by_states
-    relay = connect_pubsub(applications, server.context, accepts_key)
+        mapped = server.dispatcher.mapped
+    relay = connect_pubsub(applications, server.context, mapped)
     applications.start()
     if swap is not None:
         swap[0].start()
+    if isinstance(server.dispatcher, SwapDispatcher):
+        server.dispatcher.start()
     source_tasks: list[asyncio.Task[None]] = []
     try:
         for source in sources:

@@ -11,8 +11,11 @@ from typing import Any, NamedTuple
 from resp_server.net.client import Client
 from resp_server.net.tls import add_tls_options, files_of
 from resp_server.programs.status import DEFAULT_URL
+from resp_server.proxy.rules_reload import RELOAD_S_MAX
 from state_backend.model.errors import SparkisError
 
+# A reload may watch for a copier first.
+REPLY_S_MAX = 2 * RELOAD_S_MAX
 SEVERAL = "Each proxy has owners of its own: run this command for each of them."
 
 
@@ -41,7 +44,7 @@ class ControlCommand(NamedTuple):
         """Send the request, and print the text; return the exit code."""
         job = (options.job,) if self.has_job else ()
         try:
-            with Client.from_url(options.url, tls=files_of(options)) as client:
+            with Client.from_url(options.url, REPLY_S_MAX, files_of(options)) as client:
                 client.call("HELLO", "3")
                 reply = client.call(*self.request, *job)
         except SparkisError as error:

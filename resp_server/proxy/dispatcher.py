@@ -531,7 +531,9 @@ class ProxyDispatcher(Dispatcher):
         batch: ReplySink,
         index: int,
         tracking_state: TrackingState | None = None,
+        cached_keys: Callable[[Command, Request], Sequence[bytes]] = keys_read,
     ) -> None:
+        """Send the parts of a request. cached_keys: returns the names by which the client caches a part's keys."""
         aggregator = ReplyAggregator(len(parts), merge, batch, index, self._server.clients.defer)
 
         def send() -> Steps[None]:
@@ -541,7 +543,7 @@ class ProxyDispatcher(Dispatcher):
                 sink: ReplySink = aggregator
                 if tracking_state is not None:
                     sink = TrackingRecorder(
-                        aggregator, part_index, self._tracking, tracking_state, keys_read(command, part.request)
+                        aggregator, part_index, self._tracking, tracking_state, cached_keys(command, part.request)
                     )
                 cluster.send(
                     ServerRequest(pack(part.request), slot, session.protocol, cluster.deadline_s(), sink, part_index)

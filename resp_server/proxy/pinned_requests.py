@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.session.session import Session
@@ -22,12 +23,15 @@ class PinnedRequests:
     def __init__(self, logins: Logins) -> None:
         self._logins = logins
 
-    def block(self, rule: CommandRule, request: Request, session: Session, batch: ReplyBatch) -> None:
-        """Send a blocking command, the only request of its batch; PlainError if too many clients have connections."""
+    def block(self, rule: CommandRule, request: Request, session: Session, batch: ReplyBatch, sink: ReplySink) -> None:
+        """Send a blocking command, the only request of its batch; PlainError if too many clients have connections.
+
+        sink: passes the reply to the batch.
+        """
         batch.block()
         index = batch.expect(session.is_silent)
         upstream = self._logins.of(session.id).of(session.db)
-        upstream.block(session.id, session.protocol, rule, request, batch, index)
+        upstream.block(session.id, session.protocol, rule, request, sink, index)
 
     def has_own(self, session: Session, pools: Iterable[UpstreamPool]) -> bool:
         """Tell whether a client has a connection of its own, among those of some pools."""

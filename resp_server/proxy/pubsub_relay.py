@@ -5,6 +5,7 @@
                               own slots only. A pattern that may match both kinds is subscribed at all these servers;
                               its other messages are taken from the home only
     shard channels            at the active server of the slot
+    keys with other names     their notifications at the servers, by the states' names of the keys (`MappedKeys`)
     __sparkis__:...           nowhere: the proxy itself announces an epoch when all shards serve it
 
 With several applications the first one relays the messages of clients. The proxy's own setting (STATE NOTIFY) decides
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -33,6 +34,7 @@ from resp_server.protocol.errors import ClusterDownError, PlainError
 from resp_server.protocol.replies import Frames, Pending, Reply
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
+from resp_server.proxy.mapped_keys import MappedKeys, may_name
 from resp_server.proxy.requests import PING, BackgroundSink, ServerRequest
 from resp_server.proxy.server_connection import ConnectionKey
 from resp_server.proxy.state_cluster import StateCluster
@@ -48,6 +50,7 @@ from resp_server.session.subscriptions import (
     check_name,
     message,
 )
+from resp_server.upstream.rules import Rule
 from state_backend.model.slots import slot_of
 
 logger = logging.getLogger("sparkis.proxy")
@@ -326,15 +329,16 @@ def _in_chunks(verb: bytes, names: Iterable[bytes]) -> Iterator[Request]:
 class PubsubRelay:
     """All connections of a proxy that subscribe at servers.
 
-    accepts_key: None without an upstream. With one, clients get only servers' notifications of the keys that it
-    accepts; all other messages are the upstream's.
+    mapped: None without an upstream. With one, clients get only servers' notifications of states' keys, also by their
+    other names; all other messages are the upstream's.
     """
 
-    def __init__(
-        self, applications: Applications, server: ServerContext, accepts_key: Callable[[bytes], bool] | None = None
-    ) -> None:
+    def __init__(self, applications: Applications, server: ServerContext, mapped: MappedKeys | None = None) -> None:
         self.server = server
-        self._accepts_key = accepts_key
+        self._mapped = mapped
+        # Patterns that the relay itself subscribes to, with their rules, and how many names of clients need each.
+        self._sources: Mapping[bytes, Sequence[Rule]] = {}
+        self._needed: Counter[bytes] = Counter()
         self._applications = applications
         self._hub = server.message_bus.hub
         # By (application, address). A server limits the subscriptions of a connection, so there may be several.
@@ -380,7 +384,29 @@ class PubsubRelay:
     def _subscriptions_changed(self, kind: SubscriptionKind, name: bytes) -> None:
         self._next_on_change(kind, name)
         self._changed[kind, name] = None
+        if not self._update_sources():
+            self._count_sources(kind, name, 1 if name in self._hub.names(kind) else -1)
         self.sync_soon()
+
+    def _update_sources(self) -> bool:
+        """Take the present rules and setting; tell whether they have changed."""
+        if self._mapped is None:
+            return False
+        sources = self._mapped.sources(has_keyspace="K" in self.server.config.notify_events)
+        if sources == self._sources:
+            return False
+        self._changed |= dict.fromkeys((SubscriptionKind.PATTERN, source) for source in {*self._sources, *sources})
+        self._sources, self._needed = sources, Counter()
+        for kind in (SubscriptionKind.CHANNEL, SubscriptionKind.PATTERN):
+            for name in self._hub.names(kind):
+                self._count_sources(kind, name, 1)
+        return True
+
+    def _count_sources(self, kind: SubscriptionKind, name: bytes, sign: int) -> None:
+        for source, rules in self._sources.items():
+            if may_name(kind, name, rules):
+                self._needed[source] += sign
+                self._changed[SubscriptionKind.PATTERN, source] = None
 
     def enqueue(self, entry: Changes | Callable[[], None]) -> None:
         """Enqueue names to assign again, or a function to call after all subscriptions so far were sent to servers."""
@@ -404,10 +430,12 @@ class PubsubRelay:
         self._is_sync_scheduled = False
         if self._is_stopped:
             return
+        self._update_sources()
         layout = self._layout()
         if layout != self._last_layout:
             self._last_layout = layout
             self.enqueue(_each_name({kind: list(self._hub.names(kind)) for kind in SubscriptionKind}))
+            self.enqueue(_each_name({SubscriptionKind.PATTERN: list(self._sources)}))
         assigned = self._assign_some()
         self._close_empty()
         events = self.server.config.notify_events
@@ -444,9 +472,11 @@ class PubsubRelay:
     def _layout(self) -> object:
         """Return the notification settings and the active servers, on which subscriptions depend."""
         events = self.server.config.notify_events
-        return events, [
-            (each.slots.version, self._active_servers(at)) for at, each in enumerate(self._applications.each)
-        ]
+        return (
+            events,
+            list(self._sources),
+            [(each.slots.version, self._active_servers(at)) for at, each in enumerate(self._applications.each)],
+        )
 
     @property
     def _is_empty(self) -> bool:
@@ -486,9 +516,10 @@ class PubsubRelay:
         """Assign a name to the connections of the servers that have its messages, and remove it from the others."""
         targets: list[tuple[int, str]] = []
         is_of_keys = may_match_notifications(kind, name)
-        is_of_upstream = self._accepts_key is not None and (kind is SubscriptionKind.SHARD or not is_of_keys)
+        is_of_upstream = self._mapped is not None and (kind is SubscriptionKind.SHARD or not is_of_keys)
+        is_needed = name in self._hub.names(kind) or (kind is SubscriptionKind.PATTERN and self._needed[name] > 0)
         is_own = kind is not SubscriptionKind.SHARD and name.startswith(OWN_CHANNELS)
-        if name not in self._hub.names(kind) or is_own or is_of_upstream:
+        if not is_needed or is_own or is_of_upstream:
             pass
         elif kind is SubscriptionKind.SHARD:
             first = self._applications.each[0]
@@ -556,7 +587,10 @@ class PubsubRelay:
         if channel.startswith(OWN_CHANNELS) or not (is_of_keys or is_from_home or kind is SubscriptionKind.SHARD):
             return
         key = text if channel.startswith(KEYEVENT) else channel.removeprefix(KEYSPACE)
-        if self._accepts_key is not None and not (is_of_keys and self._accepts_key(key)):
+        if kind is SubscriptionKind.PATTERN and name in self._sources:
+            event = text if channel.startswith(KEYSPACE) else channel.removeprefix(KEYEVENT)
+            yield from self._deliver_mapped(batch, name, key, event)
+        if self._mapped is not None and not (is_of_keys and self._mapped.is_state(key)):
             return
         frames: dict[int, bytes] = {}
         for session in self._hub.sessions(kind, name):
@@ -568,6 +602,20 @@ class PubsubRelay:
                 frames[session.protocol] = message(kind, name, channel, text, session.protocol)
             batch.add(session, frames[session.protocol])
             yield
+
+    def _deliver_mapped(self, batch: MessageBatch, source: bytes, key: bytes, event: bytes) -> Iterator[None]:
+        """Deliver a notification of a state's key with the names that clients know."""
+        assert self._mapped is not None
+        events = self.server.config.notify_events
+        for name in self._mapped.names_of(key, self._sources[source]):
+
+            def accepts(session: Session, name: bytes = name) -> bool:
+                return session.user.is_unrestricted or session.user.can_read(name)
+
+            if "K" in events:
+                yield from self._hub.posting(batch, KEYSPACE + name, event, accepts)
+            if "E" in events:
+                yield from self._hub.posting(batch, KEYEVENT + event, name, accepts)
 
     def slow(self, recipients: Sequence[Session]) -> set[Session]:
         """Return the clients to wait for: their output exceeds `output_pause_bytes`, and their time is not over yet."""
@@ -617,6 +665,15 @@ class PubsubRelay:
                         session.id, f"the connection to {address}, which sends its messages, was lost"
                     )
             yield
+            rules = self._sources.get(name, ()) if kind is SubscriptionKind.PATTERN else ()
+            if rules:
+                yield from self._disconnecting(self._names_for(rules), address)
+
+    def _names_for(self, rules: Sequence[Rule]) -> Changes:
+        """Return the clients' channels and patterns of notifications with the names of rules, not the relay's own."""
+        kinds = (SubscriptionKind.CHANNEL, SubscriptionKind.PATTERN)
+        found = _each_name({kind: list(self._hub.names(kind)) for kind in kinds})
+        return ((kind, name) for kind, name in found if name not in self._sources and may_name(kind, name, rules))
 
 
 class PublishReplySink(BackgroundSink):
@@ -677,11 +734,9 @@ class ProxyMessageBus(MessageBus):
         return pending
 
 
-def connect_pubsub(
-    applications: Applications, server: ServerContext, accepts_key: Callable[[bytes], bool] | None = None
-) -> PubsubRelay:
+def connect_pubsub(applications: Applications, server: ServerContext, mapped: MappedKeys | None = None) -> PubsubRelay:
     """Relay the messages and subscriptions of a proxy's clients over its servers; return the relay."""
-    relay = PubsubRelay(applications, server, accepts_key)
+    relay = PubsubRelay(applications, server, mapped)
     server.message_bus = ProxyMessageBus(server, applications, relay)
     return relay
 

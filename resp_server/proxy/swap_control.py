@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from resp_server.protocol.errors import LoadingError, PlainError
-from resp_server.protocol.replies import Reply
+from resp_server.protocol.replies import Pending, Reply
+from resp_server.proxy.rules_reload import RELOAD_S_MAX, RulesReload
 from resp_server.proxy.shadow import Shadow
 from resp_server.upstream.key_matcher import Decision
 from resp_server.upstream.ownership import Ownership, UnknownJobError
-from resp_server.upstream.rules import Owner, RulesError, Writes
-
-logger = logging.getLogger("sparkis.proxy")
+from resp_server.upstream.rules import Owner, Writes
 
 # Keys of one STATE OWNER: with the most rules, a key takes 80 us (calculated from the cost of a rule).
 NAMES_MAX = 128
@@ -22,9 +20,8 @@ NAMES_MAX = 128
 class OwnershipControl:
     """Shows and changes the owners of keys."""
 
-    def __init__(self, ownership: Ownership, shadow: Shadow) -> None:
-        self._ownership = ownership
-        self._shadow = shadow
+    def __init__(self, ownership: Ownership, shadow: Shadow, reload: RulesReload) -> None:
+        self._ownership, self._shadow, self._reload = ownership, shadow, reload
 
     def owners(self) -> Reply:
         """Return a map for each job: its name, status, key formats, and examples of keys that it waits for."""
@@ -62,23 +59,19 @@ class OwnershipControl:
 
     def reload(self) -> Reply:
         """Read the rules file again; return the number of rules. PlainError with all mistakes: nothing changes then."""
-        file = self._ownership.rules_file
-        if file is None:
-            raise PlainError("this proxy has no rules file: start it with --routes FILE")
-        try:
-            rules = file.read()
-        except RulesError as error:
-            logger.error("the rules stay as they were: %s", error)
-            raise PlainError(f"the rules stay as they were: {error}") from None
-        self._ownership.take_rules(rules)
-        logger.info("read %d rules from %s", len(rules), file.path)
-        return len(rules)
+        reply = Pending(RELOAD_S_MAX, _too_late)
+        self._reload.begin(reply.resolve)
+        return reply.make() if reply.is_resolved else reply
 
     def reload_at_signal(self) -> None:
         """Read the rules file again, if there is one. Mistakes are logged."""
         if self._ownership.rules_file is not None:
             with suppress(PlainError):
-                self.reload()
+                self._reload.begin(lambda make: None)
+
+
+def _too_late() -> Reply:
+    raise PlainError("the rules were not read in time")
 
 
 def _owner_row(decision: Decision, state: str | None) -> Reply:

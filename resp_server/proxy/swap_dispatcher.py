@@ -6,6 +6,7 @@ client gets all replies in its order. The sides have no common order (see `docs/
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -21,10 +22,14 @@ from resp_server.protocol.replies import Reply, encode
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import ReplyBatch
+from resp_server.proxy.cached_reads import CachedReads
 from resp_server.proxy.client_login import LoginRequest, login_in
+from resp_server.proxy.copier_watch import CopierWatch, exists
 from resp_server.proxy.dispatcher import HOP_NAME_BYTES_MAX, Taken
+from resp_server.proxy.mapped_keys import MappedKeys
 from resp_server.proxy.new_format_check import NewFormatChecks
 from resp_server.proxy.pinned_requests import PinnedRequests
+from resp_server.proxy.rules_reload import RulesReload
 from resp_server.proxy.sentinel_replies import sentinel_reply
 from resp_server.proxy.shadow import Shadow
 from resp_server.proxy.swap_control import OwnershipControl
@@ -43,13 +48,15 @@ from resp_server.upstream.cluster import NodeConnections
 from resp_server.upstream.command_rules import CommandRule, Side
 from resp_server.upstream.connection import UpstreamConnection
 from resp_server.upstream.databases import Databases
+from resp_server.upstream.key_changes import KeyChanges
 from resp_server.upstream.key_matcher import PlainSide
 from resp_server.upstream.logins import Logins
 from resp_server.upstream.long_words import VALUE_BYTES_MAX
 from resp_server.upstream.ownership import Ownership, OwnershipChange
 from resp_server.upstream.pool import UpstreamPool
+from resp_server.upstream.result_cache import ResultCache
 from resp_server.upstream.routing import Route, SwapRouter
-from resp_server.upstream.rules import Owner
+from resp_server.upstream.rules import Owner, Rules
 from resp_server.upstream.upstream import Upstream
 
 # Reads that states answer, or may answer, together with the upstream or under other names.
@@ -82,13 +89,21 @@ class SwapDispatcher(SideSender):
         self._has_client_logins = has_client_logins
         self._sentinel_master = upstream.url.master.encode()
         self._ownership = ownership
+        self.mapped = MappedKeys(ownership)
+        for cluster in applications.each:
+            cluster.on_changed = self._states_changed
         self.router = SwapRouter(self._table, ownership)
         upstream.on_facts, upstream.on_hello = self._take_facts, self._take_hello
         server.is_single_node = upstream.url.is_cluster  # its clients may be those of a Redis Cluster
         applications.on_key_formats = self._learn
         self._pinned = PinnedRequests(self._logins)
+        self._cache = ResultCache(time.monotonic)
+        self.cached = CachedReads(self._cache)
+        self._key_changes = KeyChanges(upstream, self._upstream_changed)
+        self._candidates: Sequence[Rules] = ()  # that a reload may take
         self._events = UpstreamEvents(server, upstream)
         self._subscriptions = SwapSubscriptions(
+            self.upstream_of,
             self._own_pool,
             upstream.url,
             server.sessions,
@@ -107,7 +122,13 @@ class SwapDispatcher(SideSender):
             ownership.rules,
             server.clients.defer,
         )
-        self.control = server.swap_control = OwnershipControl(ownership, self._shadow)
+        self.copiers = CopierWatch(
+            lambda key, sink, index: self._shadow.ask_state(key, exists(key), 2, sink, index),
+            self.ask_upstream,
+            time.monotonic,
+        )
+        reload = RulesReload(ownership, self.copiers, self.watch_copiers, lambda: self._key_changes.status)
+        self.control = server.swap_control = OwnershipControl(ownership, self._shadow, reload)
         self._long = LongRequests(self, applications, server.clients.defer)
         self._set_hop_commands()
         self._set_hop_patterns()
@@ -144,6 +165,8 @@ class SwapDispatcher(SideSender):
         """Fail the EXEC of clients that watch a key with a new owner, and invalidate all cached keys."""
         self._set_hop_patterns()
         self._shadow.take_rules(self._ownership.rules)
+        self.mapped.forget_read()
+        self._follow_changes()
         for session in self._server.sessions.values():
             for at in session.watched:
                 if change.affects(at[1]):
@@ -152,9 +175,36 @@ class SwapDispatcher(SideSender):
             pinned.is_dirty |= any(map(change.affects, pinned.watched))
         self._tracking.changed(None)
 
-    def is_notified_by_states(self, key: bytes) -> bool:
-        """Tell whether clients get the notifications of a key from the states, not those from the upstream."""
-        return self._ownership.matcher.decider(0)(key).owner is Owner.STATE
+    def _states_changed(self, keys: Sequence[bytes] | None) -> None:
+        """Invalidate keys of states, also by their other names; None: all keys."""
+        self._tracking.changed(None if keys is None or self._tracking.is_idle else self.mapped.with_names(keys))
+
+    def start(self) -> None:
+        """Follow changes of the upstream's keys, if a rule needs them."""
+        self._follow_changes()
+
+    def _follow_changes(self) -> None:
+        """Follow the changes of keys that are cached, or that a copier might write."""
+        self._cache.drop(None)
+        self.watch_copiers(*self._candidates)
+
+    def watch_copiers(self, *candidates: Rules) -> None:
+        """Watch for a copier beside the present rules, and beside other lists of rules."""
+        self._candidates = candidates
+        cached = [rule.keys.literals[0].encode() for rule in self._ownership.rules if rule.cache_s]
+        self._key_changes.follow([*cached, *self.copiers.watch(self._ownership.rules, *candidates)])
+
+    def ask_upstream(self, key: bytes, database: int, sink: ReplySink, index: int) -> None:
+        """Ask the upstream whether it has a key, as the proxy itself."""
+        asked = exists(key)
+        route = self.router.route(asked, database)
+        if route is not None:
+            self._logins.own.of(database).send_request(0, 2, route.rule, asked, sink, index)
+
+    def _upstream_changed(self, keys: Sequence[bytes] | None) -> None:
+        """Take the keys that have changed at the upstream; None: any key may have."""
+        self._cache.drop(keys)
+        self.copiers.changed(keys)
 
     def _is_dropped_notification(self, database: bytes, key: bytes) -> bool:
         decide = self._ownership.matcher.decider(self._logins.own.number_of(database))
@@ -177,15 +227,17 @@ class SwapDispatcher(SideSender):
         self.defer(partial(self._server.clients.push_invalidations, state))
 
     def _prepare_tracking(self, state: TrackingState, session: Session, route: Route, request: Request) -> None:
-        """Apply CLIENT CACHING at the upstream; keys of reads over both sides, or of other names, are not cached."""
-        pool = self._own_pool(session)
-        pinned = None if pool is None else pool.pinned.get(session.id)
-        if pinned is not None:
-            pinned.caching = (b"YES" if state.is_optin else b"NO") if state.is_caching_set else b""
+        """Apply CLIENT CACHING at the upstream; keys of reads over both sides are not cached."""
+        for pool in self.upstream_of(session).pools:
+            pinned = pool.pinned.get(session.id)
+            if pinned is not None:
+                pinned.caching = (b"YES" if state.is_optin else b"NO") if state.is_caching_set else b""
         command = route.rule.command
-        if route.side is Side.PORTIONS and state.records_reads:
+        if not state.records_reads or session.transaction is not None or command is None:
+            return
+        if route.side is Side.PORTIONS or (route.side is Side.MAPPED and is_long(request)):
             self._tracking.enqueue_resend(state, None)  # to list so many keys would take too long
-        elif route.side in JOINED and state.records_reads and session.transaction is None and command is not None:
+        elif route.side in (Side.BOTH, Side.PREFERRED):
             self._tracking.enqueue_resend(state, keys_read(command, request))
 
     def _own_pool(self, session: Session) -> UpstreamPool | None:
@@ -210,6 +262,9 @@ class SwapDispatcher(SideSender):
             **self._logins.info_fields(),
             **self._ownership.info_fields(),
             "dropped_writes": self._dropped_writes,
+            "upstream_key_changes": self._key_changes.status,
+            **self._cache.info_fields(),
+            **self.copiers.info_fields(),
             **self._shadow.info_fields(),
         }
 
@@ -264,7 +319,9 @@ class SwapDispatcher(SideSender):
             self._query_keyspace(rule.name, request, session, batch)
             return Taken.YES
         if route.is_blocking:
-            self._pinned.block(rule, request, session, batch)
+            sink = self.cached.changing(route.changed, session, batch)
+            with self.cached.sending(sink):
+                self._pinned.block(rule, request, session, batch, sink)
             return Taken.LAST
         if route.side is Side.MAPPED and route.convert is None and is_long(request) and session.user.is_unrestricted:
             assert route.request is not None  # it has the states' names, to which rules of users do not apply
@@ -296,7 +353,10 @@ class SwapDispatcher(SideSender):
 
     def _leave(self, session: Session) -> None:
         """Forget what a client has at the upstream."""
+        for each in self._logins.of(session.id):
+            each.end_tracking(session.id)
         self._pinned.leave(session)
+        self.cached.leave(session)
         self._logins.leave(session.id)
         self._subscriptions.leave(session)
 
@@ -413,5 +473,6 @@ class SwapDispatcher(SideSender):
     def stop(self) -> None:
         super().stop()
         self._checks.stop()
+        self._key_changes.stop()
         self._shadow.stop()
         self._logins.stop()

@@ -23,6 +23,7 @@ from resp_server.forwarding.reply_stages import (
 )
 from resp_server.protocol.errors import CrossSlotError, ExecAbortError, PlainError, ReplyError
 from resp_server.protocol.request_parser import LongRequest, Request
+from resp_server.proxy.cached_reads import CachedReads
 from resp_server.proxy.side_split import STATES_PART, UPSTREAM_PART, SideSplit, mapped_split, split_over_sides
 from resp_server.proxy.transaction_plan import EXEC, MULTI
 from resp_server.proxy.transactions import StartableExec
@@ -41,9 +42,10 @@ Watched = dict[tuple[int, bytes], Mark]
 
 
 class Sides(Protocol):
-    """What runs both parts. is_strict: a transaction over both sides is refused."""
+    """What runs both parts. is_strict: a transaction over both sides is refused. cached: told what is written."""
 
     router: SwapRouter
+    cached: CachedReads
     is_strict: bool
 
     @property
@@ -77,6 +79,8 @@ class SwapExec(ReplyStage):
         self._pool, self._pinned = _watching(self._upstream, session)
         self._any_pool: UpstreamPool | None = None  # if no request has keys
         self._packed: list[Packed] = []  # for the upstream
+        self._changed: list[bytes] = []  # the keys that it may change, if any are cached
+        self._changes_any_key = False
         self._of_states: list[Request] = []
         # For each queued command: its reply; or its part at one side, and the position there; or where its parts begin.
         self._parts: list[bytes | tuple[int, int] | tuple[SideSplit, int, int]] = []
@@ -118,6 +122,9 @@ class SwapExec(ReplyStage):
             route = self._sides.router.route(request, self._session.db)
         if route is not None and route.side is Side.PORTIONS:  # it was short enough to be queued
             route = self._sides.router.route(request, self._session.db)
+        if route is not None:
+            self._changes_any_key |= route.changed is None
+            self._changed += route.changed or ()
         if route is not None and route.side is Side.DROPPED:
             self._parts.append(OK)
         elif route is not None and route.side is Side.UPSTREAM:
@@ -164,7 +171,9 @@ class SwapExec(ReplyStage):
         texts = [MULTI, *(text for each in self._packed for text in texts_of(each)), EXEC]
         packed: Packed = texts if size_of(texts) > JOINED_BYTES_MAX else b"".join(texts)
         replies_before = len(self._packed) + 1
-        request = UpstreamRequest(packed, self, UPSTREAM_PART, is_read=False, replies_before=replies_before)
+        changed = None if self._changes_any_key else self._changed
+        sink = self._sides.cached.changing(changed, self._session, self)
+        request = UpstreamRequest(packed, sink, UPSTREAM_PART, is_read=False, replies_before=replies_before)
         pool = self._pool or self._any_pool
         assert pool is not None
         pool.add(self._session.id, self._protocol, request)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 from resp_server.command_table.table import Command
 from resp_server.commands.sort import check_request
+from resp_server.execution.dispatcher import keys_read
+from resp_server.forwarding.raw_replies import RawReply, Steps
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
+from resp_server.proxy.cached_reads import CachedReads
 from resp_server.proxy.dispatcher import ProxyDispatcher
+from resp_server.proxy.mapped_keys import MappedKeys
+from resp_server.proxy.pinned_requests import PinnedRequests
 from resp_server.proxy.preferred_reads import ClientSenders, PreferredRead, SplitRead
 from resp_server.proxy.request_policy import RequestPolicy, split_by_slot
 from resp_server.proxy.requests import ServerRequest
@@ -20,8 +26,10 @@ from resp_server.proxy.shadow import Shadow
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.swap_exec import OK
 from resp_server.proxy.swap_keyspace import SwapScan, query_both
+from resp_server.proxy.swap_long_requests import is_long
 from resp_server.proxy.swap_sides import ClientSides, visible_keys
 from resp_server.session.session import Session
+from resp_server.session.tracking import TrackingState
 from resp_server.upstream.command_rules import CommandRule, Side
 from resp_server.upstream.logins import Logins
 from resp_server.upstream.ownership import Ownership
@@ -35,6 +43,10 @@ class SideSender(ProxyDispatcher):
     _logins: Logins
     _ownership: Ownership
     _shadow: Shadow
+    _pinned: PinnedRequests
+    _has_client_logins: bool
+    cached: CachedReads
+    mapped: MappedKeys
     defer: Defer
     _dropped_writes = 0
 
@@ -47,7 +59,6 @@ class SideSender(ProxyDispatcher):
 
     def send(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Send a request to the sides of its keys; return whether later requests have to wait for its reply."""
-        rule = route.rule
         if route.side is Side.STATES:
             if not self._forward_by_policy(self.command(request), RequestPolicy.BY_KEYS, request, session, batch):
                 raise PlainError("the request is malformed")
@@ -57,17 +68,40 @@ class SideSender(ProxyDispatcher):
         elif route.side is Side.PREFERRED:
             self._send_preferred(route, request, session, batch)
         elif route.side is Side.MAPPED:
-            self._send_mapped(route, session, batch)
+            self._send_mapped(route, request, session, batch)
         elif route.side is Side.DROPPED:
             self._dropped_writes += 1
             batch.add(b"" if session.is_silent else OK)
         else:
-            sent, index, upstream = route.request or request, batch.expect(session.is_silent), self.upstream_of(session)
-            sink: ReplySink = batch
-            if route.shadowed:
-                sink = self._shadow.sink(route.shadowed, rule, session.protocol, upstream, batch)
-            return upstream.send_request(session.id, session.protocol, rule, sent, sink, index)
+            return self._send_upstream(route, request, session, batch)
         return False
+
+    def _send_upstream(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> bool:
+        """Answer a request of the upstream, maybe from the cache; return whether later requests have to wait for it."""
+        rule, upstream, sink = route.rule, self.upstream_of(session), cast(ReplySink, batch)
+        if self._may_be_cached(route, request, session):
+            read = self.cached.read_of(route, request, session)
+            reply = self.cached.reply_to(read)
+            if reply is not None:
+                batch.add(b"" if session.is_silent else reply)
+                return False
+            sink = self.cached.filling(route, read, request, sink)
+        elif route.shadowed:
+            sink = self._shadow.sink(route.shadowed, rule, session.protocol, upstream, sink)
+        else:
+            sink = self.cached.changing(route.changed, session, sink)
+        sent, index = route.request or request, batch.expect(session.is_silent)
+        with self.cached.sending(sink):
+            return upstream.send_request(session.id, session.protocol, rule, sent, sink, index)
+
+    def _may_be_cached(self, route: Route, request: Request, session: Session) -> bool:
+        """Tell whether a reply may come from the cache. Long requests are not kept: to hash one takes long."""
+        return (
+            route.cache_s > 0
+            and not is_long(request)
+            and not self._has_client_logins
+            and not self._pinned.has_own(session, self.upstream_of(session).pools)
+        )
 
     def _senders(self, session: Session, rule: CommandRule) -> ClientSenders:
         """Return what sends a client's requests of one command to either side."""
@@ -115,12 +149,16 @@ class SideSender(ProxyDispatcher):
         batch.set_retry(index, send)
         send()
 
-    def _send_mapped(self, route: Route, session: Session, batch: ReplyBatch) -> None:
-        """Send a request to the states, which know its keys by other names."""
-        request, convert = route.request, route.convert
+    def _send_mapped(self, route: Route, named: Request, session: Session, batch: ReplyBatch) -> None:
+        """Send a request to the states, which know its keys by other names. named: the client's request."""
+        request, convert, state = route.request, route.convert, session.tracking_state
         assert request is not None
+        command = self.command(request)
+        if state is not None and state.is_on and not is_long(named):
+            self._send_tracked(route, request, named, state, session, batch)
+            return
         if convert is None:
-            if not self._forward_by_policy(self.command(request), RequestPolicy.BY_KEYS, request, session, batch):
+            if not self._forward_by_policy(command, RequestPolicy.BY_KEYS, request, session, batch):
                 raise PlainError("the request is malformed")
             return
         to_states = self._senders(session, route.rule).to_states
@@ -130,6 +168,40 @@ class SideSender(ProxyDispatcher):
             stage = ReplyAggregator(1, lambda replies: convert(replies[0]), batch, index, self.defer)
             stage.attempt(to_states, request[1], request, stage, 0)
 
+        batch.set_retry(index, send)
+        send()
+
+    def _send_tracked(
+        self,
+        route: Route,
+        request: Request,
+        named: Request,
+        state: TrackingState,
+        session: Session,
+        batch: ReplyBatch,
+    ) -> None:
+        """Send such a request for a client that tracks keys, by the names in its request."""
+        command, convert, client_command = self.command(request), route.convert, route.rule.command
+        assert client_command is not None  # a mapped name has Redis' own commands only
+        found = split_by_slot(command.facts, request, self.target_of)
+        if found is None:
+            raise PlainError("the request is malformed")
+        parts, merge = found
+        names: dict[bytes, list[bytes]] = {}
+        for key, name in zip(keys_read(command, request), keys_read(client_command, named), strict=True):
+            names.setdefault(key, []).append(name)
+            if not self.mapped.record_read(key, name):
+                self._tracking.changed(None)
+        tracked = state if state.records_reads else None
+        index = batch.expect(session.is_silent)
+
+        def merged(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
+            return merge(replies) if convert is None else convert(replies[0])
+
+        def cached_keys(command: Command, part: Request) -> Sequence[bytes]:
+            return [name for key in keys_read(command, part) for name in names.get(key, ())]
+
+        send = partial(self._send_parts, command, parts, merged, session, batch, index, tracked, cached_keys)
         batch.set_retry(index, send)
         send()
 

@@ -7,20 +7,23 @@ states' keys. The upstream's frames go to the client as they are, without notifi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from resp_server.forwarding.raw_replies import RawReply, is_error
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import ReplyAggregator, ReplySink
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.push.clients import Clients
 from resp_server.push.keyspace_notifications import may_match_notifications
+from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.upstream.connection import UpstreamRequest, unreachable
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.pushed_frames import INVALIDATE, first_word, in_protocol, invalidated_keys, notified_key
+from resp_server.upstream.upstream import Upstream
 from resp_server.upstream.url import UpstreamUrl
 
 SUBSCRIBE = {
@@ -40,13 +43,14 @@ LISTENING = frozenset([*SUBSCRIBE, *UNSUBSCRIBE, MONITOR, TRACKING])
 class SwapSubscriptions:
     """Sends such requests to the upstream.
 
-    pool_of: the pool of the node that a client listens to, or will; None: no node is known. is_dropped: tells of the
-    number of a database and a key whether states send its notifications. on_invalidation: called with keys that the
-    upstream has invalidated for a client; None: all keys.
+    upstream_of: a client's upstream. pool_of: the pool of its node that the client listens to, or will; None: no node
+    is known. is_dropped: tells of the number of a database and a key whether states send its notifications.
+    on_invalidation: called with keys that the upstream has invalidated for a client; None: all keys.
     """
 
     def __init__(
         self,
+        upstream_of: Callable[[Session], Upstream],
         pool_of: Callable[[Session], UpstreamPool | None],
         url: UpstreamUrl,
         sessions: Mapping[int, Session],
@@ -54,7 +58,7 @@ class SwapSubscriptions:
         is_dropped: Callable[[bytes, bytes], bool],
         on_invalidation: Callable[[Session, Sequence[bytes] | None], None],
     ) -> None:
-        self._url = url
+        self._url, self._upstream_of = url, upstream_of
         self._on_invalidation = on_invalidation
         self._pool_of, self._sessions, self._clients = pool_of, sessions, clients
         self._is_dropped = is_dropped
@@ -67,7 +71,7 @@ class SwapSubscriptions:
         own = None if pool is None else pool.pinned.get(session.id)
         if name == TRACKING:
             switch = request[2].upper()
-            return switch == b"ON" or (switch == b"OFF" and own is not None and own.is_tracking)
+            return switch == b"ON" or (switch == b"OFF" and self._is_tracking(session))
         if name == MONITOR:
             return session.user.reads_all_keys and (own is None or not own.is_monitor)
         return name in SUBSCRIBE or (own is not None and own.is_listening)
@@ -83,10 +87,10 @@ class SwapSubscriptions:
             (session.subscriptions or Subscriptions()).check_limits(SUBSCRIBE[name], request[1:])
         if name == TRACKING:
             _check_tracking(request, session)
+            self._track(request, session, batch)
+            return
         pool = self._pool_of(session)
-        is_of_one_node = name in ("ssubscribe", MONITOR, TRACKING) or any(
-            each.startswith(b"__key") for each in request[1:]
-        )
+        is_of_one_node = name in ("ssubscribe", MONITOR) or any(each.startswith(b"__key") for each in request[1:])
         if self._url.is_cluster and name not in UNSUBSCRIBE and is_of_one_node:
             raise PlainError(
                 f"command '{name}' is not available with a Redis Cluster as the upstream for this; only its channels "
@@ -94,16 +98,44 @@ class SwapSubscriptions:
             )
         if pool is None:
             raise unreachable(self._url, "no node is known")
-        pool.pinned.on_push = self._push
+        self._upstream_of(session).on_push = self._push
         pinned = pool.pinned.pin(session.id, session.protocol)
         sink = _ConfirmationSink(self._answered, session.id, request, batch)
         sent = UpstreamRequest(pack(request), sink, batch.expect(session.is_silent), is_read=False)
         sent.confirmations = _confirmations(name, request, session)
-        if name == MONITOR:
-            pinned.is_monitor = True
-        elif name == TRACKING:
-            pinned.is_tracking = request[2].upper() == b"ON"
+        pinned.is_monitor |= name == MONITOR
         pinned.send_request(sent, session.protocol)
+
+    def _track(self, request: Request, session: Session, batch: ReplyBatch) -> None:
+        """Send CLIENT TRACKING to all nodes that have keys; the answer is the first error, or OK."""
+        upstream, packed, is_on = self._upstream_of(session), pack(request), request[2].upper() == b"ON"
+        upstream.on_moved, upstream.on_push = self._forget_cached, self._push
+        pools = upstream.masters
+        if not pools:
+            raise unreachable(self._url, "no node is known")
+        pinned = [each.pinned.pin(session.id, session.protocol) for each in pools]
+
+        def confirm(is_confirmed: bool) -> None:
+            if is_on and is_confirmed and session.id in self._sessions:
+                upstream.begin_tracking(session.id, packed)
+
+        if not is_on:
+            upstream.end_tracking(session.id)
+        confirmation = _ConfirmationSink(self._answered, session.id, request, batch, confirm)
+        index = batch.expect(session.is_silent)
+        joined = ReplyAggregator(len(pools), lambda replies: replies[0], confirmation, index, upstream.defer)
+        for part, own in enumerate(pinned):
+            own.is_tracking = is_on
+            own.send_request(UpstreamRequest(packed, joined, part, is_read=False), session.protocol)
+
+    def _is_tracking(self, session: Session) -> bool:
+        own = (pool.pinned.get(session.id) for pool in self._upstream_of(session).pools)
+        return any(each is not None and each.is_tracking for each in own)
+
+    def _forget_cached(self, clients: Collection[int]) -> None:
+        """Invalidate all keys of clients: the nodes that had some of them do not report their changes any more."""
+        for session in filter(None, map(self._sessions.get, clients)):
+            self._on_invalidation(session, None)
 
     def leave(self, session: Session) -> None:
         """Forget a client that has left, or sent RESET."""
@@ -147,18 +179,28 @@ def _confirmations(name: str, request: Request, session: Session) -> int:
     return max(1, 0 if subscriptions is None else len(subscriptions.of(UNSUBSCRIBE[name])))
 
 
-class _ConfirmationSink:
-    """Takes the upstream's answer; the client's batch gets nothing, or an error."""
+class _ConfirmationSink(ReplySink):
+    """Takes the upstream's answer; the client's batch gets nothing, or an error. on_answer: told whether it is OK."""
 
     def __init__(
-        self, answered: dict[int, tuple[Request, bool]], client: int, request: Request, batch: ReplyBatch
+        self,
+        answered: dict[int, tuple[Request, bool]],
+        client: int,
+        request: Request,
+        batch: ReplyBatch,
+        on_answer: Callable[[bool], None] = lambda is_confirmed: None,
     ) -> None:
         self._answered, self._client, self._request, self._batch = answered, client, request, batch
+        self._on_answer = on_answer
 
-    def put(self, index: int, reply: RawReply) -> None:
-        self._answered[self._client] = self._request, not is_error(reply)
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
+        self._answer(is_confirmed=not is_error(reply))
         self._batch.put(index, reply if is_error(reply) else b"")
 
     def fail(self, index: int, error: Exception) -> None:
-        self._answered[self._client] = self._request, False
+        self._answer(is_confirmed=False)
         self._batch.fail(index, error)
+
+    def _answer(self, *, is_confirmed: bool) -> None:
+        self._answered[self._client] = self._request, is_confirmed
+        self._on_answer(is_confirmed)

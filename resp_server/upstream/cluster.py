@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
 from resp_server.command_table.facts import Facts
@@ -17,7 +17,7 @@ from resp_server.forwarding.packing import Packed, pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink, send_in_steps
-from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
+from resp_server.protocol.errors import PlainError, ReplyError, TryAgainError, internal_error
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.upstream.cluster_requests import Part, Plan, first_slot, plan_of
@@ -39,6 +39,8 @@ REFRESH_S_MAX = 1.0
 REDIRECTS_MAX = 5
 # Standard: the largest cluster that Redis recommends, and replicas that became masters.
 NODES_MAX = 2000
+# CLIENT TRACKING needs pushes.
+TRACKING_PROTOCOL = 3
 # The pause before a node that left the cluster is looked at again: its last replies may be missing.
 RETIRED_S = 1.0
 
@@ -51,10 +53,13 @@ class UpstreamCluster:
         self.on_facts: Callable[[Mapping[str, Facts]], None] | None = None
         self.on_hello: Callable[[Mapping[bytes, Reply]], None] = lambda fields: None
         self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
+        self.on_moved: Callable[[Collection[int]], None] = lambda clients: None
+        self.on_push: Callable[[int, RawReply], None] = lambda client, frame: None
         self.defer: Defer
         self.poller: Any = None
         self._pool_at = pool_at
         self._nodes: dict[Address, UpstreamPool] = {}
+        self._tracked: dict[int, list[bytes]] = {}
         self._table = SlotTable([None] * SLOTS)
         self._error = "its topology is not known yet"
         self._losses = self._outages = 0  # of nodes that left
@@ -171,6 +176,7 @@ class UpstreamCluster:
         made = UpstreamCluster(self.url.with_login(user, password), self._pool_at)
         made._table = SlotTable([self._table.master_of(slot) for slot in range(SLOTS)])
         made.on_state_lost, made.defer, made.poller = self.on_state_lost, self.defer, self.poller
+        made.on_moved = self.on_moved
         return made
 
     def shared_connection(self, client: int, protocol: int) -> NodeConnections | None:
@@ -204,6 +210,30 @@ class UpstreamCluster:
     def pools(self) -> Sequence[UpstreamPool]:
         """The pools of all nodes."""
         return list(self._nodes.values())
+
+    @property
+    def masters(self) -> Sequence[UpstreamPool]:
+        """The pools of all nodes that have keys."""
+        return [self._node(each) for each in self._table.masters]
+
+    def begin_tracking(self, client: int, packed: bytes) -> None:
+        """Have a client, whose CLIENT TRACKING all nodes have confirmed, track keys at nodes that join later."""
+        self._tracked.setdefault(client, []).append(packed)
+
+    def end_tracking(self, client: int) -> None:
+        """Have a client track no keys at nodes that join later."""
+        self._tracked.pop(client, None)
+
+    def _moved(self) -> None:
+        """Handle that keys have moved: clients that track keys do so at all masters, and forget what they cached."""
+        for client in list(self._tracked):
+            try:
+                for node in self.masters:
+                    node.track(client, TRACKING_PROTOCOL)
+            except ReplyError as error:
+                self.on_state_lost(client, f"a node of the upstream does not track keys: {error}")
+        if self._tracked:
+            self.on_moved(list(self._tracked))
 
     def pool_of(self, rule: CommandRule, request: Request) -> UpstreamPool:
         """Return the pool of the node that has a request's keys, by the first one; ReplyError if none is known."""
@@ -239,6 +269,7 @@ class UpstreamCluster:
         if self._table.master_of(redirect.slot) != redirect.address:
             self._table.move(redirect.slot, redirect.address)
             self._refresh_later()
+            self._moved()
 
     def info_fields(self) -> Mapping[str, object]:
         """Return the fields of INFO."""
@@ -268,7 +299,8 @@ class UpstreamCluster:
                 raise TryAgainError("the upstream's nodes name too many other nodes")
             node = self._nodes[address] = self._pool_at(self.url.at(address))
             node.on_failed, node.on_state_lost = self._refresh_later, self.on_state_lost
-            node.poller, node.defer, node.role = self.poller, self.defer, AnyRole()
+            node.on_push = lambda client, frame: self.on_push(client, frame)
+            node.poller, node.defer, node.role, node.tracked = self.poller, self.defer, AnyRole(), self._tracked
             node.follow = self._follow_of(address)
             node.start()
         return node
@@ -305,6 +337,9 @@ class UpstreamCluster:
                 node.on_facts, node.on_hello = None if number else self.on_facts, self.on_hello
                 if not number:
                     node.request_facts()
+        # A master that only a MOVED has named so far is followed from now on.
+        if not table.has_owners_of(before) or list(before.masters) != list(table.masters):
+            self._moved()
         self._retire()
 
     def ask_again(self, number: int, reason: str) -> None:

@@ -113,7 +113,11 @@ class KeyMatcher:
 
 
 def _plain_side(rule: Rule) -> PlainSide:
-    return PlainSide.NEITHER if rule.mapping is not None else PLAIN_SIDES.get(rule.owner, PlainSide.NEITHER)
+    return (
+        PlainSide.NEITHER
+        if rule.mapping is not None or rule.cache_s
+        else PLAIN_SIDES.get(rule.owner, PlainSide.NEITHER)
+    )
 
 
 class _Candidate(NamedTuple):

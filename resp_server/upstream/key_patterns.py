@@ -30,6 +30,12 @@ def glob_of(key_format: KeyFormat) -> bytes:
     return b"*".join(GLOB_MARKS.sub(rb"\\\1", literal.encode()) for literal in key_format.literals)
 
 
+def may_share_keys(first: KeyFormat, second: KeyFormat) -> bool:
+    """Tell whether two formats may have keys in common, by the literals with which they begin."""
+    one, other = first.literals[0], second.literals[0]
+    return one.startswith(other) or other.startswith(one)
+
+
 def covers(wide: KeyFormat, narrow: KeyFormat) -> bool:
     """Tell whether a format covers each key of another one.
 

@@ -226,6 +226,11 @@ class Ownership:
             rows.append(row)
         return sorted(rows, key=lambda row: (row.job, row.status))
 
+    def formats(self) -> Sequence[str]:
+        """Return the key formats of all states that were ever seen."""
+        owned = [text for states in self._formats.values() for texts in states.values() for text in texts]
+        return [*owned, *(each.text for each in self._new)]
+
     def info_fields(self) -> Mapping[str, object]:
         """Return the fields of INFO."""
         rows = self.jobs()
@@ -288,6 +293,7 @@ class Ownership:
     def _use_matcher(self, matcher: KeyMatcher) -> None:
         self.matcher = matcher
         self.has_shadows = any(rule.owner is Owner.SHADOW for rule in self.rules)
+        self.has_cached = any(rule.cache_s for rule in self.rules)
         # On the path of each request.
         self.decide: Callable[[bytes], Decision] = matcher.decide
 

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from resp_server.command_table.facts import Facts
 from resp_server.forwarding.packing import Packed, pack_in_steps
-from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
+from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplySink, send_in_steps
 from resp_server.net.awake import AwakeClock
-from resp_server.protocol.errors import internal_error
+from resp_server.protocol.errors import ReplyError, internal_error
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.upstream.breaker import Breaker
@@ -25,7 +25,7 @@ from resp_server.upstream.command_facts import facts_in
 from resp_server.upstream.command_rules import CommandRule
 from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
 from resp_server.upstream.hello import hello_fields
-from resp_server.upstream.pinned import PINNED_MAX, PinnedConnections
+from resp_server.upstream.pinned import PINNED_MAX, PinnedConnection, PinnedConnections
 from resp_server.upstream.role import RoleCheck
 from resp_server.upstream.sentinel import MasterLocator
 from resp_server.upstream.tls import UpstreamTls
@@ -55,6 +55,8 @@ class UpstreamPool:
     called after each failure. on_state_lost: called with a client whose pinned connection was lost together with its
     state at the upstream, such as watched keys. tls: for a URL with TLS. role: checks the server's role. locator: finds
     the master by sentinels; None: the URL has the server's address. pinned: the connections of single clients.
+    tracked: at a node of a Redis Cluster, the clients that track keys at all nodes, with their CLIENT TRACKING.
+    on_push: called with a client and a frame that it gets without a request.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class UpstreamPool:
         self.timeout_s = timeout_s
         self.breaker = Breaker()
         self.on_facts: Callable[[Mapping[str, Facts]], None] | None = None
+        self.tracked: Mapping[int, Sequence[bytes]] = {}
         self._count = connections
         self._connections: dict[tuple[int, int], UpstreamConnection] = {}
         self.losses = 0
@@ -79,8 +82,11 @@ class UpstreamPool:
         self.on_hello: Callable[[Mapping[bytes, Reply]], None] = lambda fields: None
         self.on_failed: Callable[[], None] = lambda: None
         self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
+        self.on_moved: Callable[[Collection[int]], None] = lambda clients: None  # only a Redis Cluster calls it
         self.defer: Defer
         self.pinned = PinnedConnections(self, pinned_max)
+        self.on_push: Callable[[int, RawReply], None] = lambda client, frame: None
+        self.pinned.on_push = lambda client, frame: self.on_push(client, frame)
         self.pinned.on_state_lost = lambda client, reason: self.on_state_lost(client, reason)
         # The compiled core's poller, which polls clients' and servers' sockets; None: asyncio does.
         self.poller: Any = None
@@ -176,7 +182,11 @@ class UpstreamPool:
         Long requests have a shared connection of their own, so that short ones do not wait behind them. A long one is
         its client's only request without a reply, so the order of the client's requests is kept.
         """
-        pinned = self.pinned.get(client)
+        try:
+            pinned = self.track(client, protocol) if client in self.tracked else self.pinned.get(client)
+        except ReplyError as error:
+            request.sink.fail(request.index, error)
+            return
         if pinned is None and not isinstance(request.packed, bytes):
             self._long_connection(protocol).add(request)
         elif pinned is None:
@@ -184,9 +194,20 @@ class UpstreamPool:
         else:
             pinned.send_request(request, protocol)
 
+    def track(self, client: int, protocol: int) -> PinnedConnection:
+        """Return the pinned connection of a client in `tracked`, which tracks keys from now on; ReplyError."""
+        pinned = self.pinned.pin(client, protocol)
+        if not pinned.is_tracking:
+            pinned.is_tracking = True
+            for packed in self.tracked[client]:
+                pinned.add(UpstreamRequest(packed, _TrackingSink(self, client), 0, is_read=False))
+        return pinned
+
     def shared_connection(self, client: int, protocol: int) -> UpstreamConnection | None:
         """Return the shared connection for a client's requests; None: the client has a pinned connection."""
-        return self._connection(client, protocol) if self.pinned.get(client) is None else None
+        if client in self.tracked or self.pinned.get(client) is not None:
+            return None
+        return self._connection(client, protocol)
 
     def at_end_of_round(self, then: Callable[[], None]) -> None:
         """Call back at the end of this round of the event loop; without a poller, in the next round."""
@@ -230,6 +251,17 @@ class UpstreamPool:
     def pools(self) -> Sequence[UpstreamPool]:
         """The pools of all nodes."""
         return (self,)
+
+    @property
+    def masters(self) -> Sequence[UpstreamPool]:
+        """The pools of all nodes that have keys."""
+        return (self,)
+
+    def begin_tracking(self, client: int, packed: bytes) -> None:
+        """Do nothing: there are no other nodes."""
+
+    def end_tracking(self, client: int) -> None:
+        """Do nothing: there are no other nodes."""
 
     def pool_of(self, rule: CommandRule, request: Request) -> UpstreamPool:
         """Return the pool of the node that has a request's keys."""
@@ -374,6 +406,23 @@ class _RoleSink:
 
     def fail(self, index: int, error: Exception) -> None:
         self._then(b"")
+
+
+class _TrackingSink:
+    """Takes the reply to a CLIENT TRACKING that no client waits for: without tracking, the client cannot go on."""
+
+    def __init__(self, pool: UpstreamPool, client: int) -> None:
+        self._pool, self._client = pool, client
+
+    def put(self, index: int, reply: RawReply) -> None:
+        if is_error(reply):
+            self._pool.on_state_lost(
+                self._client,
+                f"a node of the upstream refused to track keys: {as_bytes(reply)[1:-2].decode('utf-8', 'replace')}",
+            )
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._pool.on_state_lost(self._client, f"a node of the upstream does not track keys: {error}")
 
 
 class _ParsingSink(Generic[Found]):

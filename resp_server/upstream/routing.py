@@ -31,6 +31,8 @@ OWN_SECTIONS = (b"proxy", b"sparkis")
 SPLIT = ("mget", "exists", "touch")
 # The words that an option of XREAD and XREADGROUP takes, with its name.
 STREAM_OPTIONS = {b"GROUP": 3, b"COUNT": 2, b"NOACK": 1}
+# Their replies have times in them.
+NEVER_CACHED = frozenset(["xinfo|stream", "xinfo|groups", "xinfo|consumers", "xpending"])
 NO_FIELDS: Mapping[int, Request] = {}
 # Keys that are decided in one step (guess: 0.2 ms).
 KEYS_AT_ONCE = 256
@@ -53,7 +55,8 @@ class Route(NamedTuple):
     `Side.MAPPED`, makes the states' reply that of the client's request.
     preferred: for `Side.BOTH`, the positions of keys that the states answer if they have them. key_at, unserved: for
     `Side.PREFERRED`, the position of the key, and the error if the states have it, but do not serve the command.
-    shadowed: keys to compare.
+    shadowed: keys to compare. cache_s: for how long the reply about the only key, at `key_at`, may be cached. changed:
+    the keys that the request may change, if any are cached; None: any key.
     """
 
     side: Side
@@ -67,6 +70,8 @@ class Route(NamedTuple):
     key_at: int = 0
     unserved: PlainError | None = None
     shadowed: Sequence[Shadowed] = ()
+    cache_s: float = 0.0
+    changed: Sequence[bytes] | None = ()
 
 
 class Shadowed(NamedTuple):
@@ -127,7 +132,9 @@ class SwapRouter:
         if rule.side is Side.BY_SECTIONS:
             is_own = any(word.lower() in OWN_SECTIONS for word in request[1:])
             return Route(Side.LOCAL if is_own else Side.UPSTREAM, rule)
-        return Route(rule.side, rule, is_blocking=rule.side is Side.UPSTREAM and "blocking" in rule.facts.flags)
+        may_change = self._ownership.has_cached and rule.side is Side.UPSTREAM and "write" in rule.facts.flags
+        is_blocking = rule.side is Side.UPSTREAM and "blocking" in rule.facts.flags
+        return Route(rule.side, rule, is_blocking=is_blocking, changed=None if may_change else ())
 
     def route_in_steps(self, request: Request, database: int = 0) -> Steps[Route | None]:
         """Do the same for a long request. A read that is split has `Side.PORTIONS` unless one side has all its keys."""
@@ -170,12 +177,16 @@ class SwapRouter:
                     dropped[at] = 1
             has_names = has_names or any(made.rule is not None and made.rule.mapping is not None for _, made in found)
             yield
+        # To list the keys of a long write would take too long: any cached key may change.
+        changed = None if self._ownership.has_cached and not rule.is_read and rule.name != "watch" else ()
         if not others:
-            return self._by_keys(rule, request, positions[:SHADOWED_KEYS_MAX], others, database, ())
+            route = self._by_keys(rule, request, positions[:SHADOWED_KEYS_MAX], others, database, ())
+            return route._replace(changed=changed)
         if dropped_count:
-            return (yield from _without_dropped(rule, request, dropped, dropped_count == len(positions)))
+            route = yield from _without_dropped(rule, request, dropped, dropped_count == len(positions))
+            return route._replace(changed=changed)
         if not rule.is_read and rule.name != "watch":
-            return self._to_upstream(rule, request)
+            return self._to_upstream(rule, request)._replace(changed=changed)
         is_served = rule.command is not None and rule.command.declaration is not None
         if owned_count == len(positions) and is_served and not has_names:
             return Route(Side.STATES, rule)
@@ -198,6 +209,8 @@ class SwapRouter:
         owned = [row for row in others if row[1].owner is Owner.STATE]
         if not others:
             route = self._to_upstream(rule, request)
+            if self._ownership.has_cached and not (long_at and rule.is_read):
+                route = _cached(route, request, positions, self._ownership.matcher.decider(database))
             if not self._ownership.has_shadows or not rule.is_read or route.is_blocking:
                 return route
             return route._replace(
@@ -212,7 +225,7 @@ class SwapRouter:
         if len(owned) < len(others) and rule.is_read:
             return self._preferred(rule, request, positions, others, database)
         if not owned:
-            return self._to_upstream(rule, request)
+            return self._changing(self._to_upstream(rule, request), request, positions)
         if not rule.is_read and rule.name != "watch":
             return self._write(rule, request, positions, owned, database)
         is_served = rule.command is not None and rule.command.declaration is not None
@@ -302,10 +315,18 @@ class SwapRouter:
         if plan.refused is not None:
             raise self._refusal(request, plan.refused, dict(owned)[plan.refused], database)
         if not plan.dropped:
-            return self._to_upstream(rule, request)
+            return self._changing(self._to_upstream(rule, request), request, positions)
         if len(plan.dropped) == len(positions):
             return Route(Side.DROPPED, rule)
-        return Route(Side.UPSTREAM, rule, request=without_pairs(request, plan.dropped))
+        return self._changing(
+            Route(Side.UPSTREAM, rule, request=without_pairs(request, plan.dropped)), request, positions
+        )
+
+    def _changing(self, route: Route, request: Request, positions: Sequence[int]) -> Route:
+        """Add to a write the keys that it may change, if any are cached."""
+        if not self._ownership.has_cached:
+            return route
+        return route._replace(changed=[request[at] for at in positions])
 
     def _refusal(self, request: Request, at: int, decision: Decision, database: int) -> PlainError:
         """Return the error of a write with a state's key."""
@@ -343,6 +364,23 @@ def _without_dropped(rule: CommandRule, request: Request, dropped: bytearray, is
         if at % KEYS_AT_ONCE == 1:
             yield
     return Route(Side.UPSTREAM, rule, request=left)
+
+
+def _cached(route: Route, request: Request, positions: Sequence[int], decide: Callable[[bytes], Decision]) -> Route:
+    """Add to a request of the upstream for how long its reply may be cached, or the keys that it may change.
+
+    A script may change keys that it does not declare; one without any key may change all.
+    """
+    rule = route.rule
+    if not rule.is_read:
+        may_change_any = not positions and not {"write", "movablekeys"}.isdisjoint(rule.facts.flags)
+        return route._replace(changed=None if may_change_any else [request[at] for at in positions])
+    if len(positions) != 1 or "movablekeys" in rule.facts.flags or rule.name in NEVER_CACHED:
+        return route
+    decided = decide(request[positions[0]]).rule
+    if decided is None or not decided.cache_s or not is_comparable(rule.name, rule.facts):
+        return route
+    return route._replace(cache_s=decided.cache_s, key_at=positions[0])
 
 
 def _shadowed(

@@ -11,6 +11,7 @@ A file of rules is TOML:
     state_key = "golden:<account>"    # the state's own name of the key
     field = "apdex"                   # the key is this field of the state's key
     compare = "number:1e-9"           # for owner = "shadow"
+    cache = "5s"                      # for owner = "upstream"
 
 The first rule that covers a key decides. A file is taken whole or not at all: `parse_rules` collects all mistakes.
 """
@@ -37,6 +38,10 @@ DATABASE_MAX = 2**31 - 1
 TABLE = re.compile(r"^[ \t]*\[\[[ \t]*(?:rule|\"rule\"|'rule')[ \t]*\]\]", re.MULTILINE)
 # A tolerance, as `compare` has it.
 NUMBER = re.compile(r"number:(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)")
+# A time, as `cache` has it.
+TIME = re.compile(r"(\d{1,9}(?:\.\d+)?)(ms|s|m|h)")
+UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+CACHE_S_MAX = 3600.0
 SHOWN_CHARACTERS_MAX = 100
 
 
@@ -62,7 +67,8 @@ class Rule:
     """The owner of the keys of a format.
 
     name: for messages. writes: of states' keys. database: where the keys are. mapping: the state's own names.
-    tolerance: by how much numbers of a shadow may differ; None: they may not.
+    tolerance: by how much numbers of a shadow may differ; None: they may not. cache_s: for how long the proxy may
+    answer reads itself; 0: it may not.
     """
 
     name: str
@@ -72,6 +78,7 @@ class Rule:
     database: int = 0
     mapping: NameMapping | None = None
     tolerance: float | None = None
+    cache_s: float = 0.0
 
     @property
     def has_state_keys(self) -> bool:
@@ -167,11 +174,12 @@ class _RuleReader:
         database = self._database()
         mapping = None if keys is None else self._mapping(keys, owner)
         tolerance = self._tolerance(owner)
+        cache_s = self._cache(owner)
         name = self._text("name", keys.text if keys is not None else "")
         self.mistakes += [f"unknown setting {_shown(key)}" for key in self._row]
         if self.mistakes or keys is None or owner is None or name is None or writes is None:
             return None
-        return Rule(name, keys, owner, writes, database, mapping, tolerance)
+        return Rule(name, keys, owner, writes, database, mapping, tolerance, cache_s)
 
     def _keys(self) -> KeyFormat | None:
         if "keys" not in self._row:
@@ -228,6 +236,20 @@ class _RuleReader:
         if found is None and value != "exact":
             self.mistakes.append(f'compare is {_shown(value)}; it must be "exact", or such as "number:1e-9"')
         return float(found[1]) if found is not None else None
+
+    def _cache(self, owner: Owner | None) -> float:
+        if "cache" not in self._row:
+            return 0.0
+        value = self._row.pop("cache")
+        if owner is not Owner.UPSTREAM:
+            self.mistakes.append("'cache' is for owner = \"upstream\"")
+        found = TIME.fullmatch(value) if isinstance(value, str) else None
+        time_s = 0.0 if found is None else float(found[1]) * UNITS_S[found[2]]
+        if not 0 < time_s <= CACHE_S_MAX:
+            self.mistakes.append(
+                f'cache is {_shown(value)}; it must be a time such as "500ms", "5s" or "2m", at most 1h'
+            )
+        return time_s
 
     def _database(self) -> int:
         value = self._row.pop("database", 0)

@@ -57,6 +57,10 @@ class SlotTable:
         """Return the master of a slot; None if no node has it."""
         return self._owners[slot]
 
+    def has_owners_of(self, other: SlotTable) -> bool:
+        """Tell whether all slots have the masters that they have in another table."""
+        return self._owners == other._owners
+
     def move(self, slot: int, address: Address) -> None:
         """Change the master of a slot, as a MOVED says. A new master has no place in a scan before the next table."""
         self._owners[slot] = address

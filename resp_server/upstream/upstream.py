@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from resp_server.command_table.facts import Facts
@@ -24,7 +24,9 @@ class Upstream(Protocol):
     """The connections to an upstream. defer: calls back in a later turn. on_facts: called with the upstream's commands.
 
     on_hello: called with what it says about itself in HELLO.
-    on_state_lost: called with a client whose own connection was lost with what it held. node_count: the number of
+    on_state_lost: called with a client whose own connection was lost with what it held. on_moved: called when keys have
+    moved to other nodes, with the clients that track keys at all nodes. on_push: called with a client and a frame that
+    it gets without a request. node_count: the number of
     nodes; each has keys of its own. poller: the compiled core's epoll for clients and servers, where there is one.
     """
 
@@ -33,6 +35,8 @@ class Upstream(Protocol):
     on_facts: Callable[[Mapping[str, Facts]], None] | None
     on_hello: Callable[[Mapping[bytes, Reply]], None]
     on_state_lost: Callable[[int, str], None]
+    on_moved: Callable[[Collection[int]], None]
+    on_push: Callable[[int, RawReply], None]
     poller: Any
 
     @property
@@ -81,6 +85,16 @@ class Upstream(Protocol):
     @property
     def pools(self) -> Sequence[UpstreamPool]:
         """The pools of all nodes."""
+
+    @property
+    def masters(self) -> Sequence[UpstreamPool]:
+        """The pools of all nodes that have keys: a client that tracks keys has a connection to each."""
+
+    def begin_tracking(self, client: int, packed: bytes) -> None:
+        """Have a client, whose CLIENT TRACKING all nodes have confirmed, track keys at nodes that join later."""
+
+    def end_tracking(self, client: int) -> None:
+        """Have a client track no keys at nodes that join later."""
 
     def pool_of(self, rule: CommandRule, request: Request) -> UpstreamPool:
         """Return the pool of the node that has a request's keys, by the first one; ReplyError if none is known."""

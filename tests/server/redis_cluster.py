@@ -49,6 +49,16 @@ class RedisCluster:
         first = self.nodes[0]
         self.call(node, "CLUSTER", "MEET", "127.0.0.1", first.port, self._bus_ports[first.port])
 
+    def add_node(self) -> Running:
+        """Start a master without slots."""
+        node = self._start()
+        self._meet(node)
+        first = self.nodes[0]
+        eventually(lambda: self.id(node).encode() in self.call(first, "CLUSTER", "NODES"))
+        eventually(lambda: b"cluster_state:ok" in self.call(node, "CLUSTER", "INFO"))
+        self.nodes.append(node)
+        return node
+
     def start_replica(self, master: Running) -> Running:
         """Start a replica, and wait until it has the master's data."""
         node = self._start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,6 +15,7 @@ from resp_server.upstream.command_facts import facts_in
 from resp_server.upstream.command_rules import Side
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.routing import KEYS_AT_ONCE, Route, SwapRouter
+from resp_server.upstream.rules import parse_rules
 
 TABLE = command_table()
 
@@ -236,9 +238,9 @@ THEIRS, OURS = [b"%d" % at for at in range(KEYS)], [b"job:speed:%d" % at for at 
 MIXED = [word for row in zip(THEIRS, OURS, strict=True) for word in row]
 
 
-def routed_in_steps(*words: bytes) -> tuple[Route | None, int]:
+def routed_in_steps(*words: bytes, by: SwapRouter | None = None) -> tuple[Route | None, int]:
     """Return the route of a long request, and the number of steps."""
-    steps, count = router().route_in_steps(LongRequest(words, 0)), 0
+    steps, count = (by or router()).route_in_steps(LongRequest(words, 0)), 0
     while True:
         try:
             next(steps)
@@ -271,3 +273,45 @@ def test_a_long_request_may_not_need_a_search_through_all_of_its_words() -> None
         routed_in_steps(b"XREAD", *[b"x"] * 40_000)
     with pytest.raises(PlainError, match="a client may watch 16384 keys"):
         routed_in_steps(b"WATCH", *[b"x"] * 16_385)
+
+
+def router_with_cache() -> SwapRouter:
+    made = Ownership()
+    made.take_rules(parse_rules('[[rule]]\nkeys = "page:<n>"\nowner = "upstream"\ncache = "5s"\n', ""))
+    made.complete()
+    return SwapRouter(TABLE, made)
+
+
+@pytest.mark.parametrize(
+    ("line", "cache_s", "changed"),
+    [
+        ("GET page:1", 5, ()),
+        ("HGETALL page:1", 5, ()),
+        ("MGET page:1", 5, ()),
+        *((line, 0, ()) for line in ("GET a", "TTL page:1", "XINFO STREAM page:1", "PING", "TIME")),
+        *(
+            (line, 0, ())
+            for line in ("MGET page:1 page:2", "SORT_RO page:1", "SRANDMEMBER page:1", "SPUBLISH page:1 x")
+        ),
+        ("SET page:1 x", 0, [b"page:1"]),
+        ("RENAME page:1 b", 0, [b"page:1", b"b"]),
+        ("EVAL x 2 page:1 b c", 0, [b"page:1", b"b"]),
+        *((line, 0, None) for line in ("EVAL x 0", "FLUSHALL", "SWAPDB 0 1")),
+    ],
+)
+def test_replies_that_may_be_cached_and_keys_that_may_change(
+    line: str, cache_s: float, changed: list[bytes] | None
+) -> None:
+    route = router_with_cache().route([word.encode() for word in line.split(" ")])
+    assert route is not None and route.cache_s == cache_s
+    assert route.changed is None if changed is None else list(route.changed or ()) == list(changed)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"), [(b"MSET", None), (b"DEL", None), (b"RPUSH", [b"0"]), (b"MGET", ()), (b"WATCH", ())]
+)
+def test_any_cached_key_may_change_by_a_long_write_of_several_keys(
+    name: bytes, changed: Sequence[bytes] | None
+) -> None:
+    route, _ = routed_in_steps(name, *THEIRS, by=router_with_cache())
+    assert route is not None and route.changed == changed and not route.cache_s

@@ -158,3 +158,17 @@ def test_a_rule_moves_a_format_that_it_covers_into_its_database() -> None:
     made = KeyMatcher([OwnedFormat("a:<b>", "job:a"), OwnedFormat("<b>", "job:b")], parse_rules(text, ""))
     assert [made.owner_of(b"a:1", each) for each in (0, 1, 2)] == ["job:b", None, "job:a"]
     assert made.patterns == [(b"*", True)]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("5s", 5), ("1.5m", 90), ("1h", 3600)])
+def test_a_rule_says_for_how_long_replies_of_the_upstream_are_cached(text: str, seconds: float) -> None:
+    (rule,) = parse_rules(f'[[rule]]\nkeys = "a:<x>"\nowner = "upstream"\ncache = "{text}"\n', "")
+    assert rule.cache_s == seconds
+    assert [side.name for _, side in KeyMatcher((), [rule]).patterns] == ["NEITHER"]  # not for the compiled hop
+
+
+@pytest.mark.parametrize("value", ["5", "0s", "2h", "s", "-1s", "5 s"])
+def test_a_time_that_is_none_is_a_mistake(value: str) -> None:
+    found = mistakes_of(f'[[rule]]\nkeys = "a"\nowner = "state"\ncache = "{value}"\n')
+    assert len(found) == 2 and "'cache' is for owner = \"upstream\"" in found[0]
+    assert found[1].endswith('it must be a time such as "500ms", "5s" or "2m", at most 1h')

@@ -1,0 +1,169 @@
+"""Notices a program that still copies into the upstream what states have, beside rules with `prefer-state`.
+
+Such a rule hides the upstream's copy of a key while the states have the key. A copier that still runs makes it wrong:
+its copies outlive the state's keys, and come back when the state loses them. So the proxy follows the changes of these
+keys at the upstream, whoever writes them. A change counts if both sides have the key afterwards: copies that expire, or
+are deleted, are no copier's. A rule is refused, or reported, after a few of them within a minute.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from resp_server.forwarding.raw_replies import RawReply
+from resp_server.forwarding.reply_stages import ReplySink
+from resp_server.protocol.errors import client_text, internal_error
+from resp_server.protocol.request_parser import Request
+from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
+from resp_server.upstream.key_matcher import KeyMatcher
+from resp_server.upstream.key_patterns import may_share_keys
+from resp_server.upstream.rules import Owner, Rule, Rules
+from state_backend.model.descriptor import KeyFormat
+
+logger = logging.getLogger("sparkis.proxy")
+
+# One write may be a program's own; a copier writes again and again (guesses).
+WRITES_MIN = 3
+WINDOW_S = 60.0
+# For so long nobody may copy before a rule is taken (guess: some micro-batches of a fast job).
+WATCH_S = 5.0
+# Of one push of the upstream, and at one time.
+KEYS_PER_PUSH = 64
+CHECKS_MAX = 16
+UPSTREAM, STATES = 0, 1
+EXISTS_ONE = b":1\r\n"
+
+
+@dataclass
+class Copied:
+    """What was written beside one rule. since_s: when it was watched first. times_s: of the last few writes."""
+
+    since_s: float
+    times_s: deque[float] = field(default_factory=lambda: deque(maxlen=WRITES_MIN))
+    count: int = 0
+    example: bytes = b""
+
+
+class CopierWatch:
+    """Counts writes at the upstream of keys that the states have, by rule.
+
+    ask_states, ask_upstream: send an EXISTS about a key, to the upstream with the number of the database.
+    """
+
+    def __init__(
+        self,
+        ask_states: Callable[[bytes, ReplySink, int], None],
+        ask_upstream: Callable[[bytes, int, ReplySink, int], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.ask_states, self.ask_upstream, self._clock = ask_states, ask_upstream, clock
+        self._matchers: Sequence[KeyMatcher] = ()
+        self._copied: dict[Rule, Copied] = {}
+        self._checks: set[_Check] = set()
+
+    def watch(self, *all_rules: Rules) -> Sequence[bytes]:
+        """Watch the keys of these lists of rules; return the prefixes of keys to follow."""
+        watched = dict.fromkeys(rule for rules in all_rules for rule in rules if rule.owner is Owner.PREFER_STATE)
+        self._matchers = [KeyMatcher((), rules) for rules in all_rules] if watched else ()
+        self._copied = {rule: self._copied.get(rule) or Copied(self._clock()) for rule in watched}
+        return [rule.keys.literals[0].encode() for rule in watched]
+
+    def changed(self, keys: Sequence[bytes] | None) -> None:
+        """Take keys that have changed at the upstream; None: any key may have."""
+        if not self._matchers:
+            return
+        for key in islice(keys or (), KEYS_PER_PUSH):
+            rules = {
+                decider(key).rule: database
+                for matcher in self._matchers
+                for database in matcher.databases
+                for decider in [matcher.decider(database)]
+            }
+            for rule, database in rules.items():
+                if rule in self._copied and len(self._checks) < CHECKS_MAX:
+                    self._check(rule, key, database)
+
+    def refusal(self, rules: Rules) -> str | None:
+        """Return why rules are refused; None: nobody seems to copy beside them."""
+        found = [(rule, self._copied[rule]) for rule in rules if rule in self._copied and self._is_running(rule)]
+        return "; ".join(f"rule '{rule.name}': {_text(copied)}" for rule, copied in found) or None
+
+    def wait_s(self, rules: Rules, formats: Sequence[str]) -> float:
+        """Return for how long rules have to be watched before they count. formats: of the keys of all known states."""
+        known = [KeyFormat.parse(each) for each in formats]
+        now_s, left_s = self._clock(), 0.0
+        for rule in rules:
+            if rule.owner is Owner.PREFER_STATE and any(may_share_keys(rule.keys, each) for each in known):
+                since_s = self._copied[rule].since_s if rule in self._copied else now_s
+                left_s = max(left_s, since_s + WATCH_S - now_s)
+        return left_s
+
+    def info_fields(self) -> Mapping[str, object]:
+        """Return the fields of INFO."""
+        return {
+            "copiers": ",".join(rule.name for rule in self._copied if self._is_running(rule)),
+            "copied_writes": sum(each.count for each in self._copied.values()),
+        }
+
+    def end(self, check: _Check, *, is_copied: bool) -> None:
+        """Take the result of a check."""
+        self._checks.discard(check)
+        copied = self._copied.get(check.rule)
+        if copied is None or not is_copied:
+            return
+        was_running = self._is_running(check.rule)
+        copied.times_s.append(self._clock())
+        copied.count += 1
+        copied.example = check.key
+        if not was_running and self._is_running(check.rule):
+            logger.error("rule '%s': %s", check.rule.name, _text(copied))
+
+    def _check(self, rule: Rule, key: bytes, database: int) -> None:
+        check = _Check(self, rule, key)
+        self._checks.add(check)
+        try:
+            self.ask_upstream(key, database, check, UPSTREAM)
+            self.ask_states(key, check, STATES)
+        except Exception as error:
+            check.fail(STATES, error)
+
+    def _is_running(self, rule: Rule) -> bool:
+        times_s = self._copied[rule].times_s
+        return len(times_s) == WRITES_MIN and self._clock() - times_s[0] < WINDOW_S
+
+
+class _Check(ReplySink):
+    """Asks both sides whether they have a key."""
+
+    def __init__(self, watch: CopierWatch, rule: Rule, key: bytes) -> None:
+        self._watch, self.rule, self.key = watch, rule, key
+        self._replies: dict[int, bool] = {}
+
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
+        try:
+            self._replies[index] = reply == EXISTS_ONE
+            if len(self._replies) == 2:
+                self._watch.end(self, is_copied=all(self._replies.values()))
+        except Exception as error:
+            internal_error(error)
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._watch.end(self, is_copied=False)
+
+
+def exists(key: bytes) -> Request:
+    """Return the request that asks whether a side has a key."""
+    return (b"EXISTS", key)
+
+
+def _text(copied: Copied) -> str:
+    return (
+        f'owner = "prefer-state" beside a program that still writes keys that the states have, such as '
+        f"'{client_text(copied.example)}', {WRITES_MIN} times or more within {WINDOW_S:g} s: clients do not see these "
+        "writes, and the copies come back when the states lose the keys; stop that program, or write "
+        'owner = "state", writes = "pass"'
+    )

@@ -1,0 +1,108 @@
+"""The clients' names of states' keys, for what states say of their keys without a request: changes and notifications.
+
+A state says that `golden:byAccount:7` has changed; clients that know this key as `dash/7/apdex` have to be told so. For
+a name of a whole key, the rule gives the name. Names of fields are known if they were read: a state does not say which
+fields of a hash have changed, so each of them counts as changed, and has no notifications.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE
+from resp_server.session.subscriptions import SubscriptionKind
+from resp_server.upstream.key_patterns import glob_of
+from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.rules import Owner, Rule, Rules
+
+# The read names that are remembered. Beyond that, all keys are invalidated, and the names are forgotten (guess: 30 MB).
+READ_NAMES_MAX = 100_000
+# In a pattern, what follows may be any text.
+GLOB_MARK = re.compile(rb"[*?\[\\]")
+
+
+class MappedKeys:
+    """The names of states' keys by the rules of the moment. Notifications are those of database 0."""
+
+    def __init__(self, ownership: Ownership) -> None:
+        self._ownership = ownership
+        self._rules: Rules = ()
+        self._listed: Sequence[Rule] = ()
+        # By the state's key the clients' names that were read.
+        self._read: dict[bytes, dict[bytes, None]] = {}
+        self._read_count = 0
+
+    @property
+    def listed(self) -> Sequence[Rule]:
+        """The rules with names of whole keys."""
+        if self._rules is not self._ownership.rules:
+            self._rules = self._ownership.rules
+            self._listed = [rule for rule in self._rules if rule.lists_names]
+        return self._listed
+
+    def is_state(self, key: bytes) -> bool:
+        """Tell whether a key, by the state's own name, is the states' in database 0."""
+        found = self._ownership.matcher.decide(key)
+        return found.owner is Owner.STATE and (found.rule is None or found.rule.mapping is None)
+
+    def names_of(self, state_key: bytes, rules: Iterable[Rule]) -> Iterator[bytes]:
+        """Iterate over the names of a whole key of a state, by some rules."""
+        for rule in rules:
+            name = rule.mapping.key_of(state_key) if rule.mapping is not None else None
+            if name is not None and self._ownership.matcher.decider(rule.database)(name).rule is rule:
+                yield name
+
+    # -- tracking -----------------------------------------------------------------------------------------------------
+
+    def record_read(self, state_key: bytes, name: bytes) -> bool:
+        """Remember a name that a tracking client reads; False: there are too many, and all are forgotten."""
+        names = self._read.setdefault(state_key, {})
+        self._read_count += name not in names
+        names[name] = None
+        has_room = self._read_count <= READ_NAMES_MAX
+        if not has_room:
+            self.forget_read()
+        return has_room
+
+    def forget_read(self) -> None:
+        """Forget all names that were read: no client has cached any."""
+        self._read, self._read_count = {}, 0
+
+    def with_names(self, keys: Sequence[bytes]) -> Sequence[bytes]:
+        """Return changed keys of states together with the clients' names of them."""
+        if not self._read and not self.listed:
+            return keys
+        names: dict[bytes, None] = {}
+        for key in keys:
+            names |= self._read.get(key, {})
+            names |= dict.fromkeys(self.names_of(key, self.listed))
+        return [*keys, *names] if names else keys
+
+    # -- notifications ------------------------------------------------------------------------------------------------
+
+    def sources(self, *, has_keyspace: bool) -> Mapping[bytes, Sequence[Rule]]:
+        """Return the patterns of servers' notifications about keys with other names, and their rules.
+
+        has_keyspace: servers send to the channels of keys; otherwise only to those of events.
+        """
+        rules = [rule for rule in self.listed if not rule.database]
+        if not has_keyspace:
+            return {KEYEVENT + b"*": rules} if rules else {}
+        found: dict[bytes, list[Rule]] = {}
+        for rule in rules:
+            if rule.mapping is not None:
+                found.setdefault(KEYSPACE + glob_of(rule.mapping.state_key), []).append(rule)
+        return found
+
+
+def may_name(kind: SubscriptionKind, name: bytes, rules: Iterable[Rule]) -> bool:
+    """Tell whether a channel is, or a pattern may match, one of the notifications with the names of some rules."""
+    if kind is SubscriptionKind.SHARD:
+        return False
+    is_pattern = kind is SubscriptionKind.PATTERN
+    literal = GLOB_MARK.split(name, maxsplit=1)[0] if is_pattern else name
+    if literal.startswith(KEYEVENT) or (is_pattern and KEYEVENT.startswith(literal)):
+        return True
+    prefixes = (KEYSPACE + rule.keys.literals[0].encode() for rule in rules)
+    return any(literal.startswith(prefix) or (is_pattern and prefix.startswith(literal)) for prefix in prefixes)

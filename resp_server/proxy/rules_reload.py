@@ -1,0 +1,82 @@
+"""Reads the rules file of a running proxy again. Rules with `prefer-state` are watched first, because of copiers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from resp_server.protocol.errors import PlainError
+from resp_server.protocol.replies import Reply
+from resp_server.proxy.copier_watch import WATCH_S, CopierWatch
+from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.rules import Rules, RulesError, RulesFile
+
+logger = logging.getLogger("sparkis.proxy")
+
+# Watching takes most of it.
+RELOAD_S_MAX = WATCH_S + 3.0
+
+# Called with a function that returns the number of rules, or raises PlainError.
+Then = Callable[[Callable[[], Reply]], None]
+
+
+class RulesReload:
+    """Reads rules, and lets them count. watch: follows the upstream's keys of other rules, too; status: of that."""
+
+    def __init__(
+        self,
+        ownership: Ownership,
+        copiers: CopierWatch,
+        watch: Callable[..., None],
+        status: Callable[[], str],
+    ) -> None:
+        self._ownership, self._copiers, self._watch, self._status = ownership, copiers, watch, status
+        self._is_watching = False
+
+    def begin(self, then: Then) -> None:
+        """Read the file; PlainError, with all mistakes if it has any. Then the rules stay as they were."""
+        file = self._ownership.rules_file
+        if file is None:
+            raise PlainError("this proxy has no rules file: start it with --routes FILE")
+        if self._is_watching:
+            raise PlainError("the rules are being read; retry in a moment")
+        try:
+            rules = file.read()
+        except RulesError as error:
+            raise _refused(str(error)) from None
+        wait_s = self._copiers.wait_s(rules, self._ownership.formats())
+        if wait_s > 0:
+            self._is_watching = True
+            self._watch(rules)
+            asyncio.get_running_loop().call_later(wait_s, self._decide, file, rules, then)
+        else:
+            self._decide(file, rules, then)
+
+    def _decide(self, file: RulesFile, rules: Rules, then: Then) -> None:
+        self._is_watching = False
+        refusal = self._copiers.refusal(rules)
+        if refusal is not None:
+            error = _refused(refusal)
+            self._watch()
+
+            def refuse() -> Reply:
+                raise error
+
+            then(refuse)
+            return
+        if (status := self._status()) not in ("on", "off"):
+            logger.warning("whether somebody still copies keys of prefer-state rules is not known: %s", status)
+        count = self._take(file, rules)
+        self._watch()
+        then(lambda: count)
+
+    def _take(self, file: RulesFile, rules: Rules) -> int:
+        self._ownership.take_rules(rules)
+        logger.info("read %d rules from %s", len(rules), file.path)
+        return len(rules)
+
+
+def _refused(reason: str) -> PlainError:
+    logger.error("the rules stay as they were: %s", reason)
+    return PlainError(f"the rules stay as they were: {reason}")

@@ -1,0 +1,203 @@
+"""Reads of the upstream that the proxy answers itself for a time, by rules with `cache`."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from compat.conformance.servers import Running
+from compat.conformance.wire import Connection, request
+from compat.waiting import eventually
+from tests.server.swap import Swap
+
+RULES = """
+[[rule]]
+name = "pages"
+keys = "page:<n>"
+owner = "upstream"
+cache = "10m"
+"""
+
+
+class CachingSwap(Swap):
+    """A swap whose proxy caches some keys of the upstream."""
+
+    def start_swap(self, *options: str, is_ready: bool = True) -> Running:
+        routes = self.folder / "routes.toml"
+        routes.write_text(RULES)
+        made = super().start_swap("--routes", str(routes), *options, is_ready=is_ready)
+        if is_ready:
+            eventually(lambda: self.info(made)["upstream_key_changes"] == "on")
+        return made
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CachingSwap]:
+    with ExitStack() as stack:
+        yield CachingSwap(tmp_path_factory.mktemp("swap"), stack)
+
+
+@pytest.fixture
+def direct(swap: CachingSwap) -> Iterator[Connection]:
+    with swap.upstream.connect() as connection:
+        connection.call("MSET", "page:1", "one", "page:2", "two", "other", "mine")
+        connection.call("DEL", "page:hash", "page:list")
+        connection.call("HSET", "page:hash", "f", "v")
+        yield connection
+
+
+@pytest.fixture
+def client(swap: CachingSwap, direct: Connection) -> Iterator[Connection]:
+    with swap.proxy.connect() as connection:
+        # The upstream reports changes in their order: the proxy has got those of the fixture, too.
+        number = connection.call("GET", "page:last").plain
+        direct.call("INCR", "page:last")
+        eventually(lambda: connection.call("GET", "page:last").plain != number)
+        forget(connection)
+        yield connection
+
+
+def forget(client: Connection) -> None:
+    """Have the proxy forget all that it has cached."""
+    assert client.call("STATE", "RELOAD").plain >= 1
+
+
+def hits(swap: CachingSwap) -> int:
+    return int(swap.info()["cache_hits"])
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_repeated_read_is_answered_without_the_upstream(swap: CachingSwap, client: Connection, protocol: int) -> None:
+    client.call("HELLO", protocol)
+    lines = [["GET", "page:1"], ["HGETALL", "page:hash"], ["hget", "page:hash", "f"], ["EXISTS", "page:none"]]
+    found = [client.call(*line).raw for line in lines]
+    before = hits(swap)
+    swap.signal_upstream(signal.SIGSTOP)
+    try:
+        client.send(b"".join(request(*line) for line in (*lines, ["GET", "job:speed:1"], *lines)))
+        assert [client.read().raw for _ in lines] == found
+        assert client.read().plain == b"10"
+        assert [client.read().raw for _ in lines] == found
+    finally:
+        swap.signal_upstream(signal.SIGCONT)
+    assert hits(swap) == before + 8
+    assert int(swap.info()["cache_entries"]) == 4 and 0 < int(swap.info()["cache_bytes"]) < 10_000
+
+
+def test_only_reads_of_one_key_of_such_a_rule_are_cached(swap: CachingSwap, client: Connection) -> None:
+    lines = [["GET", "other"], ["MGET", "page:1", "page:2"], ["TTL", "page:1"], ["SRANDMEMBER", "page:x"]]
+    lines += [["LRANGE", "page:1", 0, 1], ["SORT_RO", "page:x"], ["EVAL_RO", "return 1", 1, "page:1"]]  # type: ignore[list-item]
+    before = hits(swap)
+    for line in lines * 2:
+        client.call(*line)
+    client.send((request("MULTI") + request("GET", "page:2") + request("EXEC")) * 2)
+    assert [client.read().plain for _ in range(6)][-1] == [b"two"]
+    assert hits(swap) == before and swap.info()["cache_entries"] == "0"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        [["SET", "page:1", "new"]],
+        [["DEL", "other", "page:1"]],
+        [["EVAL", "return redis.call('set', KEYS[1], 'new')", "1", "page:1"]],
+        [["EVAL", "return redis.call('set', 'page:1', 'new')", "0"]],
+        [["MULTI"], ["APPEND", "page:1", "x"], ["EXEC"]],
+        [["WATCH", "page:2"], ["MULTI"], ["SET", "page:1", "new"], ["EXEC"]],
+        [["RENAME", "other", "page:1"]],
+        [["FLUSHDB"]],
+        [["BLMOVE", "page:list", "page:1", "LEFT", "LEFT", "0.01"]],
+        [["SELECT", "1"], ["SET", "page:1", "x"], ["SELECT", "0"]],
+    ],
+    ids=lambda lines: " ".join(lines[0][:1] + lines[-1][:1]),
+)
+def test_a_write_of_a_client_comes_before_its_own_later_reads(
+    swap: CachingSwap, client: Connection, direct: Connection, write: list[list[str]]
+) -> None:
+    assert client.call("GET", "page:1").plain == client.call("GET", "page:1").plain == b"one"
+    client.send(b"".join(request(*line) for line in [*write, ["GET", "page:1"], ["GET", "page:1"]]))
+    replies = [client.read() for _ in range(len(write) + 2)]
+    assert replies[-1].plain == replies[-2].plain == direct.call("GET", "page:1").plain
+
+
+def test_no_client_reads_its_own_write_as_it_was_before_while_others_read(
+    swap: CachingSwap, client: Connection
+) -> None:
+    is_over = threading.Event()
+
+    def read() -> None:
+        with swap.proxy.connect() as reader:
+            while not is_over.is_set():
+                reader.send(request("GET", "page:2") * 20)
+                for _ in range(20):
+                    reader.read()
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for each in readers:
+        each.start()
+    try:
+        for number in range(500):
+            if number % 2:
+                client.call("SET", "page:2", number)
+                assert client.call("GET", "page:2").plain == b"%d" % number
+            else:
+                client.send(request("SET", "page:2", number) + request("GET", "page:2"))
+                assert [client.read().plain for _ in range(2)] == [b"OK", b"%d" % number]
+    finally:
+        is_over.set()
+        for each in readers:
+            each.join()
+
+
+def test_a_change_that_does_not_come_through_the_proxy_ends_what_is_cached(
+    swap: CachingSwap, client: Connection, direct: Connection
+) -> None:
+    assert client.call("GET", "page:1").plain == b"one"
+    direct.call("SET", "page:1", "changed")
+    eventually(lambda: client.call("GET", "page:1").plain == b"changed")
+    direct.call("FLUSHALL")
+    eventually(lambda: client.call("GET", "page:1").plain is None)
+
+
+def test_clients_that_watch_or_track_keys_read_the_upstream(
+    swap: CachingSwap, client: Connection, direct: Connection
+) -> None:
+    client.call("GET", "page:1")
+    with swap.proxy.connect() as other:
+        other.call("HELLO", 3)
+        other.call("CLIENT", "TRACKING", "ON")
+        before = hits(swap)
+        assert other.call("GET", "page:1").plain == b"one" and hits(swap) == before
+        direct.call("SET", "page:1", "2")
+        assert other.read().plain == [b"invalidate", [b"page:1"]]
+    client.call("WATCH", "other")
+    before = hits(swap)
+    client.call("GET", "page:1"), client.call("GET", "page:1")
+    assert hits(swap) == before
+    client.call("UNWATCH")
+
+
+def test_without_tracking_at_the_upstream_the_time_alone_decides(swap: CachingSwap, direct: Connection) -> None:
+    direct.call("ACL", "SETUSER", "plain", "on", ">secret", "~*", "&*", "+@all", "-client|tracking")
+    routes = swap.folder / "routes.toml"
+    proxy = swap.start_at(f"redis://plain:secret@127.0.0.1:{swap.upstream.port}", "--routes", str(routes))
+    with proxy.connect() as client:
+        eventually(lambda: client.call("GET", "page:1").plain == b"one")
+        eventually(lambda: "NOPERM" in swap.info(proxy)["upstream_key_changes"])
+        assert client.call("GET", "page:1").plain == b"one"
+        direct.call("SET", "page:1", "not seen")
+        assert client.call("GET", "page:1").plain == b"one"
+        assert client.call("SET", "page:1", "own").plain == b"OK" and client.call("GET", "page:1").plain == b"own"
+
+
+def test_a_lost_upstream_ends_what_is_cached(swap: CachingSwap, client: Connection) -> None:
+    assert client.call("GET", "page:1").plain == b"one"
+    swap.signal_upstream(signal.SIGKILL)
+    eventually(lambda: client.call("GET", "page:1").is_error)
+    swap.start_upstream()
+    eventually(lambda: client.call("GET", "page:1").plain is None)
+    eventually(lambda: swap.info()["upstream_key_changes"] == "on")

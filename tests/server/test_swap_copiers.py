@@ -1,0 +1,82 @@
+"""A program that still copies into the upstream, beside a rule with `prefer-state`, is noticed and refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from compat.conformance.wire import Connection
+from compat.waiting import eventually
+from tests.server.swap import Swap
+from tests.server.test_swap_rules import sparkis
+
+PREFERRED = '[[rule]]\nname = "aside"\nkeys = "job:speed:<car>"\nowner = "prefer-state"\n'
+
+
+@pytest.fixture(scope="module")
+def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+    folder = tmp_path_factory.mktemp("swap")
+    (folder / "routes.toml").write_text("")
+    with ExitStack() as stack:
+        yield Swap(folder, stack, "--routes", str(folder / "routes.toml"))
+
+
+@pytest.fixture
+def direct(swap: Swap) -> Iterator[Connection]:
+    with swap.upstream.connect() as connection:
+        yield connection
+
+
+def test_a_reload_beside_a_running_copier_is_refused(swap: Swap, client: Connection, direct: Connection) -> None:
+    (swap.folder / "routes.toml").write_text(PREFERRED)
+    is_over = threading.Event()
+
+    def copy() -> None:
+        while not is_over.wait(0.01):
+            direct.call("SET", "job:speed:1", "a copy")
+
+    copier = threading.Thread(target=copy)
+    copier.start()
+    try:
+        refused = client.call("STATE", "RELOAD").plain.decode()
+    finally:
+        is_over.set()
+        copier.join()
+    assert refused.startswith(
+        "ERR the rules stay as they were: rule 'aside': owner = \"prefer-state\" beside a program"
+    )
+    assert "'job:speed:1'" in refused and refused.endswith('owner = "state", writes = "pass"')
+    assert swap.info()["ownership_rules"] == "0" and swap.info()["upstream_key_changes"] == "off"
+    assert client.call("GET", "job:speed:1").plain == b"10"  # the state's
+
+
+def test_without_a_copier_the_rules_are_taken_and_a_later_one_is_reported(
+    swap: Swap, client: Connection, direct: Connection
+) -> None:
+    (swap.folder / "routes.toml").write_text(PREFERRED)
+    client.send(b"STATE RELOAD\r\n")
+    eventually(lambda: swap.info()["upstream_key_changes"] == "on")
+    direct.call("SET", "job:speed:1", "one write is no copier")
+    eventually(lambda: swap.info()["copied_writes"] == "1")
+    # Keys that the states do not have, and copies that end.
+    for _ in range(5):
+        direct.call("SET", "job:speed:unknown", "x")
+        direct.call("EVAL", "redis.call('set', KEYS[1], 1); redis.call('del', KEYS[1])", 1, "job:speed:2")
+    assert client.read().plain == 1
+    assert client.call("STATE", "RELOAD").plain == 1  # at once: the rule was watched before
+    assert swap.info()["copiers"] == "" and swap.info()["ownership_rules"] == "1"
+    for number in range(4, 7):  # a copier starts; it writes through the proxy
+        assert client.call("SET", f"job:speed:{number}", "copied").plain == b"OK"
+    eventually(lambda: swap.info()["copiers"] == "aside")
+    assert client.call("GET", "job:speed:4").plain == b"40"
+    found = sparkis(swap.proxy, "reload")
+    assert found.returncode == 1 and "beside a program that still writes" in found.stderr
+
+
+def test_rules_for_keys_that_no_state_has_are_taken_at_once(swap: Swap, client: Connection) -> None:
+    (swap.folder / "routes.toml").write_text('[[rule]]\nkeys = "cache:<x>"\nowner = "prefer-state"\n')
+    assert client.call("STATE", "RELOAD").plain == 1
+    assert swap.info()["copiers"] == ""
