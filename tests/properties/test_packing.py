@@ -98,8 +98,9 @@ def content_of(store: LmdbStore) -> dict[bytes, Any]:
     found: dict[bytes, Any] = {}
     happened: defaultdict[bytes, bytes] = defaultdict(bytes)
     with store.begin() as txn:
-        for name, table in zip(TABLES[:-1], store.tables[:-1], strict=True):
-            found[name] = list(txn.cursor(db=table))
+        for name, table in zip(TABLES, store.tables, strict=True):
+            if name != b"meta":
+                found[name] = list(txn.cursor(db=table))
         for name, stored in txn.cursor(db=store.tables.meta):
             value = checked(stored) if stored else stored
             if name.startswith(b"changed"):
