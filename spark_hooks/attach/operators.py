@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -17,35 +16,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from spark_hooks.checkpoint import Checkpoint
+from state_backend.checkpoint.states import JOIN, OPERATORS, TRANSFORMS, VARIABLES, StateForm
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import CheckpointError, DescriptorError
 
-
-class StateForm(StrEnum):
-    """The forms of the keys and values of operator states; `rows` reads each form differently."""
-
-    PLAIN = "plain"
-    DEDUPLICATION = "seen"
-    SESSION = "session"
-    GROUP = "group"
-    JOIN = "join"
-    VARIABLE = "variable"
-
-
-# By Spark's name of an operator: the default name of its state in keys, and the form of the state.
-OPERATORS = {
-    "stateStoreSave": ("aggregation", StateForm.PLAIN),
-    "sessionWindowStateStoreSaveExec": ("sessions", StateForm.SESSION),
-    "dedupe": ("seen", StateForm.DEDUPLICATION),
-    "dedupeWithinWatermark": ("seen", StateForm.DEDUPLICATION),
-    "flatMapGroupsWithState": ("groupState", StateForm.GROUP),
-    "applyInPandasWithState": ("groupState", StateForm.GROUP),
-}
-JOIN = "symmetricHashJoin"
 JOIN_STORES = {"left": "left-keyWithIndexToValue", "right": "right-keyWithIndexToValue"}
 JOIN_SETTING = "spark.sql.streaming.join.stateFormatVersion"
-TRANSFORMS = ("transformWithStateExec", "transformWithStateInPandasExec", "transformWithStateInPySparkExec")
-VARIABLE_KINDS = {"ValueState": Kind.VALUE, "ListState": Kind.LIST, "MapState": Kind.MAP}
 
 
 @dataclass(frozen=True)
@@ -126,9 +102,9 @@ def _variables_of(rows: list[Any]) -> list[tuple[str | None, str, StateForm, Kin
         properties = json.loads(rows[0].operatorProperties)
         variables = sorted(properties["stateVariables"], key=lambda each: str(each["stateName"]))
         return [
-            (each["stateName"], each["stateName"], StateForm.VARIABLE, kind, each["ttlEnabled"], _variable(each))
+            (each["stateName"], each["stateName"], form, Kind(form), each["ttlEnabled"], _variable(each))
             for each in variables
-            if (kind := VARIABLE_KINDS.get(each["stateVariableType"])) is not None  # timers have no kind
+            if (form := VARIABLES.get(each["stateVariableType"])) is not None  # timers have no form
         ]
     name, form = OPERATORS.get(operator, (operator, StateForm.PLAIN))
     return [(None, name, form, Kind.VALUE, False, {})]

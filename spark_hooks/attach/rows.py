@@ -23,11 +23,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_hooks.attach.operators import OperatorState, StateForm
+from spark_hooks.attach.operators import OperatorState
 from spark_hooks.checkpoint import Checkpoint
 from spark_hooks.publish.columns import CAST_TYPES, NESTED_TYPES, TEXT_TYPES, check_columns
 from spark_hooks.publish.layout import Layout, check_layout
 from spark_hooks.sessions import current_session
+from state_backend.checkpoint.states import StateForm
 from state_backend.model.descriptor import Encoding, Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
@@ -36,6 +37,8 @@ EXPIRE_AT, RESETS = "$expire_at", "$resets"
 SPARKS_EXPIRE_AT = "ttlExpirationMs"
 PLAIN_TYPES = TEXT_TYPES + CAST_TYPES + (T.FractionalType, T.TimestampType, T.TimestampNTZType)
 INSTANTS = (T.TimestampType, T.TimestampNTZType)
+# The column of Spark's reader with the value; of other forms it is `value`.
+VALUE_COLUMNS = {StateForm.MAP: "user_map_value", StateForm.LIST: "list_element"}
 
 
 class AttachedArguments(TypedDict, total=False):
@@ -124,7 +127,7 @@ class _ColumnRoles:
         field_columns: list[_StructField] = []
         if source.form is StateForm.JOIN:
             key, field_columns = key[:-1], key[-1:]  # the last column is `index`
-        elif source.form is StateForm.VARIABLE and source.kind is Kind.MAP:
+        elif source.form is StateForm.MAP:
             field_columns = list(_without_windows(_members("user_map_key", source)))
         if not key:
             key = [_StructField("all", F.lit("all"), T.StringType())]
@@ -174,10 +177,7 @@ def _value_members(source: OperatorState) -> tuple[list[_StructField], Column | 
     """Return the fields of the value, and the column of its expiry or None."""
     if source.form is StateForm.DEDUPLICATION:
         return [_seen(source)], None
-    column = "value"
-    if source.form is StateForm.VARIABLE:
-        column = {Kind.VALUE: "value", Kind.MAP: "user_map_value", Kind.LIST: "list_element"}[source.kind]
-    members = list(_members(column, source))
+    members = list(_members(VALUE_COLUMNS.get(source.form, "value"), source))
     if source.form is StateForm.GROUP:
         return [each for member in members for each in _unwrapped(member, "groupState")], None
     if not source.has_ttl:

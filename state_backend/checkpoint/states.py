@@ -46,6 +46,7 @@ class StateForm(StrEnum):
     MAP = "map"
 
 
+# By Spark's name of an operator: the default name of its state in keys, and the form of the state.
 OPERATORS = {
     "stateStoreSave": ("aggregation", StateForm.PLAIN),
     "sessionWindowStateStoreSaveExec": ("sessions", StateForm.SESSION),
