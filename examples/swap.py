@@ -11,7 +11,6 @@ back, and the list has each event once.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shutil
 import socket
@@ -23,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import redis
 from local import add_file, spark, temporary_folder
@@ -213,8 +213,6 @@ class Story:
         self._session, self._folder, self._stack = session, folder, stack
         self._redis_port = free_port()
         self._redis = f"redis://{HOST}:{self._redis_port}"
-        self._states = f"redis://{HOST}:{free_port()}"
-        self._proxy = f"redis://{HOST}:{free_port()}"
         self._rules = folder / "routes.toml"
         self._traffic = Traffic(folder / "requests")
 
@@ -244,25 +242,15 @@ class Story:
         return run_sparkis("swap-check", *words)
 
     def put_proxy_in_between(self) -> None:
-        """Step 2: start the state's servers and the proxy, and change the app's address. No reply changes."""
-        log, quiet = str(self._folder / "log"), ("--loglevel", "error")
-        self._stack.enter_context(running(*SPARKIS, "registry", "--log", log, "--port", "0", *quiet))
-        store = str(self._folder / "store")
-        until((self._folder / "log" / "registry.json").exists, "the registry starts")
-        port = self._states.rpartition(":")[2]
-        self._stack.enter_context(
-            running(*SPARKIS, "state-server", "--log", log, "--store", store, "--port", port, *quiet)
+        """Step 2: serve the state and Redis at one address, and give it to the app. No reply changes."""
+        self._endpoint = sparkis.serve(
+            self._session,
+            log=self._folder / "log",
+            upstream=self._redis,
+            ownership=self._folder / "owners.json",
+            routes=self._rules,
         )
-        swap = (
-            "--upstream",
-            self._redis,
-            "--ownership",
-            str(self._folder / "owners.json"),
-            "--routes",
-            str(self._rules),
-        )
-        port = self._proxy.rpartition(":")[2]
-        self._stack.enter_context(running(*SPARKIS, "proxy", "--log", log, "--port", port, *swap, *quiet))
+        self._proxy = self._stack.enter_context(self._endpoint).url
         until(lambda: answers(self._proxy), "the proxy starts")
         self.app.move(self._proxy)
         self._traffic.add()
@@ -271,9 +259,8 @@ class Story:
     def compare(self) -> None:
         """Step 3: let the proxy compare the replies of Redis with the state's."""
         # A job that is more than a second behind its copy is different, and counts would go back at the switch.
-        counts = {key: str(count) for key, count in self._traffic.counts.items()}
-        client = redis.Redis.from_url(self._states, decode_responses=True)
-        until(lambda: {key: client.get(key) for key in counts} == counts, "the job is as far as its copy")
+        self._job.processAllAvailable()
+        until(lambda: self._rows("LAG")[0]["lag_epochs"] == 0, "the job's last epoch is readable")
         self._change_owner("upstream", "shadow")
         until(lambda: self._shadow()["equal"] >= READS_MIN, "the proxy has compared enough")
         if self._shadow()["different"] or self._shadow()["missing_in_state"]:
@@ -312,8 +299,9 @@ class Story:
         self._until_right("the app reads the copies again")
 
     def end(self) -> None:
-        """End the app, and check what it has seen."""
+        """End the app and the proxy, and check what the app has seen."""
         self.app.end()
+        self._endpoint.stop()
         events = redis.Redis.from_url(self._redis, decode_responses=True).lrange("events", 0, -1)
         if events != [str(number) for number in range(self.app.events)]:
             self.app.problems.append(f"of {self.app.events} events, Redis has {len(events)}")
@@ -330,10 +318,15 @@ class Story:
         self._rules.write_text(text.replace(f'\nowner = "{before}"', f'\nowner = "{after}"'))
         run_sparkis("reload", "--url", self._proxy)
 
-    def _shadow(self) -> dict[str, int]:
+    def _shadow(self) -> dict[str, Any]:
+        (row,) = self._rows("SHADOW")
+        return row
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        """Return the reply to a `STATE` command of the proxy."""
         client = redis.Redis.from_url(self._proxy, decode_responses=True, protocol=3)
-        (row,) = client.execute_command("STATE", "SHADOW")
-        return {str(name): number for name, number in row.items() if isinstance(number, int)}
+        rows: list[dict[str, Any]] = client.execute_command("STATE", name)
+        return rows
 
 
 def main() -> None:
@@ -343,7 +336,6 @@ def main() -> None:
     options = parser.parse_args()
     if shutil.which("redis-server") is None:
         raise SystemExit("swap: needs redis-server; Debian and Ubuntu: apt-get install redis-server")
-    os.environ["SPARKIS_CONTROL_TOKEN"] = os.urandom(16).hex()  # of the registry, the server and the proxy
     try:
         with temporary_folder() as folder, spark("swap") as session, ExitStack() as stack:
             tell(Story(session, folder, stack), goes_back=options.back)

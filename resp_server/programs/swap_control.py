@@ -98,7 +98,7 @@ RELOAD = ControlCommand(
     "Let a running proxy read its rules file (--routes) again. A file with mistakes changes nothing, and all of its "
     f"mistakes are printed. {SEVERAL}",
     ("STATE", "RELOAD"),
-    lambda options, reply: f"{reply} rules",
+    lambda options, reply: "1 rule" if reply == 1 else f"{reply} rules",
 )
 
 
@@ -108,6 +108,8 @@ MORE_COUNTS = ("skipped", "failed")
 
 
 def _shadow(options: argparse.Namespace, reply: Any) -> str:
+    if not reply:
+        return 'no rule has owner = "shadow"'
     lags = [f"{side}_was_behind" for side in SIDES]
     rows = [("RULE", *(name.upper().replace("_", " ") for name in (*COUNTS, *lags, *MORE_COUNTS)))]
     for row in reply:

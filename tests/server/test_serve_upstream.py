@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +32,7 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.records import Change, Op
 from tests.server.swap import ABSENT, OLD, STATES, VALUES
 from tests.server.test_signals import Command
+from tests.server.test_swap_owners import sparkis
 
 PROGRAM = ("-m", "resp_server.programs.serve")
 
@@ -292,25 +295,55 @@ def value_of(client: Client, key: str) -> str:
 
 
 def test_the_commands_of_the_swap_work_at_it(scene: Scene, client: Connection, server: Running) -> None:
-    url = f"redis://127.0.0.1:{server.port}"
-
-    def sparkis(*words: str) -> str:
-        command = [sys.executable, "-m", "sparkis", *words]
-        done = subprocess.run(
-            command, env=child_environment(), capture_output=True, text=True, timeout=WAIT_S_MAX, check=True
-        )
-        return done.stdout
-
     upstream = f"redis://127.0.0.1:{scene.port}"
-    assert "owned" in sparkis("owners", "--url", url)
-    sparkis("release", "--url", url, "job")
+    proxy = f"redis://127.0.0.1:{server.port}"
+    assert "owned" in sparkis(server, "owners").stdout
+    sparkis(server, "release", "job")
     assert client.call("GET", "job:speed:1").plain == OLD
-    sparkis("confirm", "--url", url, "job")
+    sparkis(server, "confirm", "job")
     assert client.call("GET", "job:speed:1").plain == b"10"
-    assert "speed" in sparkis("status", "-v", "--url", url)
-    assert "10 copies deleted" in sparkis(
-        "swap-check", "--upstream", upstream, "--delete-copies", "--proxy", url, "--yes"
+    assert "speed" in sparkis(server, "status", "-v").stdout
+    command = [sys.executable, "-m", "sparkis", "swap-check", "--upstream", upstream, "--delete-copies", "--yes"]
+    done = subprocess.run(
+        [*command, "--proxy", proxy],
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S_MAX,
+        check=True,
     )
+    assert "10 copies deleted" in done.stdout
     with scene.upstream.connect() as connection:
         assert connection.call("DBSIZE").plain == 0
         connection.call("MSET", *(word for key in [*VALUES, ABSENT] for word in (key, OLD)))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_rules_are_reloaded_and_a_shadow_is_compared_at_it(scene: Scene, workers: int) -> None:
+    routes = scene.folder / f"shadow{workers}.toml"
+    routes.write_text("")
+    server = scene.start(f"shadow{workers}", "--workers", str(workers), "--routes", str(routes))
+    with server.connect() as client, scene.upstream.connect() as upstream:
+        wait_until_ready(client)
+        assert sparkis(server, "shadow").stdout == 'no rule has owner = "shadow"\n'
+        routes.write_text('[[rule]]\nname = "speeds"\nkeys = "job:speed:<car>"\nowner = "shadow"\n')
+        assert sparkis(server, "reload").stdout == "1 rule\n"
+        upstream.call("SET", "job:speed:1", "10")
+        assert [client.call("GET", f"job:speed:{car}").plain for car in (1, 2)] == [b"10", OLD]
+        eventually(lambda: shadow(server)["different"] == 1)
+        found = shadow(server)
+        assert (found["rule"], found["compared"], found["equal"]) == ("speeds", 2, 1)
+        assert [sample["key"] for sample in found["samples"]] == ["job:speed:2"]
+        routes.write_text('[[rule]]\nkeys = "job:speed:<car>"\nowner = "nobody"\n')
+        failed = sparkis(server, "reload")
+        assert failed.returncode == 1 and "has 1 mistake" in failed.stderr
+        assert client.call("GET", "job:speed:2").plain == OLD
+        routes.write_text('[[rule]]\nkeys = "job:speed:<car>"\nowner = "state"\n')
+        assert sparkis(server, "reload").returncode == 0
+        assert client.call("GET", "job:speed:2").plain == b"20"
+        upstream.call("SET", "job:speed:1", OLD)
+
+
+def shadow(server: Running) -> dict[str, Any]:
+    (row,) = json.loads(sparkis(server, "shadow", "--json").stdout)
+    return dict(row)

@@ -84,7 +84,7 @@ def test_a_reload_changes_the_owners_and_fails_the_exec_of_clients_that_watch_th
         assert watcher.call("WATCH", "job:speed:1").plain == b"OK"
         swap.routes.write_text('[[rule]]\nkeys = "job:speed:1"\nowner = "upstream"\n')
         done = sparkis(swap.proxy, "reload")
-        assert (done.returncode, done.stdout) == (0, "1 rules\n"), done.stderr
+        assert (done.returncode, done.stdout) == (0, "1 rule\n"), done.stderr
         assert client.call("MGET", "job:speed:1", "job:speed:2").plain == [OLD, b"20"]
         watcher.call("MULTI")
         watcher.call("GET", "job:speed:3")
