@@ -63,14 +63,14 @@ class UpstreamCluster:
         self._table = SlotTable([None] * SLOTS)
         self._error = "its topology is not known yet"
         self._losses = self._outages = 0  # of nodes that left
-        self._asked = 0  # the number of tries to read the table
+        self._attempts = 0  # to read the table
         self._refresh: asyncio.TimerHandle | None = None
         self._retiring: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Read the table."""
         self._loop = asyncio.get_running_loop()
-        self._ask()
+        self._request_table()
 
     def stop(self) -> None:
         """Close all connections."""
@@ -309,26 +309,26 @@ class UpstreamCluster:
 
     def _refresh_later(self) -> None:
         if self._refresh is None:
-            self._refresh = self._loop.call_later(REFRESH_PAUSE_S, self._ask)
+            self._refresh = self._loop.call_later(REFRESH_PAUSE_S, self._request_table)
 
-    def _ask(self) -> None:
-        """Ask the next node for the table; another one if it does not reply in time."""
+    def _request_table(self) -> None:
+        """Request the table from the next node; from another one if that does not reply in time."""
         candidates = list(dict.fromkeys([*self._table.masters, *self.url.seeds]))
-        address = candidates[self._asked % len(candidates)]
-        self._asked += 1
-        self._refresh = self._loop.call_later(REFRESH_S_MAX, self._ask)
-        self._node(address).send(0, 2, CLUSTER_SLOTS, _TableSink(self, address), self._asked, is_read=True)
+        address = candidates[self._attempts % len(candidates)]
+        self._attempts += 1
+        self._refresh = self._loop.call_later(REFRESH_S_MAX, self._request_table)
+        self._node(address).send(0, 2, CLUSTER_SLOTS, _TableSink(self, address), self._attempts, is_read=True)
 
     def take_table(self, number: int, table: SlotTable) -> None:
-        """Take the reply to the last question for the table."""
-        if number != self._asked:
+        """Take the reply to a request for the table, unless a later request was sent."""
+        if number != self._attempts:
             return
         if not table.masters:
-            self.ask_again(number, "no node has slots")
+            self.request_table_again(number, "no node has slots")
             return
         if self._refresh is not None:
             self._refresh.cancel()
-        self._refresh, self._asked = None, 0  # the first master is asked next
+        self._refresh, self._attempts = None, 0  # the next request goes to the first master
         before, self._table, self._error = self._table, table, ""
         if list(before.masters) != list(table.masters):
             logger.info("the masters of the upstream are %s", ", ".join(map(str, table.masters)))
@@ -342,13 +342,13 @@ class UpstreamCluster:
             self._moved()
         self._retire()
 
-    def ask_again(self, number: int, reason: str) -> None:
-        """Ask another node after a pause."""
-        if number == self._asked:
+    def request_table_again(self, number: int, reason: str) -> None:
+        """Request the table from another node, after a pause."""
+        if number == self._attempts:
             self._error = self._error and reason
             if self._refresh is not None:
                 self._refresh.cancel()
-            self._refresh = self._loop.call_later(REFRESH_PAUSE_S, self._ask)
+            self._refresh = self._loop.call_later(REFRESH_PAUSE_S, self._request_table)
 
     def _retire(self) -> None:
         """Close the connections to nodes that are no masters, once their last replies have arrived."""
@@ -456,14 +456,16 @@ class _ClusterRequest:
 class _TableSink:
     """Takes a node's reply to CLUSTER SLOTS."""
 
-    def __init__(self, cluster: UpstreamCluster, asked: Address) -> None:
-        self._cluster, self._asked = cluster, asked
+    def __init__(self, cluster: UpstreamCluster, node: Address) -> None:
+        self._cluster, self._node = cluster, node
 
     def put(self, index: int, reply: RawReply) -> None:
         try:
-            table = SlotTable.parse(as_bytes(reply), self._asked)
+            table = SlotTable.parse(as_bytes(reply), self._node)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            self._cluster.ask_again(index, f"the reply of {self._asked} to CLUSTER SLOTS is not understood: {error}")
+            self._cluster.request_table_again(
+                index, f"the reply of {self._node} to CLUSTER SLOTS is not understood: {error}"
+            )
             return
         try:
             self._cluster.take_table(index, table)
@@ -471,4 +473,4 @@ class _TableSink:
             internal_error(error)
 
     def fail(self, index: int, error: Exception) -> None:
-        self._cluster.ask_again(index, str(error))
+        self._cluster.request_table_again(index, str(error))

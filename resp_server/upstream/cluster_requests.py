@@ -1,4 +1,4 @@
-"""What of a request goes to which nodes of a Redis Cluster, and how their replies are joined. Pure.
+"""Splits requests over the nodes of a Redis Cluster, and merges the nodes' replies. Pure.
 
 The commands that clients of a Redis Cluster split are split here. Other commands go whole to the master of their first
 key; if their keys are in several slots, that node replies CROSSSLOT. Commands without keys go where their tips say.
@@ -34,19 +34,19 @@ def all_true(replies: Sequence[RawReply]) -> Steps[RawReply]:
     return b"*%d\r\n" % len(found) + b"".join(found)
 
 
-# The words of a key: MSET has a value after each. Replies are summed, or put in order, or all `OK`.
+# The words of each key, with its value for MSET. Replies are summed, or put in order, or are all `OK`.
 SPLIT = {"mget": 1, "exists": 1, "del": 1, "unlink": 1, "touch": 1, "mset": 2}
-# Tips of commands that every master has to run, and how their replies are joined.
+# Tips of commands that every master has to run, and how their replies are merged.
 ALL_MASTERS = frozenset(["request_policy:all_shards", "request_policy:all_nodes"])
 JOINS: dict[str, Merge] = {
     "response_policy:all_succeeded": first_of,
     "response_policy:agg_sum": sum_of_replies,
     "response_policy:agg_logical_and": all_true,
 }
+# One success is enough: other nodes may have nothing to do, as with SCRIPT KILL.
+ONE_SUCCEEDED = "response_policy:one_succeeded"
 # Keys of a request that are hashed in one step (guess: 0.2 ms).
 KEYS_AT_ONCE = 128
-# One success is enough: others may have nothing to do, as with SCRIPT KILL.
-ONE_SUCCEEDED = "response_policy:one_succeeded"
 
 
 def one_success(replies: Sequence[RawReply]) -> RawReply:
@@ -62,9 +62,9 @@ class Part(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How to run a request: its parts, or on all masters; and how the replies are joined.
+    """How to run a request: the requests to single nodes, or one to all masters, and how their replies are merged.
 
-    takes_errors: errors are joined as well; else the first error is the reply.
+    takes_errors: errors are merged, too; else the first error is the reply.
     """
 
     parts: list[Part]
@@ -74,7 +74,7 @@ class Plan(NamedTuple):
 
 
 def plan_of(rule: CommandRule, request: Request) -> Plan | Steps[Plan]:
-    """Return how to run a request that an upstream has to answer; in steps if it has to be split."""
+    """Return the plan of a request; in steps if it has to be split."""
     if rule.single_key_at and rule.single_key_at < len(request):
         return Plan([Part(slot_of(request[rule.single_key_at]), request)])
     runs = key_runs(rule.facts, request) or ()

@@ -1,7 +1,7 @@
-"""What is known of a command by its name: who answers it, and where its keys are. Pure.
+"""The rule of each command: the side that answers it, and the positions of its keys. Pure.
 
-A command with keys goes to the owners of its keys. A command without keys goes by the tables below, and to the upstream
-if it is in none of them. The facts of a command are the upstream's own, where it has told them.
+A command with keys goes to the owners of its keys. A command without keys goes where the tables below say, and to the
+upstream if none of them has it. The facts of a command are those in the upstream's reply to COMMAND, where it has them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from resp_server.protocol.errors import PlainError, unknown_command, unknown_sub
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.command_facts import tells_all_keys
 
-# Answered here: about this connection, its user, and this process. Some are sent to the upstream as well.
+# The proxy answers these: they are about the connection, its user, or this process. Some also go to the upstream.
 LOCAL = frozenset(
     [
         "acl",
@@ -47,9 +47,9 @@ LOCAL = frozenset(
         "unwatch",
     ]
 )
-# About the keys of both sides.
+# These read the keys of both sides.
 ALL_KEYS = frozenset(["dbsize", "keys", "randomkey", "scan"])
-# They harm the upstream's host, or would take a shared connection out of the protocol.
+# These harm the upstream's host, or change the protocol of a connection that clients share.
 DENIED = frozenset(
     [
         "acl|deluser",
@@ -72,9 +72,9 @@ DENIED = frozenset(
 )
 # Subcommands of denied commands that only read.
 READS_OF_DENIED = frozenset(["module|help", "module|list"])
-# The compiled hop finds these first.
+# The compiled hop looks these up first.
 USUAL = ("get", "mget", "set", "incr", "setex", "del", "hget", "hset", "hgetall", "expire", "exists", "lpush", "rpop")
-# Spellings of command names that are remembered.
+# Spellings of command names whose rules are cached.
 SPELLINGS_MAX = 1024
 
 
@@ -85,20 +85,23 @@ class Side(Enum):
     STATES = auto()
     UPSTREAM = auto()
     BOTH = auto()
-    PORTIONS = auto()  # both: a long read, the upstream's keys at once and the others in portions
-    ALL_KEYS = auto()  # both sides, all keys of each
-    SELECT = auto()  # here: the upstream says whether it has the database
-    BY_SECTIONS = auto()  # INFO
-    NOT_YET = auto()
-    MAPPED = auto()  # the states, which get another request, with their own names of keys
+    PORTIONS = auto()  # both, for a long read: the upstream's keys in one request, the states' keys in portions
+    ALL_KEYS = auto()  # both: a command about all keys
+    SELECT = auto()  # the proxy; the upstream says whether it has the database
+    BY_SECTIONS = auto()  # INFO: the sections decide
+    NOT_YET = auto()  # an error
+    MAPPED = auto()  # the states, by a request with the states' names of the keys
     PREFERRED = auto()  # the states if they have the only key, otherwise the upstream
-    DROPPED = auto()  # a write that is answered OK
-    DENIED = auto()
-    BY_KEYS = auto()  # a rule only, never a decision
+    DROPPED = auto()  # the proxy: a write that gets OK and is not run
+    DENIED = auto()  # an error
+    BY_KEYS = auto()  # the keys decide: only in a `CommandRule`, never in a `Route`
 
 
 class CommandRule(NamedTuple):
-    """What is known of a command by its name. command: None: it is not in the command table."""
+    """The rule of one command. command: None: it is not in the command table.
+
+    single_key_at: the position of the only key; 0: the command has no key, or may have several.
+    """
 
     name: str
     side: Side
@@ -145,7 +148,7 @@ class CommandRules:
         return self._rules[full_name]
 
     def check_form(self, rule: CommandRule, request: Request) -> None:
-        """Raise the error of a request for the upstream that is not queued after MULTI, whatever its arguments are."""
+        """Raise the error with which the upstream would refuse to queue a request after MULTI."""
         name, _, sub = rule.name.partition("|")
         if self._upstream_facts and name not in self._upstream_facts:
             raise unknown_command(request)
@@ -159,7 +162,7 @@ class CommandRules:
             raise PlainError("Command not allowed inside a transaction")
 
     def plain_commands(self) -> Sequence[PlainCommand]:
-        """Return the commands that the upstream answers if its keys are at fixed places, the most used ones first."""
+        """Return the commands whose keys are at fixed positions and decide the side, the most used ones first."""
         names = [*USUAL, *self._upstream_facts, *(each.name for each in self._table)]
         found = []
         for name in dict.fromkeys(names):

@@ -1,7 +1,7 @@
 """Follows the changes of keys at an upstream, by CLIENT TRACKING with BCAST over one connection to each node.
 
-The upstream pushes the names of changed keys that begin with given prefixes, whoever changed them. This needs Redis 6
-or later, and the right to CLIENT TRACKING. No setting of the upstream is changed.
+The upstream pushes the names of changed keys that begin with given prefixes, whichever client changed them. This needs
+Redis 6 or later, and the right to CLIENT TRACKING. No setting of the upstream is changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from resp_server.upstream.upstream import Upstream
 
 logger = logging.getLogger("sparkis.proxy")
 
-# The interval of looking whether all nodes are followed (guess), and the pause after a refusal.
+# The interval of the check that all nodes are followed (guess), and the pause after a refusal.
 CHECK_S = 0.5
 REFUSED_PAUSE_S = 60.0
 OWN = 0  # the only client of these connections
@@ -113,7 +113,7 @@ class KeyChanges:
 
 
 class _Node:
-    """The connection to one node. is_over: it was lost, or leads to another server than the pool's."""
+    """The connection to one node. is_over: it was lost, or the pool has another server now."""
 
     def __init__(self, pool: UpstreamPool, prefixes: Sequence[bytes], changes: KeyChanges) -> None:
         self._pool, self._url, self._changes = pool, pool.url, changes

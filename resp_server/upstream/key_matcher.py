@@ -100,7 +100,7 @@ class KeyMatcher:
         """Return the job that has a key of states, by its own name; None: none is known."""
         return self._formats.decide(state_key).state.rpartition(":")[0] or None
 
-    def whose(self, key: bytes, database: int = 0) -> str:
+    def owner_text(self, key: bytes, database: int = 0) -> str:
         """Return the owner of a key for messages."""
         decision, state = self.decider(database)(key), self.owner_of(key, database)
         if state is None:

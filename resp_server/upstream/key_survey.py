@@ -1,6 +1,6 @@
-"""Whose the keys of an upstream would be: a survey before a swap. Pure.
+"""A survey of an upstream's keys before a swap: the owner that each key would have. Pure.
 
-Each key is given to a rule, to a state, by its key format, or to a group of names that are alike.
+Each key is counted for a rule, for a state by its key format, or for a group of similar names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from resp_server.upstream.name_groups import FoundKey, NameGroups
 from resp_server.upstream.rules import Owner, Rule
 from state_backend.model.descriptor import KeyFormat
 
-# Keys of each row that are looked at one by one: their types, and whether the states have them.
+# Keys of each row that are examined one by one: their types, and whether the states have them.
 SAMPLES_MAX = 100
 SHOWN_CHARACTERS_MAX = 60
 
@@ -93,7 +93,7 @@ class KeySurvey:
 
 
 def decisions(rows: Sequence[SurveyRow]) -> Sequence[str]:
-    """Return what a person has to decide, as sentences."""
+    """Return the decisions that the owner of the upstream has to make, as sentences."""
     found: list[str] = []
     states = [row for row in rows if row.state is not None and row.rule is None]
     for row in states:

@@ -1,8 +1,7 @@
-"""Which words of a request may be long: values for the upstream, as long as Redis allows. All others have a megabyte.
+"""Limits the words of a request. Values for the upstream may be as long as Redis allows, all other words 1 MB.
 
-Keys, channels, patterns, names of commands and all that this process or a server of states handles are compared,
-hashed or matched, which takes much longer than to pass a value on. A long value is passed on as the texts in which it
-arrived (`LongWord`).
+Keys, channels, patterns, command names and all words for states are compared, hashed or matched here. That takes much
+longer than forwarding a value. A long value is forwarded as the pieces in which it arrived (`LongWord`).
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from resp_server.protocol.request_parser import FIRST_WORDS, LONG_WORD_BYTES, Lo
 
 # Standard: the default of Redis' `proto-max-bulk-len`.
 VALUE_BYTES_MAX = 512 << 20
-# Of the first words: a longer one than `LONG_WORD_BYTES` gets an error, a longer one than this ends the connection.
+# A first word longer than `LONG_WORD_BYTES` gets an error. One longer than this ends the connection.
 FIRST_WORD_BYTES_MAX = 8 << 20
-# Stands for a long word where a request is looked at: no key, number or option is as long.
+# Replaces a long word while a request is parsed: it is no valid number or option.
 STAND_IN = b"(a long word)"
 
 
@@ -30,7 +29,7 @@ def long_words(request: Request) -> Collection[int]:
 
 
 def without_long_words(request: Request, long_at: Collection[int]) -> Request:
-    """Return a request in which no word is a `LongWord`, to look at it."""
+    """Return a request for parsing: each `LongWord` is replaced by `STAND_IN`."""
     return [STAND_IN if at in long_at else word for at, word in enumerate(request)]
 
 

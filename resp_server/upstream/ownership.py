@@ -122,9 +122,9 @@ class Ownership:
         """Return the state that owns a key, as `job:state`; None: the upstream owns it."""
         return self.matcher.owner_of(key)
 
-    def whose(self, key: bytes, database: int = 0) -> str:
+    def owner_text(self, key: bytes, database: int = 0) -> str:
         """Return the owner of a key for messages."""
-        return self.matcher.whose(key, database)
+        return self.matcher.owner_text(key, database)
 
     def take_rules(self, rules: Rules) -> None:
         """Take other rules. New formats that a rule decided about, and none does any more, are checked."""

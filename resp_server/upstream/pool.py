@@ -55,7 +55,7 @@ class UpstreamPool:
     called after each failure. on_state_lost: called with a client whose pinned connection was lost together with its
     state at the upstream, such as watched keys. tls: for a URL with TLS. role: checks the server's role. locator: finds
     the master by sentinels; None: the URL has the server's address. pinned: the connections of single clients.
-    tracked: at a node of a Redis Cluster, the clients that track keys at all nodes, with their CLIENT TRACKING.
+    tracked: at a node of a Redis Cluster, the CLIENT TRACKING requests of clients that track keys at all nodes.
     on_push: called with a client and a frame that it gets without a request.
     """
 
@@ -355,7 +355,7 @@ class UpstreamPool:
         self.on_failed()
 
     def refused_write(self, connection: UpstreamConnection) -> None:
-        """Ask for the server's role after a READONLY. A script may reply that, too, so nothing is concluded from it."""
+        """Ask for the server's role after the reply READONLY. A script may also reply that, so only the role counts."""
         if self.role.must_be_master and not self._asks_role:
             self._asks_role = True
             connection.add(UpstreamRequest(ROLE, _RoleSink(self._take_role), 0, is_read=True))
@@ -409,7 +409,7 @@ class _RoleSink:
 
 
 class _TrackingSink:
-    """Takes the reply to a CLIENT TRACKING that no client waits for: without tracking, the client cannot go on."""
+    """Takes the reply to a CLIENT TRACKING that the proxy repeats at a node. An error ends the client's connection."""
 
     def __init__(self, pool: UpstreamPool, client: int) -> None:
         self._pool, self._client = pool, client

@@ -1,8 +1,8 @@
-"""Replies of the upstream that are kept for a time, for keys whose rule has `cache`. Pure.
+"""The cache of an upstream's replies, for keys whose rule has `cache`. Pure.
 
-A reply is taken only if nothing may have changed its key between the request and the reply. A write of the proxy's own
-clients ends what is cached when it is sent, and until it is answered nothing of its keys is answered or taken: another
-client's read could be from before the write, and the writer must not get it afterwards.
+A reply is cached only if nothing can have changed its key between the request and the reply. When a client of this
+proxy sends a write, the entries of its keys are removed. Until the write has its reply, reads of these keys are not
+cached: the upstream may have run another client's read before the write, and the writer must not get that reply later.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-# The memory for all entries (guess), and the longest reply that is kept.
+# The memory for all entries (guess), and the longest reply that is cached.
 CACHE_BYTES_MAX = 64 << 20
 REPLY_BYTES_MAX = 64 * 1024
 # The overhead of an entry (measured: a tuple of four words, two rows of dictionaries, a set).
@@ -18,7 +18,7 @@ ENTRY_OVERHEAD_BYTES = 700
 
 
 class CachedRead(NamedTuple):
-    """What an entry answers: a read of one key, in one database and version of the protocol."""
+    """The key of an entry: a read of one key, in one database and one version of the protocol."""
 
     database: int
     protocol: int
@@ -34,7 +34,7 @@ class _Entry(NamedTuple):
 
 
 class Fill:
-    """A read whose reply may be taken. ends_s: it is kept until then. is_valid: nothing may have changed the key."""
+    """A read in flight whose reply may be cached. ends_s: when the entry expires. is_valid: the key has not changed."""
 
     __slots__ = ("ends_s", "is_valid", "key", "read")
 
@@ -44,7 +44,7 @@ class Fill:
 
 
 class Write:
-    """A write that was sent and not answered. keys: None: any key may change."""
+    """A write in flight. keys: the keys that it may change; None: all keys. is_over: it has its reply."""
 
     __slots__ = ("is_over", "keys")
 
@@ -58,7 +58,7 @@ class ResultCache:
 
     def __init__(self, clock: Callable[[], float], bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._clock, self._bytes_max = clock, bytes_max
-        self._entries: dict[CachedRead, _Entry] = {}  # the one used last at the end
+        self._entries: dict[CachedRead, _Entry] = {}  # the least recently used one is the first
         self._reads_of: dict[bytes, set[CachedRead]] = {}
         self._fills: dict[bytes, set[Fill]] = {}
         self._writes: dict[bytes, int] = {}
@@ -79,7 +79,7 @@ class ResultCache:
         return None
 
     def begin_fill(self, read: CachedRead, key: bytes, time_s: float) -> Fill | None:
-        """Return what takes the reply to a read that is sent now; None: it may not be taken. time_s: to keep it."""
+        """Begin a read that may be cached for `time_s`; None: a write of its key is in flight."""
         if self._writes_of_any_key or key in self._writes:
             return None
         fill = Fill(read, key, self._clock() + time_s)
@@ -87,7 +87,7 @@ class ResultCache:
         return fill
 
     def end_fill(self, fill: Fill, reply: bytes | None) -> None:
-        """Take the reply to a read; None: it had no reply that can be kept."""
+        """End a read, and cache its reply. None: there is no reply that can be cached."""
         fills = self._fills.get(fill.key)
         if fills is not None:
             fills.discard(fill)
@@ -108,7 +108,10 @@ class ResultCache:
             self.evicted += 1
 
     def begin_write(self, keys: Sequence[bytes] | None) -> Write:
-        """End what is cached of keys that a request may change; None: of all keys."""
+        """Remove the entries of keys that a request may change, and cache no read of them until `end_write`.
+
+        keys: None: all keys.
+        """
         self.drop(keys)
         if keys is None:
             self._writes_of_any_key += 1
@@ -118,7 +121,7 @@ class ResultCache:
         return Write(keys)
 
     def end_write(self, write: Write) -> None:
-        """Handle the reply to such a request, or that there will be none."""
+        """End a write: it has its reply, or will get none."""
         if write.is_over:
             return
         write.is_over = True
@@ -131,7 +134,7 @@ class ResultCache:
                 del self._writes[key]
 
     def drop(self, keys: Iterable[bytes] | None) -> None:
-        """Forget what is cached, or being read, of keys that have changed; None: of all keys."""
+        """Remove the entries of keys that have changed, and cache no reply to a read in flight. None: all keys."""
         if keys is None:
             self.invalidated += len(self._entries)
             self._entries, self._reads_of, self._bytes = {}, {}, 0
@@ -159,7 +162,7 @@ class ResultCache:
         }
 
     def _forget(self, read: CachedRead, entry: _Entry) -> None:
-        """Forget an entry that was removed."""
+        """Remove an entry that `_entries` no longer has from the counts and the index."""
         self._bytes -= entry.size
         reads = self._reads_of[entry.key]
         reads.discard(read)

@@ -27,18 +27,18 @@ from resp_server.upstream.state_writes import without_pairs, write_plan
 
 # Sections of INFO that only this process has.
 OWN_SECTIONS = (b"proxy", b"sparkis")
-# Split over both sides. Writes are not: with a state's key nothing of them is done.
+# Reads that are split over both sides. A write is not split: a state's key refuses all of it.
 SPLIT = ("mget", "exists", "touch")
 # The words that an option of XREAD and XREADGROUP takes, with its name.
 STREAM_OPTIONS = {b"GROUP": 3, b"COUNT": 2, b"NOACK": 1}
-# Their replies have times in them.
+# Their replies contain times.
 NEVER_CACHED = frozenset(["xinfo|stream", "xinfo|groups", "xinfo|consumers", "xpending"])
 NO_FIELDS: Mapping[int, Request] = {}
 # Keys that are decided in one step (guess: 0.2 ms).
 KEYS_AT_ONCE = 256
 # Words of a request in which an option has to be found (guess: takes some milliseconds).
 SEARCHED_WORDS_MAX = 1 << 15
-# Keys that are not the upstream's, in a request that is not split: a served request may not have more.
+# Decisions about states' keys that are kept of a long request that is not split: no command on states takes more keys.
 OTHERS_MAX = 4097
 # Keys of a long request that are compared with the states' values, where a rule says so (guess: enough to compare).
 SHADOWED_KEYS_MAX = 1024
@@ -47,16 +47,21 @@ NAMED_KEYS_MAX = 8
 
 
 class Route(NamedTuple):
-    """A decision.
+    """The side that answers a request, and what it needs for that.
 
-    state_keys: for `Side.BOTH`, the positions of the states' keys. is_blocking: the upstream may reply much later, so
-    the request needs a connection of its client's own. request: what the side gets instead of the client's request.
-    fields: for `Side.BOTH`, the requests for keys that are fields of states' keys, by position. convert: for
-    `Side.MAPPED`, makes the states' reply that of the client's request.
-    preferred: for `Side.BOTH`, the positions of keys that the states answer if they have them. key_at, unserved: for
-    `Side.PREFERRED`, the position of the key, and the error if the states have it, but do not serve the command.
-    shadowed: keys to compare. cache_s: for how long the reply about the only key, at `key_at`, may be cached. changed:
-    the keys that the request may change, if any are cached; None: any key.
+    For `Side.BOTH`: state_keys: the positions of the states' keys. preferred: the positions of keys that the states
+    answer if they have them. fields: the requests for keys that are fields of states' keys, by position.
+
+    For `Side.PREFERRED`: key_at: the position of the key. unserved: the error if the states have the key, but do not
+    serve the command.
+
+    For `Side.MAPPED`: convert: makes the reply to the client's request of the states' reply.
+
+    For `Side.UPSTREAM`: is_blocking: the reply may come much later, so the client needs a connection of its own.
+    shadowed: the keys to compare. cache_s: how long the reply about the key at `key_at` may be cached. changed: the
+    keys that the request may change, if any key is cached; None: all keys.
+
+    request: what the side gets instead of the client's request; None: the client's request.
     """
 
     side: Side
@@ -99,9 +104,9 @@ class SwapRouter:
         self._ownership = ownership
 
     def route(self, request: Request, database: int = 0) -> Route | None:
-        """Return which side answers; None for an unknown command. ReplyError for a request that no side may answer.
+        """Return the route of a request; None for an unknown command. ReplyError for a request that no side may answer.
 
-        database: the client's.
+        database: the one that the client has selected.
         """
         long_at = long_words(request)
         rule = self.commands.of(request)
@@ -137,7 +142,7 @@ class SwapRouter:
         return Route(rule.side, rule, is_blocking=is_blocking, changed=None if may_change else ())
 
     def route_in_steps(self, request: Request, database: int = 0) -> Steps[Route | None]:
-        """Do the same for a long request. A read that is split has `Side.PORTIONS` unless one side has all its keys."""
+        """Return the route of a request, in steps if it is long. A long read of both sides has `Side.PORTIONS`."""
         long_at = long_words(request)
         rule = self.commands.of(request)
         if rule is None or rule.side is not Side.BY_KEYS or rule.single_key_at or len(request) <= KEYS_AT_ONCE:
@@ -153,9 +158,9 @@ class SwapRouter:
         if any(at in positions for at in long_at):
             raise too_long()
         decide = self._ownership.matcher.decider(database)
-        # Not a row for each key: to free a million of them would take too long.
+        # An array, because to free a million tuples would take too long.
         others_at = array("L")
-        others: list[tuple[int, Decision]] = []  # the first ones
+        others: list[tuple[int, Decision]] = []  # the first of them
         dropped, owned_count, dropped_count, has_names = bytearray(), 0, 0, False
         for first in range(0, len(positions), KEYS_AT_ONCE):
             some = positions[first : first + KEYS_AT_ONCE]
@@ -177,7 +182,7 @@ class SwapRouter:
                     dropped[at] = 1
             has_names = has_names or any(made.rule is not None and made.rule.mapping is not None for _, made in found)
             yield
-        # To list the keys of a long write would take too long: any cached key may change.
+        # To list the keys of a long write would take too long, so all cached keys count as changed.
         changed = None if self._ownership.has_cached and not rule.is_read and rule.name != "watch" else ()
         if not others:
             route = self._by_keys(rule, request, positions[:SHADOWED_KEYS_MAX], others, database, ())
@@ -203,7 +208,7 @@ class SwapRouter:
         database: int,
         long_at: Collection[int],
     ) -> Route:
-        """Return the route of a request with keys. others: those that are not the upstream's."""
+        """Return the route of a request with keys. others: the positions and decisions of keys that states may have."""
         if long_at and not set(long_at).isdisjoint(positions):
             raise too_long()
         owned = [row for row in others if row[1].owner is Owner.STATE]
@@ -235,9 +240,9 @@ class SwapRouter:
             return self._both(rule, request, owned)
         if len(owned) < len(positions):
             raise PlainError(
-                f"command '{rule.name}' needs its keys on one side: {self._whose(request, positions, database)}"
+                f"command '{rule.name}' needs its keys on one side: {self._owners_text(request, positions, database)}"
             )
-        raise PlainError(self._whose(request, [owned[0][0]], database))
+        raise PlainError(self._owners_text(request, [owned[0][0]], database))
 
     def _preferred(
         self,
@@ -249,18 +254,18 @@ class SwapRouter:
     ) -> Route:
         """Return the route of a read with keys that the states answer if they have them."""
         if "blocking" in rule.facts.flags and not _is_nonblocking_read(rule, request):
-            raise PlainError(f"command '{rule.name}' cannot block: {self._whose(request, positions, database)}")
+            raise PlainError(f"command '{rule.name}' cannot block: {self._owners_text(request, positions, database)}")
         if len(positions) == 1:
             is_served = rule.command is not None and rule.command.declaration is not None
             unserved = (
                 None
                 if is_served
-                else PlainError(f"{self._whose(request, positions, database)}, and the states have it")
+                else PlainError(f"{self._owners_text(request, positions, database)}, and the states have it")
             )
             return Route(Side.PREFERRED, rule, key_at=positions[0], unserved=unserved)
         if rule.name not in SPLIT:
             raise PlainError(
-                f"command '{rule.name}' needs its keys on one side: {self._whose(request, positions, database)}"
+                f"command '{rule.name}' needs its keys on one side: {self._owners_text(request, positions, database)}"
             )
         return self._both(rule, request, others)
 
@@ -280,12 +285,12 @@ class SwapRouter:
         if read is None:
             raise PlainError(
                 f"command '{rule.name}' is not available for fields of a state's key: "
-                f"{self._whose(request, [at], database)}"
+                f"{self._owners_text(request, [at], database)}"
             )
         return Route(Side.MAPPED, rule, request=read.request, convert=read.convert)
 
     def _both(self, rule: CommandRule, request: Request, others: Sequence[tuple[int, Decision]]) -> Route:
-        """Return the route of a request that is split. others: the keys that are not the upstream's."""
+        """Return the route of a request that is split. others: as in `_by_keys`."""
         owned = [at for at, found in others if found.owner is Owner.STATE]
         preferred = [at for at, found in others if found.owner is Owner.PREFER_STATE]
         names = _state_names(request, others)
@@ -323,28 +328,28 @@ class SwapRouter:
         )
 
     def _changing(self, route: Route, request: Request, positions: Sequence[int]) -> Route:
-        """Add to a write the keys that it may change, if any are cached."""
+        """Return a write's route with the keys that the write may change, if any key is cached."""
         if not self._ownership.has_cached:
             return route
         return route._replace(changed=[request[at] for at in positions])
 
     def _refusal(self, request: Request, at: int, decision: Decision, database: int) -> PlainError:
         """Return the error of a write with a state's key."""
-        whose, found = self._whose(request, [at], database), decision.rule
-        if found is not None and found.writes is Writes.DROP:
-            whose += f"; the rule '{found.name}' drops plain SET, SETEX, PSETEX and MSET only"
-        return PlainError(whose)
+        text, rule = self._owners_text(request, [at], database), decision.rule
+        if rule is not None and rule.writes is Writes.DROP:
+            text += f"; the rule '{rule.name}' drops plain SET, SETEX, PSETEX and MSET only"
+        return PlainError(text)
 
-    def _whose(self, request: Request, positions: Sequence[int], database: int) -> str:
+    def _owners_text(self, request: Request, positions: Sequence[int], database: int) -> str:
         named = [request[at] for at in positions[:NAMED_KEYS_MAX]]
-        return ", ".join(f"key '{client_text(key)}' is {self._ownership.whose(key, database)}" for key in named)
+        return ", ".join(f"key '{client_text(key)}' is {self._ownership.owner_text(key, database)}" for key in named)
 
     def _check_known(self) -> None:
         if not self._ownership.is_known:
             raise LoadingError("the key formats of the states are not known yet; retry in a moment")
 
     def _positions(self, rule: CommandRule, request: Request, *, is_long: bool = False) -> Sequence[int]:
-        """Return the positions of keys, in order; is_long: of many keys, maybe with an order of their own."""
+        """Return the positions of keys, sorted unless `is_long`: to sort many would take too long."""
         if rule.command is None and not tells_all_keys(rule.facts):
             raise PlainError(f"the upstream does not say where the keys of '{rule.name}' are, so it is not passed on")
         runs = [positions for positions, flags in key_runs(rule.facts, request) or () if "not_key" not in flags]
@@ -367,9 +372,9 @@ def _without_dropped(rule: CommandRule, request: Request, dropped: bytearray, is
 
 
 def _cached(route: Route, request: Request, positions: Sequence[int], decide: Callable[[bytes], Decision]) -> Route:
-    """Add to a request of the upstream for how long its reply may be cached, or the keys that it may change.
+    """Return the route of an upstream's request with the time for which its reply may be cached, or the changed keys.
 
-    A script may change keys that it does not declare; one without any key may change all.
+    A script may change keys that it does not declare. A script without keys counts as one that changes all keys.
     """
     rule = route.rule
     if not rule.is_read:
@@ -389,7 +394,7 @@ def _shadowed(
     positions: Sequence[int],
     decide: Callable[[bytes], Decision],
 ) -> Sequence[Shadowed]:
-    """Return the keys of a read to compare: the only one, or those of MGET."""
+    """Return the keys of a read whose values are to be compared: its only key, or the keys of MGET."""
     is_served = rule.command is not None and rule.command.declaration is not None
     if not is_served or (len(positions) > 1 and rule.name != "mget") or not is_comparable(rule.name, rule.facts):
         return ()
@@ -421,12 +426,12 @@ def _state_names(request: Request, others: Sequence[tuple[int, Decision]]) -> Ma
 
 
 def not_yet(name: str) -> PlainError:
-    """Return the error for a request that needs more than shared connections."""
+    """Return the error for a command that the proxy does not forward yet."""
     return PlainError(f"command '{name}' is not available through --upstream yet")
 
 
 def _is_nonblocking_read(rule: CommandRule, request: Request) -> bool:
-    """Tell whether a request of a stream's readers, which may block, does not."""
+    """Tell whether a request is an XREAD or an XREADGROUP without BLOCK."""
     if rule.name not in ("xread", "xreadgroup"):
         return False
     at = 1

@@ -1,4 +1,4 @@
-"""Whether the upstream and a state say the same about a key. Pure."""
+"""Compares the upstream's reply about a key with the state's. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import hiredis
 
 from resp_server.command_table.facts import Facts
 
-# Replies that say that there is no such key. `:0` is that of EXISTS, STRLEN, LLEN and the like.
+# Replies about a key that does not exist. `:0` is that of EXISTS, STRLEN, LLEN and the like.
 ABSENT = (b"$-1\r\n", b"_\r\n", b"*-1\r\n", b"*0\r\n", b"%0\r\n", b"~0\r\n", b":0\r\n", b"+none\r\n")
 # Their replies differ although the values are equal: times, places in memory, random choices, cursors.
 NEVER_COMPARED = frozenset(
@@ -40,7 +40,7 @@ def is_comparable(name: str, facts: Facts) -> bool:
 
 
 def outcome_of(name: str, upstream: bytes, state: bytes, tolerance: float | None = None) -> Outcome:
-    """Compare the replies to a read of one key. tolerance: texts that are numbers may differ by that much."""
+    """Compare the replies to a read of one key. tolerance: by how much numbers may differ, relative or absolute."""
     if upstream == state:
         return Outcome.EQUAL
     if upstream in ABSENT or state in ABSENT:
@@ -52,7 +52,7 @@ def outcome_of(name: str, upstream: bytes, state: bytes, tolerance: float | None
 
 
 def value_in(name: str, reply: bytes) -> Any:
-    """Return the value in a reply: a hash as a mapping, and what has no order sorted."""
+    """Return the value in a reply: a hash as a mapping, an unordered array as a sorted list."""
     reader = hiredis.Reader(notEnoughData=None)
     reader.feed(reply)
     value = reader.gets()

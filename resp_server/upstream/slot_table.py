@@ -1,4 +1,4 @@
-"""Which node of a Redis Cluster has which slots, as CLUSTER SLOTS and MOVED tell. Pure."""
+"""The slots of each node of a Redis Cluster, from replies to CLUSTER SLOTS and from MOVED errors. Pure."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class SlotTable:
         self.numbers = bytes([number_of.get(each, 0) for each in owners])
 
     @classmethod
-    def parse(cls, reply: bytes, asked: Address) -> SlotTable:
+    def parse(cls, reply: bytes, node: Address) -> SlotTable:
         """Return the table in a reply to CLUSTER SLOTS; ValueError, TypeError or LookupError for anything else.
 
-        asked: the node that replied. A node that does not know its own address leaves its host empty.
+        node: the one that replied. A node that does not know its own address leaves its host empty.
         """
         reader = hiredis.Reader(encoding="utf-8", errors="surrogateescape")
         reader.feed(reply)
@@ -50,7 +50,7 @@ class SlotTable:
         for first, last, (host, port, *_), *_ in rows:
             if not 0 <= first <= last < SLOTS:
                 raise ValueError(f"slots {first} to {last}")
-            owners[first : last + 1] = [Address(host or asked.host, port)] * (last + 1 - first)
+            owners[first : last + 1] = [Address(host or node.host, port)] * (last + 1 - first)
         return cls(owners)
 
     def master_of(self, slot: int) -> Address | None:
@@ -74,7 +74,7 @@ class SlotTable:
         return self._numbered[number]
 
 
-def redirect_in(reply: bytes, asked: Address) -> Redirect | None:
+def redirect_in(reply: bytes, node: Address) -> Redirect | None:
     """Return the redirect that an error reply of a node is; None: it is another reply."""
     if not reply.startswith((b"-MOVED ", b"-ASK ")):
         return None
@@ -82,4 +82,4 @@ def redirect_in(reply: bytes, asked: Address) -> Redirect | None:
     host, _, port = words[-1].rpartition(":")
     if len(words) != 3 or not (words[1].isdigit() and port.isdigit()) or int(words[1]) >= SLOTS:
         return None
-    return Redirect(int(words[1]), Address(host or asked.host, int(port)), words[0] == "-ASK")
+    return Redirect(int(words[1]), Address(host or node.host, int(port)), words[0] == "-ASK")

@@ -1,4 +1,4 @@
-"""Writes with keys of states, by the rules of these keys: refused, dropped, or passed to the upstream. Pure.
+"""Decides whether a write with keys of states is refused, dropped, or passed to the upstream, by the keys' rules. Pure.
 
 All keys of a request are checked before anything is decided: one key whose writes are refused refuses the request.
 """
@@ -12,7 +12,7 @@ from resp_server.protocol.request_parser import Request
 from resp_server.upstream.key_matcher import Decision
 from resp_server.upstream.rules import Writes
 
-# Options of SET with which it is still a plain one: it replies OK whatever the key holds. With how many words each.
+# The options of a plain SET, which replies OK whatever the key holds, and the number of words of each.
 PLAIN_OPTIONS = {b"EX": 2, b"PX": 2, b"EXAT": 2, b"PXAT": 2, b"KEEPTTL": 1}
 # The position of the key's time to live.
 TTL_AT = {"setex": 2, "psetex": 2}

@@ -23,11 +23,11 @@ from resp_server.upstream.url import UpstreamUrl
 class Upstream(Protocol):
     """The connections to an upstream. defer: calls back in a later turn. on_facts: called with the upstream's commands.
 
-    on_hello: called with what it says about itself in HELLO.
-    on_state_lost: called with a client whose own connection was lost with what it held. on_moved: called when keys have
-    moved to other nodes, with the clients that track keys at all nodes. on_push: called with a client and a frame that
-    it gets without a request. node_count: the number of
-    nodes; each has keys of its own. poller: the compiled core's epoll for clients and servers, where there is one.
+    on_hello: called with the fields of its reply to HELLO. on_state_lost: called with a client whose pinned connection
+    was lost with its state, such as watched keys, and with the reason. on_moved: called when keys have moved to other
+    nodes, with the clients that track keys at all nodes. on_push: called with a client and a frame that it gets without
+    a request. node_count: the number of nodes; each has keys of its own. poller: the compiled core's epoll for clients
+    and servers, where there is one.
     """
 
     url: UpstreamUrl

@@ -42,8 +42,11 @@ def test_the_first_rule_that_covers_a_key_decides_and_key_formats_only_where_no_
     made = KeyMatcher([OwnedFormat("a:b:<c>", "job:b"), OwnedFormat("c:<d>", "job:c")], parse_rules(text, ""))
     keys = (b"a:b:z", b"a:b:c", b"a:q", b"c:1", b"d")
     assert [made.owner_of(key) for key in keys] == [None, "job:b", "", "job:c", None]
-    assert made.whose(b"a:q") == "the states', by the rule 'a:<x>'" and made.whose(b"a:b:c") == "owned by state job:b"
-    assert made.whose(b"a:b:z") == made.whose(b"d") == "the upstream's"
+    assert (
+        made.owner_text(b"a:q") == "the states', by the rule 'a:<x>'"
+        and made.owner_text(b"a:b:c") == "owned by state job:b"
+    )
+    assert made.owner_text(b"a:b:z") == made.owner_text(b"d") == "the upstream's"
 
 
 def test_all_mistakes_are_told_at_once_with_number_name_and_line() -> None:
