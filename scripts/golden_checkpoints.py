@@ -1,21 +1,24 @@
 """Make the golden checkpoints of one version of Spark: `python scripts/golden_checkpoints.py FOLDER [JOB ...]`.
 
-Run it with the Python of an environment that has only that version of PySpark, pandas and pyarrow; sparkis is not
-imported. Each job is a small stateful query. Its input is the same in every version, so the rows of its state are, too.
+Run it with the Python of `scripts/spark_venv.sh`, which has that version of PySpark; sparkis is not imported. Each job
+is a small stateful query. Its input is the same in every version, so the rows of its state are, too.
 
-    FOLDER/<version>/<job>.tar.xz     the checkpoint, without Hadoop's `.crc` files, sources and RocksDB's logs
-    FOLDER/<version>/<job>.json       {"states": {state: {batch: rows}}, "changes": {state: rows}}, as Spark's own state
-                                      reader shows them; missing where this version has no reader
-                                      for them (3.5), or its reader fails. The tests then take a newer version's rows.
+    FOLDER/<version>/checkpoints.tar.xz   <job>/..: the checkpoint, without Hadoop's `.crc` files and sources
+    FOLDER/<version>/rows.json.xz         {job: {"states": {state: {batch: rows}}, "changes": {state: rows}}}, as
+                                          Spark's own state reader shows them. A job is missing where this version has
+                                          no such reader (3.5), or its reader fails; the tests then take a newer
+                                          version's rows.
 
-A second argument and those after it choose jobs by name.
+One archive is a fifth as large as one for each job. A second argument and those after it choose jobs by name; the
+others stay as they are.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import lzma
 import os
-import shutil
 import sys
 import tarfile
 import tempfile
@@ -33,6 +36,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
+CHECKPOINTS, ROWS = "checkpoints.tar.xz", "rows.json.xz"
+PRESET = 9 | lzma.PRESET_EXTREME
 VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 BATCHES = 5
 # The batches as of which whole states are read.
@@ -250,7 +255,7 @@ JOBS = (
 def main(folder: str, chosen: list[str]) -> None:
     """Run the jobs, and write their checkpoints and rows."""
     target = Path(folder) / pyspark.__version__
-    target.mkdir(parents=True, exist_ok=True)
+    files, rows = _read_made(target)
     with tempfile.TemporaryDirectory() as scratch:
         spark = _session(scratch)
         inputs = _write_inputs(Path(scratch))
@@ -264,26 +269,56 @@ def main(folder: str, chosen: list[str]) -> None:
                 _run(
                     job, spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", "1").json(str(inputs)), checkpoint
                 )
-                rows = _read_all(spark, checkpoint)
+                # RocksDB's background threads may still write; a copy is complete when the query has ended.
+                files[job.name] = _files(checkpoint)
+                rows[job.name] = _read_all(spark, checkpoint)
             except Exception:
                 print(f"{job.name}: FAILED\n{traceback.format_exc()[-3000:]}", flush=True)
                 continue
             finally:
                 for name in job.settings:
                     spark.conf.unset(name)
-            # RocksDB's background threads may still write; a copy is complete when the query has ended.
-            _pack(checkpoint, target / f"{job.name}.tar.xz")
-            if rows:
-                (target / f"{job.name}.json").write_text(json.dumps(rows, ensure_ascii=False) + "\n")
-            print(f"{job.name}: {len(rows.get('states', {}))} states", flush=True)
+            print(f"{job.name}: {len(rows[job.name].get('states', {}))} states", flush=True)
         spark.stop()
+    _write_made(target, files, rows)
+
+
+def _read_made(target: Path) -> tuple[dict[str, dict[str, bytes]], dict[str, Any]]:
+    """Return the files and the rows of the jobs that an earlier run has made."""
+    files: dict[str, dict[str, bytes]] = {}
+    if not (target / CHECKPOINTS).exists():
+        return files, {}
+    with tarfile.open(target / CHECKPOINTS) as archive:
+        for member in archive:
+            job, _, name = member.name.partition("/")
+            content = archive.extractfile(member)
+            assert content is not None
+            files.setdefault(job, {})[name] = content.read()
+    return files, json.loads(lzma.decompress((target / ROWS).read_bytes())) if (target / ROWS).exists() else {}
+
+
+def _write_made(target: Path, files: dict[str, dict[str, bytes]], rows: dict[str, Any]) -> None:
+    """Write all jobs, in a fixed order."""
+    target.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(target / CHECKPOINTS, "w:xz", preset=PRESET) as archive:
+        for job in sorted(files):
+            for name, content in sorted(files[job].items()):
+                info = tarfile.TarInfo(f"{job}/{name}")
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+    text = json.dumps({job: rows[job] for job in sorted(rows) if rows[job]}, ensure_ascii=False)
+    if text != "{}":
+        (target / ROWS).write_bytes(lzma.compress(text.encode(), preset=PRESET))
 
 
 def _session(scratch: str) -> SparkSession:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # A JVM that lives for minutes gains little from the optimising compiler.
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").config("spark.sql.shuffle.partitions", "2")
-    builder = builder.config("spark.ui.enabled", "false").config("spark.sql.session.timeZone", "UTC")
+    builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    builder = builder.config("spark.sql.session.timeZone", "UTC")
     builder = builder.config("spark.sql.codegen.wholeStage", "false").config(f"{STORE}maintenanceInterval", "100ms")
     builder = builder.config("spark.driver.extraJavaOptions", "-Duser.timezone=UTC")
     builder = builder.config("spark.sql.warehouse.dir", f"{scratch}/warehouse")
@@ -357,19 +392,14 @@ def _states(operators: list[Any]) -> Iterator[tuple[str, dict[str, str]]]:
         yield "default", {}
 
 
-def _pack(checkpoint: Path, target: Path) -> None:
-    """Write the files that a reader needs, in a fixed order."""
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and not path.name.startswith("."))
-    with tarfile.open(target, "w:xz") as archive:
-        for path in files:
-            name = path.relative_to(checkpoint)
-            if name.parts[0] == "sources":
-                continue
-            info = archive.gettarinfo(str(path), str(name))
-            info.mtime, info.uid, info.gid, info.uname, info.gname, info.mode = 0, 0, 0, "", "", 0o644
-            with path.open("rb") as content:
-                archive.addfile(info, content)
-    shutil.rmtree(checkpoint)
+def _files(checkpoint: Path) -> dict[str, bytes]:
+    """Return the files of a checkpoint that a reader needs."""
+    paths = {path.relative_to(checkpoint): path for path in checkpoint.rglob("*") if path.is_file()}
+    return {
+        name.as_posix(): path.read_bytes()
+        for name, path in paths.items()
+        if not name.name.startswith(".") and name.parts[0] != "sources"
+    }
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import lzma
 import re
 import tarfile
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ SAME_ROWS = {
     "join3": "rocksdb-join",
     "join4": "rocksdb-join",
     "transform-no-changelog": "transform-snapshots",
+    "transform-format2": "transform",
 }
 # Spark 3.5 makes the watermark after the filters of a join's sides, newer versions make it before them. So in 3.5, rows
 # leave the state later. The last batch as of which both states are the same.
@@ -45,27 +47,47 @@ def last_batch(version: str, job: str) -> int:
 def jobs() -> Iterator[tuple[str, str]]:
     """Yield version and name of each golden checkpoint."""
     for version in VERSIONS:
-        for path in sorted((GOLDEN / version).glob("*.tar.xz")):
-            yield version, path.name.removesuffix(".tar.xz")
+        for job in _files(version):
+            yield version, job
 
 
 def unpack(version: str, job: str, folder: Path) -> Path:
-    """Unpack a checkpoint into a folder, and return the folder."""
-    with tarfile.open(GOLDEN / version / f"{job}.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+    """Write a checkpoint into a folder, and return the folder."""
+    for name, content in _files(version)[job].items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
     return folder
 
 
-@cache
 def expected(version: str, job: str) -> dict[str, Any]:
     """Return the rows of a job: of this version's reader, or of the newest version's, of the same job or its like."""
     for each in (version, NEWEST):
         for name in (job, SAME_ROWS.get(job, job)):
-            path = GOLDEN / each / f"{name}.json"
-            found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+            found: dict[str, Any] = _rows(each).get(name, {})
             if found.get("changes"):
                 return found
     raise AssertionError(f"no version of Spark has read {job}")
+
+
+@cache
+def _files(version: str) -> dict[str, dict[str, bytes]]:
+    """Return the files of each job's checkpoint."""
+    found: dict[str, dict[str, bytes]] = {}
+    with tarfile.open(GOLDEN / version / "checkpoints.tar.xz") as archive:
+        for member in archive:
+            job, _, name = member.name.partition("/")
+            content = archive.extractfile(member)
+            assert content is not None
+            found.setdefault(job, {})[name] = content.read()
+    return found
+
+
+@cache
+def _rows(version: str) -> dict[str, Any]:
+    path = GOLDEN / version / "rows.json.xz"
+    found: dict[str, Any] = json.loads(lzma.decompress(path.read_bytes())) if path.exists() else {}
+    return found
 
 
 def plain(array: pa.Array) -> list[Any]:
