@@ -429,6 +429,8 @@ class SwapDispatcher(SideSender):
         session = context.session
         if rule.name == "reset" and len(batch) and self._pinned.has_own(session, self._logins.pools):
             return Taken.IN_NEXT_BATCH  # its connection is closed only after all replies
+        if rule.name == "reset" and len(request) == 1 and self._subscriptions.end(request, session, batch):
+            return Taken.IN_NEXT_BATCH
         transaction = session.transaction
         is_end = transaction is not None and (
             rule.name == "discard" or (rule.name == "exec" and transaction.is_aborted)

@@ -37,6 +37,7 @@ UNSUBSCRIBE = {
     "sunsubscribe": SubscriptionKind.SHARD,
 }
 MONITOR, TRACKING = "monitor", "client|tracking"
+RESET = pack((b"RESET",))
 LISTENING = frozenset([*SUBSCRIBE, *UNSUBSCRIBE, MONITOR, TRACKING])
 
 
@@ -105,6 +106,21 @@ class SwapSubscriptions:
         sent.confirmations = _confirmations(name, request, session)
         pinned.is_monitor |= name == MONITOR
         pinned.send_request(sent, session.protocol)
+
+    def end(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
+        """Have the upstream end the subscriptions of a client that sends RESET; False: it has none there any more.
+
+        The upstream does not notice the end of a connection at once, and would count its subscriptions until then.
+        """
+        if self.was_confirmed(request, session) is not None:
+            return False
+        pool = self._pool_of(session)
+        own = None if pool is None else pool.pinned.get(session.id)
+        if own is None or not own.is_listening:
+            return False
+        sink = _EndSink(self._answered, session.id, request, batch)
+        own.add(UpstreamRequest(RESET, sink, batch.expect(is_silent=True), is_read=False))
+        return True
 
     def _track(self, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Send CLIENT TRACKING to all nodes that have keys; the answer is the first error, or OK."""
@@ -204,3 +220,11 @@ class _ConfirmationSink(ReplySink):
     def _answer(self, *, is_confirmed: bool) -> None:
         self._answered[self._client] = self._request, is_confirmed
         self._on_answer(is_confirmed)
+
+
+class _EndSink(_ConfirmationSink):
+    """Takes the upstream's answer to RESET. Its error is none to the client: the connection is closed anyway."""
+
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
+        self._answer(is_confirmed=True)
+        self._batch.put(index, b"")

@@ -98,9 +98,22 @@ def test_a_publisher_is_told_the_number_of_receivers_through_the_proxy(swap: Swa
         assert [each.read().plain for each in clients] == [[b"message", b"news", b"x"]] * 3
         clients[0].__exit__()
         eventually(lambda: direct.call("PUBSUB", "NUMSUB", "news").plain[1] == 2)
-        assert clients[1].call("RESET").plain == b"RESET"
-        eventually(lambda: direct.call("PUBSUB", "NUMSUB", "news").plain[1] == 1)
     eventually(lambda: swap.info()["upstream_pinned"] == "0")
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_after_the_reply_to_reset_the_upstream_counts_no_subscription_of_the_client(
+    client: Connection, direct: Connection, protocol: int
+) -> None:
+    for number in range(50):
+        client.call("HELLO", protocol)
+        subscribe(client, "SUBSCRIBE", "news")
+        subscribe(client, "PSUBSCRIBE", "n*")
+        if number % 2 and protocol == 3:
+            assert client.call("MULTI").plain == b"OK"
+        client.send(request("RESET") + request("PUBLISH", "news", "x") + request("PUBSUB", "NUMPAT"))
+        assert [client.read().plain for _ in range(3)] == [b"RESET", 0, 0]
+        assert direct.call("PUBSUB", "NUMSUB", "news").plain[1] == 0
 
 
 def test_a_long_message_and_many_messages_arrive_whole_and_in_order(client: Connection, direct: Connection) -> None:
