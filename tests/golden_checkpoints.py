@@ -34,6 +34,10 @@ SAME_ROWS = {
     "transform-no-changelog": "transform-snapshots",
     "transform-format2": "transform",
 }
+# The readers of these versions show only the first element of a list that replaces another one, among the changes of
+# these jobs. Whole states have all elements. (The rows of `transform-ttl` differ in each run, and are shown in full.)
+WITHOUT_LISTS = ("4.1.", "4.2.")
+LISTS = ("transform", "transform-format2", "transform-snapshots")
 # Spark 3.5 makes the watermark after the filters of a join's sides, newer versions make it before them. So in 3.5, rows
 # leave the state later. The last batch as of which both states are the same.
 LAST_BATCH_OF_35_JOINS = 3
@@ -66,7 +70,8 @@ def expected(version: str, job: str) -> dict[str, Any]:
         for name in (job, SAME_ROWS.get(job, job)):
             found: dict[str, Any] = _rows(each).get(name, {})
             if found.get("changes"):
-                return found
+                has_lists = not (version.startswith(WITHOUT_LISTS) and name in LISTS)
+                return found if has_lists else found | {"changes": expected(NEWEST, name)["changes"]}
     raise AssertionError(f"no version of Spark has read {job}")
 
 
