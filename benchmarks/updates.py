@@ -36,7 +36,7 @@ from benchmarks.options import Options
 from benchmarks.results import Row, compared_row, single_row
 from benchmarks.servers import BenchmarkError, start_redis, temporary_folder
 from compat.waiting import eventually
-from spark_hooks.serving.lasting_endpoint import LastingEndpoint
+from spark_hooks.serving.detached_endpoint import DetachedEndpoint
 
 JOB, STATE = "updates", "last"
 FIELDS = ("a", "b", "c", "d")
@@ -164,7 +164,7 @@ class Comparison:
         self._peer_done_s = self._nowhere_done_s = 0.0
         self._process, self._port, _ = start_redis(folder)
         endpoint = sparkis.serve(spark, log=folder / "log", store=folder / "store")
-        assert isinstance(endpoint, LastingEndpoint)  # in local mode
+        assert isinstance(endpoint, DetachedEndpoint)  # in local mode
         self._endpoint = endpoint
         self._ours = redis.Redis(port=self._endpoint.port, decode_responses=True)
         self._peer = redis.Redis(port=self._port, decode_responses=True)

@@ -33,7 +33,10 @@ def key_positions(facts: Facts, request: Sequence[bytes]) -> list[tuple[int, Seq
 
 
 def key_runs(facts: Facts, request: Sequence[bytes]) -> list[tuple[Sequence[int], Sequence[str]]] | None:
-    """Return the same for each key specification; it takes no longer for many keys, unless a keyword is searched."""
+    """Return the key positions of each key specification, with its access flags; None as for `keys_of`.
+
+    This takes no longer for many keys, unless a specification searches for a keyword.
+    """
     found: list[tuple[Sequence[int], Sequence[str]]] = []
     for spec in facts.key_specs:
         if "incomplete" in spec["flags"]:
@@ -46,7 +49,7 @@ def key_runs(facts: Facts, request: Sequence[bytes]) -> list[tuple[Sequence[int]
 
 
 def searches_keyword(facts: Facts) -> bool:
-    """Tell whether all words of a request have to be looked at to find its keys."""
+    """Tell whether finding the keys of a request means searching all its words for a keyword."""
     return any(spec["begin_search"]["type"] != "index" for spec in facts.key_specs)
 
 

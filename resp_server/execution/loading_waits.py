@@ -1,9 +1,9 @@
-"""Clients that wait while a job is being opened: they get the value a moment later, instead of the error LOADING.
+"""Delays requests that would get the error LOADING, until the server has opened their job.
 
-A request that would be answered with LOADING stays unanswered for up to LOADING_WAIT_S, and with it the requests behind
-it on the same connection; those of other connections are answered. It is tried again as soon as the jobs change. A
-request within MULTI, and EXEC, get the error at once: a transaction is repeated as a whole. So do proxies, which send
-the requests of many clients over one connection, and retry LOADING themselves.
+The server delays such a request, and the later requests of its connection, for up to LOADING_WAIT_S. It retries the
+request whenever its jobs change. Requests of other connections are not delayed. EXEC and requests within MULTI get the
+error at once, because clients repeat a transaction as a whole. Proxies get it at once, too: they send the requests of
+many clients over one connection, and retry LOADING themselves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from resp_server.session.session import Session
 from state_backend.store.keyspace import Keyspace
 
 LOADING = b"-LOADING "
-# A connection waits for this long in any WAIT_PERIOD_S. Opening a job takes less, unless its state is large. Some
+# A connection waits at most this long in each WAIT_PERIOD_S. Opening a job takes less, unless its state is large. Some
 # clients give up after two seconds without a reply.
 LOADING_WAIT_S = 1.0
 WAIT_PERIOD_S = 10.0
@@ -55,7 +55,7 @@ class LoadingWaits:
         return self._server.is_loading or None in self._server.keyspace.unreadable.values()
 
     def retry_of(self, session: Session) -> Retry | None:
-        """Return what a request that got LOADING waits for; None: the client gets the error."""
+        """Return the delayed reply to a request that got LOADING; None: the client gets the error."""
         if not self.may_occur or session.epoch_feed is not None or len(self._waiting) >= WAITING_CLIENTS_MAX:
             return None
         now_s = time.monotonic()
@@ -83,7 +83,7 @@ class LoadingWaits:
         return self._server.keyspace.version, self._server.is_loading
 
     def _poll_jobs(self) -> None:
-        """Try the waiting requests again if the jobs have changed."""
+        """Retry the waiting requests if the jobs have changed."""
         self._poll = None
         if self._version != self._seen:
             self._seen = self._version

@@ -1,4 +1,4 @@
-"""Encodes long requests in steps, as texts that are sent one after another and never joined."""
+"""Encodes long requests in steps, as pieces that are sent one after another and never joined."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def size_of(packed: Packed) -> int:
 
 
 def prefixed(before: bytes, packed: Packed) -> Packed:
-    """Return an encoded request behind another one."""
+    """Return an encoded request with another one in front of it."""
     return before + packed if isinstance(packed, bytes) else [before, *packed]
 
 
 def pack_in_steps(request: Request) -> Steps[Packed]:
-    """Encode a request in steps: as one text if it is short."""
+    """Encode a request in steps, as one text if it is short, else as several."""
     texts: list[bytes] = []
     size = 0
     for some in packed_texts(request):

@@ -274,7 +274,7 @@ def array_in_order(answers: Sequence[RawReply], places: Sequence[Sequence[int]])
 
 
 def _taken(items: list[RawReply], first: int) -> list[RawReply]:
-    """Return some items, and leave empty ones behind: to free a million at once, with the list, would take too long."""
+    """Return some items, and replace them by empty ones: freeing a million items at once would take too long."""
     some = items[first : first + ITEMS_AT_ONCE]
     items[first : first + len(some)] = [b""] * len(some)
     return some

@@ -131,7 +131,7 @@ class _Sending(ReplyStage):
     is_sent = False
 
     def end(self, result: None) -> None:
-        """Take the end of the steps."""
+        """Handle the end of the steps."""
         self.is_sent = True
 
     def fail(self, index: int, error: Exception) -> None:
@@ -140,7 +140,7 @@ class _Sending(ReplyStage):
 
 
 def send_in_steps(steps: Steps[None], sink: ReplySink, index: int, defer: Defer) -> bool:
-    """Run the steps that send a request; their exception goes to its sink. Return True if some steps run later."""
+    """Run the steps that send a request; the sink gets their exception. Return True if some steps run later."""
     sending = _Sending(sink, index)
     sending.attempt(sending.run_steps, steps, sending.end, defer)
     return not sending.is_sent

@@ -42,8 +42,8 @@ from resp_server.programs.listening import (
 from resp_server.programs.supervisor import SUPERVISED, supervise
 from resp_server.programs.upstream_options import add_upstream_options, swap_of
 from resp_server.serving.appliers import Appliers
-from resp_server.serving.attendance import Attendance
 from resp_server.serving.control_api import ControlListener
+from resp_server.serving.driver_leases import DriverLeases
 from resp_server.serving.job_catalog import JobCatalog, LocalJobCatalog
 from resp_server.serving.server import Server
 from resp_server.workers.master import Workers
@@ -125,7 +125,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def serve(options: argparse.Namespace) -> int:
     """Serve until a signal, or for a child until its standard input ends; return the exit code.
 
-    A child with a linger time ends as `attendance` says.
+    A child with a linger time ends as described in `driver_leases`.
     """
     supervised = json.loads(os.environ.pop(SUPERVISED, "{}"))
     if supervised.get("port"):
@@ -257,10 +257,10 @@ async def _serve(
     server.watch_event_demand(appliers.record_events)
     token = os.environ.pop(TOKEN_VARIABLE, None)
     topology_source = TopologySource(server)
-    attendance = None if options.linger is None else Attendance(options.linger)
+    driver_leases = None if options.linger is None else DriverLeases(options.linger)
     control = None
     if token:
-        control = ControlListener(appliers, topology_source, token, certificates_of(config.tls), attendance)
+        control = ControlListener(appliers, topology_source, token, certificates_of(config.tls), driver_leases)
     loading: asyncio.Task[None] | None = None
     topology_task: asyncio.Task[None] | None = None
     try:
@@ -285,12 +285,12 @@ async def _serve(
         report_ports(ports, options.child, supervised)
         if options.behind_proxy:
             loading.add_done_callback(_report_loaded)
-        watches_input = options.child and attendance is None
+        watches_input = options.child and driver_leases is None
         ends: list[Coroutine[None, None, object]] = [
             until_shutdown(watches_input=watches_input, users=server, lifeline=supervised.get("lifeline"))
         ]
-        if attendance is not None:
-            ends.append(attendance.wait_for_end())
+        if driver_leases is not None:
+            ends.append(driver_leases.wait_for_end())
         await next(asyncio.as_completed(ends))
         if options.record is not None:
             Path(options.record, "server.json").unlink(missing_ok=True)

@@ -10,8 +10,8 @@ from resp_server.serving.server_record import ServerRecord, folder_of
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import SparkisError
 
-# The server ends whatever the number of drivers.
-DRIVERS_MAX = 1 << 30
+# More leases than a server has, so that it ends whatever their number.
+LEASES_MAX = 1 << 30
 DESCRIPTION = "End the server that a driver on this machine started for a log with sparkis.serve(spark)."
 
 
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
         if record is None or start_of(record.pid) != record.start:
             raise SparkisError(f"no driver of this user has a server for {root} on this machine")
         with record.connect() as client:
-            client.call("STOP", str(DRIVERS_MAX))
+            client.call("STOP", str(LEASES_MAX))
     except (SparkisError, OSError) as error:
         print(f"sparkis stop: {error}", file=sys.stderr)
         return 1

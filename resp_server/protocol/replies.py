@@ -172,7 +172,7 @@ class Pending:
 
 
 class Retry(Pending):
-    """Stands for the reply to a request that is answered again: later, but within `seconds`."""
+    """Stands for the reply to a request that is retried within `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds, lambda: None)

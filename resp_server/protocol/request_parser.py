@@ -29,9 +29,9 @@ PORTION_WORDS_BYTES = 256 << 10
 
 
 class LongWord:
-    """A word of many bytes, as the texts in which it arrived, with its line end: to join them would take too long.
+    """A long word with its line end, as the pieces in which it arrived: to join them would take too long.
 
-    It is no `bytes`, so what does not expect it fails. Only requests that are passed on have such words.
+    It is not `bytes`, so code that does not expect it fails. Only requests that a proxy forwards have such words.
     """
 
     __slots__ = ("_size", "texts")
@@ -46,7 +46,7 @@ class LongWord:
 class LongRequest(list[bytes]):
     """A request of many or long words. size_bytes: their total size.
 
-    long_at: the positions of words that are a `LongWord`. decision: what a proxy has decided about it, in steps.
+    long_at: the positions of words that are a `LongWord`. decision: the proxy's route, once it was made in steps.
     """
 
     long_at: Sequence[int] = ()
@@ -71,9 +71,9 @@ QUERY_BUFFER_BYTES_MAX = 1024 * 1024 * 1024
 PORTION_STEPS = 2048
 PORTION_BYTES = INLINE_BYTES_MAX + 2
 
-# A longer word is not joined if that is allowed (guess: to join a megabyte takes 0.3 ms).
+# A longer word becomes a `LongWord` where the limits allow it (guess: to join a megabyte takes 0.3 ms).
 LONG_WORD_BYTES = 1 << 20
-# The name of a command, and its first argument (a subcommand, a key, a channel, a script) are never a `LongWord`.
+# The command name and the first argument (a subcommand, a key, a channel, a script) are never a `LongWord`.
 FIRST_WORDS = 2
 
 # The memory of a word besides its bytes (CPython 3.11: object header and list pointer). It counts towards the query
@@ -97,8 +97,8 @@ _NUMBER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 class RequestLimits:
     """The limits of one client's unfinished request.
 
-    value_bytes_max: of its words after the first two, which become a `LongWord` if they have more than
-    `LONG_WORD_BYTES`; 0: they have the limit of all words.
+    value_bytes_max: the limit of words after the first two, which become a `LongWord` above `LONG_WORD_BYTES`; 0: they
+    have the limit of all words, `bulk_bytes_max`.
     """
 
     bulk_bytes_max: int = BULK_BYTES_MAX
@@ -290,7 +290,7 @@ class RequestParser:
         return len(self._words) >= FIRST_WORDS and self.limits.value_bytes_max > 0
 
     def _begin_long_word(self, data: bytes, start: int, length: int) -> int:
-        """Take what is there of a long word; return the offset after it. `feed` takes the rest."""
+        """Take the first bytes of a long word; return the offset after them. `feed` takes the other bytes."""
         self._long_word, self._long_missing = LongWord([], length), length + 2
         self._feed_long_word(data[start:])
         return min(len(data), start + length + 2)

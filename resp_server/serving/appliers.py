@@ -33,8 +33,8 @@ logger = logging.getLogger("sparkis.server")
 # The shortest pause between two listings of a log's jobs. Without a new job it doubles up to the filesystem's limit.
 LISTING_S = 1.0
 STOP_TIMEOUT_S = 5.0
-# The applier of a job without an epoch for so long ends until there is one (guess). Its process takes about 100 MB, and
-# half a second to start.
+# The applier of a job without a new epoch for this long ends until there is one (guess). Its process takes about 100 MB
+# of memory, and half a second to start.
 REST_AFTER_S = 60.0
 # A store that was full must be writable for this long before `has_room` is true: perhaps only the slots that were
 # dropped when it was full have made room (guess).
@@ -55,7 +55,7 @@ class Visible(NamedTuple):
 class ApplierProcess:
     """The applier process of one job, restarted when it ends, and the state of the job.
 
-    While the job is at rest (see `state_backend.apply.resting`) there is no process, and this one polls the log.
+    While the job is at rest (see `state_backend.apply.resting`) it has no applier process; this process polls the log.
 
     owned: the desired slots that are readable. visible: an epoch that all readers have reached. Both are None until the
     job is served; `changed` is called when they may have changed.
@@ -182,11 +182,11 @@ class ApplierProcess:
             await asyncio.sleep(pause_s)
 
     async def _wait_for_work(self, rest: Event) -> None:
-        """Poll the log of the job at rest until there is work for an applier, or a caller needs one."""
+        """Poll the log of the job at rest until there is work for an applier, or a caller wakes the job."""
         logger.info("job %s: at rest", self.name)
         job = RestingJob(self.log, self.name, rest)
         interval_s, is_stale = PROBE_INTERVAL_S, rest["is_stale"]
-        # False at first if a line came after the process's last look.
+        # These differ at once if a line was sent after the process had last read its input.
         while (rest["slots_lines"], rest["records_events"]) == (self._slots_lines, self._records_events):
             self._woken.clear()
             if await asyncio.to_thread(job.has_work):
@@ -362,10 +362,10 @@ class _ListingSchedule:
 class Appliers:
     """The appliers of all jobs of some log roots.
 
-    retention_ms: how long files stay that a snapshot replaces, in the logs in `compacted`: there the appliers write
-    snapshots.
+    compacted: the logs that the appliers keep short by snapshots. retention_ms: how long these keep files that a
+    snapshot replaces.
     slots: the slots that the appliers own; `set_desired_slots` changes them.
-    rest_after_s: a job without an epoch for so long has no applier process until its next one.
+    rest_after_s: a job without a new epoch for this long has no applier process until its next epoch.
     on_change: called on the event loop's thread when `owned_slots` or `visible` has changed.
     """
 

@@ -5,8 +5,9 @@
     WAIT job epoch timeout_ms      :1 once the epoch is readable, :0 after the timeout
     TOPOLOGY node json             +OK; the server is now this node (an id or host:port) of this topology. An error has
                                    the reason, and then nothing changes
-    ATTEND linger_s                +OK; a driver attends by this connection (see `attendance`); an error: it ends
-    STOP drivers                   :0; the server ends, unless more than so many drivers attend; then :n, the rest
+    LEASE linger_s                 +OK; this connection has a driver's lease (see `driver_leases`); an error if the
+                                   server already ends
+    STOP leases                    :0, and the server ends; if there are more leases: the number above, and it stays
 
 There are few connections and few requests. Each connection has a task, and its replies are in order.
 """
@@ -23,7 +24,7 @@ from resp_server.protocol.errors import PlainError, ReplyError
 from resp_server.protocol.replies import OK, Reply, encode
 from resp_server.protocol.request_parser import Request
 from resp_server.serving.appliers import Appliers
-from resp_server.serving.attendance import Attendance
+from resp_server.serving.driver_leases import DriverLeases
 from resp_server.serving.token_port import TokenPort
 
 PROTOCOL = 2
@@ -41,10 +42,10 @@ class ControlListener:
         topology_source: TopologySource,
         token: str,
         certificates: Certificates | None = None,
-        attendance: Attendance | None = None,
+        driver_leases: DriverLeases | None = None,
     ) -> None:
         def make_peer(writer: asyncio.StreamWriter) -> _Caller:
-            return _Caller(appliers, topology_source, attendance)
+            return _Caller(appliers, topology_source, driver_leases)
 
         self._port = TokenPort(
             "the server", token, make_peer, peers_max=CONNECTIONS_MAX, protocol=PROTOCOL, certificates=certificates
@@ -65,15 +66,15 @@ class ControlListener:
 class _Caller:
     """One authenticated connection."""
 
-    def __init__(self, appliers: Appliers, topology_source: TopologySource, attendance: Attendance | None) -> None:
+    def __init__(self, appliers: Appliers, topology_source: TopologySource, driver_leases: DriverLeases | None) -> None:
         self._appliers = appliers
         self._topology_source = topology_source
-        self._attendance = attendance
+        self._driver_leases = driver_leases
 
     def connection_ended(self) -> None:
-        """Attend no more."""
-        if self._attendance is not None:
-            self._attendance.leave(self)
+        """End the connection's lease."""
+        if self._driver_leases is not None:
+            self._driver_leases.release(self)
 
     async def answer(self, request: Request) -> bytes:
         """Return the encoded reply to a request."""
@@ -91,12 +92,12 @@ class _Caller:
                 case [b"TOPOLOGY", str(node), str(text)]:
                     self._topology_source.take(Topology.parse(text), node)
                     return OK
-                case [b"ATTEND", str(linger_s)] if self._attendance is not None:
-                    return OK if self._attendance.attend(self, float(linger_s)) else PlainError("the server ends")
-                case [b"STOP", str(drivers)] if self._attendance is not None:
-                    others = max(0, self._attendance.count - int(drivers))
+                case [b"LEASE", str(linger_s)] if self._driver_leases is not None:
+                    return OK if self._driver_leases.take(self, float(linger_s)) else PlainError("the server ends")
+                case [b"STOP", str(leases)] if self._driver_leases is not None:
+                    others = max(0, self._driver_leases.count - int(leases))
                     if not others:
-                        self._attendance.end()
+                        self._driver_leases.end()
                     return others
         except TopologyError as error:
             return PlainError(str(error))

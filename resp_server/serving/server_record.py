@@ -1,11 +1,11 @@
-"""What a driver's server is remembered by on this machine, so that the next driver of the same log finds it.
+"""The record of a driver's server on this machine, by which the next driver of the same log finds the server.
 
     <cache>/sparkis/driver-<hash of the machine's name and the log's root>/
         server.json   address and token of the control port, process, options; from the start to the orderly end
         port          the last port for clients; the next server takes it again
         server.log    the server's messages since its start
         store/        the server's store; removed when the server ends for good
-        lock          one driver at a time starts or takes over a server
+        lock          held by the one driver that starts or takes over a server
 
 Other users cannot read the folder.
 """
@@ -33,8 +33,8 @@ CONTROL_TIMEOUT_S = 5.0
 class ServerRecord:
     """A running server of a log.
 
-    start: when its process started, which tells it from a later process with the same id. options: what it was started
-    with; a server with others is another server.
+    start: the start time of its process, which tells it from a later process with the same id. options: the options
+    with which it was started; a driver takes over only a server with its own options.
     """
 
     log: str
@@ -79,7 +79,7 @@ def folder_of(root: str) -> Path:
         with suppress(OSError):
             parent.mkdir(parents=True, exist_ok=True)
             if parent == temporary and parent.stat().st_uid != os.getuid():
-                continue  # another user made it, and could exchange what is in it
+                continue  # another user made it, and could replace its files
             (parent / named).mkdir(mode=0o700, exist_ok=True)
             (parent / named).chmod(0o700)
             return parent / named

@@ -1,4 +1,4 @@
-"""Serving beside the driver with an upstream: a proxy, and a server behind it, which end with the driver."""
+"""The endpoint of a proxy with an upstream, and a server behind it, beside the driver. Both end with the driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_hooks.serving.supervised_process import SupervisedProcess
 
 
 class DriverEndpoint(endpoints.ServedEndpoint):
-    """A proxy beside the driver, with a server behind it. If it dies, it is restarted on the same port and store."""
+    """A proxy beside the driver, and a server behind it. If they die, they restart with the same port and store."""
 
     def __init__(
         self,

@@ -29,11 +29,11 @@ from resp_server.net.tls import TlsFiles, server_context
 from resp_server.programs.serve import WORKERS_MAX
 from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
 from spark_hooks.serving import endpoints
+from spark_hooks.serving.detached_endpoint import DetachedEndpoint
+from spark_hooks.serving.detached_server import seconds_of
 from spark_hooks.serving.driver_endpoint import DriverEndpoint, temporary_folder
 from spark_hooks.serving.endpoints import LOG_SETTING, ServedEndpoint
 from spark_hooks.serving.executor_endpoint import ClusterOptions, ExecutorsEndpoint
-from spark_hooks.serving.lasting_endpoint import LastingEndpoint
-from spark_hooks.serving.lasting_server import seconds_of
 from spark_hooks.serving.placement import ClientOptions, tls_arguments, with_passwords
 from spark_hooks.serving.upstream import UpstreamOptions
 from spark_hooks.sessions import is_connect
@@ -93,9 +93,9 @@ def serve(
 ) -> ServedEndpoint:
     """Start servers for a change log, set it as the session's log, and return their endpoint.
 
-    All servers are processes without a JVM. A server beside the driver that is there already, also after a crash of the
-    driver, is taken over; a state server ends with its executor. Most arguments can be settings of Spark instead: see
-    docs/access.md, docs/push.md, docs/tls.md and docs/placement.md.
+    All servers are processes without a JVM. If the log already has a server beside the driver, for example after a
+    crash of the driver, this driver takes it over. A state server ends with its executor. Most arguments can be
+    settings of Spark instead: see docs/access.md, docs/push.md, docs/tls.md and docs/placement.md.
 
     Args:
         spark: The session whose queries publish to the log.
@@ -113,8 +113,8 @@ def serve(
             that it is read-only.
         workers: With placement `driver`: the number of processes that serve the port; each can use a core.
         linger: With placement `driver`: how many seconds the server stays after this driver was killed or has crashed,
-            or, if `port` was chosen, after its orderly end; None: for ever. The next `sparkis.serve` of the log on
-            this machine takes the server over. `endpoint.stop()` and `sparkis stop --log ...` end it at once. With
+            or, if `port` was chosen, after its exit; None: for ever. The next `sparkis.serve` of the log on this
+            machine takes the server over. `endpoint.stop()` and `sparkis stop --log ...` end it at once. With
             `upstream` the servers end with the driver.
         tls_cert_file: The certificate, a PEM file on the host of each process. With it, every port accepts only TLS.
         tls_key_file: The key of the certificate.
@@ -133,9 +133,9 @@ def serve(
         upstream: The URL of your own Redis, which has all keys that no state owns: clients then read and write both
             at `endpoint.url`. `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`, `rediss://` for TLS, `unix://`,
             `redis+cluster://` or `redis+sentinel://`; see docs/swap.md, also for the arguments below.
-        ownership: With `upstream`, required: the file beside this driver that remembers which keys belong to states.
-        new_jobs: Whether a job that is new waits for `sparkis confirm` if the upstream has keys of its formats
-            (`wait`, the default), or takes these keys at once (`take`).
+        ownership: With `upstream`, required: the file on the driver's host that records which keys belong to states.
+        new_jobs: Whether a new job waits for `sparkis confirm` if the upstream has keys of its formats (`wait`, the
+            default), or takes these keys at once (`take`).
         routes: A file of rules that come before the jobs' key formats (docs/swap-rules.md).
         transactions: Whether EXEC runs a transaction over both sides (`mixed`, the default) or refuses it (`strict`).
         upstream_auth: Who logs in at the upstream: `proxy`, with the URL's user (the default), or each `client`.
@@ -369,17 +369,17 @@ def _serve_beside_driver(
     command += ["--loglevel", "warning", "--workers", str(workers), *tls_arguments(tls), *client_options.arguments()]
     environment = with_passwords(upstream.environment(children.environment()), password, None)
     host = "127.0.0.1" if hosts[0] == "0.0.0.0" else hosts[0]
-    lasting_store = None if store is None else str(Path(store).expanduser())
-    endpoint: DriverEndpoint | LastingEndpoint | None = None
+    permanent_store = None if store is None else str(Path(store).expanduser())
+    endpoint: DriverEndpoint | DetachedEndpoint | None = None
     for before in endpoints.of_log(root):
         if (
-            isinstance(before, LastingEndpoint)
+            isinstance(before, DetachedEndpoint)
             and upstream.url is None
-            and before.has_options(command, environment, port, lasting_store)
+            and before.has_options(command, environment, port, permanent_store)
         ):
             before.set_linger(linger_s)
             endpoint = before
-        elif isinstance(before, DriverEndpoint | LastingEndpoint):
+        elif isinstance(before, DriverEndpoint | DetachedEndpoint):
             logger.warning("%r is replaced: it was ended, or sparkis.serve was called again with other options", before)
             before.stop()
     if endpoint is None and upstream.url is not None:
@@ -394,14 +394,14 @@ def _serve_beside_driver(
             tls=tls,
         )
     elif endpoint is None:
-        endpoint = LastingEndpoint(
+        endpoint = DetachedEndpoint(
             command,
             environment,
             log=root,
             host=host,
             port=port,
             password=password,
-            store=lasting_store,
+            store=permanent_store,
             linger_s=linger_s,
             tls=tls,
         )

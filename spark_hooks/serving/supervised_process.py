@@ -63,7 +63,7 @@ class SupervisedProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended and is not started again."""
+        """Whether the process has ended and will not be restarted."""
         return not self._monitor.is_alive()
 
     def stop(self) -> None:
@@ -80,7 +80,7 @@ class SupervisedProcess:
             process.wait()
 
     def abandon(self) -> None:
-        """Start the process no more when it ends."""
+        """Do not restart the process when it ends."""
         self._stopping.set()
 
     def _start(self, port: int | None) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
@@ -110,7 +110,7 @@ class SupervisedProcess:
         return process, ready_report
 
     def _reason(self) -> str:
-        """Return why the process did not start, as far as its log file tells."""
+        """Return why the process did not start, from the last line of its log file."""
         if self._log_file is None:
             return "; the line above has the reason (is the port in use?)"
         lines = self._log_file.read_text(errors="replace").strip().splitlines()

@@ -45,11 +45,11 @@ class UpstreamOptions:
         return cls(url, tuple(arguments))
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of the process: with this URL, and no other."""
+        """Return the environment of the process, with this URL in place of an inherited one."""
         others = {name: value for name, value in inherited.items() if name != VARIABLE}
         return others if self.url is None else others | {VARIABLE: self.url}
 
 
 def _argument(option: re.Match[str]) -> str:
-    """Return the name of an option's argument, for messages."""
+    """Return the name of the argument of `sparkis.serve` for an option."""
     return ARGUMENTS.get(option[1], option[1].removeprefix("--").replace("-", "_"))

@@ -28,13 +28,13 @@ from state_backend.model.records import Change, Op
 DRIVER = """
 import json, sys
 from resp_server.net import children
-from spark_hooks.serving.lasting_server import LastingServer
+from spark_hooks.serving.detached_server import DetachedServer
 from state_backend.model.errors import SparkisError
 options = json.loads(sys.argv[1])
 command = [sys.executable, "-m", "resp_server.programs.serve", "--log", options["log"], "--bind", "127.0.0.1"]
 command += ["--loglevel", "warning", "--role", options["role"]]
 try:
-    server = LastingServer(command, children.environment(), log=options["log"], port=options["port"], store=None,
+    server = DetachedServer(command, children.environment(), log=options["log"], port=options["port"], store=None,
                            tls=None, linger_s=options["linger_s"])
 except SparkisError as error:
     print(json.dumps({"error": str(error)}), flush=True)

@@ -1,8 +1,8 @@
-"""The server beside the driver, which outlives it for a while: it is started, or one that is there is taken over.
+"""A server beside the driver that outlives the driver for a while. The next driver of the log takes it over.
 
-A driver finds the server of its log by a record on this machine (see `resp_server.serving.server_record`), and attends
-by a connection to the server's control port (see `resp_server.serving.attendance`). A server that dies while its driver
-runs is started again, by the driver that started it or by the one that took it over.
+A driver finds the server of its log by a record on this machine (see `resp_server.serving.server_record`). It holds a
+lease, a connection to the server's control port (see `resp_server.serving.driver_leases`). If the server dies while a
+driver holds a lease, the driver that started it restarts it, or the one that took it over.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.serve")
 
-# Between two requests that show that the server is there, and between attempts to reach it.
-ATTEND_S = 1.0
+# The interval of the requests that renew the lease, and the pause before the next attempt to reach a lost server.
+LEASE_S = 1.0
 POLL_S = 0.02
 
 
-class LastingServer:
-    """A server of one log. command: without port, store and lifetime; port: 0: the last one, or any free one.
+class DetachedServer:
+    """The server of one log. command: without port, store and linger time. port: 0: the last one, or any free one.
 
-    options: what makes another server of the log a different one; the port only if it was chosen.
     linger_s: how long the server stays without a driver. on_change: called when the control address has changed.
     """
 
@@ -63,12 +62,12 @@ class LastingServer:
         self._options = _options_of(command, environment, port, store)
         self._process: SupervisedProcess | None = None  # None: another driver started it
         self._stopping = threading.Event()
-        self._attending: Client | None = None
+        self._lease: Client | None = None
         with locked(self.folder):
             if not self._take_over():
-                self._start(port or _free_again(last_port(self.folder)))
-                self._attend()
-        self._thread = threading.Thread(target=self._attend_forever, name="sparkis-attendance", daemon=True)
+                self._start(port or _if_free(last_port(self.folder)))
+                self._take_lease()
+        self._thread = threading.Thread(target=self._keep_lease, name="sparkis-lease", daemon=True)
         self._thread.start()
 
     @property
@@ -81,10 +80,10 @@ class LastingServer:
         """The current address of the control port."""
         return ControlAddress(self.record.control_port, self.record.token, tls=self._tls)
 
-    def lifetime_text(self, *, is_lasting: bool) -> str:
-        """Return a line about where the server is and how it ends."""
+    def lifetime_text(self, *, outlives_exit: bool) -> str:
+        """Return a log line that says where the server is and when it ends. outlives_exit: also the driver's exit."""
         verb = "took over the server of" if self.is_taken_over else "started a server for"
-        when = "the driver's end" if is_lasting else "a crash of the driver"
+        when = "the driver's end" if outlives_exit else "a crash of the driver"
         stays = "for ever" if self._linger_s == math.inf else f"{self._linger_s:g} s"
         return (
             f"{verb} {self._log} at port {self.record.port}; it stays {stays} after {when}. To end it at once: "
@@ -92,16 +91,16 @@ class LastingServer:
         )
 
     def has_options(self, command: Sequence[str], environment: dict[str, str], port: int, store: str | None) -> bool:
-        """Tell whether the server was started with these options, and was not ended since."""
+        """Tell whether the server has these options and has not been stopped."""
         options = _options_of(command, environment, port, store)
         return self._options == options and ServerRecord.read(self.folder) is not None
 
     def set_linger(self, linger_s: float) -> None:
-        """Change how long the server stays without a driver; the server learns it within a second."""
+        """Change how long the server stays without a driver; the server gets the new time within a second."""
         self._linger_s = linger_s
 
     def stop(self) -> None:
-        """End the server at once, unless another driver attends. May be called twice."""
+        """End the server at once, unless another driver has a lease. May be called twice."""
         if self._stopping.is_set():
             return
         self._end_thread()
@@ -109,8 +108,8 @@ class LastingServer:
             self._process.abandon()
         record, others = self.record, 0
         with suppress(SparkisError, OSError), record.connect() as client:
-            # This driver attends by another connection.
-            others = client.call("STOP", "1" if self._attending is not None else "0")
+            # This driver's lease is another connection.
+            others = client.call("STOP", "1" if self._lease is not None else "0")
         self.leave()
         if others:
             logger.info("the server of %s stays: %d other drivers use it", self._log, others)
@@ -120,23 +119,23 @@ class LastingServer:
             _wait_for_end_of(record)
 
     def leave(self) -> None:
-        """Attend no more: the server ends after its linger time, unless another driver attends."""
+        """Release the lease: the server ends after its linger time, unless another driver has a lease."""
         self._end_thread()
         if self._process is not None:
             self._process.abandon()
-        attending, self._attending = self._attending, None
-        if attending is not None:
-            attending.close()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.close()
 
     def _end_thread(self) -> None:
-        """End the thread that keeps the connection, so that it makes no other one and starts no server."""
+        """End the thread that keeps the lease, so that it takes no other lease and starts no server."""
         self._stopping.set()
         self._thread.join(STOP_TIMEOUT_S)
 
     def _take_over(self) -> bool:
-        """Attend the log's running server if it has the same options. One with others ends, unless a driver attends it.
+        """Take a lease of the log's running server, if it has the same options; return whether it has.
 
-        SparkisError if it has other options and a driver.
+        A server with other options is ended if no driver has a lease of it; SparkisError if a driver has.
         """
         record = ServerRecord.read(self.folder)
         if record is None:
@@ -145,7 +144,7 @@ class LastingServer:
         with suppress(SparkisError, OSError):  # the server ends, or has ended without removing its record
             if record.options == self._options:
                 self.record = record
-                self._attend()
+                self._take_lease()
                 return True
             with record.connect() as client:
                 others = client.call("STOP", "0")
@@ -182,32 +181,33 @@ class LastingServer:
         self.record = record
         self.on_change()
 
-    def _attend(self) -> None:
+    def _take_lease(self) -> None:
         client = self.record.connect()
-        client.call("ATTEND", str(self._linger_s))
-        self._attending = client
+        client.call("LEASE", str(self._linger_s))
+        self._lease = client
 
-    def _attend_forever(self) -> None:
-        """Keep the attending connection, also to a server that was started in place of a dead one."""
-        misses = 0
-        while not self._stopping.wait(ATTEND_S):
+    def _keep_lease(self) -> None:
+        """Renew the lease once a second. If the server was replaced, take a lease of the new one."""
+        failures = 0
+        while not self._stopping.wait(LEASE_S):
             try:
-                if self._attending is None:
-                    self._attend()
+                if self._lease is None:
+                    self._take_lease()
                 else:
-                    self._attending.call("ATTEND", str(self._linger_s))
-                misses = 0
+                    self._lease.call("LEASE", str(self._linger_s))
+                failures = 0
             except (SparkisError, OSError):
-                if self._attending is not None:
-                    self._attending.close()
-                    self._attending = None
-                misses += 1
-                self._find_again(misses)
+                if self._lease is not None:
+                    self._lease.close()
+                    self._lease = None
+                failures += 1
+                self._find_server(failures)
 
-    def _find_again(self, misses: int) -> None:
-        """Look for the log's server in its record. Give up if it was ended, and start one in place of a dead one.
+    def _find_server(self, failures: int) -> None:
+        """Find the log's server by its record: give up if it was ended, replace it if it died.
 
-        misses: how often it was not reached. A driver that started it starts it again at once, this one a round later.
+        failures: in a row. The driver that started a server restarts it at once; other drivers wait for one failure
+        more.
         """
         record = ServerRecord.read(self.folder)
         if record is None or record.options != self._options:
@@ -217,11 +217,11 @@ class LastingServer:
         elif record != self.record:
             self.record = record
             self.on_change()
-        elif self._process is None and misses > 1 and start_of(record.pid) != record.start:
-            self._replace(is_first_attempt=misses == 2)
+        elif self._process is None and failures > 1 and start_of(record.pid) != record.start:
+            self._replace(is_first_attempt=failures == 2)
 
     def _replace(self, *, is_first_attempt: bool) -> None:
-        """Start a server in place of a dead one, unless another driver has done so meanwhile."""
+        """Start a server in place of the dead one, unless another driver has already done so."""
         with locked(self.folder):
             if ServerRecord.read(self.folder) == self.record:
                 try:
@@ -231,14 +231,14 @@ class LastingServer:
 
 
 def _options_of(command: Sequence[str], environment: dict[str, str], port: int, store: str | None) -> str:
-    """Return what makes two servers of a log different; of passwords and other settings, only a hash."""
+    """Return the options that two drivers of one server must share, with a hash of passwords and other settings."""
     found = sorted(f"{name}={value}" for name, value in environment.items() if name.startswith("SPARKIS_"))
     secrets_hash = hashlib.blake2b("\0".join(found).encode(), digest_size=16).hexdigest()
     return json.dumps([VERSION, *command, port, store, secrets_hash])
 
 
-def _free_again(port: int) -> int:
-    """Return a remembered port if it can be listened on, else 0."""
+def _if_free(port: int) -> int:
+    """Return a port if it is free, else 0."""
     if port:
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port

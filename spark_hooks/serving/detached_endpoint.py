@@ -1,4 +1,4 @@
-"""Serving beside the driver by a server that may be there already, and that stays when the driver crashes."""
+"""The endpoint of a server beside the driver that outlives a crash of the driver (see `detached_server`)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextlib import suppress
 
 from resp_server.net.tls import TlsFiles
 from spark_hooks.serving import endpoints
+from spark_hooks.serving.detached_server import DetachedServer
 from spark_hooks.serving.driver_endpoint import temporary_folder
-from spark_hooks.serving.lasting_server import LastingServer
 
 logger = logging.getLogger("sparkis.serve")
 
 
-class LastingEndpoint(endpoints.ServedEndpoint):
-    """A server process beside the driver, which outlives a crash of the driver, and any end of it if `port` is chosen.
+class DetachedEndpoint(endpoints.ServedEndpoint):
+    """A server process beside the driver. It outlives a crash of the driver; if `port` is chosen, also its exit.
 
     If the server dies, it is restarted on the same port with the same store.
     """
@@ -37,9 +37,9 @@ class LastingEndpoint(endpoints.ServedEndpoint):
     ) -> None:
         super().__init__()
         self.log = log
-        self._is_lasting = port != 0
+        self._outlives_exit = port != 0
         self.address_file = temporary_folder("server") / "address.json"  # other users cannot read the folder
-        self._server = LastingServer(
+        self._server = DetachedServer(
             command,
             environment,
             log=log,
@@ -54,7 +54,7 @@ class LastingEndpoint(endpoints.ServedEndpoint):
         self.url = endpoints.url_of(host, self.port, password, tls)
         endpoints.add(log, self)
         atexit.register(self._exit)
-        logger.info("%s", self._server.lifetime_text(is_lasting=self._is_lasting))
+        logger.info("%s", self._server.lifetime_text(outlives_exit=self._outlives_exit))
 
     @property
     def pid(self) -> int:
@@ -74,8 +74,8 @@ class LastingEndpoint(endpoints.ServedEndpoint):
         self._end(self._server.stop)
 
     def _exit(self) -> None:
-        """End with the driver: the server stays for its linger time if its port was chosen."""
-        self._end(self._server.leave if self._is_lasting else self._server.stop)
+        """Handle the driver's exit: the server stays for its linger time if its port was chosen, else it ends."""
+        self._end(self._server.leave if self._outlives_exit else self._server.stop)
 
     def _end(self, end: Callable[[], None]) -> None:
         self._stopping.set()
