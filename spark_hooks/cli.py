@@ -193,7 +193,7 @@ COMMANDS = (
         "say whose the keys of an upstream would be, and write first rules",
         _of("resp_server.programs.swap_check"),
     ),
-    Command("owners", "list whose keys are a state's at a proxy with an upstream", _controls("OWNERS")),
+    Command("owners", "list the jobs that own keys at a proxy with an upstream", _controls("OWNERS")),
     Command("confirm", "give the keys of a new or released job to its states", _controls("CONFIRM")),
     Command("release", "give a job's keys back to the upstream", _controls("RELEASE")),
     Command("reload", "let a proxy with an upstream read its rules file again", _controls("RELOAD")),

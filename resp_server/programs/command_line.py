@@ -44,7 +44,7 @@ class Mistakes:
         except (SparkisError, ValueError, OSError) as error:
             self.add(message_of(error))
 
-    def refuse(self) -> None:
+    def raise_if_any(self) -> None:
         """Raise CommandLineError if there are mistakes."""
         if self._found:
             raise CommandLineError(list(self._found))

@@ -1,4 +1,4 @@
-"""What all programs that answer Redis clients have in common: their options, their users, and the wait for a signal."""
+"""The common parts of programs that answer Redis clients: their options, their users, and the wait for a signal."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
         password = _password(options)
     with mistakes.noted():
         tls = _tls(options, takes_ca_alone=takes_ca_alone)
-    mistakes.refuse()
+    mistakes.raise_if_any()
     return ServerConfig(
         tls=tls,
         tls_port=getattr(options, "tls_port", None),

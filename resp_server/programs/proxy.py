@@ -121,7 +121,7 @@ def serve(options: argparse.Namespace) -> None:
         sources = _sources(options)
     with mistakes.noted():
         swap = swap_of(options)
-    mistakes.refuse()
+    mistakes.raise_if_any()
     password = config.server_password or config.password
     for source in sources:
         source.cluster = StateCluster(source.name, password, options.server_timeout / MS_PER_S)
@@ -173,7 +173,7 @@ async def answer_clients(
     """Answer clients from the servers of all sources, and an upstream, until a signal or the end of the parent.
 
     supervised: as in `programs.supervisor`. loading_grace_s: the proxy listens when the owners of keys are known, or
-    after this time; then it replies LOADING. further_ports: ports of other parts, for the line that a child prints.
+    after this time; then it replies LOADING. further_ports: more fields for the line of JSON that a child prints.
     """
     raise_file_limit(config.clients_max + (options.upstream_pinned if swap else 0))
     applications = Applications([source.cluster for source in sources], needs_key_formats=swap is not None)

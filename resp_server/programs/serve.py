@@ -59,7 +59,7 @@ logger = logging.getLogger("sparkis.server")
 WORKERS_MAX = 64
 # The server listens when its jobs are loaded, or after this time; then it replies LOADING until they are (guess).
 LOADING_GRACE_S = 5.0
-# When a proxy was killed, its state server ends a moment later, and has the store folder until then (guess).
+# When a proxy is killed, its state server locks the store folder for a moment longer (guess).
 PREDECESSOR_S_MAX = 10.0
 LOCK_POLL_S = 0.05
 
@@ -138,7 +138,7 @@ def serve(options: argparse.Namespace) -> int:
         config = config_of(options)
     with mistakes.noted():
         swap = swap_of(options)
-    mistakes.refuse()
+    mistakes.raise_if_any()
     # With workers, this process maps no stores and restarts the workers itself.
     is_supervisor = not (options.child or supervised or (options.workers > 1 and swap is None))
     if swap is not None and not is_supervisor:

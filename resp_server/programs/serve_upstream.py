@@ -157,8 +157,8 @@ class StateServerProcess:
 
     async def _wait_to_restart(self, code: int) -> None:
         pause_s = self._pause.next_s()
-        reason = f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-        logger.warning("the state server was ended %s; starting it again in %s s", reason, pause_s)
+        reason = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+        logger.warning("the state server ended %s; restarting it in %s s", reason, pause_s)
         await asyncio.sleep(pause_s)
 
     async def _stop(self) -> None:

@@ -123,7 +123,7 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError(f"give the upstream: --upstream URL, or {VARIABLE} in the environment")
     if options.delete_copies:
         if not options.proxy:
-            raise ValueError("--delete-copies needs --proxy URL: only the proxies know whose keys are")
+            raise ValueError("--delete-copies needs --proxy URL: only the proxies know the owners of keys")
         if options.log or options.server or options.routes is not None or options.write_rules is not None:
             raise ValueError("--delete-copies goes by what the proxies say: give no --log, --server or rules with it")
         return

@@ -72,15 +72,15 @@ def _owners(options: argparse.Namespace, reply: Any) -> str:
 
 OWNERS = ControlCommand(
     "owners",
-    "List whose keys are a state's at a running proxy with an upstream: owned; waiting, because the upstream has keys "
-    "of a new job; checking, until that is known; or released.",
+    "List the jobs that own keys at a running proxy with an upstream, with their status: owned; waiting, because the "
+    "upstream has keys of a new job; checking, until that is known; or released.",
     ("STATE", "OWNERS"),
     _owners,
 )
 CONFIRM = ControlCommand(
     "confirm",
-    "Give the keys of a new job, for which a proxy waits, or of a released job to its states. The upstream's keys of "
-    f"the same names are not deleted, and not read any more. {SEVERAL}",
+    "Give the keys of a waiting or a released job to its states. The upstream's keys of the same names are no longer "
+    f"read; they are not deleted. {SEVERAL}",
     ("STATE", "CONFIRM"),
     lambda options, reply: f"job {options.job}: the keys {', '.join(reply) or 'of its states'} belong to its states",
     has_job=True,
@@ -150,8 +150,8 @@ def _epochs(count: int) -> str:
 
 SHADOW = ControlCommand(
     "shadow",
-    "Show what a running proxy has found for each rule with owner 'shadow': how often the upstream and the state said "
-    f"the same, and the last differences. {SEVERAL}",
+    "Show what a running proxy has found for each rule with owner 'shadow': how often the replies of the upstream and "
+    f"of the state were equal, and the last differences. {SEVERAL}",
     ("STATE", "SHADOW"),
     _shadow,
 )

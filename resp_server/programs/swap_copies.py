@@ -47,7 +47,7 @@ def add_copies_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="with --delete-copies: a proxy with this upstream, which says whose keys are; repeat it for each proxy",
+        help="with --delete-copies: a proxy with this upstream, which has the owners of keys; repeat it for each proxy",
     )
     group.add_argument("--yes", action="store_true", help="with --delete-copies: do not ask")
 

@@ -64,21 +64,21 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
         "--ownership",
         type=Path,
         metavar="FILE",
-        help="with --upstream: the file that remembers which keys belong to states, of stopped jobs, too",
+        help="with --upstream: the file that records which keys belong to states, also to those of stopped jobs",
     )
     parser.add_argument(
         "--new-jobs",
         choices=("wait", "take"),
         default="wait",
-        help="with --upstream: what happens to keys that the upstream has and a new job's states cover: they stay the "
-        "upstream's until `sparkis confirm JOB`, or the states take them at once (default %(default)s)",
+        help="with --upstream: if the upstream has keys of a new job, wait for `sparkis confirm JOB`, or let the job's "
+        "states take these keys at once (default %(default)s)",
     )
     parser.add_argument(
         "--routes",
         type=Path,
         metavar="FILE",
-        help="with --upstream: rules (TOML) that say whose keys are, whatever the jobs' key formats say; reloaded by "
-        "SIGHUP and by `sparkis reload`",
+        help="with --upstream: rules (TOML) about the owners of keys, which come before the jobs' key formats; "
+        "reloaded by SIGHUP and by `sparkis reload`",
     )
     parser.add_argument(
         "--upstream-connections",
@@ -99,15 +99,15 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
         "--transactions",
         choices=("mixed", "strict"),
         default="mixed",
-        help="with --upstream: whether EXEC runs a transaction over keys of states and of the upstream, which have no "
-        "common instant, or refuses it (default %(default)s)",
+        help="with --upstream: mixed: EXEC runs a transaction with keys of both sides, although they are not read at "
+        "the same instant; strict: EXEC refuses it (default %(default)s)",
     )
     parser.add_argument(
         "--upstream-auth",
         choices=("proxy", "client"),
         default="proxy",
-        help="with --upstream: who logs in there: the proxy, with the URL's user; or each client, whose AUTH is then "
-        "the upstream's own (default %(default)s)",
+        help="with --upstream: proxy: all requests run as the URL's user; client: each client logs in at the upstream, "
+        "which checks its AUTH (default %(default)s)",
     )
 
 
@@ -117,7 +117,7 @@ def swap_of(options: argparse.Namespace) -> tuple[Upstream, Ownership] | None:
     if not options.upstream:
         for name in _given(options):
             mistakes.add(f"--{name.replace('_', '-')} has no use without --upstream")
-        mistakes.refuse()
+        mistakes.raise_if_any()
         return None
     with mistakes.noted():
         upstream = upstream_of(options, options.upstream_connections, options.upstream_pinned)
@@ -132,7 +132,7 @@ def swap_of(options: argparse.Namespace) -> tuple[Upstream, Ownership] | None:
         )
     with mistakes.noted():
         ownership = _ownership(options)
-    mistakes.refuse()
+    mistakes.raise_if_any()
     return upstream, ownership
 
 
@@ -162,7 +162,7 @@ def upstream_of(options: argparse.Namespace, connections: int = 1, pinned_max: i
         mistakes.add(f"--upstream: {error}")
     with mistakes.noted():
         tls = _tls(options, url)
-    mistakes.refuse()
+    mistakes.raise_if_any()
     assert url is not None
     return upstream_at(url, options.upstream_timeout / MS_PER_S, connections, tls, pinned_max)
 

@@ -1,7 +1,7 @@
-"""Reads of the upstream that the proxy answers itself for a time, by rules with `cache`.
+"""Answers reads of the upstream's keys from the proxy's cache, for keys whose rule has `cache`.
 
-Nothing is answered from the cache for a client that has a connection of its own to the upstream: it may watch or track
-keys there, and the upstream has to see its reads.
+A client with a pinned connection gets no cached replies: it may watch or track keys, and the upstream must see its
+reads.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from resp_server.upstream.routing import Route
 
 
 class CachedReads:
-    """Answers reads from a cache, and tells it what clients write."""
+    """Answers reads from a cache, and invalidates it by clients' writes."""
 
     def __init__(self, cache: ResultCache) -> None:
         self._cache = cache
-        # By client, the writes that were sent and not answered.
+        # The writes in flight, by client.
         self._writes: dict[int, dict[Write, None]] = {}
 
     def read_of(self, route: Route, request: Request, session: Session) -> CachedRead:
-        """Return what an entry for a request answers."""
+        """Return the cache key of a request."""
         return CachedRead(session.db, session.protocol, route.rule.name, tuple(request[1:]))
 
     def reply_to(self, read: CachedRead) -> bytes | None:
@@ -35,12 +35,12 @@ class CachedReads:
         return self._cache.get(read)
 
     def filling(self, route: Route, read: CachedRead, request: Request, sink: ReplySink) -> ReplySink:
-        """Return a sink that takes the reply to a read into the cache, too."""
+        """Return a sink that caches the reply to a read, and passes it on."""
         fill = self._cache.begin_fill(read, request[route.key_at], route.cache_s)
         return sink if fill is None else _FillSink(self._cache, fill, sink)
 
     def changing(self, keys: Sequence[bytes] | None, session: Session, sink: ReplySink) -> ReplySink:
-        """Return a sink for the reply to a request that is sent now, and may change keys; None: any key."""
+        """Begin a request that may change keys, None: any key; return the sink for its reply."""
         if keys is not None and not keys:
             return sink
         write = self._cache.begin_write(keys)
@@ -49,7 +49,7 @@ class CachedReads:
 
     @contextmanager
     def sending(self, sink: ReplySink) -> Iterator[None]:
-        """Send a request within this; if that raises, the sink gets no reply."""
+        """End the sink if the block, which sends its request, raises: there will be no reply."""
         try:
             yield
         except Exception:
@@ -59,7 +59,7 @@ class CachedReads:
 
     def end_write(self, client: int, write: Write) -> None:
         """Handle the reply to a write."""
-        if write.is_over:  # its client has left before, and others may have read since then
+        if write.is_over:  # its client has left, and other clients may have read since then
             self._cache.drop(write.keys)
             return
         self._cache.end_write(write)
@@ -75,7 +75,7 @@ class CachedReads:
 
 
 class _FillSink(ReplySink):
-    """Takes a reply into the cache, and passes it on."""
+    """Caches a reply, and passes it on."""
 
     def __init__(self, cache: ResultCache, fill: Fill, sink: ReplySink) -> None:
         self._cache, self._fill, self._sink = cache, fill, sink

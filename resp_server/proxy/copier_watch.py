@@ -1,9 +1,9 @@
-"""Notices a program that still copies into the upstream what states have, beside rules with `prefer-state`.
+"""Detects programs that still copy states' keys into the upstream, where a rule has `prefer-state`.
 
-Such a rule hides the upstream's copy of a key while the states have the key. A copier that still runs makes it wrong:
-its copies outlive the state's keys, and come back when the state loses them. So the proxy follows the changes of these
-keys at the upstream, whoever writes them. A change counts if both sides have the key afterwards: copies that expire, or
-are deleted, are no copier's. A rule is refused, or reported, after a few of them within a minute.
+Such a rule hides the upstream's copy of a key while the states have the key. If a copier still runs, its copies outlive
+the states' keys, and clients read old copies once the states lose these keys. So the proxy follows the changes of the
+keys at the upstream. A change counts as a copy if both sides have the key afterwards; copies that expire or are deleted
+do not count. After a few copies within a minute, a new rule is refused, and a rule in use is reported.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from state_backend.model.descriptor import KeyFormat
 
 logger = logging.getLogger("sparkis.proxy")
 
-# One write may be a program's own; a copier writes again and again (guesses).
+# Fewer writes may be a person's; a copier writes again and again (guesses).
 WRITES_MIN = 3
 WINDOW_S = 60.0
-# For so long nobody may copy before a rule is taken (guess: some micro-batches of a fast job).
+# Keys of a new rule are watched for this long before the rule is used (guess: some micro-batches of a fast job).
 WATCH_S = 5.0
-# Of one push of the upstream, and at one time.
+# The keys that are checked of one push of the upstream, and at a time.
 KEYS_PER_PUSH = 64
 CHECKS_MAX = 16
 UPSTREAM, STATES = 0, 1
@@ -40,7 +40,7 @@ EXISTS_ONE = b":1\r\n"
 
 @dataclass
 class Copied:
-    """What was written beside one rule. since_s: when it was watched first. times_s: of the last few writes."""
+    """The copies of one rule's keys. since_s: when the rule was first watched. times_s: of the last copies."""
 
     since_s: float
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=WRITES_MIN))
@@ -51,16 +51,16 @@ class Copied:
 class CopierWatch:
     """Counts writes at the upstream of keys that the states have, by rule.
 
-    ask_states, ask_upstream: send an EXISTS about a key, to the upstream with the number of the database.
+    check_states, check_upstream: send EXISTS for a key; the upstream also needs the number of the database.
     """
 
     def __init__(
         self,
-        ask_states: Callable[[bytes, ReplySink, int], None],
-        ask_upstream: Callable[[bytes, int, ReplySink, int], None],
+        check_states: Callable[[bytes, ReplySink, int], None],
+        check_upstream: Callable[[bytes, int, ReplySink, int], None],
         clock: Callable[[], float],
     ) -> None:
-        self.ask_states, self.ask_upstream, self._clock = ask_states, ask_upstream, clock
+        self.check_states, self.check_upstream, self._clock = check_states, check_upstream, clock
         self._matchers: Sequence[KeyMatcher] = ()
         self._copied: dict[Rule, Copied] = {}
         self._checks: set[_Check] = set()
@@ -73,7 +73,7 @@ class CopierWatch:
         return [rule.keys.literals[0].encode() for rule in watched]
 
     def changed(self, keys: Sequence[bytes] | None) -> None:
-        """Take keys that have changed at the upstream; None: any key may have."""
+        """Check keys that have changed at the upstream; None: any key may have changed, so none is checked."""
         if not self._matchers:
             return
         for key in islice(keys or (), KEYS_PER_PUSH):
@@ -88,12 +88,12 @@ class CopierWatch:
                     self._check(rule, key, database)
 
     def refusal(self, rules: Rules) -> str | None:
-        """Return why rules are refused; None: nobody seems to copy beside them."""
+        """Return why rules are refused; None: no copier was seen."""
         found = [(rule, self._copied[rule]) for rule in rules if rule in self._copied and self._is_running(rule)]
         return "; ".join(f"rule '{rule.name}': {_text(copied)}" for rule, copied in found) or None
 
     def wait_s(self, rules: Rules, formats: Sequence[str]) -> float:
-        """Return for how long rules have to be watched before they count. formats: of the keys of all known states."""
+        """Return how long rules still have to be watched before they are used. formats: those of all known states."""
         known = [KeyFormat.parse(each) for each in formats]
         now_s, left_s = self._clock(), 0.0
         for rule in rules:
@@ -126,8 +126,8 @@ class CopierWatch:
         check = _Check(self, rule, key)
         self._checks.add(check)
         try:
-            self.ask_upstream(key, database, check, UPSTREAM)
-            self.ask_states(key, check, STATES)
+            self.check_upstream(key, database, check, UPSTREAM)
+            self.check_states(key, check, STATES)
         except Exception as error:
             check.fail(STATES, error)
 
@@ -137,7 +137,7 @@ class CopierWatch:
 
 
 class _Check(ReplySink):
-    """Asks both sides whether they have a key."""
+    """Checks whether both sides have a key."""
 
     def __init__(self, watch: CopierWatch, rule: Rule, key: bytes) -> None:
         self._watch, self.rule, self.key = watch, rule, key
@@ -156,7 +156,7 @@ class _Check(ReplySink):
 
 
 def exists(key: bytes) -> Request:
-    """Return the request that asks whether a side has a key."""
+    """Return the request EXISTS for a key."""
     return (b"EXISTS", key)
 
 

@@ -1,8 +1,9 @@
-"""The clients' names of states' keys, for what states say of their keys without a request: changes and notifications.
+"""The clients' names of states' keys, for invalidations and keyspace notifications.
 
-A state says that `golden:byAccount:7` has changed; clients that know this key as `dash/7/apdex` have to be told so. For
-a name of a whole key, the rule gives the name. Names of fields are known if they were read: a state does not say which
-fields of a hash have changed, so each of them counts as changed, and has no notifications.
+A state reports that `golden:byAccount:7` has changed; clients know this key as `dash/7/apdex`. A rule maps a whole key
+to its name. A rule that maps fields does not give the name of a field, because a state does not report which fields of
+a hash have changed. So the names of fields that tracking clients read are recorded, and all of a key's names are
+invalidated with it. Fields have no notifications.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from resp_server.upstream.key_patterns import glob_of
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.rules import Owner, Rule, Rules
 
-# The read names that are remembered. Beyond that, all keys are invalidated, and the names are forgotten (guess: 30 MB).
+# The names that are recorded. Beyond this number, all keys are invalidated and all names are dropped (guess: 30 MB).
 READ_NAMES_MAX = 100_000
-# In a pattern, what follows may be any text.
+# The first special character of a pattern; what follows it may match any text.
 GLOB_MARK = re.compile(rb"[*?\[\\]")
 
 
 class MappedKeys:
-    """The names of states' keys by the rules of the moment. Notifications are those of database 0."""
+    """The names of states' keys by the current rules. Notifications are those of database 0."""
 
     def __init__(self, ownership: Ownership) -> None:
         self._ownership = ownership
         self._rules: Rules = ()
         self._listed: Sequence[Rule] = ()
-        # By the state's key the clients' names that were read.
+        # The clients' names that were read, by the state's key.
         self._read: dict[bytes, dict[bytes, None]] = {}
         self._read_count = 0
 
@@ -42,7 +43,7 @@ class MappedKeys:
         return self._listed
 
     def is_state(self, key: bytes) -> bool:
-        """Tell whether a key, by the state's own name, is the states' in database 0."""
+        """Tell whether states own a key, by its own name, in database 0."""
         found = self._ownership.matcher.decide(key)
         return found.owner is Owner.STATE and (found.rule is None or found.rule.mapping is None)
 
@@ -56,7 +57,7 @@ class MappedKeys:
     # -- tracking -----------------------------------------------------------------------------------------------------
 
     def record_read(self, state_key: bytes, name: bytes) -> bool:
-        """Remember a name that a tracking client reads; False: there are too many, and all are forgotten."""
+        """Record a name that a tracking client reads; False: there were too many, and all were dropped."""
         names = self._read.setdefault(state_key, {})
         self._read_count += name not in names
         names[name] = None
@@ -66,11 +67,11 @@ class MappedKeys:
         return has_room
 
     def forget_read(self) -> None:
-        """Forget all names that were read: no client has cached any."""
+        """Drop all names that were read: no client has a cached one any more."""
         self._read, self._read_count = {}, 0
 
     def with_names(self, keys: Sequence[bytes]) -> Sequence[bytes]:
-        """Return changed keys of states together with the clients' names of them."""
+        """Return changed keys of states, and the clients' names of these keys."""
         if not self._read and not self.listed:
             return keys
         names: dict[bytes, None] = {}
@@ -82,9 +83,9 @@ class MappedKeys:
     # -- notifications ------------------------------------------------------------------------------------------------
 
     def sources(self, *, has_keyspace: bool) -> Mapping[bytes, Sequence[Rule]]:
-        """Return the patterns of servers' notifications about keys with other names, and their rules.
+        """Return patterns that match the notifications of keys with other names, with the rules of these keys.
 
-        has_keyspace: servers send to the channels of keys; otherwise only to those of events.
+        has_keyspace: servers publish keyspace notifications; otherwise only keyevent notifications.
         """
         rules = [rule for rule in self.listed if not rule.database]
         if not has_keyspace:
@@ -97,7 +98,7 @@ class MappedKeys:
 
 
 def may_name(kind: SubscriptionKind, name: bytes, rules: Iterable[Rule]) -> bool:
-    """Tell whether a channel is, or a pattern may match, one of the notifications with the names of some rules."""
+    """Tell whether a channel or pattern may receive notifications with the names of some rules."""
     if kind is SubscriptionKind.SHARD:
         return False
     is_pattern = kind is SubscriptionKind.PATTERN

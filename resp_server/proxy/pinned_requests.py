@@ -18,7 +18,7 @@ NOT_BLOCKED = b":0\r\n"
 
 
 class PinnedRequests:
-    """Sends such requests. Runs on the event loop's thread."""
+    """Sends requests over clients' pinned connections. Runs on the event loop's thread."""
 
     def __init__(self, logins: Logins) -> None:
         self._logins = logins

@@ -329,14 +329,15 @@ def _in_chunks(verb: bytes, names: Iterable[bytes]) -> Iterator[Request]:
 class PubsubRelay:
     """All connections of a proxy that subscribe at servers.
 
-    mapped: None without an upstream. With one, clients get only servers' notifications of states' keys, also by their
-    other names; all other messages are the upstream's.
+    mapped: None without an upstream. With one, the relay sends clients only the notifications of states' keys, also
+    with the clients' names of the keys; the upstream sends all other messages.
     """
 
     def __init__(self, applications: Applications, server: ServerContext, mapped: MappedKeys | None = None) -> None:
         self.server = server
         self._mapped = mapped
-        # Patterns that the relay itself subscribes to, with their rules, and how many names of clients need each.
+        # The relay's own patterns for keys with other names, with their rules, and the number of clients' channels and
+        # patterns that need each.
         self._sources: Mapping[bytes, Sequence[Rule]] = {}
         self._needed: Counter[bytes] = Counter()
         self._applications = applications
@@ -389,7 +390,7 @@ class PubsubRelay:
         self.sync_soon()
 
     def _update_sources(self) -> bool:
-        """Take the present rules and setting; tell whether they have changed."""
+        """Take the current rules and setting; tell whether the patterns have changed."""
         if self._mapped is None:
             return False
         sources = self._mapped.sources(has_keyspace="K" in self.server.config.notify_events)

@@ -58,7 +58,7 @@ POLICIES = {
 POLICIES |= {f"state|{name}": RequestPolicy.ALL_JOBS for name in ("jobs", "list", "lag")}
 POLICIES |= {"state|describe": RequestPolicy.ONE_JOB, "info": RequestPolicy.ALL_JOBS}
 # Commands without keys that the proxy itself answers, because they are not about the keys or jobs of servers: by group,
-# by container and by name. A test holds that each command without keys is either here or above.
+# by container and by name. A test checks that each command without keys is either here or above.
 LOCAL_GROUPS = frozenset(["cluster", "connection", "pubsub", "scripting", "transactions"])
 LOCAL_CONTAINERS = frozenset(["acl", "command", "config", "latency", "memory", "module", "object", "slowlog"])
 LOCAL_COMMANDS = frozenset(["lastsave", "lolwut", "monitor", "role", "time"])

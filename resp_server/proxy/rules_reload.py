@@ -1,4 +1,4 @@
-"""Reads the rules file of a running proxy again. Rules with `prefer-state` are watched first, because of copiers."""
+"""Reloads the rules file of a running proxy. The keys of new `prefer-state` rules are first watched for copiers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from resp_server.upstream.rules import Rules, RulesError, RulesFile
 
 logger = logging.getLogger("sparkis.proxy")
 
-# Watching takes most of it.
+# Watching takes most of this time.
 RELOAD_S_MAX = WATCH_S + 3.0
 
 # Called with a function that returns the number of rules, or raises PlainError.
@@ -22,7 +22,7 @@ Then = Callable[[Callable[[], Reply]], None]
 
 
 class RulesReload:
-    """Reads rules, and lets them count. watch: follows the upstream's keys of other rules, too; status: of that."""
+    """Reads rules, and puts them to use. watch: also follows the keys of new rules. status: of following them."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class RulesReload:
         self._is_watching = False
 
     def begin(self, then: Then) -> None:
-        """Read the file; PlainError, with all mistakes if it has any. Then the rules stay as they were."""
+        """Read the file. PlainError with all mistakes of the file: the rules then stay as they were."""
         file = self._ownership.rules_file
         if file is None:
             raise PlainError("this proxy has no rules file: start it with --routes FILE")
@@ -66,7 +66,7 @@ class RulesReload:
             then(refuse)
             return
         if (status := self._status()) not in ("on", "off"):
-            logger.warning("whether somebody still copies keys of prefer-state rules is not known: %s", status)
+            logger.warning("copiers of keys with prefer-state rules cannot be detected: %s", status)
         count = self._take(file, rules)
         self._watch()
         then(lambda: count)

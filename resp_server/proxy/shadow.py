@@ -1,12 +1,13 @@
-"""Comparisons of the upstream's replies with the states', behind clients' reads of keys whose rule is `shadow`.
+"""Compares the upstream's replies with the states', for clients' reads of keys whose rule has the owner `shadow`.
 
-The client has its reply before anything is compared. A difference is looked at again, after pauses that double: while
-a job copies its results into the upstream, one side is often behind. A side was behind if it comes to say what the
-other side said at first. A difference that is still there after a second counts; some are looked at for a minute.
+The client gets its reply before anything is compared. If the replies differ, both sides are read again, after pauses
+that double: while a job copies its results into the upstream, one side is often behind. A side was behind if its later
+reply equals the other side's first reply. A difference that lasts for a second counts as one. Some differences are
+followed for a minute.
 
-    first look     a moment later ...       1 s                      ... 64 s
-    they differ    a side catches up:       it counts as different;  a side catches up: its sample says which one,
-                   it was behind            a sample is taken        and how late it was
+    first replies    until 1 s              after 1 s                ... 64 s
+    differ           a side catches up:     it counts as different;  a side catches up: the sample gets the side,
+                     it was behind          a sample is taken        and how long it was behind
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from resp_server.upstream.rules import Owner, Rule, Rules
 from resp_server.upstream.shadow_compare import Outcome, outcome_of
 from resp_server.upstream.upstream import Upstream
 
-# Comparisons that run, or wait to be repeated. A read that would be one more is not compared (guess).
+# Comparisons that run, or wait for a retry. Further reads are not compared (guess).
 COMPARISONS_MAX = 256
 # Longer replies are not compared: to parse one takes a fraction of a millisecond.
 COMPARED_BYTES_MAX = 64 * 1024
-# The pause before a difference is looked at again; each later look is twice as long after the first one.
-FIRST_LOOK_S = 1 / 16
-# After that, a difference counts (guess: some micro-batches of a fast job).
+# The time from the first replies to the first retry; it doubles with each retry.
+FIRST_RETRY_S = 1 / 16
+# A difference counts if it lasts for this long (guess: some micro-batches of a fast job).
 COUNTS_AFTER_S = 1.0
-# The last look at a difference that counts (guess: a slow job's micro-batches), and how many are looked at so long.
-LAST_LOOK_S = 64.0
+# The last retry of a difference that counts (guess: a slow job's micro-batches), and how many are followed until then.
+LAST_RETRY_S = 64.0
 FOLLOWED_MAX = 64
 SAMPLE_BYTES_MAX = 256
 UPSTREAM, STATE = 0, 1
@@ -71,14 +72,14 @@ class Shadow:
         self.take_rules(rules)
 
     def take_rules(self, rules: Rules) -> None:
-        """Compare by these rules. Rules that stay as they were keep their counts."""
+        """Compare by these rules. Unchanged rules keep their counts."""
         shadows = [rule for rule in rules if rule.owner is Owner.SHADOW]
         self._counts = {rule: self._counts.get(rule) or ShadowCounts() for rule in shadows}
 
     def sink(
         self, shadowed: Sequence[Shadowed], rule: CommandRule, protocol: int, upstream: Upstream, sink: ReplySink
     ) -> ReplySink:
-        """Return a sink that passes the upstream's reply on, and then compares it."""
+        """Return a sink that passes on the upstream's reply, and then compares it."""
         return _TappedSink(sink, lambda reply: self._compare_all(shadowed, rule, protocol, upstream, reply))
 
     def _compare_all(
@@ -98,7 +99,7 @@ class Shadow:
                 self._running.add(comparison)
                 comparison.start(item)
 
-    def ask_state(self, key: bytes, request: Request, protocol: int, sink: ReplySink, index: int = STATE) -> None:
+    def send_to_states(self, key: bytes, request: Request, protocol: int, sink: ReplySink, index: int = STATE) -> None:
         """Send a read to the states."""
         number, slot = self.target_of(key)
         cluster = self._applications.each[number]
@@ -159,7 +160,7 @@ class Shadow:
 
 
 class Comparison(ReplySink):
-    """The comparison of one read: of the client's reply, and later of both sides once more."""
+    """The comparison of one read: first with the client's reply, in each retry with new replies of both sides."""
 
     def __init__(
         self,
@@ -172,23 +173,23 @@ class Comparison(ReplySink):
     ) -> None:
         self._shadow, self._counts, self._shadowed = shadow, counts, shadowed
         self._rule, self._protocol, self._upstream = rule, protocol, upstream
-        self._first: _Look | None = None
-        self._next_s = FIRST_LOOK_S  # of the next look, after the first one
+        self._first: _Replies | None = None
+        self._next_s = FIRST_RETRY_S  # the time of the next retry, from the first replies
         self._sample: Sample | None = None
         self._replies: list[bytes | None] = [None, None]
         self._epochs = NO_EPOCHS
         self._retry: asyncio.TimerHandle | None = None
 
     def start(self, upstream_reply: bytes) -> None:
-        """Compare a reply of the upstream."""
+        """Compare a reply of the upstream with the state's."""
         self._replies[UPSTREAM] = upstream_reply
         try:
-            self._ask_state()
+            self._request_state()
         except Exception as error:
             self.fail(STATE, error)
 
     def stop(self) -> None:
-        """End."""
+        """End the comparison."""
         if self._retry is not None:
             self._retry.cancel()
         self._shadow.ended(self)
@@ -211,7 +212,7 @@ class Comparison(ReplySink):
             if is_error(upstream) or is_error(state):
                 self._end_failed()
             else:
-                self._compare(_Look(time.monotonic(), self._epoch(), upstream, state))
+                self._compare(_Replies(time.monotonic(), self._epoch(), upstream, state))
         except Exception as error:
             internal_error(error)
             self.fail(STATE, error)
@@ -223,19 +224,19 @@ class Comparison(ReplySink):
         self._counts.failed += self._sample is None  # otherwise it was counted as a difference
         self.stop()
 
-    def _ask_state(self) -> None:
-        self._shadow.ask_state(self._shadowed.state_key, self._shadowed.request, self._protocol, self)
+    def _request_state(self) -> None:
+        self._shadow.send_to_states(self._shadowed.state_key, self._shadowed.request, self._protocol, self)
 
-    def _compare(self, look: _Look) -> None:
-        outcome = self._outcome(look.upstream, look.state)
+    def _compare(self, now: _Replies) -> None:
+        outcome = self._outcome(now.upstream, now.state)
         if self._first is None:
-            self._first = look
+            self._first = now
             if outcome is not Outcome.EQUAL:
-                self._look_later(look)
+                self._retry_later(now)
                 return
-        behind = self._behind(self._first, look, outcome)
+        behind = self._behind(self._first, now, outcome)
         if behind is not None:
-            lag = _lag(behind, self._first, look)
+            lag = _lag(behind, self._first, now)
             self._counts.lags[behind].add(lag)
             if self._sample is not None:
                 self._sample.lag = lag
@@ -245,50 +246,50 @@ class Comparison(ReplySink):
             return
         if self._next_s > COUNTS_AFTER_S and self._sample is None:
             self._count(outcome)
-            self._sample = self._sample_of(outcome, look)
+            self._sample = self._sample_of(outcome, now)
             self._counts.samples.append(self._sample)
             if not self._shadow.follow(self):
                 self.stop()
                 return
-        if self._next_s > LAST_LOOK_S:
+        if self._next_s > LAST_RETRY_S:
             self.stop()
         else:
-            self._look_later(self._first)
+            self._retry_later(self._first)
 
     def _outcome(self, upstream: bytes, state: bytes) -> Outcome:
         return outcome_of(self._shadowed.name, upstream, state, self._shadowed.rule.tolerance)
 
-    def _behind(self, first: _Look, look: _Look, outcome: Outcome) -> str | None:
-        """Return the side that has caught up since the first look; None: none has, or none was behind."""
-        if look is first:
+    def _behind(self, first: _Replies, now: _Replies, outcome: Outcome) -> str | None:
+        """Return the side that has caught up since the first replies; None: none has, or none was behind."""
+        if now is first:
             return None
         if outcome is Outcome.EQUAL:
             # The side that has changed was behind; if both have, the state counts: its epochs come in batches.
-            return "state" if self._outcome(look.state, first.state) is not Outcome.EQUAL else "upstream"
-        # A key that changes all the time is never equal on both sides.
-        if self._outcome(look.upstream, first.state) is Outcome.EQUAL:
+            return "state" if self._outcome(now.state, first.state) is not Outcome.EQUAL else "upstream"
+        # If a key changes all the time, the sides are never equal, so each side is compared with the other's past.
+        if self._outcome(now.upstream, first.state) is Outcome.EQUAL:
             return "upstream"
-        return "state" if self._outcome(first.upstream, look.state) is Outcome.EQUAL else None
+        return "state" if self._outcome(first.upstream, now.state) is Outcome.EQUAL else None
 
     def _count(self, outcome: Outcome) -> None:
         if self._sample is None:
             self._counts.compared += 1
             self._counts.outcomes[outcome] += 1
 
-    def _sample_of(self, outcome: Outcome, look: _Look) -> Sample:
-        upstream, state = (each[:SAMPLE_BYTES_MAX] for each in (look.upstream, look.state))
-        return Sample(outcome, self._shadowed.key, upstream, state, look.epoch, time.monotonic())
+    def _sample_of(self, outcome: Outcome, now: _Replies) -> Sample:
+        upstream, state = (each[:SAMPLE_BYTES_MAX] for each in (now.upstream, now.state))
+        return Sample(outcome, self._shadowed.key, upstream, state, now.epoch, time.monotonic())
 
-    def _look_later(self, first: _Look) -> None:
+    def _retry_later(self, first: _Replies) -> None:
         pause_s = first.at_s + self._next_s - time.monotonic()
         self._next_s *= 2
-        self._retry = asyncio.get_running_loop().call_later(pause_s, self._look_again)
+        self._retry = asyncio.get_running_loop().call_later(pause_s, self._request_both)
 
-    def _look_again(self) -> None:
+    def _request_both(self) -> None:
         self._retry, self._replies = None, [None, None]
         try:
             self._upstream.send_request(0, self._protocol, self._rule, self._shadowed.upstream_request, self, UPSTREAM)
-            self._ask_state()
+            self._request_state()
         except Exception as error:
             self.fail(UPSTREAM, error)
 
@@ -301,8 +302,8 @@ class Comparison(ReplySink):
         return None
 
 
-class _Look(NamedTuple):
-    """What both sides said at one time. at_s: by the monotonic clock. epoch: of the state's reply; None: unknown."""
+class _Replies(NamedTuple):
+    """The replies of both sides at one time. at_s: monotonic. epoch: of the state's reply; None: unknown."""
 
     at_s: float
     epoch: int | None
@@ -310,14 +311,14 @@ class _Look(NamedTuple):
     state: bytes
 
 
-def _lag(side: str, first: _Look, look: _Look) -> Lag:
-    is_known = first.epoch is not None and look.epoch is not None
-    epochs = max(0, (look.epoch or 0) - (first.epoch or 0)) if is_known else None
-    return Lag(side, int((look.at_s - first.at_s) * 1000), epochs)
+def _lag(side: str, first: _Replies, now: _Replies) -> Lag:
+    is_known = first.epoch is not None and now.epoch is not None
+    epochs = max(0, (now.epoch or 0) - (first.epoch or 0)) if is_known else None
+    return Lag(side, int((now.at_s - first.at_s) * 1000), epochs)
 
 
 class _TappedSink(ReplySink):
-    """Passes a reply on, and shows it to a function."""
+    """Passes on a reply, then calls a function with it."""
 
     def __init__(self, sink: ReplySink, show: Callable[[RawReply], None]) -> None:
         self._sink, self._show = sink, show

@@ -1,4 +1,4 @@
-"""What the comparisons of a rule have found: counts, how far behind each side was, and samples of differences. Pure."""
+"""The results of a rule's comparisons: counts, how far behind each side was, and samples of differences. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIDES = ("state", "upstream")
 
 
 class Lag(NamedTuple):
-    """How late a side said what the other one had said. epochs: that the job committed meanwhile; None: unknown."""
+    """How far a side was behind the other one. epochs: that the job committed in that time; None: unknown."""
 
     side: str
     ms: int
@@ -24,9 +24,9 @@ class Lag(NamedTuple):
 
 @dataclass
 class Sample:
-    """A difference. epoch: of the key's job, in the state's reply; None: unknown. taken_s: by the monotonic clock.
+    """A difference. epoch: that of the key's job in the state's reply; None: unknown. taken_s: monotonic.
 
-    lag: the side that turned out to be behind; None: none has caught up yet.
+    lag: how far the side was behind that caught up later; None: none has caught up yet.
     """
 
     outcome: Outcome
@@ -83,8 +83,8 @@ class SideLags:
 class ShadowCounts:
     """The comparisons of one rule.
 
-    lags: of each side, which had been behind. skipped: reads that were not compared. failed: comparisons that a side
-    answered with an error.
+    lags: how far each side was behind, where it was. skipped: reads that were not compared. failed: comparisons with an
+    error reply of a side.
     """
 
     compared: int = 0

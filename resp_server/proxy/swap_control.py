@@ -1,4 +1,4 @@
-"""The owners of keys at a proxy with an upstream, as STATE OWNERS shows them, and its siblings change them."""
+"""Shows and changes the owners of keys at a proxy with an upstream, for STATE OWNERS, CONFIRM, RELEASE and others."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class OwnershipControl:
         return self._shadow.rows()
 
     def reload(self) -> Reply:
-        """Read the rules file again; return the number of rules. PlainError with all mistakes: nothing changes then."""
+        """Reload the rules file; return the number of rules. PlainError with all mistakes: nothing changes then."""
         reply = Pending(RELOAD_S_MAX, _too_late)
         self._reload.begin(reply.resolve)
         return reply.make() if reply.is_resolved else reply
 
     def reload_at_signal(self) -> None:
-        """Read the rules file again, if there is one. Mistakes are logged."""
+        """Reload the rules file, if there is one. Mistakes are logged."""
         if self._ownership.rules_file is not None:
             with suppress(PlainError):
                 self._reload.begin(lambda make: None)

@@ -59,8 +59,8 @@ from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.rules import Owner, Rules
 from resp_server.upstream.upstream import Upstream
 
-# Reads that states answer, or may answer, together with the upstream or under other names.
-JOINED = (Side.BOTH, Side.PREFERRED, Side.MAPPED)
+# Requests that states answer, or may answer, together with the upstream or under other names.
+PARTLY_OF_STATES = (Side.BOTH, Side.PREFERRED, Side.MAPPED)
 # Takes the place of a watched key's mark when the key gets another owner: no digest equals it, so EXEC replies nil.
 CHANGED = Mark("", -1, "owner", covers_value=False)
 
@@ -94,13 +94,13 @@ class SwapDispatcher(SideSender):
             cluster.on_changed = self._states_changed
         self.router = SwapRouter(self._table, ownership)
         upstream.on_facts, upstream.on_hello = self._take_facts, self._take_hello
-        server.is_single_node = upstream.url.is_cluster  # its clients may be those of a Redis Cluster
+        server.is_single_node = upstream.url.is_cluster  # its clients may be cluster clients
         applications.on_key_formats = self._learn
         self._pinned = PinnedRequests(self._logins)
         self._cache = ResultCache(time.monotonic)
         self.cached = CachedReads(self._cache)
         self._key_changes = KeyChanges(upstream, self._upstream_changed)
-        self._candidates: Sequence[Rules] = ()  # that a reload may take
+        self._candidates: Sequence[Rules] = ()  # rules that a reload is about to use
         self._events = UpstreamEvents(server, upstream)
         self._subscriptions = SwapSubscriptions(
             self.upstream_of,
@@ -123,8 +123,8 @@ class SwapDispatcher(SideSender):
             server.clients.defer,
         )
         self.copiers = CopierWatch(
-            lambda key, sink, index: self._shadow.ask_state(key, exists(key), 2, sink, index),
-            self.ask_upstream,
+            lambda key, sink, index: self._shadow.send_to_states(key, exists(key), 2, sink, index),
+            self.check_upstream,
             time.monotonic,
         )
         reload = RulesReload(ownership, self.copiers, self.watch_copiers, lambda: self._key_changes.status)
@@ -148,7 +148,7 @@ class SwapDispatcher(SideSender):
             self.hop.set_upstream(self._shared_connection, rows)
 
     def _set_hop_patterns(self) -> None:
-        """Tell the hop who owns keys; before all owners are known, it forwards nothing."""
+        """Give the hop the owners of keys. Before all owners are known, it forwards nothing."""
         if self.hop is None:
             return
         if self._ownership.is_known:
@@ -184,25 +184,25 @@ class SwapDispatcher(SideSender):
         self._follow_changes()
 
     def _follow_changes(self) -> None:
-        """Follow the changes of keys that are cached, or that a copier might write."""
+        """Clear the cache, and follow the changes of keys that may be cached or that a copier may write."""
         self._cache.drop(None)
         self.watch_copiers(*self._candidates)
 
     def watch_copiers(self, *candidates: Rules) -> None:
-        """Watch for a copier beside the present rules, and beside other lists of rules."""
+        """Watch for copiers of keys of the current rules and of other lists of rules."""
         self._candidates = candidates
         cached = [rule.keys.literals[0].encode() for rule in self._ownership.rules if rule.cache_s]
         self._key_changes.follow([*cached, *self.copiers.watch(self._ownership.rules, *candidates)])
 
-    def ask_upstream(self, key: bytes, database: int, sink: ReplySink, index: int) -> None:
-        """Ask the upstream whether it has a key, as the proxy itself."""
-        asked = exists(key)
-        route = self.router.route(asked, database)
+    def check_upstream(self, key: bytes, database: int, sink: ReplySink, index: int) -> None:
+        """Send EXISTS for a key to the upstream, over the proxy's own connections."""
+        request = exists(key)
+        route = self.router.route(request, database)
         if route is not None:
-            self._logins.own.of(database).send_request(0, 2, route.rule, asked, sink, index)
+            self._logins.own.of(database).send_request(0, 2, route.rule, request, sink, index)
 
     def _upstream_changed(self, keys: Sequence[bytes] | None) -> None:
-        """Take the keys that have changed at the upstream; None: any key may have."""
+        """Handle changes of keys at the upstream; None: all keys may have changed."""
         self._cache.drop(keys)
         self.copiers.changed(keys)
 
@@ -219,15 +219,15 @@ class SwapDispatcher(SideSender):
             self._tracking.enqueue(state, EVERYTHING)
         else:
             decide, user = self._ownership.matcher.decider(session.db), session.user
-            theirs = [key for key in keys if decide(key).owner is not Owner.STATE]
-            visible = [key for key in theirs if user.reads_all_keys or user.can_read(key)]
+            of_upstream = [key for key in keys if decide(key).owner is not Owner.STATE]
+            visible = [key for key in of_upstream if user.reads_all_keys or user.can_read(key)]
             if not visible:
                 return
             self._tracking.enqueue(state, Invalidation(visible, is_one_frame=True))
         self.defer(partial(self._server.clients.push_invalidations, state))
 
     def _prepare_tracking(self, state: TrackingState, session: Session, route: Route, request: Request) -> None:
-        """Apply CLIENT CACHING at the upstream; keys of reads over both sides are not cached."""
+        """Apply CLIENT CACHING at the upstream. Keys of reads over both sides are invalidated after the reply."""
         for pool in self.upstream_of(session).pools:
             pinned = pool.pinned.get(session.id)
             if pinned is not None:
@@ -236,12 +236,12 @@ class SwapDispatcher(SideSender):
         if not state.records_reads or session.transaction is not None or command is None:
             return
         if route.side is Side.PORTIONS or (route.side is Side.MAPPED and is_long(request)):
-            self._tracking.enqueue_resend(state, None)  # to list so many keys would take too long
+            self._tracking.enqueue_resend(state, None)  # all keys: to list so many would take too long
         elif route.side in (Side.BOTH, Side.PREFERRED):
             self._tracking.enqueue_resend(state, keys_read(command, request))
 
     def _own_pool(self, session: Session) -> UpstreamPool | None:
-        """Return the pool of the node of the upstream that a client listens to, or will; None: no node is known."""
+        """Return the pool of the upstream's node for a client's subscriptions and MONITOR; None: no node is known."""
         upstream = self.upstream_of(session)
         for pool in upstream.pools:
             own = pool.pinned.get(session.id)
@@ -277,7 +277,7 @@ class SwapDispatcher(SideSender):
                 self._log_in(context, login, batch)
                 return Taken.LAST
         if not session.is_authenticated:
-            return Taken.NO  # the error is a server's: it does not tell whose key it is
+            return Taken.NO  # the error is a server's: it does not reveal the owner of a key
         if not is_long(request):
             return self._take_routed(context, self.router.route(request, session.db), request, batch)
         route = self._long.route_of(context, request, batch)
@@ -299,11 +299,11 @@ class SwapDispatcher(SideSender):
             return self._take_local(context, rule, request, batch)
         if session.transaction is not None:
             return self._take_queued(context, session.transaction, route, request, batch)
-        if not is_long(request):  # the rights to a long one are checked already
+        if not is_long(request):  # the rights to a long one were checked in steps
             self.check_rights(context, rule, request)
         is_first_watch = rule.name == "watch" and not self._pinned.has_own(session, self.upstream_of(session).pools)
         if (route.is_blocking or is_first_watch) and len(batch):
-            return Taken.IN_NEXT_BATCH  # the replies before must not wait, and use other connections
+            return Taken.IN_NEXT_BATCH  # earlier replies must not wait, and come over other connections
         if route.side is Side.SELECT and len(request) == 2:
             return self._select(request[1], session, batch)
         session.last_command = rule.name
@@ -339,7 +339,7 @@ class SwapDispatcher(SideSender):
             if session.id not in self._server.sessions:
                 self._leave(session)  # the client has left meanwhile
                 return b""
-            self._pinned.leave(session)  # it belongs to the user before
+            self._pinned.leave(session)  # its connection is logged in as the previous user
             session.authenticate(self._server.users.default)
             reply = OK if request.rest is None else self.reply_to(context, request.rest)
             assert isinstance(reply, bytes)  # HELLO replies at once
@@ -352,7 +352,7 @@ class SwapDispatcher(SideSender):
         self._logins.open(session.id, request.login, then, batch, batch.expect(session.is_silent))
 
     def _leave(self, session: Session) -> None:
-        """Forget what a client has at the upstream."""
+        """End a client's connections, login and subscriptions at the upstream."""
         for each in self._logins.of(session.id):
             each.end_tracking(session.id)
         self._pinned.leave(session)
@@ -369,7 +369,7 @@ class SwapDispatcher(SideSender):
         """Queue a request for EXEC that is not, or not only, about states."""
         rule = route.rule
         if route.side in (Side.ALL_KEYS, Side.SELECT) or rule.name == "watch":
-            return Taken.NO  # it is refused as at any proxy
+            return Taken.NO  # the general path refuses it
         self.router.commands.check_form(rule, request)
         if not is_long(request):
             self.check_rights(context, rule, request)
@@ -395,9 +395,9 @@ class SwapDispatcher(SideSender):
 
     def _is_of_states(self, session: Session, request: Request) -> bool:
         if len(request) > UNSPLIT_WORDS_MAX:
-            return False  # it would have been refused
+            return False  # a transaction of states refuses such a request when it is queued
         route = self.router.route(request, session.db)
-        return route is None or route.side in (Side.LOCAL, Side.STATES) or route.side in JOINED
+        return route is None or route.side in (Side.LOCAL, Side.STATES) or route.side in PARTLY_OF_STATES
 
     @property
     def owners(self) -> Ownership:
@@ -425,7 +425,7 @@ class SwapDispatcher(SideSender):
         return Taken.LAST
 
     def _take_local(self, context: CommandContext, rule: CommandRule, request: Request, batch: ReplyBatch) -> Taken:
-        """Answer what is about clients' own connections to the upstream."""
+        """Handle the effect of a local command on the client's pinned connection; answer it, if that is all."""
         session = context.session
         if rule.name == "reset" and len(batch) and self._pinned.has_own(session, self._logins.pools):
             return Taken.IN_NEXT_BATCH  # its connection is closed only after all replies
@@ -446,7 +446,7 @@ class SwapDispatcher(SideSender):
         return Taken.NO
 
     def _listen(self, context: CommandContext, rule: CommandRule, request: Request, batch: ReplyBatch) -> Taken:
-        """Have the upstream confirm SUBSCRIBE, UNSUBSCRIBE or MONITOR before it takes the way of all requests."""
+        """Have the upstream confirm SUBSCRIBE, UNSUBSCRIBE or MONITOR before the general path runs it here."""
         session, command = context.session, rule.command
         assert command is not None
         if session.transaction is not None:

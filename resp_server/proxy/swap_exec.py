@@ -2,7 +2,7 @@
 
 The states' part is one `ProxyExec`, at one epoch of each job. It also checks the watched keys of states; if one has
 changed, the upstream's part is not sent. The upstream's part goes out in one write, so it needs no connection of the
-client's own, unless the client watches keys there. There is no instant at which both sides were as the replies say.
+client's own, unless the client watches keys there. The replies of the two sides are not from one instant.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Watched = dict[tuple[int, bytes], Mark]
 
 
 class Sides(Protocol):
-    """What runs both parts. is_strict: a transaction over both sides is refused. cached: told what is written."""
+    """The dispatcher that runs both parts. is_strict: it refuses a transaction over both sides. cached: its cache."""
 
     router: SwapRouter
     cached: CachedReads
@@ -75,14 +75,15 @@ class SwapExec(ReplyStage):
         self._requests, self._watched = requests, watched
         self._run_states = run_states
         self._upstream = sides.upstream_of(session)
-        # Of the node of the upstream that runs its part; and the client's own connection that watches keys there.
+        # The pool of the upstream's node that runs its part, and the client's connection that watches keys there.
         self._pool, self._pinned = _watching(self._upstream, session)
         self._any_pool: UpstreamPool | None = None  # if no request has keys
         self._packed: list[Packed] = []  # for the upstream
         self._changed: list[bytes] = []  # the keys that it may change, if any are cached
         self._changes_any_key = False
         self._of_states: list[Request] = []
-        # For each queued command: its reply; or its part at one side, and the position there; or where its parts begin.
+        # For each queued command: its reply; or the side that runs it, and its position there; or, if it is split, the
+        # split and the positions of its first requests at both sides.
         self._parts: list[bytes | tuple[int, int] | tuple[SideSplit, int, int]] = []
         self._needs_states = bool(watched)
         self._replies: list[RawReply] = [b"*0\r\n", b"*0\r\n"]
@@ -107,9 +108,7 @@ class SwapExec(ReplyStage):
                 yield from self._add(request)
                 yield
             if self._sides.is_strict and self._needs_states and self._needs_upstream:
-                raise PlainError(
-                    "it is about keys of states and of the upstream, which '--transactions strict' refuses"
-                )
+                raise PlainError("it has keys of states and of the upstream, which '--transactions strict' refuses")
         except ExecAbortError as error:
             self._end(self._sides.error_reply(error))
         except ReplyError as error:  # keys may have got other owners since they were queued
@@ -215,16 +214,16 @@ class SwapExec(ReplyStage):
                     replies.append(items[part[0]][part[1]])
                 else:
                     split, first, first_of_states = part
-                    theirs = items[UPSTREAM_PART][first : first + len(split.upstream)]
-                    ours = items[STATES_PART][first_of_states : first_of_states + len(split.states)]
-                    replies.append((yield from split.join(theirs, ours)))
+                    of_upstream = items[UPSTREAM_PART][first : first + len(split.upstream)]
+                    of_states = items[STATES_PART][first_of_states : first_of_states + len(split.states)]
+                    replies.append((yield from split.join(of_upstream, of_states)))
                 yield
             return raw_reply_of([b"*%d\r\n" % len(replies), *replies])
         except MALFORMED_REPLY_ERRORS as error:
             return malformed_reply(error)
 
     def _end(self, reply: RawReply) -> None:
-        """Finish without the upstream's part, which forgets the watched keys."""
+        """Finish without the upstream's EXEC, and unwatch the keys there."""
         if self._pinned is not None:
             self._pinned.unwatch()
         self.finish(reply, self._epochs)
@@ -236,7 +235,7 @@ class SwapExec(ReplyStage):
 
 
 def _watching(upstream: Upstream, session: Session) -> tuple[UpstreamPool | None, PinnedConnection | None]:
-    """Return the connection that watches keys of a client, and its pool."""
+    """Return the client's connection that watches keys at the upstream, with its pool."""
     for pool in upstream.pools:
         pinned = pool.pinned.get(session.id)
         if pinned is not None and (pinned.watched or pinned.is_dirty):

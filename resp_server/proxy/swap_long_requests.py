@@ -1,8 +1,9 @@
-"""Long requests at a proxy with an upstream: their keys and rights are checked in steps.
+"""Routes and sends long requests at a proxy with an upstream. Their keys and rights are checked in steps.
 
-A long request is decided before it is dispatched: it waits for the replies to all requests before it, and comes again
-with its decision. What the upstream answers alone is sent to it as one request. Of a read with keys of both sides, the
-upstream gets its own keys as one request, and the other keys are read in portions, as at a proxy without an upstream.
+A long request is routed before it is dispatched: it waits for the replies to all earlier requests, and is then
+dispatched again with its route. A request that the upstream answers alone is sent to it whole. A read with keys of both
+sides is split: the upstream gets its keys in one request, and the states' keys are read in portions, as at a proxy
+without an upstream.
 """
 
 from __future__ import annotations
@@ -38,23 +39,23 @@ UPSTREAM_PART, OTHERS_PART = 0, 1
 
 
 def is_long(request: Request) -> bool:
-    """Tell whether a request is decided in steps."""
+    """Tell whether a request is routed in steps."""
     return type(request) is LongRequest
 
 
 def portions_of(rule: CommandRule, request: LongRequest) -> Iterator[Request]:
-    """Split a request into requests of the same command, to look at all of its keys; without its long words."""
+    """Split a request, without its long words, into requests of the same command, to check their keys."""
     facts = rule.facts
-    looked_at = without_long_words(request, request.long_at) if request.long_at else request
+    short = without_long_words(request, request.long_at) if request.long_at else request
     if len(facts.key_specs) != 1 or facts.first_key != 1 or facts.last_key != -1:
-        yield looked_at  # it has few keys
+        yield short  # it has few keys
         return
     for at in range(1, len(request), PORTION_WORDS):  # an even number: MSET has pairs
-        yield [request[0], *looked_at[at : at + PORTION_WORDS]]
+        yield [request[0], *short[at : at + PORTION_WORDS]]
 
 
 class Decided(NamedTuple):
-    """A decision about a request: a route, or the exception to raise. owners: those that it was made for."""
+    """A long request's route, or the exception to raise. owners: the owners of keys for which it was made."""
 
     route: Route | Exception | None
     owners: KeyMatcher
@@ -84,13 +85,13 @@ class Dispatches(Protocol):
 
 
 class LongRequests:
-    """Decides and sends long requests."""
+    """Routes and sends long requests."""
 
     def __init__(self, dispatcher: Dispatches, applications: Applications, defer: Defer) -> None:
         self._dispatcher, self._applications, self._defer = dispatcher, applications, defer
 
     def route_of(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Route | Taken | None:
-        """Return a request's route, or raise its error; `Taken.IN_NEXT_BATCH`: it is being decided."""
+        """Return a request's route, or raise its error; `Taken.IN_NEXT_BATCH`: it is still being routed."""
         assert isinstance(request, LongRequest)
         decided, request.decision = request.decision, None
         if isinstance(decided, Decided) and decided.owners is self._dispatcher.owners.matcher:
@@ -152,15 +153,15 @@ class LongRequests:
                 parts[part].append(word)
                 places[part].append(at - 1)
             yield
-        has_theirs = bool(places[UPSTREAM_PART])
+        has_upstream_keys = bool(places[UPSTREAM_PART])
 
         def merge(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
             if SUMMED in command.facts.tips:
                 return sum_of_replies(replies)
-            return array_in_order(replies, places if has_theirs else places[OTHERS_PART:])
+            return array_in_order(replies, places if has_upstream_keys else places[OTHERS_PART:])
 
-        joined = ReplyAggregator(1 + has_theirs, merge, stage, 0, self._defer)
-        if has_theirs:
+        joined = ReplyAggregator(1 + has_upstream_keys, merge, stage, 0, self._defer)
+        if has_upstream_keys:
             upstream = self._dispatcher.upstream_of(session)
             upstream.send_request(session.id, session.protocol, route.rule, parts[UPSTREAM_PART], joined, UPSTREAM_PART)
         portions = SPLITS[command.name].portions(command, parts[OTHERS_PART], PORTION_KEYS)
@@ -172,7 +173,7 @@ class LongRequests:
             BATCH_S_MAX,
             BATCH_BYTES_MAX,
         )
-        self._dispatcher.on_resolved(context, pending, partial(joined.put, int(has_theirs)))
+        self._dispatcher.on_resolved(context, pending, partial(joined.put, int(has_upstream_keys)))
         pending.start()
 
     def _send_portion(self, session: Session, portion: Request) -> ReplyBatch:
@@ -185,7 +186,7 @@ class LongRequests:
 
 
 class _Deciding(ReplyStage):
-    """The steps before a request is sent. They pass its reply on."""
+    """The steps before a request is sent; passes on the reply."""
 
     def run(self, steps: Steps[None], defer: Defer) -> None:
         """Run the steps."""

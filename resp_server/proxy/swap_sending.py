@@ -1,4 +1,4 @@
-"""Sends requests to the sides of their keys: as they are, split over both sides, or under the states' names of keys."""
+"""Sends requests to the sides of their keys: unchanged, split over both sides, or with the states' names of keys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from resp_server.upstream.upstream import Upstream
 
 
 class SideSender(ProxyDispatcher):
-    """The part of a `SwapDispatcher` that sends requests. _dropped_writes: requests, answered OK, for no side."""
+    """The part of a `SwapDispatcher` that sends requests. _dropped_writes: the number of writes with `Side.DROPPED`."""
 
     _logins: Logins
     _ownership: Ownership
@@ -77,7 +77,7 @@ class SideSender(ProxyDispatcher):
         return False
 
     def _send_upstream(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> bool:
-        """Answer a request of the upstream, maybe from the cache; return whether later requests have to wait for it."""
+        """Answer a request from the cache or by the upstream; return whether later requests have to wait for it."""
         rule, upstream, sink = route.rule, self.upstream_of(session), cast(ReplySink, batch)
         if self._may_be_cached(route, request, session):
             read = self.cached.read_of(route, request, session)
@@ -95,7 +95,7 @@ class SideSender(ProxyDispatcher):
             return upstream.send_request(session.id, session.protocol, rule, sent, sink, index)
 
     def _may_be_cached(self, route: Route, request: Request, session: Session) -> bool:
-        """Tell whether a reply may come from the cache. Long requests are not kept: to hash one takes long."""
+        """Tell whether a request may be answered from the cache. To hash a long request would take too long."""
         return (
             route.cache_s > 0
             and not is_long(request)
@@ -104,7 +104,7 @@ class SideSender(ProxyDispatcher):
         )
 
     def _senders(self, session: Session, rule: CommandRule) -> ClientSenders:
-        """Return what sends a client's requests of one command to either side."""
+        """Return the functions that send a client's requests of one command to each side."""
         protocol, upstream = session.protocol, self.upstream_of(session)
 
         def to_upstream(request: Request, sink: ReplySink, index: int) -> None:
@@ -118,7 +118,7 @@ class SideSender(ProxyDispatcher):
         return ClientSenders(to_upstream, to_states, self._server.clients.defer)
 
     def _send_both(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
-        """Split a read over both sides, and join the replies in the order of the keys."""
+        """Split a read over both sides, and merge the replies in the order of the keys."""
         command = route.rule.command
         assert command is not None  # `routing.SPLIT` has commands of Redis only
         split = SplitRead(route, request, self._senders(session, route.rule))
@@ -150,7 +150,7 @@ class SideSender(ProxyDispatcher):
         send()
 
     def _send_mapped(self, route: Route, named: Request, session: Session, batch: ReplyBatch) -> None:
-        """Send a request to the states, which know its keys by other names. named: the client's request."""
+        """Send a request with the states' names of its keys to the states. named: the client's request."""
         request, convert, state = route.request, route.convert, session.tracking_state
         assert request is not None
         command = self.command(request)
@@ -180,7 +180,7 @@ class SideSender(ProxyDispatcher):
         session: Session,
         batch: ReplyBatch,
     ) -> None:
-        """Send such a request for a client that tracks keys, by the names in its request."""
+        """Send such a request for a client that tracks keys, and track the names in the client's request."""
         command, convert, client_command = self.command(request), route.convert, route.rule.command
         assert client_command is not None  # a mapped name has Redis' own commands only
         found = split_by_slot(command.facts, request, self.target_of)

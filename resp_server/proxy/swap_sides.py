@@ -1,4 +1,4 @@
-"""What is sent to either side about keys in general, and which keys of a side a user sees."""
+"""Sends requests about all keys to each side, and filters the keys that a user sees."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_KEYS = {b"scan": b"*2\r\n$1\r\n0\r\n*0\r\n", b"keys": b"*0\r\n", b"randomkey"
 
 
 def visible_keys(ownership: Ownership, user: Account, database: int) -> KeyFilter:
-    """Return which keys of each side a user sees in SCAN, KEYS and RANDOMKEY."""
+    """Return the filter of the keys that a user sees in SCAN, KEYS and RANDOMKEY."""
     decide = ownership.matcher.decider(database)
 
     def of_states(key: bytes) -> bool:
@@ -40,14 +40,14 @@ def visible_keys(ownership: Ownership, user: Account, database: int) -> KeyFilte
         return KeyFilter(lambda key: of_upstream(key) and user.can_read(key), names_of, has_common, is_named=True)
     if user.reads_all_keys:
         return KeyFilter(of_upstream, of_states, has_common)
-    # Servers of states know which keys the user may read.
+    # State servers check which keys the user may read.
     return KeyFilter(lambda key: of_upstream(key) and user.can_read(key), of_states, has_common)
 
 
 def _names_of(
     decide: Callable[[bytes], Decision], mapped: Sequence[Rule], user: Account, state_key: bytes
 ) -> Sequence[bytes]:
-    """Return the names by which a client knows a key of states: its own, and those of rules."""
+    """Return the names by which clients know a state's key: its own, unless a rule has it, and those of rules."""
     own = decide(state_key)
     names = [state_key] if own.owner is not Owner.UPSTREAM and (own.rule is None or own.rule.mapping is None) else []
     for rule in mapped:
@@ -74,7 +74,7 @@ class OwnRequests:
 
 
 class ClientSides:
-    """Sends one client's requests about keys in general to either side."""
+    """Sends one client's requests about all keys to each side."""
 
     def __init__(
         self,
@@ -99,10 +99,10 @@ class ClientSides:
     def send_to_states(self, request: Request, sink: ReplySink, index: int) -> None:
         """Send a request to all state servers, or for SCAN to that of the cursor."""
         session, name = self._session, request[0].lower()
-        # To count states' keys in another database than 0 would mean to read all their names.
+        # Counting states' keys in a database other than 0 would mean reading all their names.
         if not self._has_states or (session.db and name == b"dbsize"):
             sink.put(index, NO_KEYS[name])
             return
-        # Servers of states know which keys the user may read, but not by which other names.
+        # State servers check which keys the user may read, but do not know their other names.
         readable = () if self._is_named and name != b"randomkey" else within(session.user)
         KeyspaceQuery(self._applications, request, session.protocol, sink, index, readable).send()

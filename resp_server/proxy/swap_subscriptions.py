@@ -1,8 +1,8 @@
 """SUBSCRIBE, MONITOR and CLIENT TRACKING at a proxy with an upstream: clients get the upstream's part and the states'.
 
-A request is first sent to the upstream, over a connection of the client's own. Once the upstream has confirmed it, it
-takes the way that it takes without an upstream: the proxy makes the reply, and the relay subscribes to notifications of
-states' keys. The upstream's frames go to the client as they are, without notifications of keys that states own.
+A request is first sent to the upstream, over the client's pinned connection. Once the upstream has confirmed it, it
+takes the general path, as without an upstream: the proxy makes the reply, and the relay subscribes to notifications of
+states' keys. The upstream's frames go to the client unchanged, without notifications of keys that states own.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ LISTENING = frozenset([*SUBSCRIBE, *UNSUBSCRIBE, MONITOR, TRACKING])
 class SwapSubscriptions:
     """Sends such requests to the upstream.
 
-    upstream_of: a client's upstream. pool_of: the pool of its node that the client listens to, or will; None: no node
-    is known. is_dropped: tells of the number of a database and a key whether states send its notifications.
+    upstream_of: returns a client's upstream. pool_of: returns the pool of the node for a client's subscriptions; None:
+    no node is known. is_dropped: tells whether states send the notifications of a key in a database.
     on_invalidation: called with keys that the upstream has invalidated for a client; None: all keys.
     """
 
@@ -123,7 +123,7 @@ class SwapSubscriptions:
         return True
 
     def _track(self, request: Request, session: Session, batch: ReplyBatch) -> None:
-        """Send CLIENT TRACKING to all nodes that have keys; the answer is the first error, or OK."""
+        """Send CLIENT TRACKING to all nodes that have keys; the reply is the first error, or OK."""
         upstream, packed, is_on = self._upstream_of(session), pack(request), request[2].upper() == b"ON"
         upstream.on_moved, upstream.on_push = self._forget_cached, self._push
         pools = upstream.masters
@@ -149,7 +149,7 @@ class SwapSubscriptions:
         return any(each is not None and each.is_tracking for each in own)
 
     def _forget_cached(self, clients: Collection[int]) -> None:
-        """Invalidate all keys of clients: the nodes that had some of them do not report their changes any more."""
+        """Invalidate all keys of clients: the nodes that had some of these keys no longer report their changes."""
         for session in filter(None, map(self._sessions.get, clients)):
             self._on_invalidation(session, None)
 
@@ -196,7 +196,7 @@ def _confirmations(name: str, request: Request, session: Session) -> int:
 
 
 class _ConfirmationSink(ReplySink):
-    """Takes the upstream's answer; the client's batch gets nothing, or an error. on_answer: told whether it is OK."""
+    """Takes the upstream's reply; the client's batch gets an error, or nothing. on_answer: gets `is_confirmed`."""
 
     def __init__(
         self,

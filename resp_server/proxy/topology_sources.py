@@ -73,8 +73,8 @@ class FileSource(ProxyTopologySource):
 class ServerSource(ProxyTopologySource):
     """A single server with all slots, at an address that does not change.
 
-    is_loaded: set once the server has all jobs. A list of jobs from before would lack some, whose keys would seem to be
-    an upstream's.
+    is_loaded: set once the server has all jobs. An earlier list of jobs would be incomplete, and the missing jobs' keys
+    would count as the upstream's.
     """
 
     def __init__(self, address: str, is_loaded: asyncio.Event) -> None:

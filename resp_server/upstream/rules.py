@@ -1,4 +1,4 @@
-"""The rules of a proxy with an upstream: whose keys are, by their names, whatever the jobs' key formats say.
+"""The rules of a proxy with an upstream: the owners of keys, by the keys' names. They come before jobs' key formats.
 
 A file of rules is TOML:
 

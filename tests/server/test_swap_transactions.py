@@ -193,7 +193,7 @@ def test_with_strict_a_transaction_over_both_sides_is_refused(swap: Swap, direct
         eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
         for lines in (["SET a 1", "GET job:speed:1"], ["MGET a job:speed:1"]):
             assert call_each(client, "MULTI", *lines, "EXEC")[-1] == (
-                b"EXECABORT Transaction discarded because of: it is about keys of states and of the upstream, which "
+                b"EXECABORT Transaction discarded because of: it has keys of states and of the upstream, which "
                 b"'--transactions strict' refuses"
             )
         assert call_each(client, "WATCH a", "MULTI", "GET job:speed:1", "EXEC")[-1].startswith(b"EXECABORT")  # type: ignore[attr-defined]
