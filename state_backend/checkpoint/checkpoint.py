@@ -1,7 +1,7 @@
 """A query's checkpoint as a whole: its batches, its operators and states, whole states and the changes of a batch.
 
-A batch counts when it has a commit. Its files exist before: look at `newest_batch` first, then read. Spark removes old
-batches at any time; what is gone raises PurgedVersionError.
+A batch is committed when it has a commit file. Its other files exist earlier, so take a batch from `newest_batch`, then
+read. Spark removes old batches at any time; reading a removed file raises PurgedVersionError.
 
     checkpoint = Checkpoint.at(path)
     layout = checkpoint.layout(batch)           # operators, stores, states, partitions
@@ -25,15 +25,15 @@ from state_backend.checkpoint import metadata
 from state_backend.checkpoint.files import CheckpointFiles
 from state_backend.checkpoint.metadata import BatchCommit, BatchOffsets, OperatorInfo, StoreInfo
 from state_backend.checkpoint.schemas import StoreSchema, parse_store_schemas
-from state_backend.checkpoint.states import DEFAULT_STORE, State, operator_told_by_schemas, states_of
+from state_backend.checkpoint.states import DEFAULT_STORE, State, infer_operator, states_of
 from state_backend.checkpoint.stores import PROVIDERS, StateStore, store_folder
 from state_backend.model.errors import CheckpointError, PurgedVersionError, UnsupportedStateError
 
 PREFIX = "spark.sql.streaming.stateStore."
 PROVIDER, ENCODING, ROW_CHECKSUMS = f"{PREFIX}providerClass", f"{PREFIX}encodingFormat", f"{PREFIX}rowChecksum.enabled"
 SCHEMA_FOLDER = "_stateSchema"
-# Commits that a layout keeps: of a batch and the one before it, and of some more that are read at the same time.
-COMMITS_KEPT = 4
+# Commits that a layout caches: of a batch and the one before it, and of some more that are read at the same time.
+COMMITS_CACHED = 4
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Checkpoint:
 
     @cached_property
     def query_id(self) -> str:
-        """The query's id, which it keeps over restarts."""
+        """The query's id, which stays the same over restarts."""
         stored = self._files.read("metadata")
         if stored is None:
             raise CheckpointError(
@@ -117,7 +117,7 @@ class Checkpoint:
             )
         has_checksums = settings.get(ROW_CHECKSUMS, "false").lower() == "true"
         # All partitions of a batch share its commit.
-        commit_of = lru_cache(COMMITS_KEPT)(self.commit)
+        commit_of = lru_cache(COMMITS_CACHED)(self.commit)
         operators, stores = [], []
         for number in self._files.numbers("state"):
             operator, schemas = self._operator(number, batch)
@@ -152,14 +152,14 @@ class Checkpoint:
         schemas = {}
         for store in operator.stores:
             if store.schema_paths:
-                schema_path = self._moved(store.schema_paths[-1], folder)
+                schema_path = self._path_here(store.schema_paths[-1], folder)
             else:
                 schema_path = f"{store_folder(number, 0, store.name)}/_metadata/schema"
             schemas[store.name] = self._schemas(schema_path, store.prefix_columns)
         return operator, schemas
 
     def _operator_without_metadata(self, number: int) -> tuple[OperatorInfo, dict[str, list[StoreSchema]]]:
-        """Return an operator of Spark 3.5, which is known by its schemas alone."""
+        """Return an operator of Spark 3.5, inferred from its schemas."""
         folder = f"state/{number}/0"
         names = self._files.names(folder)
         stores = [DEFAULT_STORE] if "_metadata" in names else sorted(name for name in names if name.count("-") == 1)
@@ -167,7 +167,7 @@ class Checkpoint:
             raise PurgedVersionError(f"{self._files.name(folder)} has no schema: the query has not written its state")
         paths = {name: f"{store_folder(number, 0, name)}/_metadata/schema" for name in stores}
         schemas = {name: self._schemas(path) for name, path in paths.items()}
-        operator, prefix_columns = operator_told_by_schemas(schemas)
+        operator, prefix_columns = infer_operator(schemas)
         if prefix_columns:
             schemas = {name: self._schemas(path, prefix_columns) for name, path in paths.items()}
         infos = tuple(StoreInfo(name, prefix_columns) for name in stores)
@@ -176,8 +176,8 @@ class Checkpoint:
     def _schemas(self, path: str, prefix_columns: int = 0) -> list[StoreSchema]:
         return parse_store_schemas(self._required(path), self._files.name(path), prefix_columns)
 
-    def _moved(self, path: str, folder: str) -> str:
-        """Return a schema's path in this checkpoint: metadata has it as it was where the query ran."""
+    def _path_here(self, path: str, folder: str) -> str:
+        """Return a schema's path in this checkpoint: the metadata has the absolute path that the query used."""
         parts = path.split("/")
         if SCHEMA_FOLDER not in parts or ".." in parts or len(parts) - parts.index(SCHEMA_FOLDER) != 3:
             raise CheckpointError(

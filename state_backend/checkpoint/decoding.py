@@ -41,7 +41,7 @@ COMMA = 0x2C
 
 @dataclass(frozen=True)
 class RowFormat:
-    """How a provider writes keys and values. has_version: as RocksDB does. name: of the store, for errors."""
+    """How a provider writes keys and values. has_version: a version byte precedes each row. name: for errors."""
 
     has_version: bool
     has_checksums: bool
@@ -180,7 +180,7 @@ def _pieces(key: bytes, value: bytes, row_format: RowFormat) -> Iterator[tuple[i
         return
     at, lead = 0, CHECKSUM_BYTES + SIZE_BYTES
     while at < len(value):
-        # A checksum may begin with a comma's byte: which reading is right, its size and the checksum tell.
+        # A comma's byte is a separator, or the first byte of a checksum. The size and the checksum decide.
         for start in (at, at + 1) if value[at] == COMMA and at else (at,):
             end = start + lead + int.from_bytes(value[start + CHECKSUM_BYTES : start + lead], "little")
             if end <= len(value) and crc32c(value[start + lead : end], crc32c(key)) == int.from_bytes(

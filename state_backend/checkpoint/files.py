@@ -15,7 +15,7 @@ NUMBER = re.compile(r"\d{1,18}")
 
 
 class CheckpointFiles:
-    """Reads files and folders. Each call asks the storage again."""
+    """Reads files and folders. Each call reads the storage again."""
 
     def __init__(self, filesystem: Filesystem) -> None:
         self._filesystem = filesystem

@@ -1,4 +1,4 @@
-"""The compression of state files. A file is one stream of Spark's CompressionCodec; its first bytes tell which.
+"""The compression of state files. A file is one stream of a Spark CompressionCodec; its first bytes identify the codec.
 
 LZ4     blocks of Java's LZ4BlockOutputStream (not LZ4's frame format), little endian:
         "LZ4Block" | method u8: 0x10 stored, 0x20 compressed; low bits: level | compressed i32 | original i32

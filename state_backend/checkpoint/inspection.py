@@ -21,10 +21,10 @@ from state_backend.checkpoint.states import State
 from state_backend.checkpoint.stores import StateStore
 from state_backend.model.errors import CheckpointError, PurgedVersionError
 
-# Spark may remove a batch while it is read. Then a newer batch is read, so many times.
+# Spark may remove a batch while it is read. Then a newer batch is read, up to this many batches.
 TRIES_MAX = 3
 PREFIX = "spark.sql.streaming."
-# Settings that say how the state is stored, without the prefix; and a part of the name of the operators they are about.
+# Settings of how the state is stored, without the prefix, and a part of the names of the operators that use them.
 SETTINGS = {
     "stateStore.compression.codec": "",
     "stateStore.rocksdb.changelogCheckpointing.enabled": "",
@@ -54,7 +54,7 @@ Result = TypeVar("Result")
 
 
 def with_batch(checkpoint: Checkpoint, batch: int | None, read: Callable[[int], Result]) -> Result:
-    """Return the result of reading a batch; None: the newest one, again if Spark has removed its files meanwhile."""
+    """Read a batch, and return the result. None: the newest one; if Spark removes its files meanwhile, a newer one."""
     for tries in range(1, TRIES_MAX + 1):
         chosen = checkpoint.newest_batch() if batch is None else batch
         if chosen is None:

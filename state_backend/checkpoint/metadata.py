@@ -5,7 +5,7 @@ offsets/<batch>                           v1, v2 | header | a line for each sour
 commits/<batch>                           v1, v2 | {"nextBatchWatermarkMs", "stateUniqueIds"}, may be missing
 state/<operator>/_metadata/metadata       v1 | one operator
 state/<operator>/_metadata/v2/<batch>     v2 | one operator, with the paths of its schemas
-<store>/N.zip, member `metadata`          v1 | SST files and column families: see `rocksdb`
+<store>/N.zip, member `metadata`          v1 | SST files and column families: see `snapshots`
 """
 
 from __future__ import annotations

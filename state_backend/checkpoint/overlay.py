@@ -1,4 +1,4 @@
-"""The newest value of each changed key: what the files after a snapshot put over the snapshot's rows."""
+"""The newest values of changed keys: the files after a snapshot lay them over the snapshot's rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLOCK_RECORDS = 1 << 15
 class Overlay:
     """Changed keys, with their newest values. Memory: the keys and values that changed since the snapshot.
 
-    A merged value is appended to the bytes before. Its parts need no delimiter: each begins with its size.
+    A merge appends its bytes to the value. The parts of a value need no delimiter: each begins with its size.
     """
 
     def __init__(self) -> None:

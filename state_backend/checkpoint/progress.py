@@ -11,7 +11,7 @@ WIDTH = 40
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """Give a function that shows how many of all partitions are read; the bar is gone when the block ends."""
+    """Yield a function that shows how many of all partitions have been read. The bar is removed after the block."""
     terminal = sys.stderr if sys.stderr.isatty() else None
 
     def show(done: int, total: int) -> None:

@@ -30,9 +30,9 @@ from state_backend.checkpoint.frames import damaged
 from state_backend.model.errors import UnsupportedStateError
 from state_backend.native import state_files
 
-# About so many bytes of records make one block; a longer record makes its block longer.
+# The size of a block of records, approximately; a longer record makes its block longer.
 BLOCK_BYTES = 1 << 22
-# A longer key or value is taken for damage. Redis' longest value is as long.
+# A longer key or value counts as damage (standard: Redis' longest value).
 RECORD_BYTES_MAX = 1 << 29
 HEADERS = {b"\x00\x02v2": 2, b"\x00\x02v3": 3, b"\x00\x02v4": 4}
 HEADER_BYTES = 4
@@ -143,7 +143,7 @@ def _read_at_least(head: bytes, parts: Iterator[bytes], size: int) -> bytes:
 
 
 def _blocks(parts: Iterator[bytes], head: bytes, name: str, *, has_kinds: bool) -> Iterator[Records]:
-    """Yield records in blocks. What is left of an incomplete record is the beginning of the next block."""
+    """Yield records in blocks. The bytes of an incomplete record become the beginning of the next block."""
     wanted = BLOCK_BYTES
     while True:
         pieces, size = [head], len(head)

@@ -35,7 +35,7 @@ class RocksDbStore:
     def changes(self, version: int, unique_id: str | None, id_before: Callable[[], str | None]) -> Iterator[Records]:
         """Yield the changes that made a version, in their order.
 
-        Without a change log they are the difference of two snapshots, which is read in the memory of the older one.
+        Without a change log, they are the difference of two snapshots. It takes as much memory as the older snapshot.
         """
         name = _stem(version, unique_id)
         if self._files.size(f"{self._folder}/{name}.changelog") is not None:

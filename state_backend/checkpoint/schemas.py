@@ -8,7 +8,7 @@
                                          | texts value | texts of the key's encoder | texts of a map's key, or {}
 
     text     bytes u16 | UTF-8
-    texts    count i32 | so many texts, which are one text in pieces
+    texts    count i32 | that many texts: the pieces of one text
     encoder  {"keyStateEncoderType": name, "numColsPrefixKey": n} or {.., "orderingOrdinals": [column, ..]}
 
 All numbers are big endian. A schema is the JSON of Spark's StructType.

@@ -1,4 +1,4 @@
-"""The states of an operator: which families or stores hold rows that can be read, and what they are.
+"""The readable states of an operator, and the stores or column families that have their rows.
 
     operator                                    store, or family             state
     streaming aggregation                       default                      aggregation
@@ -156,7 +156,7 @@ def _variables(operator: OperatorInfo, schemas: Mapping[str, Sequence[StoreSchem
         yield replace(found, is_list=form is StateForm.LIST, has_ttl=has_ttl)
 
 
-def operator_told_by_schemas(schemas: Mapping[str, Sequence[StoreSchema]]) -> tuple[str, int]:
+def infer_operator(schemas: Mapping[str, Sequence[StoreSchema]]) -> tuple[str, int]:
     """Return the name of an operator of Spark 3.5, which writes no metadata, and the columns of its keys' prefix."""
     if DEFAULT_STORE not in schemas:
         return JOIN, 0

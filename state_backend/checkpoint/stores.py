@@ -37,7 +37,7 @@ class StoreFiles(Protocol):
 
 @dataclass(frozen=True)
 class Provider:
-    """How a state store provider of Spark stores its files. has_versions: a byte of version before each row."""
+    """How a state store provider of Spark stores its files. has_versions: a version byte precedes each row."""
 
     open: Callable[[CheckpointFiles, str, bool], StoreFiles]
     has_versions: bool

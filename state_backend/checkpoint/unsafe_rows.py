@@ -5,8 +5,8 @@
     map     bytes of the key array i64 | key array | value array
 
 Little endian. A value of fixed size is in its word. Otherwise the word is `offset << 32 | size`, and the offset counts
-from the first byte of the row or array. Every offset is checked before it is followed: what is damaged or hostile
-raises CheckpointDamagedError, and the memory used is proportional to the content.
+from the first byte of the row or array. Every offset is checked before it is followed: damaged or hostile bytes raise
+CheckpointDamagedError, and the memory used is proportional to the content.
 """
 
 from __future__ import annotations
