@@ -15,8 +15,8 @@ The process ends at the end of the input. It writes one JSON object per line to 
     {"event": "damaged"}
         the store of the readers is damaged: they close it, and wait for another one
     {"event": "rest", "path", "generation", "log_term", "applied", "is_stale", "wake_at_ms", ...}
-        the last line, with --rest-after-s: there was nothing to do for so long, and the process ends. The server starts
-        it again when there is work (see `resting`), and at `wake_at_ms`, when a key expires
+        the last line: there was nothing to do for --rest-after-s, and the process ends. The server restarts it when
+        there is work (see `resting`), and at `wake_at_ms`, when a key expires
 
 In "open" and "status", `slots` are the owned slots, and `loading` are desired slots that are not owned yet.
 `slots_lines` is the number of `slots` lines read so far: it tells the server which of its lines the report includes.
@@ -104,7 +104,7 @@ COMPACT_PAUSE_S = 300.0
 # A job without changes for so long is idle, and the memory for writing its epochs is released (guess; a job with a
 # micro-batch every ten seconds is not idle).
 IDLE_AFTER_S = 30.0
-# A process does not end, to be started again, for less than this.
+# A process does not end if it would be restarted earlier than this.
 REST_MS_MIN = 30_000
 # Copying the store of an idle job delays no epoch. So fewer free pages are enough: a COMPACT_IDLE_SHARE-th of the used
 # pages, and at least COMPACT_IDLE_ABOVE_BYTES.
@@ -202,9 +202,9 @@ class Applier:
         return self._has_more
 
     def rest(self, after_s: float) -> bool:
-        """Report that the process ends, if there was nothing to do for `after_s`, and nothing soon; else return False.
+        """Report "rest" and return True, if there was nothing to do for `after_s` and there will be nothing soon.
 
-        No error, no slot to load, no epoch that is held back; no snapshot is being written.
+        An error, a slot to load, a held-back epoch and a snapshot that is being written are work, too.
         """
         report, store = self._last_report, self._store
         if time.monotonic() - self._busy_at_s < after_s or store is None or store.path != self._readers_store:
@@ -710,7 +710,7 @@ def follow_until_end(
 ) -> None:
     """Call `step` at each line of the input (a file descriptor), and at least once an interval, until the input ends.
 
-    Also ends once the applier rests.
+    It also ends once the applier rests.
 
     The interval doubles while the log has nothing new, up to the limit of its filesystem, and is short again after a
     poll that finds a change. If a line announced the change, the interval stays as it is: a line will announce the next
@@ -770,7 +770,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--delete-stores", action="store_true", help="delete all stores first")
     parser.add_argument("--events", action="store_true", help="record events of keys")
     parser.add_argument("--verified", action="store_true", help="the store was verified, and closed by an applier")
-    parser.add_argument("--rest-after-s", type=float, default=math.inf, help="end after so long without work")
+    parser.add_argument("--rest-after-s", type=float, default=math.inf, help="end after this long without work")
     parser.add_argument("--retention-ms", type=int, default=RETENTION_MS, help="how long --compact retains epochs")
     parser.add_argument("--probe-interval-s", type=float, default=PROBE_INTERVAL_S)
     options = parser.parse_args(arguments)

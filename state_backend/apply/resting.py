@@ -1,6 +1,6 @@
 """A job at rest: its applier process has ended, because there was nothing to apply for a while.
 
-The server polls the log meanwhile, at the applier's own intervals, and starts the applier again at the first change. A
+Until then, the server polls the log at the applier's own intervals, and restarts the applier at the first change. A
 process that only waits would take a hundred times the memory.
 """
 
@@ -46,7 +46,7 @@ class RestingJob:
             if current is None or current.held_back or (current.generation, current.term) != self._generation:
                 return True
             self.is_stale = self._heartbeats.is_stale(self._log.heartbeat())
-            # The second one: an epoch may be missing, which is an error.
+            # Also the epoch after the next: the next one may be missing, which is an error.
             epochs = (self._epoch + 1, self._epoch + 2)
             return self._suspect.exists() or any(self._log.has_file(current.generation, each) for each in epochs)
         except (SparkisError, OSError):

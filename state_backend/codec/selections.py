@@ -1,12 +1,12 @@
-"""Selecting states: which row of a key, or of a field, a state keeps, by an order over the rows of all micro-batches.
+"""Selecting states: a state keeps one row of each key or field, by an order of the rows of all micro-batches.
 
 The order of a row is bytes that compare as the row's columns do (`spark_hooks.publish.orders` makes them). A change
 with `Op.FOLD` has them in front of its value:
 
     order bytes u16, little endian | order | value
 
-A store keeps the order beside the value, and readers see the value alone. A store that folds a change in compares the
-two orders. So the result is that of all rows, in whatever epochs they come:
+A store keeps the order beside the value; readers see only the value. A store that folds a change in compares the two
+orders. So the result depends on all rows, and not on the epochs in which they come:
 
     last_by              the greatest order; of equal ones the later change
     max_by               the greatest order; of equal ones the earlier change
@@ -55,7 +55,7 @@ class OrderedList:
         self.orders = list(orders)
         self.elements: list[int | bytes] = list(range(len(self.orders)))
         self._selection = selection
-        # Of equal orders the later one is behind the earlier; in front of it where the earlier is to stay.
+        # A row goes behind rows of equal order; in front of them if the list is cut at its front and they are to stay.
         self._place = bisect_left if selection.keeps_greatest and not selection.prefers_later else bisect_right
 
     def add(self, order: bytes, value: bytes) -> bool:
@@ -68,7 +68,7 @@ class OrderedList:
             return False
         orders.insert(at, order)
         self.elements.insert(at, value)
-        # More than one is cut off after `length_max` was lowered.
+        # More than one element is cut off after `length_max` was lowered.
         excess = max(0, len(orders) - selection.length_max)
         cut = slice(excess) if selection.keeps_greatest else slice(len(orders) - excess, None)
         del orders[cut], self.elements[cut]

@@ -33,7 +33,7 @@ rows are in the order of the numbers:
                                                            them
                   b"slot", slot (2)                     -> the number of keys of each state (see `SLOT_COUNT`); only if
                                                            the store does not own all slots, or once did not
-    orders                                              the orders of values, for the next writer (see `lmdb.orders`)
+    orders                                              the orders of values, for the next write (see `order_table`)
 
 A record, little endian. The name is the key, the field or the member:
 

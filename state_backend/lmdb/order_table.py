@@ -4,8 +4,8 @@
                                                                             orders of its elements as a packed list
               position (6), hash of the key (8), hash of the field (16)  -> the order of the field's value
 
-The hashes are BLAKE2b. An order counts only while its key, or field, is live: an order that is left over from a dead
-one changes nothing, and the next one replaces it.
+The hashes are BLAKE2b. An order counts only while its key, or field, is live. The order of an expired key or field has
+no effect, and the next order replaces it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OrderTable:
 
     @cached_property
     def is_empty(self) -> bool:
-        """Whether the table has no rows, or none that are still to be asked for."""
+        """Whether the table has no rows, or none at the positions after those of `has_any_at`."""
         return not self._txn.stat(self._table)["entries"]
 
     def get(self, key: bytes, field: bytes | None = None) -> bytes | None:
@@ -87,9 +87,9 @@ class OrderTable:
         return self._cursor.set_range(name) and self._cursor.key().startswith(name)
 
     def has_any_at(self, position: bytes) -> bool:
-        """Tell whether a key at a position has an order. Positions are to be asked in their order.
+        """Tell whether a key at a position has an order. Positions must ascend from call to call.
 
-        The cursor waits at the next position that has an order, so most calls only compare.
+        The cursor stays at the next position that has an order, so most calls only compare.
         """
         if self.is_empty:
             return False

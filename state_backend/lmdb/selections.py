@@ -16,7 +16,7 @@ from state_backend.model.records import Change, Op
 
 
 class Selections:
-    """Turns the FOLDs of selecting states into PUTs, and APPENDs, of what the states keep; writes the orders."""
+    """Turns the FOLDs of selecting states into PUTs and APPENDs of the rows that the states keep; writes the orders."""
 
     def __init__(self, keys: KeyWriter, folds: Folds) -> None:
         self._orders = keys.orders
@@ -28,9 +28,9 @@ class Selections:
     def selected(
         self, key: bytes, record: bytes | None, rows: Iterable[tuple[Any, ...]], state: WrittenState
     ) -> list[tuple[Any, ...]]:
-        """Return the changes of one key that make a difference. record: the key's live record.
+        """Return the changes of one key that take effect. record: the key's live record.
 
-        Call `write_orders` when they are applied: until then the writers may delete what the key had before.
+        Call `write_orders` after they are applied: the writers may delete the key, with its orders, first.
         """
         changes = list(map(Change._make, rows))
         if state.kind is Kind.LIST:

@@ -1,4 +1,4 @@
-"""What a change log has of each of its jobs, for `sparkis inspect LOG`."""
+"""The facts about each job of a change log, for `sparkis inspect LOG`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_log(location: str) -> bool:
 
 
 def facts_of_log(location: str, job: str | None) -> list[dict[str, Any]]:
-    """Return what a log has of each job, or of one; LogError for an unknown one."""
+    """Return the facts about each job of a log, or about one job; LogError for an unknown job."""
     log = ChangeLog(location)
     jobs = log.jobs()
     if job is not None and job not in jobs:
@@ -29,7 +29,7 @@ def facts_of_log(location: str, job: str | None) -> list[dict[str, Any]]:
 
 
 def facts_of(job: JobLog) -> dict[str, Any]:
-    """Return what the log has of a job; a damaged file is an `error` among the facts."""
+    """Return the facts about a job; a damaged file is an `error` among them."""
     facts: dict[str, Any] = {"job": job.job}
     try:
         current = job.visible()

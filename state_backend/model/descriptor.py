@@ -230,11 +230,11 @@ class StateDescriptor:
             value of the greatest row, so late rows change nothing. Of equal rows the later one wins. Readers see the
             value only. A row with a null value is left out. With `kind="list"` the list is in this order, and
             `length_max` keeps its last elements.
-        first_by: The same, for the least row, and the first elements; of equal rows the earlier one stays.
+        first_by: As `last_by`, for the least row and the first elements; of equal rows the earlier one stays.
         max_by: As `last_by`, but of equal rows the earlier one stays.
         min_by: Another name of `first_by`, for columns that are not times.
-        late: For a list with one of the four: `insert` puts a row that comes late where it belongs, `drop` leaves it
-            out.
+        late: For a list with `last_by`, `first_by`, `max_by` or `min_by`: `insert` puts a late row at its place,
+            `drop` leaves it out.
         columns: The types of the columns; sparkis fills them in.
 
     Raises:

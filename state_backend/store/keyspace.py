@@ -27,7 +27,7 @@ from state_backend.store.store import AppliedEpoch, Snapshot, Store, Value
 OnChange = Callable[[Sequence[bytes] | None], None]
 # Called with a snapshot, and with the number of expiry batches that were reported before.
 OnExpiry = Callable[[Snapshot, int], None]
-# The rates of a job are those of the last minute, or of so many epochs if there were more in that time.
+# The rates of a job are those of the last minute, or of this many epochs if the minute had more.
 RATE_WINDOW_MS = 60_000
 RECENT_EPOCHS = 16
 
@@ -62,10 +62,10 @@ class Job:
         return max(0, self.committed_epoch - applied.epoch)
 
     def per_minute(self, now_ms: int) -> tuple[int, int]:
-        """Return how many epochs were committed, and how many changes they had, per minute of late."""
+        """Return the epochs that were committed, and their changes, per minute, over about the last minute."""
         recent = [each for each in self.recent_epochs if each[0] > now_ms - RATE_WINDOW_MS]
         span_ms = RATE_WINDOW_MS
-        if len(recent) == RECENT_EPOCHS:  # there were more in that time: count from the oldest known one on
+        if len(recent) == RECENT_EPOCHS:  # there may have been more: count from the oldest known one
             span_ms = max(1, now_ms - recent.pop(0)[0])
         changes = sum(changes for _, changes in recent)
         return len(recent) * RATE_WINDOW_MS // span_ms, changes * RATE_WINDOW_MS // span_ms

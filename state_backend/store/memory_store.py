@@ -46,7 +46,7 @@ class _StoredField(NamedTuple):
 class _Orders(dict[bytes | None, tuple[bytes, ...]]):
     """The orders of a selecting state's values, by field; of a list's elements under None.
 
-    Equal to any other, so that a change of an order alone is no change of a key: readers do not see it.
+    All instances are equal: a change of an order alone does not change the key, because readers do not see orders.
     """
 
     def __eq__(self, other: object) -> bool:
