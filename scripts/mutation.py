@@ -61,7 +61,7 @@ class Mutant(NamedTuple):
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
-    """Yield the changes of a file, but those that `tool.mutmut` in pyproject.toml leaves out."""
+    """Yield the changes of a file, except those that `tool.mutmut` in pyproject.toml leaves out."""
     code, name = path.read_text(), str(path.relative_to(ROOT))
     module, mutations, _, _ = create_mutations(name, code)
     for mutation in mutations:

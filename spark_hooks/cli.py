@@ -190,13 +190,13 @@ COMMANDS = (
     Command("promote", "make a state visible that is held back", _of("state_backend.log.promotion")),
     Command(
         "swap-check",
-        "say whose the keys of an upstream would be, and write first rules",
+        "show which keys of an upstream states would own, and write a first rules file",
         _of("resp_server.programs.swap_check"),
     ),
     Command("owners", "list the jobs that own keys at a proxy with an upstream", _controls("OWNERS")),
     Command("confirm", "give the keys of a new or released job to its states", _controls("CONFIRM")),
     Command("release", "give a job's keys back to the upstream", _controls("RELEASE")),
-    Command("reload", "let a proxy with an upstream read its rules file again", _controls("RELOAD")),
+    Command("reload", "reload the rules file of a proxy with an upstream", _controls("RELOAD")),
     Command("shadow", "show how the states compare with a proxy's upstream", _controls("SHADOW")),
     Command("rename", "rename a job of a log", _of("state_backend.apply.rename")),
 )

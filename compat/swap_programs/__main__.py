@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             is_good &= _print_result(result, intended)
             rows.append((program, result))
         reads = targets.reads
-    print(f"{reads.count} reads of the job's state beside the programs, of which wrong: {len(reads.wrong)}")
+    print(f"{reads.count} reads of the job's state beside the programs, {len(reads.wrong)} of them wrong")
     print("".join(f"  {each[:PRINTED_CHARS_MAX]}\n" for each in reads.wrong[:3]), end="")
     if options.page is not None and not options.program:
         put_into(options.page, table.tables(rows, intended), table.MARKS)

@@ -40,7 +40,7 @@ class Result:
 
     @property
     def compared(self) -> list[str]:
-        """The checks at redis-server alone, but a suite's tests that fail there: most are about newer versions."""
+        """The checks at redis-server alone, without a suite's tests that fail there: most are about newer versions."""
         return [name for name, found in self.alone.items() if found != FAILED]
 
     @property

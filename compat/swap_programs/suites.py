@@ -58,7 +58,7 @@ def redis_py(target: Target) -> Outcomes:
 
 
 def ioredis(target: Target) -> Outcomes:
-    """Run ioredis' own functional tests, but those of its cluster client, which speak with mock servers only."""
+    """Run ioredis' own functional tests, without those of its cluster client, which speak with mock servers only."""
     folder = environments.repository_of(IOREDIS, f"v{IOREDIS_VERSION}")
     options = ["--no-experimental-strip-types", "--require", str(REDIRECT), "--ignore", "test/functional/cluster/**"]
     variables = {"TS_NODE_TRANSPILE_ONLY": "true", "NODE_ENV": "test", "REDIRECT_PORT": str(target.port)}

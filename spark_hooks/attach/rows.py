@@ -37,7 +37,7 @@ EXPIRE_AT, RESETS = "$expire_at", "$resets"
 SPARKS_EXPIRE_AT = "ttlExpirationMs"
 PLAIN_TYPES = TEXT_TYPES + CAST_TYPES + (T.FractionalType, T.TimestampType, T.TimestampNTZType)
 INSTANTS = (T.TimestampType, T.TimestampNTZType)
-# The column of Spark's reader with the value; of other forms it is `value`.
+# The value column of Spark's state reader; for other forms it is `value`.
 VALUE_COLUMNS = {StateForm.MAP: "user_map_value", StateForm.LIST: "list_element"}
 
 

@@ -17,7 +17,7 @@ NEAREST_MAX = 3
 
 
 def column_of(df: DataFrame, name: str) -> Column:
-    """Return a column, or a field of a struct, by its exact name; the name of the former may contain dots."""
+    """Return a column, or a field of a struct, by its exact name. A column's own name may contain dots."""
     return F.col(".".join(map(_quoted, _path_of(df.schema, name) or [name])))
 
 
@@ -54,7 +54,7 @@ def explain_missing(df: DataFrame, name: str) -> str:
 
 
 def _path_of(schema: T.StructType, name: str) -> list[str] | None:
-    """Return the names that lead to a column or field: of several ways, the one with the longest first name."""
+    """Return the path of names to a column or field; of several paths, the one with the longest first name."""
     if name in schema.names:
         return [name]
     parts = name.split(".")

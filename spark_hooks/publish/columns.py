@@ -243,7 +243,7 @@ def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) 
 
 
 def _check_time_format(df: DataFrame, state: StateDescriptor, kinds: Iterable[T.DataType]) -> None:
-    """Have Spark write a time of each type: it reads the pattern only then. Runs no job."""
+    """Check the pattern by having Spark format a time of each type: Spark parses it only then. Runs no job."""
     if state.time_format is None:
         return
     kinds = list(kinds)
@@ -282,8 +282,8 @@ def _is_text(df: DataFrame, name: str) -> bool:
 def _may_contain(kind: T.DataType, separator: str, state: StateDescriptor) -> bool:
     """Tell whether the text of a key part may contain the separator that follows it.
 
-    Dates, timestamps and booleans have a fixed form, which contains a separator only if that has a digit or a dot;
-    except times in a format of the user's.
+    Dates, timestamps and booleans have a fixed form, which contains a separator only if that has a digit or a dot.
+    Times in a `time_format` may contain any separator.
     """
     if state.time_format is not None and isinstance(kind, TIME_TYPES):
         return True
@@ -298,7 +298,7 @@ def _milliseconds(df: DataFrame, name: str) -> Column:
 def _formatted(time: Column, kind: T.DataType, state: StateDescriptor) -> Column:
     """Return a date or time as text in the state's format.
 
-    Spark's `date_format` writes in the session's time zone, and its JSON in any zone: here in UTC, as everywhere.
+    Spark's `date_format` writes in the session's time zone. Its JSON functions write in UTC, as sparkis always does.
     """
     time = time.cast("timestamp_ntz") if isinstance(kind, T.DateType) else time
     return F.get_json_object(F.to_json(F.struct(time.alias("v")), _json_options(state)), "$.v")

@@ -145,7 +145,7 @@ def _rows(plan: RowPlan, batches: Iterable[pa.RecordBatch], digest: list[int]) -
 
 
 def _with_values(plan: RowPlan, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Leave out rows all of whose values are null, which select nothing."""
+    """Drop the rows whose values are all null: they select nothing."""
     values = [batch.column(f"v{i}") for i in range(len(plan.value_forms))]
     if not all(column.null_count for column in values):
         return batch

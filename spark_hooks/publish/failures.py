@@ -1,4 +1,4 @@
-"""The failure of a sink, in one line, after all that Spark prints about it.
+"""Reports the failure of a sink in one line, after everything that Spark prints about it.
 
 Spark logs the error of a foreachBatch function with a hundred lines of Java and Python stack traces, and repeats half
 of them in the exception of `awaitTermination`. The one line that tells the user what to do would be lost in between.
@@ -31,7 +31,7 @@ class QueryFailedError(SparkisError, StreamingQueryException):
 
 
 class Failure:
-    """The error by which a query's sink has failed, if it has."""
+    """The failure of a query's sink. error: None until the sink fails."""
 
     def __init__(self, query_of: Callable[[], StreamingQuery | None] = lambda: None) -> None:
         self._query_of = query_of
@@ -40,7 +40,7 @@ class Failure:
 
     @contextmanager
     def reported(self) -> Iterator[None]:
-        """Log a SparkisError in one line: when its query has ended, if it is known, or at once."""
+        """Log a SparkisError in one line: after its query has ended, or at once if the query is not known."""
         try:
             yield
         except SparkisError as error:

@@ -1,10 +1,10 @@
-"""The order of a row as bytes that compare as the columns do that order the row (see `state_backend.codec.selections`).
+"""Encodes the order of a row as bytes, which compare as its order columns do (see `state_backend.codec.selections`).
 
     integer, date, time   int64, big endian, with the sign bit flipped; a date in days, a time in microseconds
-    float                 IEEE 754, big endian; positive: the sign bit flipped; negative: all bits. -0.0 as 0.0, and
-                          each NaN as one that is above all numbers
+    float                 IEEE 754, big endian; positive: the sign bit flipped; negative: all bits flipped. -0.0 is
+                          encoded as 0.0, and every NaN as the same value above all numbers
     decimal               int128 of its digits, big endian, with the sign bit flipped
-    text, bytes           as they are; in front of another column with 00 as 00 FF, and 00 00 at the end
+    text, bytes           unchanged as the last column; before another column 00 becomes 00 FF, and 00 00 is appended
 
 Runs in Spark's Python workers. The rules are a format: stores compare orders that different versions have written.
 """
@@ -42,7 +42,7 @@ def _bytes_of(column: pa.Array, *, is_last: bool) -> pa.Array:
         column = column.cast(pa.int8())
     elif not pa.types.is_integer(kind):
         texts = column.cast(pa.binary())
-        return texts if is_last else _ended(texts)
+        return texts if is_last else _terminated(texts)
     numbers = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
     return _of_words(numbers.view(np.uint64) ^ SIGN)
 
@@ -71,13 +71,13 @@ def _of_fixed_width(rows: npt.NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(rows), [None, pa.py_buffer(ends), pa.py_buffer(rows.tobytes())])
 
 
-def _ended(texts: pa.Array) -> pa.Array:
-    """Return texts with an end that is below all that may follow."""
+def _terminated(texts: pa.Array) -> pa.Array:
+    """Escape texts, and append an end that sorts below any longer text."""
     escaped = [text.replace(b"\0", b"\0\xff") + b"\0\0" for text in texts.to_pylist()]
     return pa.array(escaped, pa.binary())
 
 
 def with_orders(orders: pa.Array, values: pa.Array) -> pa.Array:
-    """Return values with their orders in front, as FOLDs of selecting states have them."""
+    """Return values with their orders in front: the values of FOLDs of selecting states."""
     lengths = _of_fixed_width(pc.binary_length(orders).to_numpy(zero_copy_only=False).astype("<u2"))
     return pc.binary_join_element_wise(lengths, orders, values, pa.scalar(b""))
