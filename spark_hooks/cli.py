@@ -6,6 +6,8 @@ Only the modules of the chosen subcommand are imported: `sparkis status` does no
 from __future__ import annotations
 
 import argparse
+import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -14,11 +16,33 @@ from typing import NamedTuple
 
 from sparkis import __version__
 
+# What a shell reports of a process that SIGPIPE has ended.
+CLOSED_PIPE = 128 + 13
 DESCRIPTION = "Read the live keyed state of Spark streaming jobs with any Redis client."
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a `sparkis` command line; return its exit code."""
+    """Run a `sparkis` command line; return its exit code. A reader that closes its pipe (`| head`) ends it silently."""
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_output_closed():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still has in its buffer
+        return CLOSED_PIPE
+
+
+def _is_output_closed() -> bool:
+    """Tell whether nobody reads the standard output."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def _run(arguments: list[str] | None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     chosen = next((word for word in given if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(prog="sparkis", description=DESCRIPTION)

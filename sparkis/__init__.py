@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from spark_hooks.attach.rows import AttachedState
     from spark_hooks.attach.start import attach
     from spark_hooks.publish.encoding import RowError
+    from spark_hooks.publish.failures import QueryFailedError
     from spark_hooks.publish.geo import geo_score
     from spark_hooks.publish.sink import publish, queryable
     from spark_hooks.publish.table import publish_table
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from spark_hooks.serving.serve import serve
     from state_backend.apply.replay import read_snapshot
     from state_backend.log.log_writer import LogWriter
-    from state_backend.model.descriptor import Encoding, Kind, Reduce, StateDescriptor
+    from state_backend.model.descriptor import By, Encoding, Kind, Late, Reduce, StateDescriptor
     from state_backend.model.errors import (
         ChangeError,
         DescriptorError,
@@ -41,6 +42,7 @@ __version__: str = import_module("state_backend").VERSION
 __all__ = [
     "AttachedState",
     "Attachment",
+    "By",
     "Change",
     "ChangeError",
     "DescriptorError",
@@ -48,10 +50,12 @@ __all__ = [
     "FencedWriterError",
     "JobInUseError",
     "Kind",
+    "Late",
     "LogError",
     "LogUnavailableError",
     "LogWriter",
     "Op",
+    "QueryFailedError",
     "QueryableProcessor",
     "Reduce",
     "RowError",
@@ -74,13 +78,14 @@ _MODULES = {
     "spark_hooks.attach.rows": ("AttachedState",),
     "spark_hooks.attach.start": ("attach",),
     "spark_hooks.publish.encoding": ("RowError",),
+    "spark_hooks.publish.failures": ("QueryFailedError",),
     "spark_hooks.serving.endpoints": ("ServedEndpoint",),
     "spark_hooks.publish.geo": ("geo_score",),
     "spark_hooks.attach.processor": ("QueryableProcessor", "queryable_processor"),
     "spark_hooks.serving.serve": ("serve",),
     "spark_hooks.publish.sink": ("publish", "queryable"),
     "spark_hooks.publish.table": ("publish_table",),
-    "state_backend.model.descriptor": ("Encoding", "Kind", "Reduce", "StateDescriptor"),
+    "state_backend.model.descriptor": ("By", "Encoding", "Kind", "Late", "Reduce", "StateDescriptor"),
     "state_backend.model.errors": (
         "ChangeError",
         "DescriptorError",

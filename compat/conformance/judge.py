@@ -259,8 +259,11 @@ class Judge:
 
     @staticmethod
     def _is_same_greeting(request: Words, theirs: Reply, ours: Reply) -> bool:
-        """Version and connection id may differ."""
+        """Version and connection id may differ, and ours ends with sparkis' own version."""
         fields = [dict(_pairs(reply)) for reply in (theirs, ours)]
+        if list(fields[1])[-1] != b"sparkis_version":
+            return False
+        del fields[1][b"sparkis_version"]
         are_texts = all(isinstance(each[b"version"], bytes) and isinstance(each[b"id"], int) for each in fields)
         rest = [{**each, b"version": b"", b"id": 0} for each in fields]
         return are_texts and list(fields[0]) == list(fields[1]) and rest[0] == rest[1]

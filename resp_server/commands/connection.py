@@ -17,6 +17,7 @@ from resp_server.protocol.errors import (
 )
 from resp_server.protocol.replies import OK, Reply
 from resp_server.session.session import RESP2
+from state_backend import VERSION
 
 # Redis reads a database's number as a C int.
 INT32_MAX = 2**31 - 1
@@ -116,6 +117,7 @@ def hello(context: CommandContext, *arguments: bytes) -> Reply:
         b"role": b"replica" if context.server.is_replica else b"master",
         b"modules": [],
         **context.server.hello_fields,
+        b"sparkis_version": VERSION.encode(),  # clients look fields up by name, and ignore others
     }
 
 

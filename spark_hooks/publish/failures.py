@@ -49,8 +49,9 @@ class Failure:
             if query is None:
                 logger.error("%s", error)
             else:
-                # Not a daemon: a script that ends because of this error waits for the line.
-                threading.Thread(target=self._log_after, args=(query,), name="sparkis-failure").start()
+                # No daemon, as py4j's thread is, from which this is called: a script that ends because of this error
+                # waits for the line.
+                threading.Thread(target=self._log_after, args=(query,), name="sparkis-failure", daemon=False).start()
             raise
 
     def _log_after(self, query: StreamingQuery) -> None:

@@ -66,8 +66,12 @@ class QueryableWriter(SinkChecks, DataStreamWriter):
         failure = Failure(lambda: publisher.query)
 
         def write(batch: DataFrame, batch_id: int) -> None:
-            with failure.reported():
-                publisher.write(batch, batch_id)
+            try:
+                with failure.reported():
+                    publisher.write(batch, batch_id)
+            except SparkisError as error:
+                # Spark prints the traceback three times. The message says all; sparkis' own frames only hide it.
+                raise error.with_traceback(None) from None
 
         DataStreamWriter.foreachBatch(self, write)
         query = super().start(*args, **options)

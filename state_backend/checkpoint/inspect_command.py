@@ -56,7 +56,8 @@ def _print_log(options: argparse.Namespace) -> int:
 
 def _lines(facts: dict[str, Any], has_partitions: bool) -> Iterator[str]:
     yield facts["location"]
-    yield f"query      {facts['query']}, written by Spark {facts['spark']}"
+    written_by = f", written by Spark {facts['spark']}" if facts["spark"] else ""
+    yield f"query      {facts['query']}{written_by}"
     kept = facts["batches"]
     yield f"batch      {facts['batch']} at {facts['time']}; batches {kept['first']} to {kept['last']} are kept"
     if facts["watermark"]:

@@ -82,7 +82,7 @@ def _inspect(checkpoint: Checkpoint, batch: int, progress: Progress, *, counts: 
     return {
         "location": checkpoint.location,
         "query": checkpoint.query_id,
-        "spark": "4.0 or later" if layout.has_metadata else "3.5 or earlier",
+        "spark": _spark_of(layout),
         "batch": batch,
         "batches": {"first": batches[0], "last": batches[-1]} if batches else {},
         "time": _time(offsets.timestamp_ms),
@@ -114,6 +114,13 @@ def _inspect(checkpoint: Checkpoint, batch: int, progress: Progress, *, counts: 
             for operator in layout.operators
         ],
     }
+
+
+def _spark_of(layout: Layout) -> str | None:
+    """Return the versions of Spark that write such a state; None without a state, by which alone they differ."""
+    if not layout.operators:
+        return None
+    return "4.0 or later" if layout.has_metadata else "3.5 or earlier"
 
 
 def _names(layout: Layout) -> dict[State, str]:

@@ -73,7 +73,7 @@ def lines_of(facts: dict[str, Any]) -> Iterator[str]:
     if "generation" in facts:
         held_back = f"; {facts['held_back']} is held back" if facts["held_back"] else ""
         yield f"  generation  {facts['generation']}, term {facts['term']}{held_back}"
-        runs = "its heartbeats say that it runs" if facts["is_running"] else "stopped, or without heartbeats"
+        runs = "running at its last heartbeat" if facts["is_running"] else "stopped, or without heartbeats"
         yield f"  writer      {facts['writer'] or 'unknown'}: {runs}"
         if facts["checkpoint"]:
             yield f"  checkpoint  {facts['checkpoint']}"

@@ -22,8 +22,10 @@ def served(spark: SparkSession) -> str:
 def published(df: DataFrame) -> StreamingQuery:
     state = StateDescriptor("top", key="day", member="player", score="points", ttl=timedelta(days=1))
     kind: Kind = state.kind
+    by: sparkis.By | None = state.by
+    late: sparkis.Late = state.late
     writer: DataStreamWriter = sparkis.queryable(df, state, mode="append", wait_for_visibility=2.0)
-    return writer.queryName(kind.value).option("checkpointLocation", "/checkpoint").start()
+    return writer.queryName(f"{kind} {by} {late}").option("checkpointLocation", "/checkpoint").start()
 
 
 def published_by_hand(batch: DataFrame, batch_id: int) -> None:
@@ -61,8 +63,8 @@ def value_of(snapshot: Snapshot) -> bytes | None:
 
 def refused(df: DataFrame) -> str:
     try:
-        published(df)
-    except (sparkis.DescriptorError, sparkis.JobInUseError, sparkis.RowError) as error:
+        published(df).awaitTermination()
+    except (sparkis.DescriptorError, sparkis.JobInUseError, sparkis.RowError, sparkis.QueryFailedError) as error:
         as_any_of_sparkis: sparkis.SparkisError = error
         return str(as_any_of_sparkis)
     return sparkis.__version__

@@ -121,7 +121,7 @@ def test_inline_commands_are_understood(serve: Callable[..., Any]) -> None:
 def test_hello_moves_to_resp3_and_reset_back(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
     peer.send(b"HELLO 3\r\n")
-    assert peer.read(3) == b"%7\r"
+    assert peer.read(3) == b"%8\r"
     peer.send(b"ECHO end\r\n")
     head = b""
     while not head.endswith(b"end\r\n"):

@@ -224,11 +224,12 @@ def test_hello_answers_in_the_protocol_it_was_asked_for(client: Any) -> None:
             b"mode": b"standalone",
             b"role": b"master",
             b"modules": [],
+            b"sparkis_version": VERSION.encode(),
         },
         3,
     )
     assert client.ask("CLIENT GETNAME") == b"$2\r\nme\r\n"
-    assert client.ask("HELLO 2").startswith(b"*14\r\n")
+    assert client.ask("HELLO 2").startswith(b"*16\r\n")
 
 
 def test_a_failed_hello_changes_nothing(connect: Callable[..., Any]) -> None:

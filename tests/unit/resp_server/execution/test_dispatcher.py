@@ -45,7 +45,7 @@ def test_a_password_is_asked_for_before_a_write_is_refused(connect: Callable[...
 def test_greeting_commands_need_no_password(connect: Callable[..., Any]) -> None:
     client = connect(password="x")
     assert client.ask("reset") == b"+RESET\r\n"
-    assert client.ask("hello 3 auth default x").startswith(b"%7")
+    assert client.ask("hello 3 auth default x").startswith(b"%8")
     assert client.ask("reset") == b"+RESET\r\n"
     assert client.ask("ping") == NOAUTH
     assert client.ask("quit") == b"+OK\r\n"

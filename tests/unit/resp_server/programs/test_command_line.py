@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from resp_server.net.listeners import cannot_listen
-from spark_hooks.cli import main
+from spark_hooks.cli import CLOSED_PIPE, main
+from tests.golden_checkpoints import NEWEST, unpack
 
 OF_SERVERS = (["serve", "--log", "log"], ["proxy", "--log", "log"], ["state-server", "--log", "log"])
 PORTS = [(["registry", "--log", "log"], "--port"), (["demo"], "--port"), (["attach", "--checkpoint", "c"], "--port")]
@@ -96,3 +99,19 @@ def test_a_folder_of_stores_that_cannot_be_made_is_named_with_its_option(
     for store, reason in (("file", "File exists"), ("file/below", "Not a directory")):
         assert main(["serve", "--log", str(tmp_path), "--store", str(tmp_path / store)]) == 1
         assert f"sparkis serve: --store {tmp_path / store}: {reason}; name a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_closes_its_pipe_ends_a_command_silently(tmp_path: Path, unbuffered: str) -> None:
+    unpack(NEWEST, "hdfs-window", tmp_path)
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "sparkis", "inspect", str(tmp_path)],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[4]), "PYTHONUNBUFFERED": unbuffered},
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (CLOSED_PIPE, b"")
