@@ -12,6 +12,7 @@ import redis
 from compat.conformance.servers import redis_server
 from compat.conformance.wire import Connection, replies_to
 from compat.waiting import eventually
+from state_backend import VERSION
 from tests.server.nodes import HALVES
 from tests.server.swap import ABSENT, OLD, VALUES, Swap
 
@@ -139,7 +140,7 @@ def test_hello_shows_the_upstreams_version(swap: Swap, client: Connection, proto
         eventually(lambda: client.call("GET", "nobody's").plain is None)
         replies = [each.call("HELLO", protocol).plain for each in (upstream, client)]
     theirs, ours = (dict(zip(each[::2], each[1::2], strict=True)) for each in replies)
-    assert {**theirs, b"id": ours[b"id"]} == ours
+    assert {**theirs, b"id": ours[b"id"], b"sparkis_version": VERSION.encode()} == ours
 
 
 def test_a_pipeline_that_changes_its_protocol_is_answered_in_order(swap: Swap) -> None:
