@@ -1,4 +1,4 @@
-"""STATE OWNER and its siblings: which keys are a state's, and which the upstream's, at a proxy."""
+"""STATE OWNER, OWNERS, CONFIRM, RELEASE, RELOAD and SHADOW: the owners of keys at a proxy with an upstream."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _facts(*arguments: str, changes: bool = True) -> Facts:
         complexity="O(N*M) where N is the number of keys, and M that of rules and key formats",
         flags=("readonly", "loading", "stale"),
         acl_categories=("@read", "@slow"),
-        # Names, not keys: nothing of a key is read, and no server is asked.
+        # The words are names, not keys: no key is read, and no request is sent to a server.
         arguments=[{"name": "key", "type": "string", "display_text": "key", "flags": ["multiple"]}],
     ),
 )
@@ -60,7 +60,7 @@ def state_release(context: CommandContext, job: bytes) -> Reply:
 
 @command("state|reload", own=_facts())
 def state_reload(context: CommandContext) -> Reply:
-    """Reads the rules file of a proxy with an upstream again, and returns the number of rules."""
+    """Reloads the rules file of a proxy with an upstream, and returns the number of rules."""
     return _control(context).reload()
 
 
@@ -73,5 +73,5 @@ def state_shadow(context: CommandContext) -> Reply:
 def _control(context: CommandContext) -> SwapControl:
     control = context.server.swap_control
     if control is None:
-        raise PlainError("this is no proxy with an upstream, so that no keys have owners here")
+        raise PlainError("this is no proxy with an upstream; only such a proxy has owners of keys")
     return control

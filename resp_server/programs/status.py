@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from resp_server.net.client import Client
@@ -65,9 +65,9 @@ def _print_once(options: argparse.Namespace) -> int:
     elif not jobs:
         print(f"no jobs at {options.url}: nothing has been published to its logs yet", file=sys.stderr)
     else:
-        tables = [table(JOB_COLUMNS, map(_job_row, jobs))]
+        tables = [table([JOB_COLUMNS, *map(_job_row, jobs)])]
         if options.verbose:
-            tables.append(table(STATE_COLUMNS, (row for job in jobs for row in _state_rows(job))))
+            tables.append(table([STATE_COLUMNS, *(row for job in jobs for row in _state_rows(job))]))
         print("\n\n".join([*tables, *([version] if version else [])]), flush=True)
     return 0
 
@@ -95,12 +95,11 @@ def version_of(client: Client) -> str:
     return f"sparkis {found['sparkis_version']}{core}" if "sparkis_version" in found else ""
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table with a heading."""
-    lines = [columns, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as lines with aligned columns; the first row is the heading."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
 
 

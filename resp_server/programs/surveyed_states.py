@@ -1,4 +1,4 @@
-"""The states of a survey: from a log, or from a server of its jobs, which also says whether it has keys."""
+"""The states of a survey: from a log, or from a server, in which keys can be looked up, too."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def states_of_server(server: Client) -> Iterator[SurveyedState]:
 
 
 def compare(server: Client, rows: Sequence[SurveyRow]) -> None:
-    """Look for the samples of each row in the states, which may answer them."""
+    """Look up the samples of each row that states may own in the states."""
     for row in rows:
         if row.owner is Owner.UPSTREAM or (row.rule is not None and row.rule.mapping is not None):
             continue

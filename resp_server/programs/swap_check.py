@@ -1,4 +1,4 @@
-"""`sparkis swap-check`: whose the keys of an upstream would be behind a proxy, and a first rules file."""
+"""`sparkis swap-check`: the owner that each key of an upstream would have behind a proxy, and a first rules file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from resp_server.net.client import Client
 from resp_server.net.tls import add_tls_options, files_of
 from resp_server.programs.command_line import message_of, whole_number
 from resp_server.programs.progress import ProgressBar
+from resp_server.programs.status import table
 from resp_server.programs.surveyed_states import compare, states_of_log, states_of_server
-from resp_server.programs.swap_control import table
 from resp_server.programs.swap_copies import add_copies_options, delete_copies
 from resp_server.programs.upstream_calls import UpstreamCalls
 from resp_server.programs.upstream_options import MS_PER_S, VARIABLE, add_url_options, upstream_of
@@ -27,8 +27,8 @@ from resp_server.upstream.rules import RulesFile, parse_rules
 from state_backend.model.errors import SparkisError
 
 DESCRIPTION = """\
-Read names of keys of an upstream, and say which keys would be a state's behind `sparkis proxy --upstream`, which would
-stay the upstream's, and what has to be decided. Nothing is changed, except by --delete-copies.
+Read the names of an upstream's keys. Show which keys states would own behind `sparkis proxy --upstream`, which keys
+would stay the upstream's, and what has to be decided. Nothing is changed, except by --delete-copies.
 """
 EXAMPLES = """\
 examples:
@@ -67,8 +67,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server",
         metavar="URL",
-        help="a server of the states, or a proxy without an upstream: its states count, and samples of the upstream's "
-        "keys are looked for in them",
+        help="a state server, or a proxy without an upstream: its states count, and samples of the upstream's keys are "
+        "looked up in them",
     )
     parser.add_argument("--routes", type=Path, metavar="FILE", help="rules that the proxy has, or will have")
     parser.add_argument(
@@ -88,7 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the survey; return the exit code."""
-    # What connections log of failures is in the command's error, if it is not over in a moment.
+    # Connections log each failure; the command's error reports a failure that lasts.
     logging.getLogger("sparkis.proxy").addHandler(logging.NullHandler())
     try:
         _check(options)
@@ -125,7 +125,7 @@ def _check(options: argparse.Namespace) -> None:
         if not options.proxy:
             raise ValueError("--delete-copies needs --proxy URL: only the proxies know the owners of keys")
         if options.log or options.server or options.routes is not None or options.write_rules is not None:
-            raise ValueError("--delete-copies goes by what the proxies say: give no --log, --server or rules with it")
+            raise ValueError("--delete-copies asks the proxies for owners: give no --log, --server or rules with it")
         return
     if options.proxy or options.yes:
         raise ValueError("--proxy and --yes are for --delete-copies")
@@ -161,11 +161,11 @@ async def _survey(options: argparse.Namespace, states: Sequence[SurveyedState]) 
                     if survey.count >= until:
                         break
         rows = survey.rows()
-        await _look_at_types(upstream, rows)
+        await _add_types(upstream, rows)
         return Survey(upstream.address, keys, survey.count, rows)
 
 
-async def _look_at_types(upstream: UpstreamCalls, rows: Sequence[SurveyRow]) -> None:
+async def _add_types(upstream: UpstreamCalls, rows: Sequence[SurveyRow]) -> None:
     for row in rows:
         replies = await upstream.call_all([(each.node, (b"TYPE", each.name)) for each in row.samples])
         found = [reply.decode() for reply in replies if isinstance(reply, bytes)]
@@ -207,17 +207,17 @@ def _as_text(survey: Survey) -> str:
     states = [row for row in survey.rows if row.state is not None and row.rule is None]
     ruled = [row for row in survey.rows if row.rule is not None]
     groups = [row for row in survey.rows if row.state is None and row.rule is None]
-    asked, unasked = [row for row in states if row.count], [row for row in states if not row.count]
+    copied, not_copied = [row for row in states if row.count], [row for row in states if not row.count]
     how = "all were read" if survey.is_complete else f"{survey.read:,} were read, a random sample"
     parts = [f"{survey.address} has {survey.keys:,} keys; {how}."]
     if ruled:
         rows = [(row.keys, row.owner.value, *_cells(row, survey)) for row in ruled]
         parts.append(f"Keys of rules:\n{table([('KEYS', 'OWNER', *CELLS), *rows])}")
-    if asked:
-        rows = [(row.keys, _name(row), *_cells(row, survey)) for row in asked]
+    if copied:
+        rows = [(row.keys, _name(row), *_cells(row, survey)) for row in copied]
         parts.append(f"Keys that states would answer:\n{table([('KEYS', 'STATE', *CELLS), *rows])}")
-    if unasked:
-        rows = [(row.keys, _name(row)) for row in unasked]
+    if not_copied:
+        rows = [(row.keys, _name(row)) for row in not_copied]
         parts.append(
             "States whose keys the upstream does not have, so that nobody reads them there today:\n"
             + table([("KEYS", "STATE"), *rows])

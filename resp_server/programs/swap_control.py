@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from resp_server.net.client import Client
 from resp_server.net.tls import add_tls_options, files_of
-from resp_server.programs.status import DEFAULT_URL
+from resp_server.programs.status import DEFAULT_URL, table
 from resp_server.proxy.rules_reload import RELOAD_S_MAX
 from state_backend.model.errors import SparkisError
 
@@ -53,13 +53,6 @@ class ControlCommand(NamedTuple):
         is_json = not self.has_job and options.json
         print(json.dumps(reply, indent=1) if is_json else self.text_of(options, reply))
         return 0
-
-
-def table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return rows as lines with aligned columns; the first row is the heading."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _owners(options: argparse.Namespace, reply: Any) -> str:

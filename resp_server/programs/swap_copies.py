@@ -1,7 +1,7 @@
 """`sparkis swap-check --delete-copies`: deletes an upstream's old copies of keys that states own.
 
-Each proxy says whose the keys are, just before they are deleted. A key is deleted only if all proxies say that a state
-owns it, and none of them passes writes of it to the upstream.
+Just before keys are deleted, each proxy is asked for their owners. A key is deleted only if a state owns it at all
+proxies, and none of them passes writes of it to the upstream.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import hiredis
 from resp_server.net.client import Client, ClientError
 from resp_server.net.tls import files_of
 from resp_server.programs.progress import ProgressBar
-from resp_server.programs.swap_control import table
+from resp_server.programs.status import table
 from resp_server.programs.upstream_calls import UpstreamCalls, UpstreamError
 from resp_server.programs.upstream_options import MS_PER_S, upstream_of
 from resp_server.upstream.copies import Copies, KeyOwner
 from resp_server.upstream.key_survey import shown
 from resp_server.upstream.name_groups import FoundKey
 
-# Keys of one question, and of one portion of deletions: a proxy takes no more.
+# Keys of one STATE OWNER, and of one portion of deletions: a proxy takes no more.
 KEYS_AT_ONCE = 128
 RUN_ID = re.compile(r"^run_id:(\w+)", re.MULTILINE)
 
 
 class NoConsentError(UpstreamError):
-    """Nobody has agreed to the deletion."""
+    """The user has not agreed to the deletion."""
 
 
 def add_copies_options(parser: argparse.ArgumentParser) -> None:

@@ -65,7 +65,7 @@ class Databases:
         return pool
 
     def open(self, number: int, then: Callable[[], None], sink: UpstreamSink, index: int) -> None:
-        """Find out whether the upstream has a database: if so, call back; otherwise the sink gets the error."""
+        """Check whether the upstream has a database: if so, call back; otherwise the sink gets the error."""
         self.of(number).send_to_node(0, 0, 2, PING, _Opening(self, number, then, sink), index)
 
     def forget_unused(self, number: int) -> None:

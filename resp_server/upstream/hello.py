@@ -1,4 +1,4 @@
-"""What an upstream says about itself in its reply to HELLO. Pure."""
+"""Parses an upstream's reply to HELLO: its version, role and modules. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import hiredis
 
 from resp_server.protocol.replies import Reply
 
-# The fields that a proxy takes over. The others are about a connection.
+# The fields that a proxy shows its clients. The others are about one connection.
 FIELDS = (b"server", b"version", b"role", b"modules")
 
 

@@ -1,4 +1,4 @@
-"""Who owns a key, by rules and the key formats of all states. Pure, and never changed."""
+"""Finds the owner of a key, by rules and by the key formats of all states. Pure and immutable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OwnedFormat(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Who owns a key. state: `job:state`, if a state's key format decided; rule: if a rule did."""
+    """The owner of a key. state: `job:state`, if a state's key format decided. rule: the rule, if one decided."""
 
     owner: Owner
     state: str = ""
@@ -37,7 +37,7 @@ def all_upstreams(key: bytes) -> Decision:
 
 
 class PlainSide(IntEnum):
-    """Who answers each plain request for a key, under the same name (`proxy/hop.pyx` has the same numbers)."""
+    """The side that answers plain requests for a key, by the same name (`proxy/hop.pyx` has the same numbers)."""
 
     NEITHER = 0  # it depends on the request, or on what the states have
     STATES = 1
@@ -52,8 +52,8 @@ class KeyMatcher:
 
     The key formats are about database 0, unless a rule puts all keys of a format into another one.
 
-    patterns: for database 0, Redis patterns that match exactly the keys of rules and formats, in this order, and who
-    answers plain requests for their keys. A key that matches none is the upstream's.
+    patterns: for database 0, Redis patterns that match exactly the keys of rules and formats, in this order, and the
+    sides that answer plain requests for these keys. A key that matches none is the upstream's.
     """
 
     def __init__(self, formats: Sequence[OwnedFormat] = (), rules: Sequence[Rule] = ()) -> None:
@@ -146,7 +146,7 @@ class _Alternatives:
         self._tables = [(prefix, suffix, table) for (prefix, suffix), table in tables.items()]
 
     def decide(self, key: bytes) -> Decision:
-        """Return who owns a key. On the path of each request: measured 0.3 to 1 us, with 1,000 rules 2 us."""
+        """Return the owner of a key. On the path of each request: measured 0.3 to 1 us, with 1,000 rules 2 us."""
         found, lowest, end = UPSTREAMS, sys.maxsize, len(key)
         for prefix, suffix, table in self._tables:
             for order, matches, decision in table.get((key[:prefix], key[end - suffix :]), ()):

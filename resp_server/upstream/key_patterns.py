@@ -14,9 +14,9 @@ FRESH = b"\xff"
 def key_pattern(key_format: KeyFormat) -> bytes:
     """Return a regular expression (bytes, DOTALL) for exactly the keys of a format, without groups that capture.
 
-    `KeyFormat.pattern` leaves out the literals between columns; here these would take keys of the upstream.
-    A literal between columns is matched where it stands first, which loses no match. So the time is proportional to
-    the key's length: with `.*`, a key of colons would take the length to the power of the columns.
+    `KeyFormat.pattern` leaves out the literals between columns, so it would match keys of the upstream. Here, a literal
+    between columns is matched at its first position, which loses no match. So the time is proportional to the key's
+    length: with `.*`, a key of colons would take the length to the power of the number of columns.
     """
     first, *others = [re.escape(literal.encode()) for literal in key_format.literals]
     if not others:
@@ -39,8 +39,8 @@ def may_share_keys(first: KeyFormat, second: KeyFormat) -> bool:
 def covers(wide: KeyFormat, narrow: KeyFormat) -> bool:
     """Tell whether a format covers each key of another one.
 
-    It does if it covers one key of the other, in which a byte that no literal has stands for each column: only a column
-    of the wide one can take that byte, and would take any other text as well.
+    It does if it matches a key of the narrow format in which each column is a byte that no literal has: only a column
+    of the wide format matches this byte, and a column matches any other text, too.
     """
     key = FRESH.join(literal.encode() for literal in narrow.literals)
     return re.match(key_pattern(wide), key, re.DOTALL) is not None

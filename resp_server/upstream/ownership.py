@@ -1,10 +1,10 @@
-"""Which state owns a key, by the key formats of all states that were ever seen; persisted in a file.
+"""The owners of keys, by the key formats of all states that were ever seen, persisted in a file.
 
-A job that stopped, or was removed, keeps its keys: the upstream may still have old copies of them, and these must not
-be answered again. So formats are only added, until somebody releases the job.
+A job that was stopped or removed keeps its keys: the upstream may still have old copies, and clients must not read them
+again. So formats are only added, until a user releases the job.
 
 A format that is new, after the owners are known, is checked first: if the upstream has keys of it, they stay the
-upstream's until somebody confirms the job. So a new job cannot hide keys that a team still uses.
+upstream's until a user confirms the job. So a new job cannot hide keys that a team still uses.
 
     owned      the format's keys are the state's
     checking   a new format, until the upstream was searched for keys of it
@@ -12,8 +12,8 @@ upstream's until somebody confirms the job. So a new job cannot hide keys that a
     ruled      a new format whose keys a rule gives to the upstream
     released   the job was released: its keys are the upstream's, until the job is confirmed
 
-Rules come before key formats: a key that a rule covers has the owner that the rule says. A rule that covers a new
-format decides about it, so that nobody has to confirm the job.
+Rules come before key formats: a key that a rule covers has the owner of the rule. A rule that covers a new format
+decides about it, so the job needs no confirmation.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Formats = dict[str, dict[str, list[str]]]
 
 
 class OwnershipError(Exception):
-    """The file is not one of ownership, or cannot be read."""
+    """The file of owners is invalid, or cannot be read."""
 
 
 class UnknownJobError(SparkisError):
@@ -101,7 +101,7 @@ class Ownership:
         self.rules: Rules = () if rules_file is None else rules_file.read()
         self._formats: Formats = {}
         self._released: set[str] = set()
-        # With the keys found; None: it is being checked. Rules may decide about some of them.
+        # The keys that the upstream has of each new format; None: it is being checked. Rules may decide instead.
         self._new: dict[NewFormat, Sequence[bytes] | None] = {}
         self._use_matcher(self._compiled())
         self.is_known = False

@@ -42,7 +42,7 @@ UNWATCH = pack((b"UNWATCH",))
 
 
 class PinnedConnection(UpstreamConnection):
-    """A client's own connection. It is opened once: when it is lost, what it held is lost, too.
+    """A connection of one client. It is opened once: when it is lost, its state at the upstream is lost, too.
 
     watched: the keys that WATCH watches there. is_dirty: one of them has another owner now, so EXEC must run nothing.
     is_monitor: MONITOR was sent. is_tracking: CLIENT TRACKING ON was sent. caching: the word of the CLIENT CACHING that
@@ -62,18 +62,18 @@ class PinnedConnection(UpstreamConnection):
         self.is_monitor = self.is_tracking = False
         self.caching = b""
         self._subscriptions = {False: 0, True: 0}  # confirmed ones; True: to shards
-        self._ask(CLIENT_ID, _IdSink(self))
+        self._send_own(CLIENT_ID, _IdSink(self))
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether the connection holds nothing, so that it may be closed."""
+        """Tell whether the connection has no state and no pending request, so that it may be closed."""
         if self.holds_state or self._queue:
             return False
         return all(isinstance(each, UpstreamRequest) and each.sink is DISCARD for each in self._in_flight)
 
     @property
     def holds_state(self) -> bool:
-        """Tell whether the client would have to notice the end of the connection also between its requests."""
+        """Tell whether the connection has state: watched or tracked keys, subscriptions, or MONITOR."""
         return bool(self.watched) or self.is_monitor or self.is_tracking or self.is_listening
 
     @property
@@ -108,37 +108,37 @@ class PinnedConnection(UpstreamConnection):
         """Send a request in a version of the protocol, which the client may have changed."""
         if protocol != self.protocol:
             self.protocol = protocol
-            self._ask(pack((b"HELLO", b"%d" % protocol)), DISCARD)
+            self._send_own(pack((b"HELLO", b"%d" % protocol)), DISCARD)
         if self.caching:
-            self._ask(pack((b"CLIENT", b"CACHING", self.caching)), DISCARD)
+            self._send_own(pack((b"CLIENT", b"CACHING", self.caching)), DISCARD)
         self.add(request)
 
     def send_wait(self, request: UpstreamRequest, protocol: int) -> None:
-        """Send WAIT or WAITAOF, which is about the writes of one connection: also about those before this one was made.
+        """Send WAIT or WAITAOF, for all writes of the client, also for those over other connections.
 
-        A write of this connection, after all of the client's earlier writes, stands for them. Redis before 7.2 takes
-        any command in its place, and before 7.0 has no SPUBLISH.
+        The upstream waits for this connection's writes, so the connection first sends a write of its own, which comes
+        after all of the client's. Redis before 7.2 accepts any command for this; Redis before 7.0 has no SPUBLISH.
         """
         if not self._has_marked_write:
             self._has_marked_write = True
             sink = _WaitSink(request.sink)
             request.sink = sink
-            self._ask(MARK_WRITE, _MarkSink(sink))
-            self._ask(PING, DISCARD)
+            self._send_own(MARK_WRITE, _MarkSink(sink))
+            self._send_own(PING, DISCARD)
         self.send_request(request, protocol)
 
     def unwatch(self) -> None:
         """Forget all watched keys."""
         if self.watched:
             self.forget_watched()
-            self._ask(UNWATCH, DISCARD)
+            self._send_own(UNWATCH, DISCARD)
 
     def forget_watched(self) -> None:
         """Handle that the upstream has forgotten all watched keys."""
         self.watched, self.is_dirty = set(), False
 
     def close(self) -> None:
-        """Close the connection, because its client has left: what was not sent is not sent any more."""
+        """Close the connection, because its client has left. Queued requests are dropped."""
         self._clear()
         self.forget_watched()
         for request in self._queue:
@@ -189,7 +189,7 @@ class PinnedConnection(UpstreamConnection):
         return first if isinstance(first, UpstreamRequest) and first.confirmations else None
 
     def disconnected(self, reason: str) -> None:
-        """End: the client's connection is closed if it waits for a reply, or if it would not notice what it lost."""
+        """Handle the loss. The client is disconnected if it waits for a reply, or has lost state at the upstream."""
         self._link = None
         holds_state = self.holds_state and not self._is_stopping
         lost = self._take_requests()
@@ -201,7 +201,7 @@ class PinnedConnection(UpstreamConnection):
         if holds_state:
             self._owner.on_state_lost(self.client, reason)
 
-    def _ask(self, packed: bytes, sink: UpstreamSink) -> None:
+    def _send_own(self, packed: bytes, sink: UpstreamSink) -> None:
         self.add(UpstreamRequest(packed, sink, 0, is_read=False))
 
     def _end(self, reason: str) -> None:
@@ -217,10 +217,10 @@ class PinnedConnection(UpstreamConnection):
 
 
 class PinnedConnections:
-    """The connections of single clients, by client, the one used last at the end.
+    """The connections of single clients, the least recently used one first.
 
-    pool: is told of what happens. on_state_lost: called with a client whose connection was lost with what it held.
-    on_push: called with a client and a frame that it gets without a request.
+    pool: gets the events of the connections. on_state_lost: called with a client whose connection was lost with its
+    state. on_push: called with a client and a frame that it gets without a request.
     """
 
     def __init__(self, pool: ConnectionEvents, count_max: int = PINNED_MAX) -> None:
@@ -305,7 +305,7 @@ class PinnedConnections:
         return self._pool.role
 
     def located(self) -> UpstreamUrl:
-        """Return the server's URL; OSError if nobody knows it now."""
+        """Return the server's URL; OSError if no sentinel knows the master now."""
         return self._pool.located()
 
     @property

@@ -46,7 +46,7 @@ SHOWN_CHARACTERS_MAX = 100
 
 
 class Owner(Enum):
-    """Who answers a key."""
+    """The owner of keys."""
 
     STATE = "state"
     UPSTREAM = "upstream"
@@ -55,7 +55,7 @@ class Owner(Enum):
 
 
 class Writes(Enum):
-    """What happens to a write with a state's key: an error; a plain SET is answered OK and dropped; the upstream's."""
+    """The effect of a write with a state's key: an error; OK without effect, if it is a plain SET; a write upstream."""
 
     REFUSE = "refuse"
     DROP = "drop"
@@ -67,8 +67,8 @@ class Rule:
     """The owner of the keys of a format.
 
     name: for messages. writes: of states' keys. database: where the keys are. mapping: the state's own names.
-    tolerance: by how much numbers of a shadow may differ; None: they may not. cache_s: for how long the proxy may
-    answer reads itself; 0: it may not.
+    tolerance: by how much numbers of a shadow may differ; None: they may not. cache_s: how long replies may be cached;
+    0: they may not.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Rule:
 
     @property
     def answering(self) -> Owner:
-        """Who answers clients."""
+        """The owner whose replies clients get."""
         return Owner.UPSTREAM if self.owner is Owner.SHADOW else self.owner
 
     @property
@@ -101,7 +101,7 @@ Option = TypeVar("Option", bound=Enum)
 
 
 class RulesError(SparkisError):
-    """A file has mistakes, all of which are told, or cannot be read."""
+    """A file cannot be read, or has mistakes; the message has all of them."""
 
     def __init__(self, source: str, mistakes: Sequence[str]) -> None:
         count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
