@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _is_output_closed() -> bool:
-    """Tell whether nobody reads the standard output."""
+    """Tell whether the reader of the standard output has closed it."""
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

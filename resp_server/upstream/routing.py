@@ -27,7 +27,7 @@ from resp_server.upstream.state_writes import without_pairs, write_plan
 
 # Sections of INFO that only this process has.
 OWN_SECTIONS = (b"proxy", b"sparkis")
-# Reads that are split over both sides. A write is not split: a state's key refuses all of it.
+# Reads that are split over both sides. Writes are never split.
 SPLIT = ("mget", "exists", "touch")
 # The words that an option of XREAD and XREADGROUP takes, with its name.
 STREAM_OPTIONS = {b"GROUP": 3, b"COUNT": 2, b"NOACK": 1}
