@@ -29,7 +29,7 @@ PREFERRED_KEYS_MAX = 1000
 
 
 class ClientSenders(NamedTuple):
-    """Sends one client's requests to a side; the sink gets the reply. of_states: by a key of the request."""
+    """Sends one client's requests to each side; the sink gets the reply. to_states: takes a key of the request, too."""
 
     to_upstream: Callable[[Request, ReplySink, int], None]
     to_states: Callable[[bytes, Request, ReplySink, int], None]

@@ -31,7 +31,7 @@ DBSIZE, RANDOMKEY = (b"DBSIZE",), (b"RANDOMKEY",)
 
 
 class KeyspaceSides(Protocol):
-    """Sends a client's requests about keys in general to either side. defer: calls back in a later turn.
+    """Sends a client's requests about all keys to each side. defer: calls back in a later turn.
 
     node_count: the number of the upstream's nodes; each has keys of its own.
     """
@@ -43,7 +43,7 @@ class KeyspaceSides(Protocol):
         """Send a read to a node of the upstream."""
 
     def send_to_states(self, request: Request, sink: ReplySink, index: int) -> None:
-        """Send a request to the owners of states."""
+        """Send a request to the state servers."""
 
 
 # Tells whether a client sees a key, or returns the names under which it does.
@@ -51,7 +51,7 @@ Shown = Callable[[bytes], bool | Sequence[bytes]]
 
 
 class KeyFilter(NamedTuple):
-    """Which keys of each side a client sees. has_common: both sides may show the same key.
+    """The filters of the keys of each side that a client sees. has_common: both sides may have the same key.
 
     is_named: clients know some keys of states by other names, so patterns are matched here.
     """
@@ -184,7 +184,7 @@ def query_both(sides: KeyspaceSides, keys: KeyFilter, name: str, request: Reques
 
 
 def _draw(sides: KeyspaceSides, keys: KeyFilter, sink: ReplySink, index: int) -> None:
-    """Reply a random key: each side is chosen as often as it has visible keys, as far as its draws tell."""
+    """Reply a random key. A side is chosen in proportion to its visible keys, estimated from its random keys."""
     count = sides.node_count
     size = count * (UPSTREAM_DRAWS + 1) + STATES_DRAWS + 1
 

@@ -223,7 +223,7 @@ class _ConfirmationSink(ReplySink):
 
 
 class _EndSink(_ConfirmationSink):
-    """Takes the upstream's answer to RESET. Its error is none to the client: the connection is closed anyway."""
+    """Takes the upstream's reply to RESET. An error is ignored: the connection is closed anyway."""
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         self._answer(is_confirmed=True)
