@@ -36,8 +36,8 @@ from compat.waiting import eventually
 from resp_server.net import children
 from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.client import Client
-from spark_hooks.publish.encoding import positions_of
 from state_backend.codec import packed_list, packed_map
+from state_backend.codec.row_encoding import positions_of
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor

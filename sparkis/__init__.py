@@ -12,11 +12,8 @@ from sparkis.packages import check_packages
 check_packages()
 
 if TYPE_CHECKING:
-    from spark_hooks.attach.attachment import Attachment
     from spark_hooks.attach.processor import QueryableProcessor, queryable_processor
-    from spark_hooks.attach.rows import AttachedState
     from spark_hooks.attach.start import attach
-    from spark_hooks.publish.encoding import RowError
     from spark_hooks.publish.failures import QueryFailedError
     from spark_hooks.publish.geo import geo_score
     from spark_hooks.publish.sink import publish, queryable
@@ -24,6 +21,9 @@ if TYPE_CHECKING:
     from spark_hooks.serving.endpoints import ServedEndpoint
     from spark_hooks.serving.serve import serve
     from state_backend.apply.replay import read_snapshot
+    from state_backend.attach.attachment import Attachment
+    from state_backend.attach.states import AttachedState
+    from state_backend.codec.row_encoding import RowError
     from state_backend.log.log_writer import LogWriter
     from state_backend.model.descriptor import By, Encoding, Kind, Late, Reduce, StateDescriptor
     from state_backend.model.errors import (
@@ -74,8 +74,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "spark_hooks.attach.attachment": ("Attachment",),
-    "spark_hooks.attach.rows": ("AttachedState",),
+    "state_backend.attach.attachment": ("Attachment",),
+    "state_backend.attach.states": ("AttachedState",),
     "spark_hooks.attach.start": ("attach",),
     "spark_hooks.publish.encoding": ("RowError",),
     "spark_hooks.publish.failures": ("QueryFailedError",),

@@ -28,11 +28,12 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.attach import declared
-from spark_hooks.attach.attachment import PERMANENT_ERRORS, Attachment, ChangesMissingError
 from spark_hooks.attach.processor import REFUSAL_PROPERTY
+from spark_hooks.attach.spark_reader import ChangesMissingError
 from spark_hooks.attach.start import attach
 from spark_hooks.serving.endpoints import LOG_SETTING
 from spark_hooks.sessions import current_session, is_connect
+from state_backend.attach.attachment import PERMANENT_ERRORS, Attachment
 from state_backend.model.descriptor import check_name
 from state_backend.model.errors import CheckpointError, DescriptorError
 

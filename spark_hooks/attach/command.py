@@ -11,11 +11,12 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_hooks.attach.rows import AttachedState, BoundState
+from spark_hooks.attach.rows import BoundState
 from spark_hooks.attach.start import attach, bind, reading_session
 from spark_hooks.checkpoint import Checkpoint
 from spark_hooks.own_spark import EndSignal, start_spark
 from spark_hooks.serving import serve
+from state_backend.attach.states import AttachedState
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import CheckpointError, DescriptorError, SparkisError
 

@@ -15,10 +15,10 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_hooks.attach.attachment import Attachment
 from spark_hooks.attach.processor import declared_in
-from spark_hooks.attach.rows import AttachedState
 from spark_hooks.checkpoint import Checkpoint
+from state_backend.attach.attachment import Attachment
+from state_backend.attach.states import AttachedState
 from state_backend.model.errors import CheckpointError, DescriptorError
 
 # The operator's name in the plans of queries and of micro-batches.

@@ -24,7 +24,7 @@ from state_backend.model.descriptor import check_name
 from state_backend.model.errors import DescriptorError
 
 if TYPE_CHECKING:
-    from spark_hooks.attach.rows import AttachedState
+    from state_backend.attach.states import AttachedState
 
 # The text before a declaration. The declaration is JSON in ASCII: a list of the arguments of AttachedStates.
 MARKER = "sparkis.queryable_processor:"
@@ -152,7 +152,7 @@ class QueryableProcessor(StatefulProcessor):
     @property
     def states(self) -> tuple[AttachedState, ...]:
         """The declared states, for `sparkis.attach(checkpoint=..., states=...)`."""
-        from spark_hooks.attach.rows import AttachedState  # imported here, because Python workers do not need it
+        from state_backend.attach.states import AttachedState  # imported here, because Python workers do not need it
 
         return tuple(AttachedState(**described) for described in json.loads(self._described))
 

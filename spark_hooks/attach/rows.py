@@ -14,9 +14,9 @@ Runs on the driver when an attachment is made; `BoundState` then makes one DataF
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self, TypedDict
+from typing import Any, NamedTuple, Self
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -28,78 +28,26 @@ from spark_hooks.checkpoint import Checkpoint
 from spark_hooks.publish.columns import CAST_TYPES, NESTED_TYPES, TEXT_TYPES, check_columns
 from spark_hooks.publish.layout import Layout, check_layout
 from spark_hooks.sessions import current_session
+from state_backend.attach.states import (
+    BATCH,
+    DELETED,
+    EXPIRE_AT,
+    ORDER,
+    RESETS,
+    AttachedState,
+    ColumnNames,
+    descriptor_of,
+    key_columns_of,
+)
 from state_backend.checkpoint.states import StateForm
-from state_backend.model.descriptor import Encoding, Kind, StateDescriptor
+from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
-BATCH, ORDER, DELETED = "$batch", "$order", "$deleted"
-EXPIRE_AT, RESETS = "$expire_at", "$resets"
 SPARKS_EXPIRE_AT = "ttlExpirationMs"
 PLAIN_TYPES = TEXT_TYPES + CAST_TYPES + (T.FractionalType, T.TimestampType, T.TimestampNTZType)
 INSTANTS = (T.TimestampType, T.TimestampNTZType)
 # The value column of Spark's state reader; for other forms it is `value`.
 VALUE_COLUMNS = {StateForm.MAP: "user_map_value", StateForm.LIST: "list_element"}
-
-
-class AttachedArguments(TypedDict, total=False):
-    """The arguments of `AttachedState` without the name, for functions that pass them on."""
-
-    operator: int | None
-    variable: str | None
-    key: str | Sequence[str]
-    key_format: str | None
-    separator: str
-    field: str | None
-    value: str | Sequence[str]
-    kind: Kind | str | None
-    columns: Mapping[str, str] | None
-    encoding: Encoding | str | None
-    length_max: int | None
-
-
-@dataclass(frozen=True)
-class AttachedState:
-    """One state that `attach` publishes: its source in the query, its key and its value.
-
-    The defaults depend on the operator that keeps the state.
-
-    Args:
-        name: The state's name in keys. Default: the name of the operator or variable.
-        operator: The operator's number, if the query has several; `sparkis attach --list` lists them.
-        variable: A variable of `transformWithState`, or the side of a join: `left` or `right`.
-        key: The columns that make the key, joined by `separator`.
-        key_format: Instead of `key`: any text with `<column>` placeholders, as for a `StateDescriptor`.
-        separator: The text between the columns of the key.
-        field: The part of the operator's key that becomes the field of a hash.
-        value: The column, or columns, of the value.
-        kind: `value` makes one JSON object of several columns instead of a hash; `map` makes a hash of one column.
-        columns: Further columns by SQL expressions, such as `{"mean": "_1 / _0"}`. They are the value unless `value`
-            is given. A column with the name of a part of the key replaces that part.
-        encoding: `text`, `json` or `binary`, as for a `StateDescriptor`.
-        length_max: For a list: the number of last elements to keep.
-
-    Examples:
-        >>> sparkis.AttachedState("count", operator=0, key_format="words/<word>").name
-        'count'
-    """
-
-    name: str | None = None
-    _: KW_ONLY
-    operator: int | None = None
-    variable: str | None = None
-    key: str | Sequence[str] = ()
-    key_format: str | None = None
-    separator: str = ":"
-    field: str | None = None
-    value: str | Sequence[str] = ()
-    kind: Kind | str | None = None
-    columns: Mapping[str, str] | None = None
-    encoding: Encoding | str | None = None
-    length_max: int | None = None
-
-    def matches(self, source: OperatorState) -> bool:
-        """Tell whether `operator` and `variable` match an operator state."""
-        return self.operator in (None, source.operator_id) and self.variable in (None, source.variable)
 
 
 class _StructField(NamedTuple):
@@ -151,9 +99,19 @@ class _ColumnRoles:
             expire_at,
         )
 
-    def names(self) -> tuple[str, ...]:
-        """Return the names of all columns."""
-        return tuple(each.name for each in (*self.key, *self.field, *self.value))
+    def names(self, source: OperatorState) -> ColumnNames:
+        """Return the names of the columns by their role."""
+        return ColumnNames(
+            str(source),
+            source.name,
+            source.kind,
+            tuple(each.name for each in self.key),
+            tuple(each.name for each in self.field),
+            tuple(each.name for each in self.value),
+            self.distinct,
+            self.default_value,
+            self.expire_at is not None,
+        )
 
 
 def _default_value(
@@ -275,7 +233,8 @@ class BoundState:
         """Fill in the defaults of the operator state, and validate the state against its columns."""
         roles = _ColumnRoles.of(source)
         expressions = dict(requested.columns or {})
-        descriptor = _descriptor(source, roles, requested)
+        descriptor = descriptor_of(roles.names(source), requested)
+        _check_key_expressions(source, roles, descriptor, expressions)
         result = cls(source, descriptor, None, expressions, roles)  # type: ignore[arg-type]  # the layout is set below
         rows = result._named_rows(source.snapshot(spark, checkpoint, batch), batch)
         descriptor = check_columns(rows, descriptor, job)
@@ -285,7 +244,8 @@ class BoundState:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the columns that key, field, value and expressions may use."""
-        return (*self._roles.names(), *(name for name in self.expressions if name not in self._roles.names()))
+        names = self._roles.names(self.source).all
+        return (*names, *(name for name in self.expressions if name not in names))
 
     def snapshot(self, spark: SparkSession, checkpoint: Checkpoint, batch: int, partitions: int) -> DataFrame:
         """Return the full state as of a batch, in the layout of a task."""
@@ -349,104 +309,18 @@ class BoundState:
         return [F.col("change_type") == "update" if is_feed else F.lit(False)]
 
 
-def _descriptor(source: OperatorState, roles: _ColumnRoles, requested: AttachedState) -> StateDescriptor:
-    expressions = list(requested.columns or {})
-    key_names = {member.name for member in (*roles.key, *roles.field)}
-    field_name = requested.field
-    if field_name is None and roles.field:
-        if len(roles.field) > 1:
-            raise DescriptorError(
-                f"{source}: its map key has several columns ({', '.join(each.name for each in roles.field)}); make "
-                f"one column of them with columns= and field=, for example {{'field': \"concat_ws(':', ...)\"}}"
-            )
-        field_name = roles.field[0].name
-    given_key = (requested.key,) if isinstance(requested.key, str) else tuple(requested.key)
-    key = given_key or (
-        ()
-        if requested.key_format
-        else tuple(each for each in roles.distinct if each not in (field_name, *_names(roles.field)))
-    )
-    value = (requested.value,) if isinstance(requested.value, str) else tuple(requested.value)
-    value = (
-        value
-        or tuple(name for name in expressions if name not in {*key, field_name, *key_names})
-        or roles.default_value
-    )
-    if not value:
-        raise DescriptorError(f"{source}: its value has no field that can be written; make one with columns=")
-    kind = _kind(source, field_name, requested)
-    is_object = len(value) > 1 and kind is not None and (kind is not Kind.MAP or field_name is not None)
-    descriptor = StateDescriptor(
-        requested.name or source.name,
-        key=key,
-        value=value,
-        key_format=requested.key_format,
-        separator=requested.separator,
-        field=field_name,
-        kind=kind,
-        encoding=requested.encoding or (Encoding.JSON if is_object else Encoding.TEXT),
-        expire_at=EXPIRE_AT if roles.expire_at is not None else None,
-        deletion=DELETED,
-        resets=RESETS if source.kind is Kind.LIST else None,
-        order_by=ORDER,
-        length_max=requested.length_max,
-    )
-    _check_names(source, roles, requested, descriptor)
-    return descriptor
-
-
-def _kind(source: OperatorState, field_name: str | None, requested: AttachedState) -> Kind | None:
-    """Return the kind of the state; None if it follows from the number of the value's columns."""
-    if field_name is None and source.kind is not Kind.LIST:
-        if requested.kind not in (None, Kind.VALUE, Kind.MAP):
-            raise DescriptorError(f"{source}: kind= is 'value' or 'map', not {requested.kind!r}")
-        return None if requested.kind is None else Kind(requested.kind)
-    kind = Kind.LIST if field_name is None else Kind.MAP
-    if requested.kind not in (None, kind):
-        raise DescriptorError(f"{source} is a {kind.value}; leave out kind={requested.kind!r}")
-    return kind
-
-
-def _names(members: Sequence[_StructField]) -> tuple[str, ...]:
-    return tuple(each.name for each in members)
-
-
-def _check_names(
-    source: OperatorState, roles: _ColumnRoles, requested: AttachedState, descriptor: StateDescriptor
+def _check_key_expressions(
+    source: OperatorState, roles: _ColumnRoles, descriptor: StateDescriptor, expressions: Mapping[str, str]
 ) -> None:
-    """Raise DescriptorError for a key that is not unique, or that uses columns outside of the operator's key."""
-    subject = f"state {descriptor.name!r}, {source}"
-    expressions = dict(requested.columns or {})
-    used = {*descriptor.format_for("job").columns, *(() if descriptor.field is None else (descriptor.field,))}
-    of_key = {each.name for each in (*roles.key, *roles.field)}
-    available = {*roles.names(), *expressions}
-    for name in [*used, *descriptor.value]:
-        if name not in available:
-            raise DescriptorError(f"{subject} has no column {name!r}; it has {', '.join(sorted(available))}")
-    if unusable := sorted(used - of_key - expressions.keys()):
-        raise DescriptorError(
-            f"{subject}: {unusable[0]!r} is a part of the value, and rows that delete have no value; the key and the "
-            f"field may use {', '.join(sorted(of_key))}"
-        )
-    if (source.kind is Kind.LIST) and descriptor.field is not None:
-        raise DescriptorError(f"{subject} is a list, and has no field=")
-    _check_key_expressions(subject, roles, {name: expressions[name] for name in used if name in expressions})
-    if not expressions.keys() & used and (missing := [name for name in roles.distinct if name not in used]):
-        raise DescriptorError(
-            f"{subject}: keys that differ only in {missing[0]!r} would be the same key; add it to key=, or "
-            f"make it the field of a hash with field="
-        )
-
-
-def _check_key_expressions(subject: str, roles: _ColumnRoles, expressions: Mapping[str, str]) -> None:
     """Raise DescriptorError for a key or field expression that reads the value: rows that delete have no value."""
     kinds = T.StructType([T.StructField(each.name, each.kind) for each in (*roles.key, *roles.field)])
     without_value = current_session().createDataFrame([], kinds)
-    for name, text in expressions.items():
+    for name in sorted(key_columns_of(descriptor) & expressions.keys()):
         try:
-            without_value.select(F.expr(text)).schema  # noqa: B018  # analysis happens here
+            without_value.select(F.expr(expressions[name])).schema  # noqa: B018  # analysis happens here
         except PySparkException as error:
             raise DescriptorError(
-                f"{subject}: columns= makes {name!r}, a part of the key, by {text!r}; it may use only "
-                f"{', '.join(kinds.names)}, because rows that delete have no value ({error})"
+                f"state {descriptor.name!r}, {source}: columns= makes {name!r}, a part of the key, by "
+                f"{expressions[name]!r}; it may use only {', '.join(kinds.names)}, because rows that delete have no "
+                f"value ({error})"
             ) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, get_args
 
@@ -11,16 +12,20 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.attach import declared
-from spark_hooks.attach.attachment import POLL_INTERVAL_LOCAL_S, Attachment, ChangesMissingError, OnMismatch
 from spark_hooks.attach.operators import OperatorState, operator_states
 from spark_hooks.attach.processor import CHANGELOG_SETTING
-from spark_hooks.attach.rows import AttachedArguments, AttachedState, BoundState
+from spark_hooks.attach.rows import BoundState
+from spark_hooks.attach.spark_reader import ChangesMissingError, SparkReader
 from spark_hooks.checkpoint import Checkpoint, checkpoint_at
 from spark_hooks.publish import progress as query_progress
-from spark_hooks.publish.catch_up import CATCH_UP_TIMEOUT_S, check_timeout
+from spark_hooks.publish.offsets import OffsetLog, is_idle
 from spark_hooks.publish.sink import log_of
+from spark_hooks.serving import endpoints
 from spark_hooks.serving.endpoints import LOG_SETTING
 from spark_hooks.sessions import current_session, is_connect
+from state_backend.attach.attachment import POLL_INTERVAL_LOCAL_S, Attachment, OnMismatch, QueryHooks
+from state_backend.attach.states import AttachedArguments, AttachedState, matching
+from state_backend.log.catch_up import CATCH_UP_TIMEOUT_S, check_timeout
 from state_backend.model.descriptor import check_name, check_states
 from state_backend.model.errors import CheckpointError, DescriptorError
 
@@ -132,21 +137,27 @@ def attach(
             "pass the query, or leave out progress="
         )
     query_id = source.query_id()
+    offsets = OffsetLog(source.location, session)
     return Attachment(
-        session,
         source,
-        bound,
+        SparkReader(session, source, bound, name, root),
         job=name,
         log=root,
         on_mismatch=on_mismatch,
         takeover=takeover,
         catch_up_timeout_s=catch_up_timeout,
-        query=query,
-        is_active=(lambda: spark.streams.get(query_id) is not None) if query is not None else (lambda: True),
-        progress=None if query is None else (lambda: _last_progress(query)),
-        progress_changes=(lambda: query_progress.inline_changes_of(name, query))
-        if query is not None and has_progress
-        else None,
+        hooks=QueryHooks(
+            ends_of=offsets.ends_of,
+            is_active=(lambda: spark.streams.get(query_id) is not None) if query is not None else (lambda: True),
+            is_idle=partial(is_idle, query, offsets),
+            progress=None if query is None else (lambda: _last_progress(query)),
+            extra_states=(query_progress.state_of(name),) if has_progress else (),
+            extra_changes=(lambda: query_progress.inline_changes_of(name, query))
+            if query is not None and has_progress
+            else None,
+            announce=partial(endpoints.announce, root),
+            wait=partial(endpoints.wait, root),
+        ),
     )
 
 
@@ -182,16 +193,8 @@ def bind(
 
 
 def _matching(found: Sequence[OperatorState], requested: AttachedState) -> OperatorState:
-    matching = [source for source in found if requested.matches(source)]
-    if len(matching) == 1:
-        return matching[0]
-    available = "; ".join(map(str, found))
-    if not matching:
-        raise DescriptorError(
-            f"the query has no state with operator={requested.operator}, variable={requested.variable!r}; it has "
-            f"{available}"
-        )
-    raise DescriptorError(f"the query has several states; choose one with operator= or variable=: {available}")
+    places = [(source.operator_id, source.variable) for source in found]
+    return found[matching(list(map(str, found)), places, requested)]
 
 
 def _requested_states(

@@ -9,10 +9,10 @@ from operator import itemgetter
 
 import pyarrow as pa
 
-from spark_hooks.attach.rows import BATCH
 from spark_hooks.publish import task
-from spark_hooks.publish.encoding import RowPlan, split_by
 from spark_hooks.serving.placement import ServerPlan, ensure_state_server
+from state_backend.attach.states import BATCH
+from state_backend.codec.row_encoding import RowPlan, split_by
 
 # The schema of the rows that a task returns, one for each batch with changes, as Spark's DDL.
 RESULT = f"{task.RESULT}, batch long"

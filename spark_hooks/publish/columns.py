@@ -2,7 +2,7 @@
 
 Runs on the driver: when a sink is made, to validate the columns, and for the layout of a query's first micro-batch.
 Spark SQL converts the types that it writes in sparkis' format: booleans and dates to text, nested types to JSON.
-`encoding` converts all others in the Python workers.
+`row_encoding` converts all others in the Python workers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_hooks.publish.column_names import column_of, explain_missing, has_column, is_ambiguous, type_of
-from spark_hooks.publish.encoding import RowPlan
 from state_backend.codec.reductions import reduction_of
+from state_backend.codec.row_encoding import RowPlan
 from state_backend.model.descriptor import By, Encoding, Kind, Reduce, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
@@ -164,7 +164,7 @@ class StateColumns:
         return F.transform(array, lambda element: self._text_of(element, kind.elementType)[0]), form
 
     def _text(self, df: DataFrame, name: str) -> tuple[Column, str]:
-        """Return a column as Spark converts it, and the form of the remaining conversion (`encoding.as_bytes`)."""
+        """Return a column as Spark converts it, and the form of the remaining conversion (`row_encoding`)."""
         return self._text_of(column_of(df, name), type_of(df, name))
 
     def _text_of(self, column: Column, kind: T.DataType) -> tuple[Column, str]:

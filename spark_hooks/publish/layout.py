@@ -34,7 +34,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_hooks.publish.columns import SUMS, StateColumns, folded
-from spark_hooks.publish.encoding import STATE_BITS, RowPlan
+from state_backend.codec.row_encoding import STATE_BITS, RowPlan
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import DescriptorError
 

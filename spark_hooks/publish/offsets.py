@@ -1,24 +1,21 @@
-"""The source offsets in a query's checkpoint, and their comparison with those of an earlier checkpoint.
-
-Offsets of two checkpoints are comparable only if they are positions in the source itself, as for Kafka (and sources
-with the same format) and Delta. No others are compared: offsets of file streams count the query's own batches, those of
-rate streams count its own seconds, and those of Iceberg streams are snapshots without an order.
-"""
+"""The source offsets in a query's checkpoint, and whether the query has read all of its input."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.checkpoint import Checkpoint
+from spark_hooks.sessions import execution_of
 from state_backend.model.errors import SparkisError
 
 VERSION = "v1"
-DELTA = ("reservoirId", "reservoirVersion", "index")
+# The simple names of triggers that end a query by itself. Scala adds the `$` to the names of objects.
+ENDING_TRIGGERS = ("AvailableNowTrigger$", "OneTimeTrigger$")
 
 
 class OffsetLog:
@@ -61,40 +58,17 @@ class OffsetLog:
             return None
 
 
-def have_passed(current: Sequence[str], previous: Sequence[str]) -> bool:
-    """Tell whether every source is at or past its offset of the earlier checkpoint; False if that is unknown."""
-    if not previous or len(current) != len(previous):
+def is_idle(query: StreamingQuery | None, offsets: OffsetLog, batch: int) -> bool:
+    """Tell whether a query looked for input after a batch, and found none; False without a query."""
+    if query is None:
         return False
-    return all(_has_passed(_parsed(now), _parsed(before)) for now, before in zip(current, previous, strict=True))
-
-
-def _parsed(offset: str) -> Any:
     try:
-        return json.loads(offset)
-    except ValueError:  # `-`: the source had no data yet
-        return None
-
-
-def _has_passed(current: Any, previous: Any) -> bool:
-    if not (isinstance(current, dict) and isinstance(previous, dict) and previous):
+        if query.isActive:
+            status = query.status
+            return bool(status["message"].startswith("Waiting for") and not status["isDataAvailable"])
+        execution = execution_of(query)
+        ends_by_itself = execution.trigger().getClass().getSimpleName() in ENDING_TRIGGERS
+        # A stopped query may leave the offsets of a batch that did not run.
+        return ends_by_itself and query.exception() is None and offsets.ends_at(batch)
+    except (PySparkException, Py4JError, OSError):  # Spark itself has stopped
         return False
-    if all(name in each for name in DELTA for each in (current, previous)):
-        table, *at = (current[name] for name in DELTA)
-        previous_table, *before = (previous[name] for name in DELTA)
-        return table == previous_table and _are_counts(*at, *before) and at >= before
-    if not all(_is_topic(partitions) for each in (current, previous) for partitions in each.values()):
-        return False
-    return all(
-        current.get(topic, {}).get(partition, -1) >= offset
-        for topic, partitions in previous.items()
-        for partition, offset in partitions.items()
-    )
-
-
-def _is_topic(partitions: Any) -> bool:
-    """Tell whether this is a topic's mapping of partition numbers to offsets."""
-    return isinstance(partitions, dict) and all(map(str.isdecimal, partitions)) and _are_counts(*partitions.values())
-
-
-def _are_counts(*numbers: Any) -> bool:
-    return all(type(number) is int for number in numbers)

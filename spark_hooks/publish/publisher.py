@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from py4j.protocol import Py4JError
@@ -19,11 +20,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.publish import progress, task
-from spark_hooks.publish.catch_up import CATCH_UP_TIMEOUT_S, CatchUp
 from spark_hooks.publish.layout import Layout
-from spark_hooks.publish.offsets import OffsetLog
+from spark_hooks.publish.offsets import OffsetLog, is_idle
 from spark_hooks.serving import endpoints, placement
 from spark_hooks.sessions import current_session, execution_of, input_partitions_of, parallelism_of
+from state_backend.log.catch_up import CATCH_UP_TIMEOUT_S, CatchUp
 from state_backend.log.log_writer import LogWriter, OnRewind
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import DescriptorError, SparkisError
@@ -184,7 +185,9 @@ class Publisher:
                     holds_back=self._options.catch_up_timeout_s != 0,
                 )
                 self._offsets = OffsetLog(run.checkpoint or None, current_session() if run.query is not None else None)
-                self._catch_up = CatchUp(writer, self._options.catch_up_timeout_s, run.query, self._offsets)
+                self._catch_up = CatchUp(
+                    writer, self._options.catch_up_timeout_s, partial(is_idle, run.query, self._offsets)
+                )
                 arguments = (writer, run.query, self._catch_up)
                 heartbeat = threading.Thread(
                     target=_send_heartbeats, args=arguments, name=f"sparkis-heartbeat-{job}", daemon=True

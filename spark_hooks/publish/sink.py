@@ -19,7 +19,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from spark_hooks.publish.catch_up import CATCH_UP_TIMEOUT_S, check_timeout
 from spark_hooks.publish.columns import check_columns
 from spark_hooks.publish.failures import Failure, SinkQuery
 from spark_hooks.publish.layout import check_layout
@@ -28,6 +27,7 @@ from spark_hooks.publish.publisher import NAME_MISSING, Mode, Publisher, QueryRu
 from spark_hooks.publish.sink_checks import SinkChecks
 from spark_hooks.serving.endpoints import LOG_SETTING
 from spark_hooks.sessions import analyzed_plan, is_connect
+from state_backend.log.catch_up import CATCH_UP_TIMEOUT_S, check_timeout
 from state_backend.log.change_log import check_writable
 from state_backend.log.filesystems import open_filesystem
 from state_backend.log.log_writer import OnRewind

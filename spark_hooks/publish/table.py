@@ -13,11 +13,11 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from spark_hooks.publish.columns import check_columns
-from spark_hooks.publish.encoding import DuplicateRowsError, encode
 from spark_hooks.publish.layout import Layout, check_layout
 from spark_hooks.publish.sink import VISIBILITY_TIMEOUT_S, log_of, logger
 from spark_hooks.publish.task import DIGEST_MASK
 from spark_hooks.serving import endpoints
+from state_backend.codec.row_encoding import DuplicateRowsError, encode
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.epochs import to_stream
 from state_backend.log.log_writer import LogWriter

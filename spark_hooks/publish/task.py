@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_hooks.publish.encoding import RowError, RowPlan, encode
 from spark_hooks.serving.placement import ServerPlan, ensure_state_server
+from state_backend.attach.attachment import EpochChanges
+from state_backend.codec.row_encoding import RowError, RowPlan, encode
 from state_backend.log.epochs import ChangeFile
 from state_backend.log.filesystems import open_filesystem
 from state_backend.log.log_writer import ChangeFileWriter, LogWriter
@@ -145,14 +146,25 @@ def commit(
 
     extra_inline: inline changes that are not part of the digest that recognizes a replay.
     """
+    changes = changes_of(results, replaces)
     return writer.commit(
         epoch,
         clock_ms=clock_ms,
+        files=changes.files,
+        inline=[*changes.inline, *([extra_inline] if extra_inline else [])],
+        rows=changes.rows,
+        digest=changes.digest,
+        replaces=replaces,
+        offsets=offsets,
+    )
+
+
+def changes_of(results: Sequence[Any], replaces: tuple[str, ...] = ()) -> EpochChanges:
+    """Return the changes that the tasks of an epoch wrote."""
+    return EpochChanges(
         files=[ChangeFile.from_json(json.loads(each.file)) for each in results if each.file is not None],
-        inline=[bytes(each.inline) for each in results if each.inline is not None]
-        + ([extra_inline] if extra_inline else []),
+        inline=[bytes(each.inline) for each in results if each.inline is not None],
         rows=sum(each.rows for each in results),
         digest=sum(each.digest for each in results) & DIGEST_MASK,
         replaces=replaces,
-        offsets=offsets,
     )

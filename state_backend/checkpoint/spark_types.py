@@ -37,6 +37,24 @@ SIMPLE = {
     "void": pa.null(),
     "variant": pa.struct([("value", pa.binary()), ("metadata", pa.binary())]),
 }
+# Spark's names, as in its `simpleString`.
+NAMES = {
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.bool_(): "boolean",
+    pa.int8(): "tinyint",
+    pa.int16(): "smallint",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.date32(): "date",
+    pa.timestamp("us", "UTC"): "timestamp",
+    pa.timestamp("us"): "timestamp_ntz",
+    pa.duration("us"): "interval day to second",
+    pa.month_day_nano_interval(): "interval",
+    pa.null(): "void",
+}
 PATTERNS = (
     (re.compile(r"(string collate|char\(|varchar\().*"), pa.string()),
     (re.compile(r"interval (day|hour|minute|second)( to (hour|minute|second))?"), pa.duration("us")),
@@ -95,3 +113,18 @@ def _simple(given: str, name: str) -> pa.DataType:
         if pattern.fullmatch(given):
             return found
     raise UnsupportedStateError(f"{name} has a column of the type {given!r}, which sparkis does not read")
+
+
+def type_name(kind: pa.DataType) -> str:
+    """Return Spark's name of an Arrow type, as in its `simpleString`."""
+    if kind.equals(VARIANT):
+        return "variant"
+    if pa.types.is_struct(kind):
+        return f"struct<{','.join(f'{field.name}:{type_name(field.type)}' for field in kind)}>"
+    if pa.types.is_map(kind):
+        return f"map<{type_name(kind.key_type)},{type_name(kind.item_type)}>"
+    if pa.types.is_list(kind):
+        return f"array<{type_name(kind.value_type)}>"
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return NAMES[kind]

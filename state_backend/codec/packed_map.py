@@ -5,7 +5,7 @@
     body      count x (field, value), each `$<length>\\r\\n<bytes>\\r\\n`: RESP bulk strings
 
 A field is found by a search in the body; the offsets distinguish a field from an equal value. The body is sent in one
-slice. `pack` packs one map; the Spark sink packs a column of maps at a time (`spark_hooks.publish.encoding`).
+slice. `pack` packs one map; the Spark sink packs a column of maps at a time (`state_backend.codec.row_encoding`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A change with `Op.FOLD` has the reduced value of all rows of one epoch. A store folds it into the stored value, and
 writes the result like a PUT; so readers, snapshots and expiry know nothing of FOLDs. Both values are texts as clients
-see them (see `spark_hooks.publish.encoding`), and the result is exact:
+see them (see `state_backend.codec.row_encoding`), and the result is exact:
 
     sum, count   integers of any size; decimals with the scale of their column; floats as doubles, the shortest text
     min, max     numbers by their size, NaN above all others; texts and bytes by their bytes (for texts: by code

@@ -1,6 +1,6 @@
 """Selecting states: a state keeps one row of each key or field, by an order of the rows of all micro-batches.
 
-The order of a row is bytes that compare as the row's columns do (`spark_hooks.publish.orders` makes them). A change
+The order of a row is bytes that compare as the row's columns do (`state_backend.codec.orders` makes them). A change
 with `Op.FOLD` has them in front of its value:
 
     order bytes u16, little endian | order | value

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -87,6 +87,17 @@ def rows_of_slots(run: pa.RecordBatch, slots: KeyGroups) -> pa.RecordBatch:
     # A position is in a range if the number of edges at or before it is odd.
     is_inside = np.array(edges, np.uint64).searchsorted(positions, side="right") & 1 == 1
     return run if is_inside.all() else run.filter(pa.array(is_inside))
+
+
+@dataclass(frozen=True)
+class EpochChanges:
+    """The changes of an epoch as `LogWriter.commit` takes them. replaces: the states whose full content they are."""
+
+    files: Sequence[ChangeFile] = ()
+    inline: Sequence[bytes] = ()
+    rows: int = 0
+    digest: int = 0
+    replaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import pytest
 from compat.conformance.servers import Running, sparkis_server
 from compat.conformance.wire import LAST_COMMAND, LAST_REPLY, request
 from compat.waiting import eventually
-from spark_hooks.publish.encoding import positions_of
+from state_backend.codec.row_encoding import positions_of
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.clock import now_ms
 from state_backend.model.records import RUN_ROWS_MAX, Op, schema

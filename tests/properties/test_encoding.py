@@ -15,7 +15,9 @@ import pyarrow as pa
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spark_hooks.publish.encoding import (
+from state_backend.codec import packed_list, packed_map
+from state_backend.codec.reductions import reduction_of
+from state_backend.codec.row_encoding import (
     COLUMN_HASH_BYTES_MAX,
     RowPlan,
     as_bytes,
@@ -24,8 +26,6 @@ from spark_hooks.publish.encoding import (
     pack_columns,
     positions_of,
 )
-from state_backend.codec import packed_list, packed_map
-from state_backend.codec.reductions import reduction_of
 from state_backend.model.descriptor import Reduce, StateDescriptor
 from state_backend.model.records import Op, changes_in
 from state_backend.model.slots import position_of

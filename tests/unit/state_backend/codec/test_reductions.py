@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_hooks.publish.encoding import as_bytes
 from state_backend.apply.replay import read_snapshot
 from state_backend.codec.reductions import float_text, reduction_of
+from state_backend.codec.row_encoding import as_bytes
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor

@@ -14,28 +14,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import reduce
-from typing import Any, Literal, Self
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, Self
 
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
-
-from spark_hooks.attach.rows import BoundState
-from spark_hooks.attach.task import RESULT, BatchesTask
-from spark_hooks.checkpoint import Checkpoint
-from spark_hooks.publish import progress as query_progress
-from spark_hooks.publish import task
-from spark_hooks.publish.catch_up import CatchUp
-from spark_hooks.publish.encoding import RowError
-from spark_hooks.publish.offsets import OffsetLog
-from spark_hooks.publish.publisher import HEARTBEAT_INTERVAL_S
-from spark_hooks.serving import endpoints, placement
-from spark_hooks.sessions import describe_jobs, is_stopped, parallelism_of
+from state_backend.codec.row_encoding import RowError
+from state_backend.log.catch_up import CatchUp
 from state_backend.log.change_log import ChangeLog
-from state_backend.log.epochs import Epoch
+from state_backend.log.epochs import Epoch, EpochChanges
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import (
@@ -44,6 +31,7 @@ from state_backend.model.errors import (
     EpochHoleError,
     FencedWriterError,
     LogCorruptError,
+    UnsupportedStateError,
 )
 
 logger = logging.getLogger("sparkis.attach")
@@ -58,13 +46,7 @@ PROGRESS_INTERVAL_S = 0.1
 # The number of checks between two listings of all commits, which show whether the checkpoint was set back.
 CHECKS_PER_LISTING = 50
 CHECKS_PER_LISTING_REMOTE = 10
-# One Spark job reads at most this many pending batches (guess).
-BATCHES_MAX = 16
-# Reading one batch costs about the same as reading several (measured by the benchmark `attach`). So each read is
-# followed by a pause, in which fast batches accumulate: a multiple of the time that the read took, and at most so many
-# seconds.
-READ_PAUSE_FACTOR = 2.0
-READ_PAUSE_S_MAX = 0.75
+HEARTBEAT_INTERVAL_S = 1.0
 # A failed read is retried after pauses that double from the first to the longest (guess).
 RETRY_PAUSE_S = 1.0
 RETRY_PAUSE_S_MAX = 10.0
@@ -72,11 +54,95 @@ STOP_TIMEOUT_S = 60.0
 WAIT_TIMEOUT_S = 60.0
 
 # Errors that a retry does not mend.
-PERMANENT_ERRORS = (DescriptorError, RowError, FencedWriterError, LogCorruptError, EpochHoleError)
+PERMANENT_ERRORS = (
+    DescriptorError,
+    RowError,
+    FencedWriterError,
+    LogCorruptError,
+    EpochHoleError,
+    UnsupportedStateError,
+)
 
 
-class ChangesMissingError(DescriptorError):
-    """The changes of the last batch cannot be read, because the state store has no changelog."""
+class FollowedCheckpoint(Protocol):
+    """What an attachment needs to know of a checkpoint. Each call reads the files again."""
+
+    location: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the checkpoint is on a local disk, where a check takes microseconds."""
+
+    def query_id(self) -> str:
+        """Return the query's id; CheckpointError if this is not a checkpoint."""
+
+    def is_committed(self, batch: int) -> bool:
+        """Tell whether a batch is committed, and not purged. Checks one file."""
+
+    def newest(self) -> int | None:
+        """Return the number of the last committed batch, or None."""
+
+    def batch_time_ms(self, batch: int) -> int | None:
+        """Return the timestamp at which Spark planned a batch; None if the batch is purged."""
+
+
+class StateReader(ABC):
+    """Reads the rows of some states from a checkpoint, and writes them as change files.
+
+    Attributes:
+        descriptors: The states.
+        identities: By state name, the source of the state as plain JSON, with `operator_id`, `operator`, `variable` and
+            `schema`. If the source changes, the log needs a new generation.
+        batches_max: The largest number of batches that one call of `changes` reads.
+    """
+
+    descriptors: tuple[StateDescriptor, ...]
+    identities: Mapping[str, Mapping[str, Any]]
+    batches_max: int
+
+    @abstractmethod
+    def snapshot(self, writer: LogWriter, batch: int) -> EpochChanges:
+        """Write the whole state as of a batch."""
+
+    @abstractmethod
+    def changes(self, writer: LogWriter, first: int, last: int) -> Iterator[tuple[int, EpochChanges]]:
+        """Write the changes of some batches, and yield them in order. The caller commits each before the next."""
+
+    def pause_s(self, read_s: float) -> float:
+        """Return the pause after a read that took `read_s` seconds."""
+        return 0.0
+
+    def has_ended(self) -> bool:
+        """Tell whether the reader has ended for good, without an error."""
+        return False
+
+    def describe(self, error: Exception) -> str:
+        """Return an error's first line."""
+        return str(error).partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class QueryHooks:
+    """What an attachment can ask of the query itself, and of the servers that this process started.
+
+    ends_of         returns the end offset of each source in a batch; () if unknown
+    is_active       tells whether the query runs
+    is_idle         tells whether the query looked for input after a batch, and found none
+    progress        returns a text that changes after each batch, cheaper than a look at the checkpoint
+    extra_states    states that the attachment publishes with those of the checkpoint
+    extra_changes   returns their changes, inline
+    announce        tells servers that an epoch of a job is committed
+    wait            waits until an epoch of a job can be read at them; False after some seconds
+    """
+
+    ends_of: Callable[[int], tuple[str, ...]] = lambda batch: ()
+    is_active: Callable[[], bool] = lambda: True
+    is_idle: Callable[[int], bool] = lambda batch: False
+    progress: Callable[[], str] | None = None
+    extra_states: tuple[StateDescriptor, ...] = ()
+    extra_changes: Callable[[], bytes | None] | None = None
+    announce: Callable[[str, int], None] = lambda job, epoch: None
+    wait: Callable[[str, int, float], bool] = lambda job, epoch, timeout_s: True
 
 
 class Attachment:
@@ -93,35 +159,25 @@ class Attachment:
 
     def __init__(
         self,
-        session: SparkSession,
-        checkpoint: Checkpoint,
-        states: Sequence[BoundState],
+        checkpoint: FollowedCheckpoint,
+        reader: StateReader,
         *,
         job: str,
         log: str,
         on_mismatch: OnMismatch,
         takeover: bool,
         catch_up_timeout_s: float | None,
-        query: StreamingQuery | None,
-        is_active: Callable[[], bool],
-        progress: Callable[[], str] | None = None,
-        progress_changes: Callable[[], bytes | None] | None = None,
+        hooks: QueryHooks,
     ) -> None:
         self.job = job
         self.log = log
         self.error: Exception | None = None
         self.failure: Exception | None = None
-        self._session = session
         self._checkpoint = checkpoint
-        self._states = tuple(states)
+        self._reader = reader
         self._takeover = takeover
         self._catch_up_timeout_s = catch_up_timeout_s
-        self._query = query
-        self._offsets = OffsetLog(checkpoint.location, session)
-        self._is_active = is_active
-        self._progress = progress
-        self._progress_changes = progress_changes
-        self._partitions = parallelism_of(session)
+        self._hooks = hooks
         self._stopping = threading.Event()
         self._batch_committed = threading.Condition()
         self._check_source(on_mismatch)
@@ -175,7 +231,7 @@ class Attachment:
         if self.error is not None:
             raise self.error
         remaining_s = max(0.0, deadline - time.monotonic())
-        return self.batch >= batch and endpoints.wait(self.log, self.job, batch, remaining_s)
+        return self.batch >= batch and self._hooks.wait(self.job, batch, remaining_s)
 
     def stop(self) -> None:
         """Stop following the checkpoint, after the current read. The state in the log stays readable."""
@@ -187,12 +243,11 @@ class Attachment:
 
     @property
     def _descriptors(self) -> list[StateDescriptor]:
-        descriptors = [state.descriptor for state in self._states]
-        return descriptors if self._progress_changes is None else [*descriptors, query_progress.state_of(self.job)]
+        return [*self._reader.descriptors, *self._hooks.extra_states]
 
     @property
     def _source(self) -> dict[str, Any]:
-        return {"states": {state.descriptor.name: state.identity for state in self._states}}
+        return {"states": dict(self._reader.identities)}
 
     def _check_source(self, on_mismatch: OnMismatch) -> None:
         """Raise DescriptorError if the job's states in the log come from a sink, or from another operator or schema."""
@@ -209,8 +264,7 @@ class Attachment:
             )
         if on_mismatch == "replace" or described.query_id != self._checkpoint.query_id():
             return
-        for state in self._states:
-            name, expected = state.descriptor.name, state.identity
+        for name, expected in self._reader.identities.items():
             stored = identity["states"].get(name, expected)
             for part in ("operator", "variable", "schema"):
                 if stored[part] != expected[part]:
@@ -243,7 +297,7 @@ class Attachment:
             takeover=self._takeover or starts_empty,  # with `starts_empty` it replaces this attachment's own writer
             holds_back=is_other_query and self._catch_up_timeout_s != 0,
         )
-        self._catch_up = CatchUp(writer, self._catch_up_timeout_s, self._query, self._offsets)
+        self._catch_up = CatchUp(writer, self._catch_up_timeout_s, self._hooks.is_idle)
         return writer
 
     def _is_same_source(self, query_id: str) -> bool:
@@ -254,7 +308,7 @@ class Attachment:
         return (term.description.states, term.description.source) == (current, self._source)
 
     def _announce(self) -> None:
-        endpoints.announce(self.log, self.job, self.batch)
+        self._hooks.announce(self.job, self.batch)
 
     def _send_heartbeats(self) -> None:
         """Write a heartbeat once a second; it says "not running" while reads fail or the query does not run."""
@@ -263,7 +317,7 @@ class Attachment:
             is_running = not self._stopping.wait(HEARTBEAT_INTERVAL_S) and self.error is None
             writer = self._writer
             try:
-                writer.send_heartbeat(is_running=is_running and self.failure is None and self._is_active())
+                writer.send_heartbeat(is_running=is_running and self.failure is None and self._hooks.is_active())
                 if not self._catch_up.is_done:
                     self._catch_up.check(is_behind=self.batch != self._checkpoint.newest())
             except Exception as error:  # from the log, or from a stopped Spark; the reading thread gets the same error
@@ -278,13 +332,13 @@ class Attachment:
             try:
                 if self._read_next():
                     self.failure = None
-                    self._stopping.wait(min(READ_PAUSE_S_MAX, READ_PAUSE_FACTOR * (time.monotonic() - started_s)))
+                    self._stopping.wait(self._reader.pause_s(time.monotonic() - started_s))
                 else:
                     self.failure = None
                     self._wait_for_commit()
                 pause_s = RETRY_PAUSE_S
             except Exception as error:
-                if is_stopped(self._session):  # the attachment ends with Spark
+                if self._reader.has_ended():
                     self._stopping.set()
                     return
                 if isinstance(error, PERMANENT_ERRORS):
@@ -293,7 +347,11 @@ class Attachment:
                 self.failure = error
                 last = self.batch
                 logger.warning(
-                    "job %s: stays at batch %d; retried in %g s: %s", self.job, last, pause_s, _one_line(error)
+                    "job %s: stays at batch %d; retried in %g s: %s",
+                    self.job,
+                    last,
+                    pause_s,
+                    self._reader.describe(error),
                 )
                 self._stopping.wait(pause_s)
                 pause_s = min(RETRY_PAUSE_S_MAX, 2 * pause_s)
@@ -313,16 +371,17 @@ class Attachment:
 
     def _wait_for_progress(self, timeout_s: float) -> None:
         """Wait for a time; end earlier when the query reports progress, if it runs in this driver."""
-        if self._progress is None or timeout_s <= PROGRESS_INTERVAL_S:
+        progress = self._hooks.progress
+        if progress is None or timeout_s <= PROGRESS_INTERVAL_S:
             self._stopping.wait(timeout_s)
             return
-        ends_s, before = time.monotonic() + timeout_s, self._progress()
+        ends_s, before = time.monotonic() + timeout_s, progress()
         while time.monotonic() < ends_s and not self._stopping.wait(PROGRESS_INTERVAL_S):
-            if self._progress() != before:
+            if progress() != before:
                 return
 
     def _end(self, error: Exception) -> None:
-        logger.error("job %s: the attachment has ended: %s", self.job, _one_line(error))
+        logger.error("job %s: the attachment has ended: %s", self.job, self._reader.describe(error))
         with self._batch_committed:
             self.error = error
             self._batch_committed.notify_all()
@@ -344,7 +403,7 @@ class Attachment:
             self._writer.check_in_charge()
             self._writer = self._open(starts_empty=True)
         elif newest > last.epoch:
-            self._read_changes(last.epoch + 1, min(newest, last.epoch + BATCHES_MAX))
+            self._read_changes(last.epoch + 1, min(newest, last.epoch + self._reader.batches_max))
         else:
             return False
         return True
@@ -363,27 +422,20 @@ class Attachment:
 
     def _read_snapshot(self, batch: int) -> None:
         batch_time_ms = self._batch_time_ms(batch)
-        reads = [
-            (state, state.snapshot(self._session, self._checkpoint, batch, self._partitions)) for state in self._states
-        ]
-        results = self._run(reads, f"a snapshot of the state as of batch {batch}")
-        self._commit(batch, batch_time_ms, results, replaces=tuple(state.descriptor.name for state in self._states))
+        self._commit(batch, batch_time_ms, self._reader.snapshot(self._writer, batch))
         self._announce()
 
     def _read_changes(self, first: int, last: int) -> None:
         times_ms = {batch: self._batch_time_ms(batch) for batch in range(first, last + 1)}
         try:
-            reads = [
-                (state, state.changes(self._session, self._checkpoint, first, last, self._partitions))
-                for state in self._states
-            ]
-            results = self._run(reads, f"the changes of batches {first} to {last}")
-        except (PySparkException, Py4JError):  # Py4JError: Spark's exception has no class in Python
-            if not self._checkpoint.is_committed(first):
+            for batch, changes in self._reader.changes(self._writer, first, last):
+                self._commit(batch, times_ms[batch], changes)
+        except PERMANENT_ERRORS:
+            raise
+        except Exception:
+            if not self._checkpoint.is_committed(self.batch + 1):
                 return  # the batches were purged meanwhile: the next read finds the gap
             raise
-        for batch, batch_time_ms in times_ms.items():
-            self._commit(batch, batch_time_ms, [each for each in results if each.batch == batch])
         self._announce()
 
     def _batch_time_ms(self, batch: int) -> int:
@@ -392,35 +444,21 @@ class Attachment:
             raise CheckpointError(f"batch {batch} of {self._checkpoint.location} was purged while it was read")
         return batch_time_ms
 
-    def _run(self, reads: Sequence[tuple[BoundState, DataFrame]], description: str) -> list[Any]:
-        """Write the rows of all states, in one Spark job."""
-        describe_jobs(self._session, f"sparkis attach {self.job}: {description}")
-        plan = placement.plan_of(self.log)
-        written = [
-            rows.mapInArrow(BatchesTask(self.log, self._writer.folder, state.layout.row_plans, plan), RESULT)
-            for state, rows in reads
-        ]
-        try:
-            results = reduce(DataFrame.union, written).collect()
-        except (PySparkException, Py4JError) as error:
-            task.check_workers(error)
-            raise
-        task.check(results, self.job)
-        return results
-
-    def _commit(
-        self, batch: int, batch_time_ms: int, results: Sequence[Any], *, replaces: tuple[str, ...] = ()
-    ) -> None:
-        progress_changes = None if self._progress_changes is None else self._progress_changes()
-        offsets = self._offsets.ends_of(batch)
-        task.commit(self._writer, batch, batch_time_ms, results, replaces, progress_changes, offsets)
+    def _commit(self, batch: int, batch_time_ms: int, changes: EpochChanges) -> None:
+        if self._checkpoint.batch_time_ms(batch) != batch_time_ms:
+            raise CheckpointError(f"{self._checkpoint.location} was set back while batch {batch} was read")
+        extra = None if self._hooks.extra_changes is None else self._hooks.extra_changes()
+        offsets = self._hooks.ends_of(batch)
+        self._writer.commit(
+            batch,
+            clock_ms=batch_time_ms,
+            files=changes.files,
+            inline=[*changes.inline, *([extra] if extra else [])],
+            rows=changes.rows,
+            digest=changes.digest,
+            replaces=changes.replaces,
+            offsets=offsets,
+        )
         self._catch_up.on_commit(offsets)
         with self._batch_committed:
             self._batch_committed.notify_all()
-
-
-def _one_line(error: Exception) -> str:
-    """Return an error's first line, without Java's class names and traces."""
-    if isinstance(error, Py4JJavaError):
-        return str(error.java_exception.getMessage()).partition("\n")[0]
-    return str(error).partition("\n")[0]

@@ -27,8 +27,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_hooks.publish.orders import orders_of, with_orders
 from state_backend.codec.column_text import as_bytes
+from state_backend.codec.orders import orders_of, with_orders
 from state_backend.codec.selections import ORDER_BYTES_MAX
 from state_backend.model.descriptor import Kind, Reduce
 from state_backend.model.errors import SparkisError
@@ -108,18 +108,29 @@ def encode(plans: Sequence[RowPlan], batches: Iterable[pa.RecordBatch], digest: 
     so are the rows of a key. The last row of a key wins; all rows of a list count. Rows that were not shuffled may have
     any order; then the last row of a key in each run wins. Raises RowError.
     """
-    names = pa.array([plan.state for plan in plans], pa.string())  # one dictionary for all runs: a file has only one
+    names = names_of(plans)
+    for run in in_runs(_all_changes(plans, names, batches, digest)):
+        yield _sorted_run(plans, run)
+
+
+def names_of(plans: Sequence[RowPlan]) -> pa.Array:
+    """Return the names of states, the dictionary of all runs of a file."""
+    return pa.array([plan.state for plan in plans], pa.string())
+
+
+def in_runs(changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join and split batches of changes to the size of runs."""
     buffered: list[pa.RecordBatch] = []
     rows = size = 0
-    for piece in chain.from_iterable(map(_pieces, _all_changes(plans, names, batches, digest))):
+    for piece in chain.from_iterable(map(_pieces, changes)):
         if buffered and (rows + piece.num_rows > RUN_ROWS_MAX or size + piece.nbytes > RUN_BYTES_MAX):
-            yield _sorted_run(plans, buffered)
+            yield pa.concat_batches(buffered)
             buffered, rows, size = [], 0, 0
         buffered.append(piece)
         rows += piece.num_rows
         size += piece.nbytes
     if buffered:
-        yield _sorted_run(plans, buffered)
+        yield pa.concat_batches(buffered)
 
 
 def _all_changes(
@@ -129,7 +140,7 @@ def _all_changes(
     for number, parts in groupby(_by_state(plans, batches), key=itemgetter(0)):
         plan = plans[number]
         rows = _rows(plan, (part for _, part in parts), digest)
-        yield from _deduplicated(plan, (_changes(plan, number, names, batch) for batch in rows))
+        yield from _deduplicated(plan, (changes_of(plan, number, names, batch) for batch in rows))
 
 
 def _rows(plan: RowPlan, batches: Iterable[pa.RecordBatch], digest: list[int]) -> Iterator[pa.RecordBatch]:
@@ -187,9 +198,13 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-def _sorted_run(plans: Sequence[RowPlan], batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    run = pa.concat_batches(batches)
-    run = run.take(pc.sort_indices(run.column("position")))  # rows of one position keep their order
+def sorted_by_position(run: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a run in the order of a store; rows of one position keep their order."""
+    return run.take(pc.sort_indices(run.column("position")))
+
+
+def _sorted_run(plans: Sequence[RowPlan], run: pa.RecordBatch) -> pa.RecordBatch:
+    run = sorted_by_position(run)
     return _last_of_each(plans[0], run) if len(plans) == 1 and plans[0].keeps_last else run
 
 
@@ -202,7 +217,7 @@ def _last_of_each(plan: RowPlan, run: pa.RecordBatch) -> pa.RecordBatch:
     return run.filter(pa.array(np.append(~is_same[1:], True)))
 
 
-def _changes(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch) -> pa.RecordBatch:
+def changes_of(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Encode one batch of the state `names[number]`; rows keep their order."""
     n = batch.num_rows
     keys = _keys(plan, batch)

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_hooks.publish import encoding
-from spark_hooks.publish.encoding import RowError, RowPlan, as_bytes, encode, pack_columns
 from state_backend.codec import packed_list, packed_map
+from state_backend.codec import row_encoding as encoding
+from state_backend.codec.row_encoding import RowError, RowPlan, as_bytes, encode, pack_columns
 from state_backend.model.descriptor import Kind
 from state_backend.model.records import (
     KEY_BYTES_MAX,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spark_hooks.publish.orders import orders_of, with_orders
+from state_backend.codec.orders import orders_of, with_orders
 from state_backend.codec.selections import pack, unpack
 from state_backend.model.records import Change, Op
 

@@ -12,15 +12,10 @@ new generation visible when one of these is true:
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-from pyspark.sql.streaming.query import StreamingQuery
-
-from spark_hooks.publish.offsets import OffsetLog, have_passed
-from spark_hooks.sessions import execution_of
 from state_backend.log.log_writer import LogWriter
+from state_backend.log.source_offsets import have_passed
 from state_backend.model.clock import Clock, iso_text, now_ms
 from state_backend.model.errors import DescriptorError
 
@@ -28,8 +23,6 @@ logger = logging.getLogger("sparkis.sink")
 
 # The default of `catch_up_timeout`. Until then the new state is incomplete, and the old one is outdated (guess).
 CATCH_UP_TIMEOUT_S = 600.0
-# The simple names of triggers that end a query by itself. Scala adds the `$` to the names of objects.
-ENDING_TRIGGERS = ("AvailableNowTrigger$", "OneTimeTrigger$")
 
 
 def check_timeout(catch_up_timeout: float | None) -> None:
@@ -39,24 +32,23 @@ def check_timeout(catch_up_timeout: float | None) -> None:
 
 
 class CatchUp:
-    """The catch-up of one query run, on the driver.
+    """The catch-up of one query run.
 
-    The thread that runs the batches calls `on_commit`, another thread calls `check`. timeout_s: the longest time for
-    which a generation is held back; None: no limit.
+    The thread that commits epochs calls `on_commit`, another thread calls `check`. timeout_s: the longest time for
+    which a generation is held back; None: no limit. is_idle: tells whether the query looked for input after an epoch,
+    and found none.
     """
 
     def __init__(
         self,
         writer: LogWriter,
         timeout_s: float | None,
-        query: StreamingQuery | None,
-        offsets: OffsetLog,
+        is_idle: Callable[[int], bool],
         clock: Clock = now_ms,
     ) -> None:
         self._writer = writer
         self._timeout_s = timeout_s
-        self._query = query
-        self._offsets = offsets
+        self._is_idle = is_idle
         self._clock = clock
         if (held_back := writer.held_back) is not None:
             logger.warning(
@@ -100,18 +92,3 @@ class CatchUp:
     def _promote(self, reason: str) -> None:
         if self._writer.promote(reason):
             logger.info("job %s: the new state is visible from now on: %s", self._writer.job, reason)
-
-    def _is_idle(self, epoch: int) -> bool:
-        """Tell whether Spark looked for input after the last epoch, and found none."""
-        if self._query is None:
-            return False
-        try:
-            if self._query.isActive:
-                status = self._query.status
-                return status["message"].startswith("Waiting for") and not status["isDataAvailable"]
-            execution = execution_of(self._query)
-            ends_by_itself = execution.trigger().getClass().getSimpleName() in ENDING_TRIGGERS
-            # A stopped query may leave the offsets of a batch that did not run.
-            return ends_by_itself and self._query.exception() is None and self._offsets.ends_at(epoch)
-        except (PySparkException, Py4JError, OSError):  # Spark itself has stopped
-            return False

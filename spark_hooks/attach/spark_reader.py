@@ -1,0 +1,100 @@
+"""The reader of an attachment that runs jobs of Spark: Spark's own state reader, and tasks that write change files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_hooks.attach.rows import BoundState
+from spark_hooks.attach.task import RESULT, BatchesTask
+from spark_hooks.checkpoint import Checkpoint
+from spark_hooks.publish import task
+from spark_hooks.serving import placement
+from spark_hooks.sessions import describe_jobs, is_stopped, parallelism_of
+from state_backend.attach.attachment import StateReader
+from state_backend.log.epochs import EpochChanges
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.errors import DescriptorError
+
+# One Spark job reads at most this many pending batches (guess).
+BATCHES_MAX = 16
+# Reading one batch costs about the same as reading several (measured by the benchmark `attach`). So each read is
+# followed by a pause, in which fast batches accumulate: a multiple of the time that the read took, and at most so many
+# seconds.
+READ_PAUSE_FACTOR = 2.0
+READ_PAUSE_S_MAX = 0.75
+
+
+class ChangesMissingError(DescriptorError):
+    """The changes of the last batch cannot be read, because the state store has no changelog."""
+
+
+class SparkReader(StateReader):
+    """Runs one Spark job for each read, in the attachment's thread."""
+
+    batches_max = BATCHES_MAX
+
+    def __init__(
+        self, session: SparkSession, checkpoint: Checkpoint, states: Sequence[BoundState], job: str, log: str
+    ) -> None:
+        self.descriptors = tuple(state.descriptor for state in states)
+        self.identities = {state.descriptor.name: state.identity for state in states}
+        self._session = session
+        self._checkpoint = checkpoint
+        self._states = tuple(states)
+        self._job = job
+        self._log = log
+        self._partitions = parallelism_of(session)
+
+    def snapshot(self, writer: LogWriter, batch: int) -> EpochChanges:
+        """Write the whole state as of a batch."""
+        reads = [
+            (state, state.snapshot(self._session, self._checkpoint, batch, self._partitions)) for state in self._states
+        ]
+        results = self._run(writer, reads, f"a snapshot of the state as of batch {batch}")
+        return task.changes_of(results, replaces=tuple(state.name for state in self.descriptors))
+
+    def changes(self, writer: LogWriter, first: int, last: int) -> Iterator[tuple[int, EpochChanges]]:
+        """Write the changes of some batches, and yield them in order."""
+        reads = [
+            (state, state.changes(self._session, self._checkpoint, first, last, self._partitions))
+            for state in self._states
+        ]
+        results = self._run(writer, reads, f"the changes of batches {first} to {last}")
+        for batch in range(first, last + 1):
+            yield batch, task.changes_of([each for each in results if each.batch == batch])
+
+    def pause_s(self, read_s: float) -> float:
+        """Return the pause after a read that took `read_s` seconds."""
+        return min(READ_PAUSE_S_MAX, READ_PAUSE_FACTOR * read_s)
+
+    def has_ended(self) -> bool:
+        """Tell whether Spark has been stopped; the attachment ends with it."""
+        return is_stopped(self._session)
+
+    def describe(self, error: Exception) -> str:
+        """Return an error's first line, without Java's class names and traces."""
+        if isinstance(error, Py4JJavaError):
+            return str(error.java_exception.getMessage()).partition("\n")[0]
+        return super().describe(error)
+
+    def _run(self, writer: LogWriter, reads: Sequence[tuple[BoundState, DataFrame]], description: str) -> list[Any]:
+        """Write the rows of all states, in one Spark job."""
+        describe_jobs(self._session, f"sparkis attach {self._job}: {description}")
+        plan = placement.plan_of(self._log)
+        written = [
+            rows.mapInArrow(BatchesTask(self._log, writer.folder, state.layout.row_plans, plan), RESULT)
+            for state, rows in reads
+        ]
+        try:
+            results = reduce(DataFrame.union, written).collect()
+        except (PySparkException, Py4JError) as error:
+            task.check_workers(error)
+            raise
+        task.check(results, self._job)
+        return results

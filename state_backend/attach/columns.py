@@ -1,0 +1,243 @@
+"""The columns of an operator's state: the parts of its key, of a map's own key, and the fields of its value.
+
+    names      the parts of the key (a window's start has the window's name, its end is `<name>_end`); the fields of the
+               value by name, if the name is unique; and all fields of the value by position: `_0`, `_1` ...
+
+A column is found by a path in the Arrow batches of `checkpoint.decoding`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state_backend.attach.states import ColumnNames
+from state_backend.checkpoint.keys import WITHOUT_COLUMNS, is_window
+from state_backend.checkpoint.states import JOIN, TRANSFORMS, State, StateForm
+from state_backend.codec.json_text import has_json, json_texts
+from state_backend.model.descriptor import Kind
+from state_backend.model.errors import UnsupportedStateError
+
+SPARKS_EXPIRE_AT = "ttlExpirationMs"
+KEY, VALUE = "key", "value"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column. root: `key` or `value` of a row; path: positions of fields in it. constant: instead of a root."""
+
+    name: str
+    kind: pa.DataType
+    root: str = KEY
+    path: tuple[int, ...] = ()
+    is_json: bool = False
+    is_micros: bool = False  # a time that Spark stores as a number
+    constant: str | None = None
+
+    def read(self, key: pa.StructArray, value: pa.StructArray) -> pa.Array:
+        """Return the column of some rows; a null part of a path makes a null."""
+        if self.constant is not None:
+            return pa.repeat(pa.scalar(self.constant), len(key))
+        root = key if self.root == KEY else value
+        found = reduce(lambda array, index: pc.struct_field(array, [index]), self.path, root)
+        if self.is_json:
+            return json_texts(found, keeps_nulls=False)
+        return found.cast(self.kind) if self.is_micros else found
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a state by role. distinct: those that make a key unique."""
+
+    state: State
+    name: str
+    key: tuple[Column, ...]
+    field: tuple[Column, ...]
+    value: tuple[Column, ...]
+    distinct: tuple[str, ...]
+    default_value: tuple[str, ...]
+    expire_at: Column | None
+
+    @property
+    def names(self) -> ColumnNames:
+        """The names of the columns, for `states.descriptor_of`."""
+        return ColumnNames(
+            source_of(self.state),
+            self.name,
+            kind_of(self.state),
+            _names(self.key),
+            _names(self.field),
+            _names(self.value),
+            self.distinct,
+            self.default_value,
+            self.expire_at is not None,
+        )
+
+    def column(self, name: str) -> Column:
+        """Return a column by its name."""
+        return next(each for each in (*self.key, *self.field, *self.value) if each.name == name)
+
+
+def variable_of(state: State) -> str | None:
+    """Return the variable of transformWithState, or the side of a join; None for other operators."""
+    return state.name if state.operator_name in (JOIN, *TRANSFORMS) else None
+
+
+def source_of(state: State) -> str:
+    """Return a state's name for errors."""
+    variable = variable_of(state)
+    return f"operator {state.operator} ({state.operator_name}{'' if variable is None else f', {variable!r}'})"
+
+
+def kind_of(state: State) -> Kind:
+    """Return what a state is to Redis, if its key has no field: a hash of a map, a list, else a value."""
+    if state.is_list:
+        return Kind.LIST
+    return Kind.MAP if state.form in (StateForm.MAP, StateForm.JOIN) else Kind.VALUE
+
+
+def columns_of(state: State, name: str) -> Columns:
+    """Return the columns of a state. name: its default name in keys."""
+    key = list(_without_windows(_key_columns(state)))
+    fields: list[Column] = []
+    if state.form is StateForm.JOIN and not state.is_list:
+        key, fields = key[:-1], key[-1:]  # the last column is the row's index
+    elif state.form is StateForm.MAP:
+        fields = list(_without_windows(_fields(state.key.field(1).type, KEY, (1,))))
+    if not key:
+        key = [Column(WITHOUT_COLUMNS, pa.string(), constant=WITHOUT_COLUMNS)]
+    key = _with_text_forms(key, state)
+    used = {column.name for column in key}
+    renamed = [replace(each, name=f"map_{each.name}") if each.name in used else each for each in fields]
+    fields = _with_text_forms(renamed, state)
+    raw, expire_at = _value_columns(state)
+    used = {column.name for column in (*key, *fields)}
+    names = [column.name for column in raw]
+    by_position = [replace(column, name=f"_{index}") for index, column in enumerate(raw)]
+    by_name = [each for each in _without_windows(raw) if names.count(each.name) <= 1 and each.name not in used]
+    ends = {f"{each}_end" for each in used}
+    return Columns(
+        state,
+        name,
+        tuple(key),
+        tuple(fields),
+        (*by_position, *by_name),
+        tuple(each.name for each in (*key, *fields) if each.name not in ends),
+        _default_value(state, raw, set(_names(by_name)), used),
+        expire_at,
+    )
+
+
+def _names(columns: Iterable[Column]) -> tuple[str, ...]:
+    return tuple(column.name for column in columns)
+
+
+def _default_value(state: State, raw: Sequence[Column], by_name: set[str], used: set[str]) -> tuple[str, ...]:
+    """Return the default columns of the value: every field that can be written, by its name if that is unique."""
+    # The value of a session repeats its key, and has the session's end, which is not in the key.
+    is_session = state.form is StateForm.SESSION
+    found = []
+    for index, column in enumerate(raw):
+        if is_session and column.name in used:
+            continue
+        if is_window(column.kind) and column.name in by_name:
+            found += [f"{column.name}_end"] if is_session else [column.name, f"{column.name}_end"]
+        elif is_plain(column.kind) or is_nested(column.kind):
+            found.append(column.name if column.name in by_name else f"_{index}")
+    return tuple(found)
+
+
+def _key_columns(state: State) -> list[Column]:
+    if state.form is StateForm.MAP:
+        return list(_fields(state.key.field(0).type, KEY, (0,)))
+    return list(_fields(state.key, KEY, ()))
+
+
+def _value_columns(state: State) -> tuple[list[Column], Column | None]:
+    """Return the fields of the value, and the column of its expiry or None."""
+    columns = list(_fields(state.value, VALUE, ()))
+    if state.form is StateForm.DEDUPLICATION:
+        return [_seen(columns[0])], None
+    if state.form is StateForm.GROUP:
+        return [each for column in columns for each in _unwrapped(column, "groupState")], None
+    if not state.has_ttl:
+        return columns, None
+    expire_at = next(column for column in columns if column.name == SPARKS_EXPIRE_AT)
+    unwrapped = [each for column in columns for each in _unwrapped(column, "value")]
+    return [each for each in unwrapped if each.name != SPARKS_EXPIRE_AT], expire_at
+
+
+def _unwrapped(column: Column, name: str) -> Iterator[Column]:
+    """Yield the fields of a column that is a struct with that name; yield any other column unchanged."""
+    if column.name == name and pa.types.is_struct(column.kind):
+        yield from _fields(cast(pa.StructType, column.kind), column.root, column.path)
+    else:
+        yield column
+
+
+def _seen(column: Column) -> Column:
+    """Return the value of a deduplication: an expiry for dropDuplicatesWithinWatermark, "1" for dropDuplicates."""
+    if pa.types.is_int64(column.kind):
+        return replace(column, name="expires_at", kind=pa.timestamp("us", "UTC"), is_micros=True)
+    return Column("seen", pa.string(), constant="1")
+
+
+def _fields(kind: pa.StructType, root: str, path: tuple[int, ...]) -> Iterator[Column]:
+    for index, field in enumerate(kind):
+        yield Column(field.name, field.type, root, (*path, index))
+
+
+def _without_windows(columns: Iterable[Column]) -> Iterator[Column]:
+    """Yield two columns for each window: the start with the window's name, and the end."""
+    for column in columns:
+        if is_window(column.kind):
+            start, end = _fields(cast(pa.StructType, column.kind), column.root, column.path)
+            yield replace(column, kind=start.kind, path=start.path)
+            yield replace(end, name=f"{column.name}_end")
+        else:
+            yield column
+
+
+def _with_text_forms(columns: Sequence[Column], state: State) -> list[Column]:
+    """Append the position to names that several key parts share; convert parts that have no text form to JSON."""
+    names = _names(columns)
+    result = []
+    for index, column in enumerate(columns):
+        name = column.name if names.count(column.name) == 1 else f"{column.name}_{index}"
+        if is_plain(column.kind):
+            result.append(replace(column, name=name))
+            continue
+        if not has_json(column.kind):
+            raise UnsupportedStateError(
+                f"{source_of(state)}: the part {column.name!r} of its key has the type {column.kind}, which has no "
+                f"text form in sparkis"
+            )
+        result.append(replace(column, name=name, kind=pa.string(), is_json=True))
+    return result
+
+
+def is_plain(kind: pa.DataType) -> bool:
+    """Tell whether values of a type have a text form."""
+    return any(
+        is_kind(kind)
+        for is_kind in (
+            pa.types.is_string,
+            pa.types.is_binary,
+            pa.types.is_integer,
+            pa.types.is_boolean,
+            pa.types.is_date,
+            pa.types.is_floating,
+            pa.types.is_decimal,
+            pa.types.is_timestamp,
+        )
+    )
+
+
+def is_nested(kind: pa.DataType) -> bool:
+    """Tell whether values of a type are written as JSON."""
+    return bool(pa.types.is_struct(kind) or pa.types.is_list(kind) or pa.types.is_map(kind))

@@ -1,0 +1,244 @@
+"""Rows of a checkpoint as change records: the columns that a state's descriptor names, in the form of `row_encoding`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state_backend.attach.columns import Column, Columns, is_nested, is_plain, source_of, variable_of
+from state_backend.attach.states import DELETED, EXPIRE_AT, ORDER, RESETS, AttachedState, descriptor_of
+from state_backend.checkpoint.records import Op
+from state_backend.checkpoint.spark_types import VARIANT, type_name
+from state_backend.checkpoint.states import State, StateForm
+from state_backend.codec.json_text import has_json, json_objects, json_texts
+from state_backend.codec.row_encoding import RowError, RowPlan, changes_of
+from state_backend.model.descriptor import Encoding, Kind, StateDescriptor
+from state_backend.model.errors import DescriptorError
+
+NO_EXPRESSIONS = "SQL expressions need Spark: use reader='spark', or --reader spark"
+# The types of the columns that have no counterpart in Spark's rows.
+OWN_TYPES = {DELETED: "boolean", EXPIRE_AT: "bigint", RESETS: "boolean", ORDER: "bigint"}
+FORMS = (
+    (pa.types.is_integer, "integer"),
+    (pa.types.is_floating, "float"),
+    (pa.types.is_decimal, "decimal"),
+)
+
+
+@dataclass(frozen=True)
+class BoundState:
+    """One state of the log, and the operator's state that it is read from."""
+
+    columns: Columns
+    descriptor: StateDescriptor
+    plan: RowPlan
+
+    @classmethod
+    def of(cls, columns: Columns, requested: AttachedState, job: str) -> Self:
+        """Fill in the defaults of the operator's state, and validate the state against its columns."""
+        subject = source_of(columns.state)
+        if requested.columns:
+            raise DescriptorError(f"{subject}: columns= makes {', '.join(requested.columns)}; {NO_EXPRESSIONS}")
+        descriptor = descriptor_of(columns.names, requested)
+        for name in descriptor.value:
+            _check_value(columns.column(name), descriptor, subject)
+        typed = replace(descriptor, columns=_types(columns, descriptor, job))
+        return cls(columns, typed, _plan(columns, typed, job))
+
+    @property
+    def state(self) -> State:
+        """The operator's state as of the batch that the attachment began with."""
+        return self.columns.state
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """The source of the state, as plain JSON, the same as the one of Spark's reader."""
+        state = self.state
+        return {
+            "operator_id": state.operator,
+            "operator": state.operator_name,
+            "variable": variable_of(state),
+            "schema": schema_text(state),
+            "columns": {},
+        }
+
+    def encoded(self, rows: pa.RecordBatch, number: int, names: pa.Array) -> pa.RecordBatch:
+        """Return decoded rows as changes of the state `names[number]`, in their order."""
+        ops, key, value = rows.column("op"), rows.column("key"), rows.column("value")
+        is_deleted = pc.equal(ops, int(Op.DELETE))
+        resets: pa.Array | None = None
+        if self.state.is_list:
+            key, value, is_deleted, resets = _elements(ops.to_numpy(), key, value)
+        read = {
+            f"k{index}": self._text(self.columns.column(name), key, value)
+            for index, name in enumerate(self.plan.key_names)
+        }
+        if self.plan.field_name is not None:
+            read["f"] = self._text(self.columns.column(self.plan.field_name), key, value)
+        for index, column in enumerate(self._values(key, value)):
+            read[f"v{index}"] = column
+        if resets is not None:
+            self._check_elements(read["v0"], is_deleted)
+            read["r"] = resets
+        if self.columns.expire_at is not None:
+            read["e"] = self.columns.expire_at.read(key, value)
+        return changes_of(self.plan, number, names, pa.RecordBatch.from_pydict({**read, "d": is_deleted}))
+
+    def _values(self, key: pa.StructArray, value: pa.StructArray) -> list[pa.Array]:
+        descriptor = self.descriptor
+        columns = [self.columns.column(name) for name in descriptor.value]
+        if descriptor.encoding is Encoding.TEXT:
+            return [self._text(column, key, value) for column in columns]
+        read = [column.read(key, value) for column in columns]
+        if descriptor.encoding is Encoding.BINARY:
+            return read
+        if not (len(columns) > 1 and (descriptor.kind is not Kind.MAP or descriptor.field is not None)):
+            return [json_texts(column) for column in read]
+        is_any = np.logical_or.reduce([column.is_valid().to_numpy(zero_copy_only=False) for column in read])
+        objects = json_objects(list(descriptor.value), read, len(key))
+        return [pc.if_else(pa.array(is_any), objects, pa.scalar(None, pa.string()))]
+
+    @staticmethod
+    def _text(column: Column, key: pa.StructArray, value: pa.StructArray) -> pa.Array:
+        """Return a column as far as `row_encoding` needs it: the rest is done by the forms of the plan."""
+        read = column.read(key, value)
+        if is_nested(column.kind) and not column.is_json:
+            return json_texts(read)
+        return read.cast(pa.string()) if pa.types.is_date(read.type) or pa.types.is_boolean(read.type) else read
+
+    def _check_elements(self, elements: pa.Array, is_deleted: pa.Array) -> None:
+        """Raise RowError for a null element: null means "no list"."""
+        if pc.any(pc.and_(elements.is_null(), pc.invert(is_deleted))).as_py():
+            raise RowError(
+                f"state {self.descriptor.name!r}: an element of the list is null, and lists of Redis have no nulls; "
+                f"replace it with columns=: {NO_EXPRESSIONS}"
+            )
+
+
+def schema_text(state: State) -> str:
+    """Return the schema of a state as Spark's reader shows it."""
+    if state.form is StateForm.MAP:
+        fields = [("key", state.key.field(0).type), ("user_map_key", state.key.field(1).type)]
+        fields.append(("user_map_value", state.value))
+    else:
+        fields = [("key", state.key), ("list_element" if state.form is StateForm.LIST else "value", state.value)]
+    return f"struct<{','.join(f'{name}:{type_name(kind)}' for name, kind in fields)},partition_id:int>"
+
+
+def _elements(
+    ops: Any, keys: pa.StructArray, values: pa.ListArray
+) -> tuple[pa.StructArray, pa.StructArray, pa.Array, pa.Array]:
+    """Return a row for each element of the lists, and one for each deleted list.
+
+    The columns are the keys, the elements, whether a row deletes, and whether it is the first element of a new list.
+    """
+    is_deleted = ops == Op.DELETE
+    lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy().astype(np.int64)
+    counts = np.where(is_deleted, 1, lengths)
+    owner = np.repeat(np.arange(len(ops)), counts)
+    starts = np.cumsum(counts) - counts
+    row_is_deleted = is_deleted[owner]
+    places = np.cumsum(~row_is_deleted) - 1
+    elements = values.flatten().take(pa.array(places, pa.int64(), mask=row_is_deleted))
+    is_first = np.zeros(len(owner), bool)
+    is_first[starts[(ops == Op.PUT) & (lengths > 0)]] = True
+    return keys.take(pa.array(owner)), elements, pa.array(row_is_deleted), pa.array(is_first)
+
+
+def _check_value(column: Column, descriptor: StateDescriptor, subject: str) -> None:
+    named = f"state {descriptor.name!r}, {subject}: the column {column.name!r} has the type {type_name(column.kind)}"
+    is_list = kind_of_list(column.kind) and descriptor.kind is Kind.LIST
+    if is_list and len(descriptor.value) == 1:
+        raise DescriptorError(f"{named}, and an element of a list is no array; choose another column with value=")
+    if descriptor.encoding is Encoding.BINARY and not pa.types.is_binary(column.kind):
+        raise DescriptorError(f"{named}, but encoding='binary' takes binary columns; use encoding='text'")
+    if _has_variant(column.kind) or not (is_plain(column.kind) or (is_nested(column.kind) and has_json(column.kind))):
+        raise DescriptorError(
+            f"{named}, which sparkis cannot write without Spark; leave it out with value=, or use reader='spark' "
+            f"(--reader spark)"
+        )
+
+
+def kind_of_list(kind: pa.DataType) -> bool:
+    """Tell whether a type is an array."""
+    return bool(pa.types.is_list(kind))
+
+
+def _has_variant(kind: pa.DataType) -> bool:
+    if kind.equals(VARIANT):
+        return True
+    if pa.types.is_map(kind):
+        return _has_variant(kind.key_type) or _has_variant(kind.item_type)
+    if pa.types.is_list(kind):
+        return _has_variant(kind.value_type)
+    return bool(pa.types.is_struct(kind)) and any(_has_variant(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _types(columns: Columns, descriptor: StateDescriptor, job: str) -> dict[str, str]:
+    """Return Spark's names of the types of all columns that a descriptor names."""
+    read = [*descriptor.format_for(job).columns, *descriptor.value]
+    read += [] if descriptor.field is None else [descriptor.field]
+    own = [name for name in (descriptor.deletion, descriptor.expire_at, descriptor.resets) if name is not None]
+    types = {name: type_name(columns.column(name).kind) for name in read}
+    return types | {name: OWN_TYPES[name] for name in (*own, *descriptor.order_by)}
+
+
+def _plan(columns: Columns, descriptor: StateDescriptor, job: str) -> RowPlan:
+    form = descriptor.format_for(job)
+    is_text = descriptor.encoding is Encoding.TEXT
+    is_object = not is_text and len(descriptor.value) > 1
+    is_packed = descriptor.kind is Kind.MAP and descriptor.field is None
+    count = 1 if is_object and not is_packed else len(descriptor.value)
+    return RowPlan(
+        state=descriptor.name,
+        literals=form.literals,
+        key_names=form.columns,
+        key_forms=tuple(_form(columns.column(name)) for name in form.columns),
+        key_is_open=tuple(
+            index < len(form.columns) - 1 and _may_contain(columns.column(name).kind, form.literals[index + 1])
+            for index, name in enumerate(form.columns)
+        ),
+        field_name=descriptor.field,
+        field_form="text" if descriptor.field is None else _form(columns.column(descriptor.field)),
+        value_names=descriptor.value,
+        value_forms=tuple(_form(columns.column(name)) for name in descriptor.value) if is_text else ("text",) * count,
+        map_fields=descriptor.value if is_packed else (),
+        expire_at_ms=None,
+        keeps_last=True,
+        appends=descriptor.kind is Kind.LIST,
+        kind=descriptor.kind,
+    )
+
+
+def _form(column: Column) -> str:
+    """Return how `row_encoding` converts a column; see `RowPlan`."""
+    if pa.types.is_timestamp(column.kind):
+        return "timestamp" if column.kind.tz else "timestamp_ntz"
+    return next((form for is_kind, form in FORMS if is_kind(column.kind)), "text")
+
+
+def _may_contain(kind: pa.DataType, separator: str) -> bool:
+    """Tell whether the text of a key part may contain the separator that follows it."""
+    is_fixed = pa.types.is_boolean(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+    return not is_fixed or any(character in ".0123456789" for character in separator)
+
+
+def newest_of_each(run: pa.RecordBatch, is_list: Sequence[bool]) -> pa.RecordBatch:
+    """Return a run with the last change of each key and field. All changes of lists remain; is_list: by state."""
+    rows = run.num_rows
+    names = run.column("state").indices.to_numpy()
+    keys = run.column("key").dictionary_encode()
+    fields = run.column("field").dictionary_encode("encode")
+    codes = keys.indices.to_numpy().astype(np.int64) * len(fields.dictionary) + fields.indices.to_numpy()
+    _, codes = np.unique(codes, return_inverse=True)
+    last = np.zeros(rows, np.int64)
+    last[codes] = np.arange(rows)
+    is_last = last[codes] == np.arange(rows)
+    kept = is_last | np.asarray(is_list, bool)[names]
+    return run if kept.all() else run.filter(pa.array(kept))

@@ -1,0 +1,210 @@
+"""`AttachedState`: what a user says about a state to attach, and the state's descriptor that follows from it.
+
+Both readers use it: that of Spark's files, and that of Spark's jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TypedDict
+
+from state_backend.model.descriptor import Encoding, Kind, StateDescriptor
+from state_backend.model.errors import DescriptorError
+
+# The columns of an attached state beside those of Spark's rows: the number of the micro-batch, the order of the changes
+# of a key, whether a row deletes, its expiry in milliseconds since 1970, whether a list is emptied before.
+BATCH, ORDER, DELETED = "$batch", "$order", "$deleted"
+EXPIRE_AT, RESETS = "$expire_at", "$resets"
+
+
+class AttachedArguments(TypedDict, total=False):
+    """The arguments of `AttachedState` without the name, for functions that pass them on."""
+
+    operator: int | None
+    variable: str | None
+    key: str | Sequence[str]
+    key_format: str | None
+    separator: str
+    field: str | None
+    value: str | Sequence[str]
+    kind: Kind | str | None
+    columns: Mapping[str, str] | None
+    encoding: Encoding | str | None
+    length_max: int | None
+
+
+@dataclass(frozen=True)
+class AttachedState:
+    """One state that `attach` publishes: its source in the query, its key and its value.
+
+    The defaults depend on the operator that keeps the state.
+
+    Args:
+        name: The state's name in keys. Default: the name of the operator or variable.
+        operator: The operator's number, if the query has several; `sparkis attach --list` lists them.
+        variable: A variable of `transformWithState`, or the side of a join: `left` or `right`.
+        key: The columns that make the key, joined by `separator`.
+        key_format: Instead of `key`: any text with `<column>` placeholders, as for a `StateDescriptor`.
+        separator: The text between the columns of the key.
+        field: The part of the operator's key that becomes the field of a hash.
+        value: The column, or columns, of the value.
+        kind: `value` makes one JSON object of several columns instead of a hash; `map` makes a hash of one column.
+        columns: Further columns by SQL expressions, such as `{"mean": "_1 / _0"}`. They are the value unless `value`
+            is given. A column with the name of a part of the key replaces that part.
+        encoding: `text`, `json` or `binary`, as for a `StateDescriptor`.
+        length_max: For a list: the number of last elements to keep.
+
+    Examples:
+        >>> sparkis.AttachedState("count", operator=0, key_format="words/<word>").name
+        'count'
+    """
+
+    name: str | None = None
+    _: KW_ONLY
+    operator: int | None = None
+    variable: str | None = None
+    key: str | Sequence[str] = ()
+    key_format: str | None = None
+    separator: str = ":"
+    field: str | None = None
+    value: str | Sequence[str] = ()
+    kind: Kind | str | None = None
+    columns: Mapping[str, str] | None = None
+    encoding: Encoding | str | None = None
+    length_max: int | None = None
+
+    def matches(self, operator: int, variable: str | None) -> bool:
+        """Tell whether `operator` and `variable` match a state of an operator."""
+        return self.operator in (None, operator) and self.variable in (None, variable)
+
+
+@dataclass(frozen=True)
+class ColumnNames:
+    """The columns of an operator's state by their role; see `descriptor_of`.
+
+    source: the state, for errors. kind: LIST, MAP for a map with its own key, else VALUE. key, field: the parts of the
+    key, and of a map's own key. value: all fields of the value. distinct: the columns that make a key unique.
+    default_value: the fields of the value that can be written.
+    """
+
+    source: str
+    name: str
+    kind: Kind
+    key: tuple[str, ...]
+    field: tuple[str, ...]
+    value: tuple[str, ...]
+    distinct: tuple[str, ...]
+    default_value: tuple[str, ...]
+    has_expiry: bool
+
+    @property
+    def of_key(self) -> tuple[str, ...]:
+        """The columns that are there when a row deletes."""
+        return (*self.key, *self.field)
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """All columns."""
+        return (*self.key, *self.field, *self.value)
+
+
+def descriptor_of(names: ColumnNames, requested: AttachedState) -> StateDescriptor:
+    """Return the descriptor of a requested state; DescriptorError for columns that it cannot use."""
+    expressions = list(requested.columns or {})
+    field_name = requested.field
+    if field_name is None and names.field:
+        if len(names.field) > 1:
+            raise DescriptorError(
+                f"{names.source}: its map key has several columns ({', '.join(names.field)}); make one column of them "
+                f"with columns= and field=, for example {{'field': \"concat_ws(':', ...)\"}}"
+            )
+        field_name = names.field[0]
+    given_key = (requested.key,) if isinstance(requested.key, str) else tuple(requested.key)
+    key = given_key or (
+        () if requested.key_format else tuple(each for each in names.distinct if each not in (field_name, *names.field))
+    )
+    value = (requested.value,) if isinstance(requested.value, str) else tuple(requested.value)
+    value = (
+        value
+        or tuple(name for name in expressions if name not in {*key, field_name, *names.of_key})
+        or names.default_value
+    )
+    if not value:
+        raise DescriptorError(f"{names.source}: its value has no field that can be written; make one with columns=")
+    kind = _kind(names, field_name, requested)
+    is_object = len(value) > 1 and kind is not None and (kind is not Kind.MAP or field_name is not None)
+    descriptor = StateDescriptor(
+        requested.name or names.name,
+        key=key,
+        value=value,
+        key_format=requested.key_format,
+        separator=requested.separator,
+        field=field_name,
+        kind=kind,
+        encoding=requested.encoding or (Encoding.JSON if is_object else Encoding.TEXT),
+        expire_at=EXPIRE_AT if names.has_expiry else None,
+        deletion=DELETED,
+        resets=RESETS if names.kind is Kind.LIST else None,
+        order_by=ORDER,
+        length_max=requested.length_max,
+    )
+    _check_names(names, requested, descriptor)
+    return descriptor
+
+
+def key_columns_of(descriptor: StateDescriptor) -> set[str]:
+    """Return the columns that key and field of a state are made of."""
+    return {*descriptor.format_for("job").columns, *(() if descriptor.field is None else (descriptor.field,))}
+
+
+def _kind(names: ColumnNames, field_name: str | None, requested: AttachedState) -> Kind | None:
+    """Return the kind of the state; None if it follows from the number of the value's columns."""
+    if field_name is None and names.kind is not Kind.LIST:
+        if requested.kind not in (None, Kind.VALUE, Kind.MAP):
+            raise DescriptorError(f"{names.source}: kind= is 'value' or 'map', not {requested.kind!r}")
+        return None if requested.kind is None else Kind(requested.kind)
+    kind = Kind.LIST if field_name is None else Kind.MAP
+    if requested.kind not in (None, kind):
+        raise DescriptorError(f"{names.source} is a {kind.value}; leave out kind={requested.kind!r}")
+    return kind
+
+
+def _check_names(names: ColumnNames, requested: AttachedState, descriptor: StateDescriptor) -> None:
+    """Raise DescriptorError for a key that is not unique, or that uses columns outside of the operator's key."""
+    subject = f"state {descriptor.name!r}, {names.source}"
+    expressions = dict(requested.columns or {})
+    used = key_columns_of(descriptor)
+    available = {*names.all, *expressions}
+    for name in [*used, *descriptor.value]:
+        if name not in available:
+            raise DescriptorError(f"{subject} has no column {name!r}; it has {', '.join(sorted(available))}")
+    if unusable := sorted(used - set(names.of_key) - expressions.keys()):
+        raise DescriptorError(
+            f"{subject}: {unusable[0]!r} is a part of the value, and rows that delete have no value; the key and the "
+            f"field may use {', '.join(sorted(names.of_key))}"
+        )
+    if names.kind is Kind.LIST and descriptor.field is not None:
+        raise DescriptorError(f"{subject} is a list, and has no field=")
+    if not expressions.keys() & used and (missing := [name for name in names.distinct if name not in used]):
+        raise DescriptorError(
+            f"{subject}: keys that differ only in {missing[0]!r} would be the same key; add it to key=, or "
+            f"make it the field of a hash with field="
+        )
+
+
+def matching(found: Sequence[str], places: Sequence[tuple[int, str | None]], requested: AttachedState) -> int:
+    """Return the index of the operator's state that a user requests; DescriptorError if it is not exactly one.
+
+    found: the states, for the error; places: their operators and variables.
+    """
+    indices = [index for index, place in enumerate(places) if requested.matches(*place)]
+    if len(indices) == 1:
+        return indices[0]
+    available = "; ".join(found)
+    if not indices:
+        raise DescriptorError(
+            f"the query has no state with operator={requested.operator}, variable={requested.variable!r}; it has "
+            f"{available}"
+        )
+    raise DescriptorError(f"the query has several states; choose one with operator= or variable=: {available}")

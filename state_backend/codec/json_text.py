@@ -1,0 +1,181 @@
+"""The JSON of Arrow columns, as Spark's `to_json` writes it.
+
+number            as it is; a float as Java writes it: 1.0, 1.0E10, "NaN"; a decimal with an exponent if it is small
+text              with \\", \\\\, \\b, \\t, \\n, \\f, \\r; other control characters as \\u001F
+timestamp         "2024-01-01T00:00:00.000Z", without the Z for timestamp_ntz; truncated to milliseconds
+date, binary      "2024-01-01", "base64"
+struct, list, map object, array, object; a map's key is the text of Spark's own form: a date in days, a time in
+                  microseconds
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+NULL = "null"
+ESCAPED = r'["\\\x00-\x1f]'
+SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
+# Java writes floats from 1e-3 up to 1e7 without an exponent.
+PLAIN_MIN, PLAIN_MAX = 1e-3, 1e7
+PLAIN_TYPES: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    pa.types.is_string,
+    pa.types.is_binary,
+    pa.types.is_date,
+    pa.types.is_timestamp,
+    pa.types.is_null,
+)
+
+
+def has_json(kind: pa.DataType) -> bool:
+    """Tell whether `json_texts` writes a type: not intervals, and no maps with keys of nested or binary types."""
+    if pa.types.is_struct(kind):
+        return all(has_json(kind.field(index).type) for index in range(kind.num_fields))
+    if pa.types.is_list(kind):
+        return has_json(kind.value_type)
+    if pa.types.is_map(kind):
+        is_plain = any(is_kind(kind.key_type) for is_kind in PLAIN_TYPES) and not pa.types.is_binary(kind.key_type)
+        return is_plain and has_json(kind.item_type)
+    return any(is_kind(kind) for is_kind in PLAIN_TYPES)
+
+
+def json_texts(array: pa.Array, *, keeps_nulls: bool = True) -> pa.Array:
+    """Return the JSON of each value, null for a null. keeps_nulls: objects have their null fields, too."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        texts = json_objects([field.name for field in kind], array.flatten(), len(array), keeps_nulls=keeps_nulls)
+    elif pa.types.is_list(kind):
+        texts = _lists(array, keeps_nulls)
+    elif pa.types.is_map(kind):
+        texts = _maps(array, keeps_nulls)
+    else:
+        return _plain(array)
+    return pc.if_else(array.is_valid(), texts, pa.scalar(None, pa.string()))
+
+
+def json_objects(names: list[str], columns: list[pa.Array], rows: int, *, keeps_nulls: bool = True) -> pa.Array:
+    """Return an object of each row of some columns."""
+    if not columns:
+        return pa.array(["{}"] * rows, pa.string())
+    fields = []
+    for name, column in zip(names, columns, strict=True):
+        text = json_texts(column, keeps_nulls=keeps_nulls)
+        head = pa.scalar(f"{_quoted(name)}:")
+        fields.append(pc.binary_join_element_wise(head, pc.fill_null(text, NULL) if keeps_nulls else text, ""))
+    joined = pc.binary_join_element_wise(*fields, ",", null_handling="skip")
+    return pc.binary_join_element_wise("{", joined, "}", "")
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    kind = array.type
+    if pa.types.is_floating(kind):
+        return _floats(array)
+    if pa.types.is_decimal(kind):
+        return _each(array, lambda number: str(Decimal(number)))
+    if pa.types.is_string(kind):
+        return pc.binary_join_element_wise('"', _escaped(array), '"', "")
+    if pa.types.is_binary(kind):
+        return _each(array, lambda content: f'"{base64.b64encode(content).decode()}"')
+    if pa.types.is_timestamp(kind):
+        return pc.binary_join_element_wise('"', _times(array), '"', "")
+    if pa.types.is_date(kind):
+        return pc.binary_join_element_wise('"', array.cast(pa.string()), '"', "")
+    return array.cast(pa.string())
+
+
+def _lists(array: pa.ListArray, keeps_nulls: bool) -> pa.Array:
+    elements = pc.fill_null(json_texts(array.flatten(), keeps_nulls=keeps_nulls), NULL)
+    return _joined(elements, pc.fill_null(pc.list_value_length(array), 0).to_numpy(), "[", "]")
+
+
+def _maps(array: pa.MapArray, keeps_nulls: bool) -> pa.Array:
+    offsets = array.offsets.to_numpy()
+    first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
+    keys, items = array.keys.slice(first, count), array.items.slice(first, count)
+    values = pc.fill_null(json_texts(items, keeps_nulls=keeps_nulls), NULL)
+    pairs = pc.binary_join_element_wise('"', _map_keys(keys), '":', values, "")
+    return _joined(pairs, np.diff(offsets), "{", "}")
+
+
+def _map_keys(keys: pa.Array) -> pa.Array:
+    kind = keys.type
+    if pa.types.is_string(kind):
+        return _escaped(keys)
+    if pa.types.is_date(kind):
+        return keys.cast(pa.int32()).cast(pa.string())
+    if pa.types.is_timestamp(kind):
+        return keys.cast(pa.int64()).cast(pa.string())
+    return pc.replace_substring(_plain(keys), '"', "")  # NaN is a text with quotes
+
+
+def _joined(parts: pa.Array, counts: Any, opening: str, closing: str) -> pa.Array:
+    """Return texts that join so many parts each, with commas."""
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), parts)
+    return pc.binary_join_element_wise(opening, pc.binary_join(lists, ","), closing, "")
+
+
+def _floats(array: pa.Array) -> pa.Array:
+    """Return floats as Java writes them: always with a point, and an exponent outside of PLAIN_MIN to PLAIN_MAX."""
+    size = pc.abs(array)
+    is_plain = pc.or_(
+        pc.and_(pc.greater_equal(size, PLAIN_MIN), pc.less(size, PLAIN_MAX)),
+        pc.equal(array, 0),
+    )
+    texts = array.cast(pa.string())
+    has_point = pc.match_substring_regex(texts, r"[.eE]")
+    plain = pc.if_else(has_point, texts, pc.binary_join_element_wise(texts, ".0", ""))
+    is_other = pc.fill_null(pc.or_(pc.invert(is_plain), pc.match_substring_regex(texts, "[eE]")), False)
+    if not pc.any(is_other).as_py():
+        return plain
+    scalar = np.float32 if pa.types.is_float32(array.type) else np.float64
+    rewritten = [_java_text(scalar(value)) for value in array.filter(is_other).to_pylist()]
+    return pc.replace_with_mask(plain, is_other, pa.array(rewritten, pa.string()))
+
+
+def _java_text(number: np.floating[Any]) -> str:
+    if np.isnan(number):
+        return '"NaN"'
+    if np.isinf(number):
+        return '"Infinity"' if number > 0 else '"-Infinity"'
+    if number == 0 or PLAIN_MIN <= abs(number) < PLAIN_MAX:
+        return np.format_float_positional(number, unique=True, trim="0")
+    text = np.format_float_scientific(number, unique=True, trim="0", exp_digits=1)
+    return text.replace("e+", "E").replace("e", "E")
+
+
+def _times(array: pa.Array) -> pa.Array:
+    zone = "Z" if array.type.tz else ""
+    milliseconds = pc.floor_temporal(array.cast(pa.timestamp("us")), unit="millisecond").cast(pa.timestamp("ms"))
+    return pc.binary_join_element_wise(pc.replace_substring(milliseconds.cast(pa.string()), " ", "T"), zone, "")
+
+
+def _escaped(texts: pa.Array) -> pa.Array:
+    is_special = pc.fill_null(pc.match_substring_regex(texts, ESCAPED), False)
+    if not pc.any(is_special).as_py():
+        return texts
+    rewritten = [_escape(text) for text in texts.filter(is_special).to_pylist()]
+    return pc.replace_with_mask(texts, is_special, pa.array(rewritten, pa.string()))
+
+
+def _escape(text: str) -> str:
+    return re.sub(ESCAPED, lambda found: SHORT_ESCAPES.get(found[0], f"\\u{ord(found[0]):04X}"), text)
+
+
+def _quoted(name: str) -> str:
+    return f'"{_escape(name)}"'
+
+
+def _each(array: pa.Array, text_of: Callable[[Any], str]) -> pa.Array:
+    return pa.array([None if value is None else text_of(value) for value in array.to_pylist()], pa.string())

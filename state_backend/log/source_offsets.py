@@ -1,0 +1,53 @@
+"""The comparison of a query's source offsets with those of an earlier checkpoint.
+
+Offsets of two checkpoints are comparable only if they are positions in the source itself, as for Kafka (and sources
+with the same format) and Delta. No others are compared: offsets of file streams count the query's own batches, those of
+rate streams count its own seconds, and those of Iceberg streams are snapshots without an order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+DELTA = ("reservoirId", "reservoirVersion", "index")
+
+
+def have_passed(current: Sequence[str], previous: Sequence[str]) -> bool:
+    """Tell whether every source is at or past its offset of the earlier checkpoint; False if that is unknown."""
+    if not previous or len(current) != len(previous):
+        return False
+    return all(_has_passed(_parsed(now), _parsed(before)) for now, before in zip(current, previous, strict=True))
+
+
+def _parsed(offset: str) -> Any:
+    try:
+        return json.loads(offset)
+    except ValueError:  # `-`: the source had no data yet
+        return None
+
+
+def _has_passed(current: Any, previous: Any) -> bool:
+    if not (isinstance(current, dict) and isinstance(previous, dict) and previous):
+        return False
+    if all(name in each for name in DELTA for each in (current, previous)):
+        table, *at = (current[name] for name in DELTA)
+        previous_table, *before = (previous[name] for name in DELTA)
+        return table == previous_table and _are_counts(*at, *before) and at >= before
+    if not all(_is_topic(partitions) for each in (current, previous) for partitions in each.values()):
+        return False
+    return all(
+        current.get(topic, {}).get(partition, -1) >= offset
+        for topic, partitions in previous.items()
+        for partition, offset in partitions.items()
+    )
+
+
+def _is_topic(partitions: Any) -> bool:
+    """Tell whether this is a topic's mapping of partition numbers to offsets."""
+    return isinstance(partitions, dict) and all(map(str.isdecimal, partitions)) and _are_counts(*partitions.values())
+
+
+def _are_counts(*numbers: Any) -> bool:
+    return all(type(number) is int for number in numbers)
