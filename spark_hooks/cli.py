@@ -101,8 +101,14 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("--checkpoint", required=True, metavar="PATH", help="the query's checkpoint")
     parser.add_argument("--list", action="store_true", help="list the states in the checkpoint, and end")
-    parser.add_argument("--job", help="the job's name, with which keys begin")
-    parser.add_argument("--log", metavar="PATH", help="the change log's root")
+    parser.add_argument(
+        "--job", help="the job's name, with which keys begin (default: that of the checkpoint's folder)"
+    )
+    parser.add_argument(
+        "--log",
+        metavar="PATH",
+        help="the change log's root (default: ~/.local/state/sparkis/log)",
+    )
     parser.add_argument("--serve", action="store_true", help="also serve the log")
     parser.add_argument("--port", type=tcp_port, default=DEFAULT_PORT, help="the port of --serve (default %(default)s)")
     state = parser.add_argument_group("a single state (default: all states of the query)")
@@ -132,10 +138,20 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
         help="the reaction if the log was written from an operator with another name or schema (default %(default)s)",
     )
     parser.add_argument(
-        "--master", default="local[2]", help="the master of the Spark that reads the checkpoint (default %(default)s)"
+        "--reader",
+        choices=("files", "spark"),
+        default="files",
+        help="files: read the state's files, without Spark; spark: run jobs of a separate Spark (default %(default)s)",
     )
     parser.add_argument(
-        "--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of that Spark; may be repeated"
+        "--master", help="with --reader spark: the master of the Spark that reads the checkpoint (default local[2])"
+    )
+    parser.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="with --reader spark: a setting; may be repeated",
     )
 
 
@@ -148,7 +164,7 @@ def _lacks(command: str, modules: Sequence[str], *, extra: str) -> bool:
 
 
 def _attach(options: argparse.Namespace) -> int:
-    if _lacks("attach", ("pyspark", "pandas"), extra="spark"):
+    if options.reader == "spark" and _lacks("attach", ("pyspark", "pandas"), extra="spark"):
         return 1
     from spark_hooks.attach.command import run
 
@@ -194,8 +210,8 @@ COMMANDS = (
         "attach",
         "make the state of an unchanged query readable, from its checkpoint",
         lambda: Subcommand(
-            "Follow the checkpoint of a query, running or stopped, with a separate Spark, "
-            "and write its state into a log.",
+            "Follow the checkpoint of a query, running or stopped, and write its state into a log; with --serve, also "
+            "serve it to Redis clients. Needs no Spark and no JVM.",
             _add_attach_options,
             _attach,
         ),

@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_hooks.own_spark import EndSignal, start_spark
+from spark_hooks.end_signal import EndSignal
+from spark_hooks.own_spark import start_spark
 from spark_hooks.publish.sink import queryable
 from spark_hooks.serving.endpoints import ServedEndpoint
 from spark_hooks.serving.serve import serve

@@ -1,28 +1,38 @@
-"""`sparkis attach`: follows a checkpoint with its own Spark, or lists the states in the checkpoint."""
+"""`sparkis attach`: follows a checkpoint, or lists the states in the checkpoint.
+
+With `--reader files` it needs no Spark and no JVM, and imports neither. The server of `--serve` is a child process.
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
+import secrets
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
-
-from spark_hooks.attach.rows import BoundState
-from spark_hooks.attach.start import attach, bind, reading_session
-from spark_hooks.checkpoint import Checkpoint
-from spark_hooks.own_spark import EndSignal, start_spark
-from spark_hooks.serving import serve
+from resp_server.net import children
+from resp_server.net.children import TOKEN_VARIABLE
+from spark_hooks.end_signal import EndSignal
+from spark_hooks.serving import endpoints
+from spark_hooks.serving.driver_endpoint import DriverEndpoint
+from state_backend.attach.attachment import Attachment, QueryHooks
+from state_backend.attach.start import attach_files, bind
 from state_backend.attach.states import AttachedState
-from state_backend.model.descriptor import Kind
+from state_backend.checkpoint.checkpoint import Checkpoint
+from state_backend.log.filesystems import open_filesystem
+from state_backend.model.descriptor import Kind, StateDescriptor, check_name
 from state_backend.model.errors import CheckpointError, DescriptorError, SparkisError
 
 REDIS_TYPES = {Kind.VALUE: "string", Kind.MAP: "hash", Kind.LIST: "list"}
 # The pause between two checks of the attachment for an error.
 POLL_INTERVAL_S = 0.5
+# How long to wait for the query's first committed micro-batch.
+FIRST_BATCH_TIMEOUT_S = 60.0
 
 
 def run(options: argparse.Namespace) -> int:
@@ -30,97 +40,128 @@ def run(options: argparse.Namespace) -> int:
     ended = EndSignal()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        if not options.list and (options.job is None or options.log is None):
-            raise DescriptorError("--job and --log are required, except with --list")
-        with _session(_pairs("--conf", options.conf), options.master) as spark:
-            ended.install()
-            if options.list:
-                _list(spark, options)
-            else:
-                _follow(spark, options, ended)
+        if options.reader == "spark":
+            # Imported here, because the other reader needs no Spark.
+            from spark_hooks.attach.spark_command import run_with_spark
+
+            run_with_spark(options, ended)
+        elif options.master is not None or options.conf:
+            raise DescriptorError("--master and --conf are settings of Spark, which is used with --reader spark")
+        elif options.list:
+            _list(options)
+        else:
+            follow(options, ended, partial(_attach, options, ended))
     except SparkisError as error:
         print(f"sparkis attach: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     """Parse the NAME=VALUE arguments of an option."""
-    pairs = {}
+    parsed = {}
     for each in given:
         name, equals, value = each.partition("=")
         if not (name and equals):
             raise DescriptorError(f"{option} takes NAME=VALUE, not {each!r}")
-        pairs[name] = value
-    return pairs
+        parsed[name] = value
+    return parsed
 
 
-@contextmanager
-def _session(settings: dict[str, str], master: str) -> Iterator[SparkSession]:
-    spark = start_spark("sparkis attach", master, settings)
-    spark.sparkContext.setLogLevel("OFF")  # errors are raised here as exceptions
+def job_of(options: argparse.Namespace) -> str:
+    """Return the job's name; by default that of the checkpoint's folder."""
+    if options.job is not None:
+        return check_name("job", options.job)
+    name = str(options.checkpoint).rstrip("/").rpartition("/")[2]
     try:
-        yield spark
-    finally:
-        spark.stop()
+        return check_name("job", name)
+    except DescriptorError:
+        raise DescriptorError(
+            f"the checkpoint's folder {name!r} cannot be the job's name, with which keys begin: give one with --job"
+        ) from None
 
 
-def _list(spark: SparkSession, options: argparse.Namespace) -> None:
-    session = reading_session(spark)
-    checkpoint = Checkpoint(session, options.checkpoint)
-    batch = checkpoint.newest()
-    if batch is None:
-        raise CheckpointError(
-            f"{checkpoint.location} has no committed micro-batch: is it a query's checkpoint, and has the query "
-            "finished a micro-batch?"
-        )
-    print(f"{checkpoint.location}: query {checkpoint.query_id()}, batch {batch}")
-    for state in bind(session, checkpoint, batch, options.job or "JOB", []):
-        for line in described(state, options.job or "JOB"):
-            print(line)
+def log_of(options: argparse.Namespace) -> str:
+    """Return the log's root; by default a folder of the user's, which all attachments share."""
+    if options.log is not None:
+        return open_filesystem(options.log).root
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return str(Path(state, "sparkis", "log"))
 
 
-def described(state: BoundState, job: str) -> Iterator[str]:
-    """Yield the lines that describe a state: its operator, its columns, and its keys for Redis clients."""
-    result = state.descriptor
-    value = ", ".join(result.value)
-    field = f"{result.field} -> " if result.field is not None else ""
-    yield f"{state.source}"
-    yield f"  columns  {', '.join(state.names)}"
-    yield f"  {REDIS_TYPES[result.kind]:<7}  {result.format_for(job).text}  {field}{value}"
-
-
-def _follow(spark: SparkSession, options: argparse.Namespace, ended: EndSignal) -> None:
-    endpoint = serve.serve(spark, log=options.log, port=options.port, linger=0) if options.serve else None
-    given = _state_of(options)
-    states = [AttachedState(options.state, **given)] if given or options.state else []
-    attachment = attach(
-        checkpoint=options.checkpoint,
-        states=states,
-        job=options.job,
-        log=options.log,
-        on_mismatch=options.on_mismatch,
-    )
-    with attachment:
-        names = ", ".join(f"{state.key_format} ({REDIS_TYPES[state.kind]})" for state in attachment.states)
-        print(f"attached: {names}; log {attachment.log}", flush=True)
-        while not (ended.is_set() or attachment.wait(timeout_s=POLL_INTERVAL_S)):
-            pass
-        if endpoint is not None and not ended.is_set():
-            print(f"redis-cli -u {endpoint.url}", flush=True)
-        while not ended.wait(POLL_INTERVAL_S):
-            if attachment.error is not None:
-                raise SparkisError(str(attachment.error))
-    if endpoint is not None:
-        endpoint.stop()
-
-
-def _state_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of the single state on the command line."""
+def states_of(options: argparse.Namespace) -> list[AttachedState]:
+    """Return the single state on the command line, if there is one."""
     given: dict[str, Any] = {}
     for name in ("operator", "variable", "key", "key_format", "field", "value", "kind", "encoding", "length_max"):
         if getattr(options, name) is not None:
             given[name] = getattr(options, name)
     if options.column:
-        given["columns"] = _pairs("--column", options.column)
-    return given
+        given["columns"] = pairs("--column", options.column)
+    return [AttachedState(options.state, **given)] if given or options.state else []
+
+
+def described(source: str, names: Sequence[str], state: StateDescriptor, job: str) -> Iterator[str]:
+    """Yield the lines that describe a state: its operator, its columns, and its keys for Redis clients."""
+    value = ", ".join(state.value)
+    field = f"{state.field} -> " if state.field is not None else ""
+    yield source
+    yield f"  columns  {', '.join(names)}"
+    yield f"  {REDIS_TYPES[state.kind]:<7}  {state.format_for(job).text}  {field}{value}"
+
+
+def _list(options: argparse.Namespace) -> None:
+    checkpoint = Checkpoint.at(options.checkpoint)
+    batch = checkpoint.newest_batch()
+    if batch is None:
+        raise CheckpointError(
+            f"{checkpoint.location} has no committed micro-batch: has the query finished a micro-batch?"
+        )
+    print(f"{checkpoint.location}: query {checkpoint.query_id}, batch {batch}")
+    job = options.job or "JOB"
+    for state in bind(checkpoint, job, []):
+        names = state.columns.names
+        for line in described(names.source, names.all, state.descriptor, job):
+            print(line)
+
+
+def _attach(options: argparse.Namespace, ended: EndSignal) -> Attachment:
+    root = log_of(options)
+    hooks = QueryHooks(announce=partial(endpoints.announce, root), wait=partial(endpoints.wait, root))
+    return attach_files(
+        options.checkpoint,
+        states_of(options),
+        job=job_of(options),
+        log=root,
+        on_mismatch=options.on_mismatch,
+        hooks=hooks,
+        is_ended=ended.is_set,
+        timeout_s=FIRST_BATCH_TIMEOUT_S,
+    )
+
+
+def follow(options: argparse.Namespace, ended: EndSignal, attach: Callable[[], Attachment]) -> None:
+    """Follow the checkpoint, and serve the log if that is requested, until a signal. SparkisError if it ends."""
+    with attach() as attachment:
+        endpoint = _serve(attachment.log, options.port) if options.serve else None
+        try:
+            names = ", ".join(f"{state.key_format} ({REDIS_TYPES[state.kind]})" for state in attachment.states)
+            print(f"attached: {names}; log {attachment.log}", flush=True)
+            while not (ended.is_set() or attachment.wait(timeout_s=POLL_INTERVAL_S)):
+                pass
+            if endpoint is not None and not ended.is_set():
+                print(f"redis-cli -u {endpoint.url}", flush=True)
+            while not ended.wait(POLL_INTERVAL_S):
+                if attachment.error is not None:
+                    raise SparkisError(str(attachment.error))
+        finally:
+            if endpoint is not None:
+                endpoint.stop()
+
+
+def _serve(log: str, port: int) -> DriverEndpoint:
+    """Start a server of a log as a child process."""
+    command = [sys.executable, "-m", "resp_server.programs.serve", "--log", log, "--child", "--loglevel", "warning"]
+    environment = children.environment() | {TOKEN_VARIABLE: secrets.token_hex()}
+    return DriverEndpoint(
+        [*command, "--port", str(port)], environment, log=log, host="127.0.0.1", password=None, temporary=None
+    )

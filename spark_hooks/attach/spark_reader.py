@@ -17,7 +17,7 @@ from spark_hooks.publish import task
 from spark_hooks.serving import placement
 from spark_hooks.sessions import describe_jobs, is_stopped, parallelism_of
 from state_backend.attach.attachment import StateReader
-from state_backend.log.epochs import EpochChanges
+from state_backend.log.epochs import EpochContent
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.errors import DescriptorError
 
@@ -51,7 +51,7 @@ class SparkReader(StateReader):
         self._log = log
         self._partitions = parallelism_of(session)
 
-    def snapshot(self, writer: LogWriter, batch: int) -> EpochChanges:
+    def snapshot(self, writer: LogWriter, batch: int) -> EpochContent:
         """Write the whole state as of a batch."""
         reads = [
             (state, state.snapshot(self._session, self._checkpoint, batch, self._partitions)) for state in self._states
@@ -59,7 +59,7 @@ class SparkReader(StateReader):
         results = self._run(writer, reads, f"a snapshot of the state as of batch {batch}")
         return task.changes_of(results, replaces=tuple(state.name for state in self.descriptors))
 
-    def changes(self, writer: LogWriter, first: int, last: int) -> Iterator[tuple[int, EpochChanges]]:
+    def changes(self, writer: LogWriter, first: int, last: int) -> Iterator[tuple[int, EpochContent]]:
         """Write the changes of some batches, and yield them in order."""
         reads = [
             (state, state.changes(self._session, self._checkpoint, first, last, self._partitions))

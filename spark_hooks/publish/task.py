@@ -16,9 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_hooks.serving.placement import ServerPlan, ensure_state_server
-from state_backend.attach.attachment import EpochChanges
 from state_backend.codec.row_encoding import RowError, RowPlan, encode
-from state_backend.log.epochs import ChangeFile
+from state_backend.log.epochs import ChangeFile, EpochContent
 from state_backend.log.filesystems import open_filesystem
 from state_backend.log.log_writer import ChangeFileWriter, LogWriter
 from state_backend.model.errors import LogError, LogUnavailableError, SparkisError
@@ -159,9 +158,9 @@ def commit(
     )
 
 
-def changes_of(results: Sequence[Any], replaces: tuple[str, ...] = ()) -> EpochChanges:
+def changes_of(results: Sequence[Any], replaces: tuple[str, ...] = ()) -> EpochContent:
     """Return the changes that the tasks of an epoch wrote."""
-    return EpochChanges(
+    return EpochContent(
         files=[ChangeFile.from_json(json.loads(each.file)) for each in results if each.file is not None],
         inline=[bytes(each.inline) for each in results if each.inline is not None],
         rows=sum(each.rows for each in results),

@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol, Self
 from state_backend.codec.row_encoding import RowError
 from state_backend.log.catch_up import CatchUp
 from state_backend.log.change_log import ChangeLog
-from state_backend.log.epochs import Epoch, EpochChanges
+from state_backend.log.epochs import Epoch, EpochContent
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import (
@@ -101,11 +101,11 @@ class StateReader(ABC):
     batches_max: int
 
     @abstractmethod
-    def snapshot(self, writer: LogWriter, batch: int) -> EpochChanges:
+    def snapshot(self, writer: LogWriter, batch: int) -> EpochContent:
         """Write the whole state as of a batch."""
 
     @abstractmethod
-    def changes(self, writer: LogWriter, first: int, last: int) -> Iterator[tuple[int, EpochChanges]]:
+    def changes(self, writer: LogWriter, first: int, last: int) -> Iterator[tuple[int, EpochContent]]:
         """Write the changes of some batches, and yield them in order. The caller commits each before the next."""
 
     def pause_s(self, read_s: float) -> float:
@@ -444,7 +444,7 @@ class Attachment:
             raise CheckpointError(f"batch {batch} of {self._checkpoint.location} was purged while it was read")
         return batch_time_ms
 
-    def _commit(self, batch: int, batch_time_ms: int, changes: EpochChanges) -> None:
+    def _commit(self, batch: int, batch_time_ms: int, changes: EpochContent) -> None:
         if self._checkpoint.batch_time_ms(batch) != batch_time_ms:
             raise CheckpointError(f"{self._checkpoint.location} was set back while batch {batch} was read")
         extra = None if self._hooks.extra_changes is None else self._hooks.extra_changes()

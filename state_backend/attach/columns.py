@@ -8,7 +8,7 @@ A column is found by a path in the Arrow batches of `checkpoint.decoding`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import cast
@@ -16,12 +16,13 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from state_backend.attach.expressions import Expression, parse
 from state_backend.attach.states import ColumnNames
 from state_backend.checkpoint.keys import WITHOUT_COLUMNS, is_window
 from state_backend.checkpoint.states import JOIN, TRANSFORMS, State, StateForm
 from state_backend.codec.json_text import has_json, json_texts
 from state_backend.model.descriptor import Kind
-from state_backend.model.errors import UnsupportedStateError
+from state_backend.model.errors import DescriptorError, UnsupportedStateError
 
 SPARKS_EXPIRE_AT = "ttlExpirationMs"
 KEY, VALUE = "key", "value"
@@ -51,6 +52,22 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Computed:
+    """A column that an expression makes of others."""
+
+    name: str
+    kind: pa.DataType
+    expression: Expression
+    columns: tuple[Column, ...]
+    is_json: bool = False
+
+    def read(self, key: pa.StructArray, value: pa.StructArray) -> pa.Array:
+        """Return the column of some rows."""
+        given = {column.name: column.read(key, value) for column in self.columns}
+        return self.expression.values(given, len(key)).cast(self.kind)
+
+
+@dataclass(frozen=True)
 class Columns:
     """The columns of a state by role. distinct: those that make a key unique."""
 
@@ -62,6 +79,7 @@ class Columns:
     distinct: tuple[str, ...]
     default_value: tuple[str, ...]
     expire_at: Column | None
+    computed: tuple[Computed, ...] = ()
 
     @property
     def names(self) -> ColumnNames:
@@ -78,9 +96,30 @@ class Columns:
             self.expire_at is not None,
         )
 
-    def column(self, name: str) -> Column:
+    @property
+    def all(self) -> tuple[Column | Computed, ...]:
+        """All columns; a computed one precedes the column that it replaces."""
+        return (*self.computed, *self.key, *self.field, *self.value)
+
+    def column(self, name: str) -> Column | Computed:
         """Return a column by its name."""
-        return next(each for each in (*self.key, *self.field, *self.value) if each.name == name)
+        return next(each for each in self.all if each.name == name)
+
+    def with_computed(self, expressions: Mapping[str, str]) -> Columns:
+        """Return these columns and those that expressions make of them; DescriptorError for an unknown name."""
+        given = {each.name: each for each in (*self.key, *self.field, *self.value)}
+        computed = []
+        for name, text in expressions.items():
+            expression = parse(text)
+            if unknown := sorted(expression.names - given.keys()):
+                raise DescriptorError(
+                    f"{source_of(self.state)}: columns= makes {name!r} of {unknown[0]!r}, and there is no such column; "
+                    f"the columns are {', '.join(given)}"
+                )
+            used = tuple(given[each] for each in sorted(expression.names))
+            kind = expression.kind({each.name: each.kind for each in used})
+            computed.append(Computed(name, kind, expression, used))
+        return replace(self, computed=tuple(computed))
 
 
 def variable_of(state: State) -> str | None:

@@ -18,7 +18,7 @@ from state_backend.attach.rows import BoundState, newest_of_each
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
 from state_backend.checkpoint.states import State
 from state_backend.codec.row_encoding import in_runs, names_of, sorted_by_position
-from state_backend.log.epochs import ChangeFile, EpochChanges
+from state_backend.log.epochs import ChangeFile, EpochContent
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.errors import DescriptorError, PurgedVersionError
 
@@ -51,12 +51,12 @@ class FilesReader(StateReader):
         self._is_list = [state.state.is_list for state in states]
         self._compares_snapshots = False
 
-    def snapshot(self, writer: LogWriter, batch: int) -> EpochChanges:
+    def snapshot(self, writer: LogWriter, batch: int) -> EpochContent:
         """Write the whole state as of a batch."""
         replaces = tuple(state.name for state in self.descriptors)
         return self._written(writer, batch, self._whole(self._layout(batch)), replaces)
 
-    def changes(self, writer: LogWriter, first: int, last: int) -> Iterator[tuple[int, EpochChanges]]:
+    def changes(self, writer: LogWriter, first: int, last: int) -> Iterator[tuple[int, EpochContent]]:
         """Write the changes of some batches, and yield them in order."""
         for batch in range(first, last + 1):
             if self._partitions(batch) != self._partitions(batch - 1):
@@ -109,7 +109,7 @@ class FilesReader(StateReader):
             for partition in store.partitions():
                 yield from store.changes(partition, layout.batch)
 
-    def _written(self, writer: LogWriter, batch: int, decoded: Decoded, replaces: tuple[str, ...] = ()) -> EpochChanges:
+    def _written(self, writer: LogWriter, batch: int, decoded: Decoded, replaces: tuple[str, ...] = ()) -> EpochContent:
         """Write rows as change files."""
         runs = self._runs(decoded, is_whole=bool(replaces))
         files: list[ChangeFile] = []
@@ -121,7 +121,7 @@ class FilesReader(StateReader):
             files += [file] if file is not None else []
             inline += [stream] if stream is not None else []
             rows += part.rows
-        return EpochChanges(files, inline, rows, replaces=replaces)
+        return EpochContent(files, inline, rows, replaces=replaces)
 
     def _runs(self, decoded: Decoded, *, is_whole: bool) -> Iterator[pa.RecordBatch]:
         for run in in_runs(self._encoded(decoded)):

@@ -1,4 +1,4 @@
-"""Rows of a checkpoint as change records: the columns that a state's descriptor names, in the form of `row_encoding`."""
+"""Rows of a checkpoint as change records: the columns that a descriptor names, in the form of `row_encoding`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.attach.columns import Column, Columns, is_nested, is_plain, source_of, variable_of
-from state_backend.attach.states import DELETED, EXPIRE_AT, ORDER, RESETS, AttachedState, descriptor_of
+from state_backend.attach.columns import Column, Columns, Computed, is_nested, is_plain, source_of, variable_of
+from state_backend.attach.states import DELETED, EXPIRE_AT, ORDER, RESETS, AttachedState, descriptor_of, key_columns_of
 from state_backend.checkpoint.records import Op
 from state_backend.checkpoint.spark_types import VARIANT, type_name
 from state_backend.checkpoint.states import State, StateForm
@@ -21,7 +21,6 @@ from state_backend.codec.row_encoding import RowError, RowPlan, changes_of
 from state_backend.model.descriptor import Encoding, Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
-NO_EXPRESSIONS = "SQL expressions need Spark: use reader='spark', or --reader spark"
 # The types of the columns that have no counterpart in Spark's rows.
 OWN_TYPES = {DELETED: "boolean", EXPIRE_AT: "bigint", RESETS: "boolean", ORDER: "bigint"}
 FORMS = (
@@ -43,9 +42,9 @@ class BoundState:
     def of(cls, columns: Columns, requested: AttachedState, job: str) -> Self:
         """Fill in the defaults of the operator's state, and validate the state against its columns."""
         subject = source_of(columns.state)
-        if requested.columns:
-            raise DescriptorError(f"{subject}: columns= makes {', '.join(requested.columns)}; {NO_EXPRESSIONS}")
+        columns = columns.with_computed(requested.columns or {})
         descriptor = descriptor_of(columns.names, requested)
+        _check_key_expressions(columns, descriptor)
         for name in descriptor.value:
             _check_value(columns.column(name), descriptor, subject)
         typed = replace(descriptor, columns=_types(columns, descriptor, job))
@@ -65,7 +64,7 @@ class BoundState:
             "operator": state.operator_name,
             "variable": variable_of(state),
             "schema": schema_text(state),
-            "columns": {},
+            "columns": {each.name: each.expression.text for each in self.columns.computed},
         }
 
     def encoded(self, rows: pa.RecordBatch, number: int, names: pa.Array) -> pa.RecordBatch:
@@ -105,7 +104,7 @@ class BoundState:
         return [pc.if_else(pa.array(is_any), objects, pa.scalar(None, pa.string()))]
 
     @staticmethod
-    def _text(column: Column, key: pa.StructArray, value: pa.StructArray) -> pa.Array:
+    def _text(column: Column | Computed, key: pa.StructArray, value: pa.StructArray) -> pa.Array:
         """Return a column as far as `row_encoding` needs it: the rest is done by the forms of the plan."""
         read = column.read(key, value)
         if is_nested(column.kind) and not column.is_json:
@@ -117,7 +116,7 @@ class BoundState:
         if pc.any(pc.and_(elements.is_null(), pc.invert(is_deleted))).as_py():
             raise RowError(
                 f"state {self.descriptor.name!r}: an element of the list is null, and lists of Redis have no nulls; "
-                f"replace it with columns=: {NO_EXPRESSIONS}"
+                f"replace it: columns={{'element': \"coalesce({self.descriptor.value[0]}, ...)\"}}"
             )
 
 
@@ -151,9 +150,9 @@ def _elements(
     return keys.take(pa.array(owner)), elements, pa.array(row_is_deleted), pa.array(is_first)
 
 
-def _check_value(column: Column, descriptor: StateDescriptor, subject: str) -> None:
+def _check_value(column: Column | Computed, descriptor: StateDescriptor, subject: str) -> None:
     named = f"state {descriptor.name!r}, {subject}: the column {column.name!r} has the type {type_name(column.kind)}"
-    is_list = kind_of_list(column.kind) and descriptor.kind is Kind.LIST
+    is_list = _is_array(column.kind) and descriptor.kind is Kind.LIST
     if is_list and len(descriptor.value) == 1:
         raise DescriptorError(f"{named}, and an element of a list is no array; choose another column with value=")
     if descriptor.encoding is Encoding.BINARY and not pa.types.is_binary(column.kind):
@@ -165,7 +164,25 @@ def _check_value(column: Column, descriptor: StateDescriptor, subject: str) -> N
         )
 
 
-def kind_of_list(kind: pa.DataType) -> bool:
+def _check_key_expressions(columns: Columns, descriptor: StateDescriptor) -> None:
+    """Raise DescriptorError for a part of the key that an expression makes of the value, or that has no text."""
+    of_key = columns.names.of_key
+    for each in columns.computed:
+        if each.name not in key_columns_of(descriptor):
+            continue
+        named = (
+            f"state {descriptor.name!r}, {source_of(columns.state)}: columns= makes {each.name!r}, a part of the key"
+        )
+        if not each.expression.names <= set(of_key):
+            raise DescriptorError(
+                f"{named}, by {each.expression.text!r}; it may use only {', '.join(of_key)}, because rows that delete "
+                f"have no value"
+            )
+        if not is_plain(each.kind):
+            raise DescriptorError(f"{named}, of the type {each.kind}, which has no text form")
+
+
+def _is_array(kind: pa.DataType) -> bool:
     """Tell whether a type is an array."""
     return bool(pa.types.is_list(kind))
 
@@ -216,7 +233,7 @@ def _plan(columns: Columns, descriptor: StateDescriptor, job: str) -> RowPlan:
     )
 
 
-def _form(column: Column) -> str:
+def _form(column: Column | Computed) -> str:
     """Return how `row_encoding` converts a column; see `RowPlan`."""
     if pa.types.is_timestamp(column.kind):
         return "timestamp" if column.kind.tz else "timestamp_ntz"

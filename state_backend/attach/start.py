@@ -1,4 +1,4 @@
-"""Attachments that read Spark's files: finds the requested states in a checkpoint, validates them, and starts to follow."""
+"""Starts an attachment that reads Spark's files: finds the requested states in a checkpoint, and validates them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ read once for all of its states.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import groupby
 from typing import Self
 
@@ -69,9 +69,9 @@ class Checkpoint:
         checkpoint.query_id  # noqa: B018  # raises the error
         return checkpoint
 
-    @cached_property
+    @property
     def query_id(self) -> str:
-        """The query's id, which stays the same over restarts."""
+        """The query's id, which stays the same over restarts; read anew each time."""
         stored = self._files.read("metadata")
         if stored is None:
             raise CheckpointError(
@@ -88,6 +88,10 @@ class Checkpoint:
         """Return the last committed batch; None if there is none."""
         return max(self.batches(), default=None)
 
+    def is_committed(self, batch: int) -> bool:
+        """Tell whether a batch is committed, and not removed. Checks one file."""
+        return self._files.size(f"commits/{batch}") is not None
+
     def commit(self, batch: int) -> BatchCommit:
         """Return a batch's commit; PurgedVersionError if it has none."""
         path = f"commits/{batch}"
@@ -97,6 +101,12 @@ class Checkpoint:
         """Return the header of a batch's offsets: its time, its watermark, its settings."""
         path = f"offsets/{batch}"
         return metadata.parse_offsets(self._required(path), self._files.name(path))
+
+    def source_offsets(self, batch: int) -> tuple[str, ...]:
+        """Return the end offset of each source in a batch; () if unknown."""
+        stored = self._files.read(f"offsets/{batch}")
+        lines = [] if stored is None else stored.decode(errors="replace").splitlines()
+        return tuple(lines[2:]) if lines[:1] == ["v1"] else ()
 
     def layout(self, batch: int) -> Layout:
         """Return the operators and states as of a committed batch.

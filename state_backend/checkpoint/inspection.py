@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
 from state_backend.checkpoint.keys import fields, key_texts, served_key, served_type
 from state_backend.checkpoint.rows import plain_values
-from state_backend.checkpoint.states import State
+from state_backend.checkpoint.states import State, state_names
 from state_backend.checkpoint.stores import StateStore
 from state_backend.model.errors import CheckpointError, PurgedVersionError
 
@@ -125,11 +125,7 @@ def _spark_of(layout: Layout) -> str | None:
 
 def _names(layout: Layout) -> dict[State, str]:
     """Return the name of each state; with the operator's number where several have one name, as `attach` does."""
-    names = [state.name for state in layout.states]
-    return {
-        state: state.name if names.count(state.name) == 1 else f"{state.name}{state.operator}"
-        for state in layout.states
-    }
+    return dict(zip(layout.states, state_names(layout.states), strict=True))
 
 
 def _sizes(layout: Layout, progress: Progress) -> dict[State, list[dict[str, int]]]:

@@ -156,6 +156,14 @@ def _variables(operator: OperatorInfo, schemas: Mapping[str, Sequence[StoreSchem
         yield replace(found, is_list=form is StateForm.LIST, has_ttl=has_ttl)
 
 
+def state_names(states: Sequence[State]) -> list[str]:
+    """Return the default name of each state in keys; with the operator's number where several have one name."""
+    names = [state.name for state in states]
+    return [
+        name if names.count(name) == 1 else f"{name}{state.operator}" for name, state in zip(names, states, strict=True)
+    ]
+
+
 def infer_operator(schemas: Mapping[str, Sequence[StoreSchema]]) -> tuple[str, int]:
     """Return the name of an operator of Spark 3.5, which writes no metadata, and the columns of its keys' prefix."""
     if DEFAULT_STORE not in schemas:

@@ -69,6 +69,18 @@ class StateStore:
         """Return the numbers of the partitions that have been written, in order."""
         return self.files.numbers(f"state/{self.operator}")
 
+    def has_change_log(self, batch: int) -> bool:
+        """Tell whether the changes of a batch are in files of their own, and need not be found by comparison."""
+        if self.provider.open is HdfsStore:
+            return True
+        partition = next(iter(self.partitions()), 0)
+        version = str(batch + FIRST_VERSION)
+        names = self.files.names(self.folder(partition))
+        return any(
+            name.endswith(".changelog") and name.removesuffix(".changelog").partition("_")[0] == version
+            for name in names
+        )
+
     def folder(self, partition: int) -> str:
         """Return the folder of a partition's files."""
         return store_folder(self.operator, partition, self.name)

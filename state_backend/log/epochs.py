@@ -90,8 +90,8 @@ def rows_of_slots(run: pa.RecordBatch, slots: KeyGroups) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True)
-class EpochChanges:
-    """The changes of an epoch as `LogWriter.commit` takes them. replaces: the states whose full content they are."""
+class EpochContent:
+    """The content of an epoch as `LogWriter.commit` takes it. replaces: the states whose full content they are."""
 
     files: Sequence[ChangeFile] = ()
     inline: Sequence[bytes] = ()

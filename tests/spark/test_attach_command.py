@@ -40,8 +40,12 @@ def listed(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(whole, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
 
 
-def test_what_a_checkpoint_holds_is_listed(checkpoint: Path):
-    done = listed("--checkpoint", checkpoint, "--list")
+READERS = pytest.mark.parametrize("reader", ["files", "spark"])
+
+
+@READERS
+def test_what_a_checkpoint_holds_is_listed(checkpoint: Path, reader: str):
+    done = listed("--checkpoint", checkpoint, "--list", "--reader", reader)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1:] == [
         "operator 0 (stateStoreSave)",
@@ -50,9 +54,10 @@ def test_what_a_checkpoint_holds_is_listed(checkpoint: Path):
     ]
 
 
-def test_a_checkpoint_is_followed_and_served_until_a_signal(checkpoint: Path, tmp_path: Path):
+@READERS
+def test_a_checkpoint_is_followed_and_served_until_a_signal(checkpoint: Path, tmp_path: Path, reader: str):
     log = tmp_path / "log"
-    state = ("--state", "mean", "--key", "k", "--field", "window", "--column", "mean=_0 / _1")
+    state = ("--reader", reader, "--state", "mean", "--key", "k", "--field", "window", "--column", "mean=_0 / _1")
     with command(
         "attach", "--checkpoint", checkpoint, "--job", "j", "--log", log, "--serve", "--port", 0, *state
     ) as running:
@@ -63,7 +68,30 @@ def test_a_checkpoint_is_followed_and_served_until_a_signal(checkpoint: Path, tm
         assert running.end(signal.SIGTERM) == 0
 
 
-def test_what_is_missing_is_said_in_one_line(tmp_path: Path):
-    done = listed("--checkpoint", tmp_path / "nothing")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("sparkis attach: --job and --log are required")
+def test_the_job_has_the_name_of_the_folder_and_the_log_a_place_of_the_users(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with command("attach", "--checkpoint", checkpoint) as running:
+        found = running.wait_for(r"attached: (\S+) \(hash\); log (\S+)")
+        assert found.groups() == ("checkpoint:aggregation:<window>:<k>", str(tmp_path / "state/sparkis/log"))
+        assert running.end(signal.SIGINT) == 0
+
+
+def test_what_is_wrong_is_said_in_one_line(checkpoint: Path, tmp_path: Path):
+    def refusal(*arguments: object) -> str:
+        done = listed(*arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        (line,) = done.stderr.splitlines()
+        return line.removeprefix("sparkis attach: ")
+
+    assert "nothing is not the checkpoint of a query: it has no file `metadata`" in refusal(
+        "--checkpoint", tmp_path / "nothing"
+    )
+    assert "is inside of the checkpoint" in refusal("--checkpoint", checkpoint, "--log", checkpoint / "log")
+    assert refusal("--checkpoint", checkpoint, "--conf", "a=b") == (
+        "--master and --conf are settings of Spark, which is used with --reader spark"
+    )
+    assert "columns= has the expression 'sqrt(_0)', which sparkis does not read" in refusal(
+        "--checkpoint", checkpoint, "--log", tmp_path / "log", "--column", "x=sqrt(_0)"
+    )

@@ -1,0 +1,65 @@
+"""`sparkis attach --reader spark`: the command with a Spark of its own."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+
+from spark_hooks.attach.command import described, follow, job_of, log_of, pairs, states_of
+from spark_hooks.attach.start import attach, bind, reading_session
+from spark_hooks.checkpoint import Checkpoint
+from spark_hooks.end_signal import EndSignal
+from spark_hooks.own_spark import start_spark
+from state_backend.attach.attachment import Attachment
+from state_backend.model.errors import CheckpointError
+
+MASTER = "local[2]"
+
+
+def run_with_spark(options: argparse.Namespace, ended: EndSignal) -> None:
+    """List the states of a checkpoint, or follow it until a signal."""
+    with _session(pairs("--conf", options.conf), options.master or MASTER) as spark:
+        ended.install()  # Spark has handled SIGINT
+        if options.list:
+            _list(spark, options)
+        else:
+            follow(options, ended, lambda: _attach(options))
+
+
+@contextmanager
+def _session(settings: dict[str, str], master: str) -> Iterator[SparkSession]:
+    spark = start_spark("sparkis attach", master, settings)
+    spark.sparkContext.setLogLevel("OFF")  # errors are raised here as exceptions
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _attach(options: argparse.Namespace) -> Attachment:
+    return attach(
+        checkpoint=options.checkpoint,
+        states=states_of(options),
+        job=job_of(options),
+        log=log_of(options),
+        on_mismatch=options.on_mismatch,
+    )
+
+
+def _list(spark: SparkSession, options: argparse.Namespace) -> None:
+    session = reading_session(spark)
+    checkpoint = Checkpoint(session, options.checkpoint)
+    batch = checkpoint.newest()
+    if batch is None:
+        raise CheckpointError(
+            f"{checkpoint.location} has no committed micro-batch: is it a query's checkpoint, and has the query "
+            "finished a micro-batch?"
+        )
+    print(f"{checkpoint.location}: query {checkpoint.query_id()}, batch {batch}")
+    job = options.job or "JOB"
+    for state in bind(session, checkpoint, batch, job, []):
+        for line in described(str(state.source), state.names, state.descriptor, job):
+            print(line)
