@@ -77,7 +77,7 @@ _MODULES = {
     "state_backend.attach.attachment": ("Attachment",),
     "state_backend.attach.states": ("AttachedState",),
     "spark_hooks.attach.start": ("attach",),
-    "spark_hooks.publish.encoding": ("RowError",),
+    "state_backend.codec.row_encoding": ("RowError",),
     "spark_hooks.publish.failures": ("QueryFailedError",),
     "spark_hooks.serving.endpoints": ("ServedEndpoint",),
     "spark_hooks.publish.geo": ("geo_score",),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
-from spark_hooks.attach.command import described, follow, job_of, log_of, pairs, states_of
+from spark_hooks.attach.options import described, follow, job_of, log_of, pairs, states_of
 from spark_hooks.attach.start import attach, bind, reading_session
 from spark_hooks.checkpoint import Checkpoint
 from spark_hooks.end_signal import EndSignal
