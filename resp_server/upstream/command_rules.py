@@ -79,7 +79,7 @@ SPELLINGS_MAX = 1024
 
 
 class Side(Enum):
-    """Who answers a request."""
+    """The side that answers a request."""
 
     LOCAL = auto()
     STATES = auto()

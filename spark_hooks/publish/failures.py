@@ -49,8 +49,8 @@ class Failure:
             if query is None:
                 logger.error("%s", error)
             else:
-                # No daemon, as py4j's thread is, from which this is called: a script that ends because of this error
-                # waits for the line.
+                # Not a daemon, although py4j's thread, which calls this, is one: a script that ends because of this
+                # error waits for the line.
                 threading.Thread(target=self._log_after, args=(query,), name="sparkis-failure", daemon=False).start()
             raise
 

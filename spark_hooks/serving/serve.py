@@ -138,7 +138,7 @@ def serve(
             default), or takes these keys at once (`take`).
         routes: A file of rules that come before the jobs' key formats (docs/swap-rules.md).
         transactions: Whether EXEC runs a transaction over both sides (`mixed`, the default) or refuses it (`strict`).
-        upstream_auth: Who logs in at the upstream: `proxy`, with the URL's user (the default), or each `client`.
+        upstream_auth: `proxy`: all requests run as the URL's user (the default). `client`: each client logs in there.
         upstream_timeout_ms: The silence of the upstream after which it counts as failed. Default: 10000.
         upstream_connections: The shared connections to the upstream for each protocol version. Default: 4.
         upstream_pinned: The most connections to the upstream that one client has alone. Default: 1000.

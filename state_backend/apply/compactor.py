@@ -4,8 +4,8 @@
 
 The process reads the applier's store, and the applier continues meanwhile.
 
-A store of all slots is written at any epoch, once there are enough changes after the newest snapshot in the log,
-whoever wrote that. Stores of some slots must all be written at the same epoch, and their servers do not communicate:
+A store of all slots is written at any epoch, once there are enough changes after the newest snapshot in the log, from
+any server. Stores of some slots must all be written at the same epoch, and their servers do not communicate:
 each server derives the epoch from the log. An epoch is *marked* when the bytes of changes since the beginning of the
 log pass a multiple of one interval, or when the epoch's number is a multiple of another interval. `LEAD_EPOCHS` later
 all servers write their slots.

@@ -117,7 +117,7 @@ def _inspect(checkpoint: Checkpoint, batch: int, progress: Progress, *, counts: 
 
 
 def _spark_of(layout: Layout) -> str | None:
-    """Return the versions of Spark that write such a state; None without a state, by which alone they differ."""
+    """Return the versions of Spark that write such a checkpoint; None without operators: only their files differ."""
     if not layout.operators:
         return None
     return "4.0 or later" if layout.has_metadata else "3.5 or earlier"
