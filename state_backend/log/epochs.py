@@ -2,7 +2,8 @@
 
 `epochs/<epoch>.json` is one JSON object:
 
-    format      1; 2 if the job has a reducing state, 3 if it has a set: older versions cannot read their changes
+    format      1; 2 if the job has a reducing state, 3 if it has a set, 4 if it keeps rows by their order: older
+                        versions cannot read their changes
     epoch, term         this epoch's number, and the term of the writer that committed it
     previous            [epoch, term] of the epoch before, or null for the first of the log
     clock_ms            the one clock reading of the epoch, milliseconds since 1970 UTC

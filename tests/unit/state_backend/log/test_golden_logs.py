@@ -1,0 +1,60 @@
+"""Logs of every format, as earlier versions wrote them, are read and continued. `scripts/golden_logs.py` made them."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from scripts.golden_logs import MANY, STATES
+from state_backend.apply.compact import compact_log
+from state_backend.apply.replay import read_snapshot
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.log_writer import LogWriter
+from tests.golden_checkpoints import GOLDEN
+
+FORMATS = {job: number for number, job in enumerate(STATES, 1)}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    with tarfile.open(GOLDEN / "logs.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("job", "number"), FORMATS.items())
+def test_a_golden_job_has_its_format(log: Path, job: str, number: int) -> None:
+    [newest] = (log / job).glob("*/epochs/2.json")
+    assert json.loads(newest.read_text())["format"] == number
+
+
+def check(log: Path) -> None:
+    with read_snapshot(log, "format1") as one:
+        assert (one.value(b"format1:value:0"), one.value(b"format1:value:1")) == (b"0", None)
+        assert one.value(b"format1:value:%d" % (MANY - 1)) == b"%d" % (MANY - 1)
+        assert dict(one.map_pairs(b"format1:fields:a")) == {b"x": b"1", b"y": b"2"}
+        assert list(one.list_elements(b"format1:list:a", 0, 3)) == [b"2", b"3", b"4"]
+    with read_snapshot(log, "format2") as two:
+        assert two.value(b"format2:sum:a") == b"11"
+    with read_snapshot(log, "format3") as three:
+        assert list(three.members(b"format3:set:a")) == [b"y"]
+        assert three.scores(b"format3:sorted:a", [b"x", b"y"]) == [1.5, -2.0]
+    with read_snapshot(log, "format4") as four:
+        assert four.value(b"format4:last:a") == b"last"
+
+
+def test_a_golden_log_is_read_from_its_snapshots_and_epochs(log: Path) -> None:
+    for job in STATES:
+        assert [each.epoch for each in ChangeLog(log).job(job).snapshots(ChangeLog(log).job(job).visible())] == [1]
+    check(log)
+
+
+def test_a_golden_log_is_continued_and_compacted(log: Path) -> None:
+    for job, states in STATES.items():
+        with LogWriter(log, job, [state.for_job(job) for state in states], f"query-{job}") as writer:
+            writer.publish([])
+        compact_log(str(log), job, retention_ms=0)
+    check(log)
