@@ -1,6 +1,6 @@
 """Make the golden log: `python scripts/golden_logs.py FILE`, as tests/golden/logs.tar.xz.
 
-It has a job for each format of epochs, by its name: `format1` to `format4`. Each job has three epochs, and a snapshot as
+It has a job for each format of epochs, by its name: `format1` to `format4`. A job has three epochs, and a snapshot as
 of the second. Later versions must read this log as it is: for a new format make another file, and keep this one.
 """
 

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.util import find_spec
@@ -273,10 +274,13 @@ def _folder() -> Iterator[Path]:
 
 def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSignal) -> None:
     print("starting Spark ...", file=sys.stderr)
-    tables = {"weather": weather_table(), "flights": flights_table()}
-    spark = session()
-    ended.install()
-    endpoint = serve(spark, log=options.log or folder / "log", port=options.port, linger=0)
+    with ThreadPoolExecutor(1) as beside:  # while the JVM starts
+        reading = beside.submit(lambda: {"weather": weather_table(), "flights": flights_table()})
+        spark = session()
+        ended.install()
+        endpoint = serve(spark, log=options.log or folder / "log", port=options.port, linger=0)
+        print(f"serving at {endpoint.url}; starting the queries ...", flush=True)
+        tables = reading.result()
     feeder = Feeder(folder, tables, options.speed)
     queries: list[StreamingQuery] = []
     try:
@@ -300,7 +304,7 @@ def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSigna
 def _print_examples(endpoint: ServedEndpoint) -> None:
     cli = f"redis-cli -p {endpoint.port}"
     print(
-        f"serving at {endpoint.url}; try, while the data comes in:\n"
+        "try, while the data comes in:\n"
         f"  {cli} GET weather:maxTemperature:JFK             the highest temperature so far\n"
         f"  {cli} HGETALL weather:latest:JFK                 the latest reading; expires after an hour\n"
         f"  {cli} HGETALL flights:golden:UA                  golden signals of a carrier\n"
