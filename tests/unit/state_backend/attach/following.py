@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,23 @@ class GrowingCheckpoint:
         unfinished = self.path / f"commits/.{batch}.tmp"
         shutil.copy(self._whole / f"commits/{batch}", unfinished)
         unfinished.rename(self.path / f"commits/{batch}")
+
+    def uncommit(self, batch: int) -> None:
+        """Remove a batch's commit and its plan, as Spark does with old batches, and people who set a query back."""
+        (self.path / f"commits/{batch}").unlink()
+        (self.path / f"offsets/{batch}").unlink()
+
+    def plan_again(self, batch: int, later_ms: int = 1000, **settings: str) -> None:
+        """Write a batch's plan with another time, as Spark does after the query was set back; and other settings."""
+        version, header, *sources = (self._whole / f"offsets/{batch}").read_text().split("\n")
+        planned = json.loads(header)
+        planned["batchTimestampMs"] += later_ms
+        planned["conf"] |= settings
+        (self.path / f"offsets/{batch}").write_text("\n".join([version, json.dumps(planned), *sources]))
+
+    def rename_query(self, query_id: str) -> None:
+        """Give the checkpoint to another query."""
+        (self.path / "metadata").write_text(json.dumps({"id": query_id}))
 
 
 def coalesced(checkpoint: Path) -> list[AttachedState]:

@@ -20,10 +20,16 @@ from tests.unit.state_backend.attach.following import (
 
 # Keys with a null in a column that is no text, and with nested columns.
 WITHOUT_TEXT_KEYS = ("hdfs-types", "rocksdb-types")
-JOBS = [(version, job) for version, job in golden.jobs() if job not in WITHOUT_TEXT_KEYS]
+# Of older versions only some jobs: `tests/unit/state_backend/checkpoint` reads all.
+OF_EACH_VERSION = ("hdfs-aggregation", "rocksdb-join", "format2-aggregation", "transform")
+JOBS = [
+    (version, job)
+    for version, job in golden.jobs()
+    if job not in WITHOUT_TEXT_KEYS and (version == golden.NEWEST or job in OF_EACH_VERSION)
+]
 
 
-@pytest.mark.parametrize(("version", "job"), JOBS, ids="-".join)
+@pytest.mark.parametrize(("version", "job"), JOBS, ids=["-".join(each) for each in JOBS])
 def test_after_each_commit_the_log_has_the_state_of_its_batch(version: str, job: str, tmp_path: Path):
     growing = GrowingCheckpoint(version, job, tmp_path)
     log = tmp_path / "log"

@@ -1,0 +1,168 @@
+"""`sparkis attach` without Spark, beside running queries: what clients read is Spark's own result."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import redis
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import sparkis
+from compat.waiting import WAIT_S_MAX, eventually
+from state_backend.attach.start import attach_files
+from state_backend.log.change_log import ChangeLog
+from state_backend.model.records import Change, changes_in
+from tests.spark.attaching import SCHEMA, SEED, rocksdb, shown, some_rows, text, whole
+from tests.spark.micro_batches import Batches, Settings, start
+from tests.spark.processes import sparkis as command
+
+pytestmark = pytest.mark.slow
+
+Make = Callable[[str], Batches]
+PROVIDERS = pytest.mark.parametrize("store", [{}, rocksdb(), rocksdb("2")], ids=["hdfs", "rocksdb", "format2"])
+
+
+@PROVIDERS
+def test_a_running_query_is_followed_and_served_by_another_process(
+    spark: SparkSession, batches: Make, settings: Settings, tmp_path: Path, store: dict[str, str]
+):
+    settings(store)
+    random = Random(SEED)
+    rows, checkpoint = batches(SCHEMA), tmp_path / "checkpoint"
+    windows = rows.df.withWatermark("t", "1 minute").groupBy(F.window("t", "1 minute"), "k")
+    rows.add(*some_rows(random, 0), {"k": "k0", "n": 1, "v": 0.5, "t": "2026-01-01T00:00:01Z"})
+    query = start(
+        windows.agg(F.sum("n").alias("n"), F.max("v").alias("v")).writeStream.outputMode("append").format("noop"),
+        "q",
+        checkpoint,
+    )
+    with command(
+        "attach", "--checkpoint", checkpoint, "--job", "q", "--log", tmp_path / "log", "--serve", "--port", 0
+    ) as running:
+        url = running.wait_for(r"redis-cli -u (\S+)")[1]
+        with redis.Redis.from_url(url, decode_responses=True) as client:
+            for minute in range(1, 8):
+                rows.add(*some_rows(random, minute))
+                query.processAllAvailable()
+                last = max(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*"))
+                expected = in_spark(spark, checkpoint, last)
+                eventually(lambda: shown(client, "q"), lambda found, expected=expected: found == expected)
+        assert running.end(signal.SIGTERM) == 0
+    query.stop()
+
+
+def in_spark(spark: SparkSession, checkpoint: Path, batch: int) -> dict[str, Any]:
+    """Return the state of the windows as clients should read it, from Spark's own reader."""
+    found = {}
+    for row in whole(spark, checkpoint, batch):
+        fields = {name: text(value) for name, value in zip(("sum", "max"), row.value, strict=True) if value is not None}
+        if fields:
+            found[f"q:aggregation:{text(row.key.window.start)}:{row.key.k}"] = fields
+    return found
+
+
+def typed(rows: DataFrame) -> DataFrame:
+    """Return aggregates of many types: numbers, times, texts with special characters, and nested ones."""
+    return rows.groupBy("k", F.to_date("t").alias("d"), (F.col("n") % 2 == 0).alias("even")).agg(
+        F.count("*").alias("count"),
+        F.sum("v").alias("total"),
+        F.max(F.expr("v * 1e9")).alias("large"),
+        F.min(F.expr("v / 1e9")).alias("small"),
+        F.max("t").alias("newest"),
+        F.max(F.expr("cast(n as decimal(20, 8)) / 1000000")).alias("exact"),
+        F.first(F.expr("named_struct('k', k, 'v', v * 1e7, 't', t, 'd', date(t), 'n', null, 'f', float(v))")).alias(
+            "s"
+        ),
+        F.first(F.expr("array(concat(k, '\"\\\\', char(10), char(1), 'é'), null)")).alias("texts"),
+        F.first(F.expr("map('a', array(v, 1e-5D, 0D), k, null)")).alias("m"),
+        F.first(F.expr("cast(n as decimal(12, 9)) / 10000000")).alias("decimal"),
+        F.first(F.expr("encode(k, 'utf-8')")).alias("bytes"),
+        F.first(F.expr("cast(t as timestamp_ntz)")).alias("local"),
+    )
+
+
+def averages(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").agg(F.avg("v"), F.count("*"))
+
+
+def sides(rows: DataFrame) -> DataFrame:
+    marked = rows.withWatermark("t", "1 minute")
+    left = marked.select(F.col("k").alias("a"), F.col("t").alias("s"), "n")
+    right = marked.select(F.col("k").alias("b"), F.col("t").alias("u"), "v")
+    return left.join(right, F.expr("a = b and u between s and s + interval 1 minute"))
+
+
+def sessions(rows: DataFrame) -> DataFrame:
+    return rows.withWatermark("t", "1 minute").groupBy(F.session_window("t", "10 seconds"), "k").count()
+
+
+def within(rows: DataFrame) -> DataFrame:
+    return rows.withWatermark("t", "1 minute").dropDuplicatesWithinWatermark(["k", "n"])
+
+
+QUERIES = {
+    "typed": (typed, "update"),
+    "averages": (averages, "update"),
+    "sides": (sides, "append"),
+    "sessions": (sessions, "append"),
+    "within": (within, "append"),
+}
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    yield tmp_path / "spark", tmp_path / "files"
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_both_readers_write_the_same_records_and_descriptions(
+    batches: Make, settings: Settings, tmp_path: Path, logs: tuple[Path, Path], name: str
+):
+    settings(rocksdb())
+    random = Random(SEED)
+    make, mode = QUERIES[name]
+    rows, checkpoint = batches(SCHEMA), tmp_path / "checkpoint"
+    rows.add({"k": "k0", "n": 1, "v": 0.5, "t": "2026-01-01T00:00:01.123456Z"})
+    query = start(make(rows.df).writeStream.outputMode(mode).format("noop"), "q", checkpoint)
+    query.processAllAvailable()
+    by_spark = sparkis.attach(checkpoint=checkpoint, job="q", log=logs[0])
+    by_files = attach_files(str(checkpoint), job="q", log=str(logs[1]))
+    try:
+        for minute in range(1, 5):
+            rows.add(*some_rows(random, minute), {"k": "k1", "n": 2, "v": 1e8, "t": f"2026-01-01T00:0{minute}:00Z"})
+            query.processAllAvailable()
+        assert by_spark.wait(timeout_s=WAIT_S_MAX)
+        assert by_files.wait(timeout_s=WAIT_S_MAX)
+    finally:
+        query.stop()
+        by_spark.stop()
+        by_files.stop()
+    assert by_files.states == by_spark.states
+    one, other = (written(log) for log in logs)
+    assert {epoch: sorted(records) for epoch, records in other.items()} == {
+        epoch: sorted(records) for epoch, records in one.items()
+    }
+    # A log goes on with the other reader, in the same generation.
+    again = attach_files(str(checkpoint), job="q", log=str(logs[0]))
+    assert again.wait(timeout_s=WAIT_S_MAX)
+    again.stop()
+    assert written(logs[0]) == one
+
+
+def written(log: Path) -> dict[int, list[Change]]:
+    """Return the records of each epoch of the job's current generation."""
+    found = ChangeLog(str(log)).job("q")
+    current = found.current()
+    assert current is not None
+    records = {}
+    for number in found.numbers(current.generation):
+        epoch = found.epoch(current, number)
+        assert epoch is not None
+        records[number] = [change for run in found.runs(current.generation, epoch) for change in changes_in(run)]
+    return records

@@ -1,0 +1,243 @@
+"""What an attachment does where it cannot simply go on: gaps, checkpoints that were set back, other queries, kills."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from compat.waiting import eventually
+from state_backend.attach.start import attach_files
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.epochs import Epoch
+from state_backend.model.errors import CheckpointError, DescriptorError, UnsupportedStateError
+from tests.golden_checkpoints import NEWEST
+from tests.unit.state_backend.attach.following import (
+    JOB,
+    WAIT_S,
+    GrowingCheckpoint,
+    coalesced,
+    epochs,
+    following,
+    generations,
+    in_spark,
+    shown,
+)
+
+SEED = int(os.environ.get("SPARKIS_SEED") or 1)
+PARTITIONS = "spark.sql.shuffle.partitions"
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> GrowingCheckpoint:
+    return GrowingCheckpoint(NEWEST, "hdfs-window", tmp_path)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+def follow(growing: GrowingCheckpoint, log: Path, last: int) -> None:
+    """Attach until a batch is in the log."""
+    with following(growing.path, log) as attachment:
+        assert attachment.wait(last, WAIT_S)
+
+
+def commit(growing: GrowingCheckpoint, *batches: int) -> None:
+    for batch in batches:
+        growing.commit(batch)
+
+
+def epoch(log: Path, number: int) -> Epoch:
+    found = ChangeLog(str(log)).job(JOB)
+    current = found.current()
+    assert current is not None
+    read = found.epoch(current, number)
+    assert read is not None
+    return read
+
+
+def test_an_attachment_that_begins_late_reads_the_whole_state_in_one_epoch(growing: GrowingCheckpoint, log: Path):
+    commit(growing, 0, 1, 2)
+    follow(growing, log, 2)
+    assert epochs(log) == [2]
+    assert (epoch(log, 2).replaces, epoch(log, 2).origin) == (("aggregation",), 0)
+    assert shown(log) == in_spark(growing.path, 2)
+
+
+def test_an_attachment_resumes_where_the_log_ends(growing: GrowingCheckpoint, log: Path):
+    commit(growing, 0, 1)
+    follow(growing, log, 1)
+    commit(growing, 2, 3, 4)
+    follow(growing, log, 4)
+    assert (epochs(log), generations(log)) == ([1, 2, 3, 4], 1)
+    assert shown(log) == in_spark(growing.path, 4)
+
+
+def test_a_purged_batch_starts_a_new_generation_with_the_whole_state(growing: GrowingCheckpoint, log: Path):
+    commit(growing, 0, 1)
+    follow(growing, log, 1)
+    commit(growing, 2, 3, 4)
+    for batch in (0, 1, 2):
+        growing.uncommit(batch)
+    follow(growing, log, 4)
+    assert (epochs(log), generations(log)) == ([4], 2)
+    assert shown(log) == in_spark(growing.path, 4)
+
+
+def test_a_checkpoint_that_is_set_back_is_read_anew(growing: GrowingCheckpoint, log: Path):
+    commit(growing, 0, 1, 2, 3)
+    with following(growing.path, log) as attachment:
+        assert attachment.wait(3, WAIT_S)
+        for batch in (3, 2):
+            growing.uncommit(batch)
+        eventually(lambda: shown(log), lambda found: found == in_spark(growing.path, 1))
+        growing.plan_again(2)
+        growing.commit(2)
+        assert attachment.wait(2, WAIT_S)
+        assert shown(log) == in_spark(growing.path, 2)
+    (growing.path / "commits/2").unlink()
+    for batch in (2, 3, 4):
+        growing.plan_again(batch, later_ms=2000)
+    commit(growing, 2, 3, 4)  # further than the log is: only the batches' timestamps tell
+    follow(growing, log, 4)
+    assert epochs(log) == [4]
+    assert shown(log) == in_spark(growing.path, 4)
+
+
+def test_another_query_at_the_path_replaces_the_state(growing: GrowingCheckpoint, log: Path):
+    commit(growing, 0, 1)
+    with following(growing.path, log, catch_up_timeout_s=0) as attachment:
+        assert attachment.wait(1, WAIT_S)
+        growing.rename_query("another")
+        growing.commit(2)
+        eventually(lambda: generations(log), lambda count: count == 2)
+        assert attachment.wait(2, WAIT_S)
+    assert epochs(log) in ([1, 2], [2])
+    assert shown(log) == in_spark(growing.path, 2)
+
+
+def test_files_of_a_batch_without_a_commit_are_never_read(growing: GrowingCheckpoint, log: Path):
+    deltas = sorted(growing.path.glob("state/0/*/5.delta"))
+    right = {path: path.read_bytes() for path in deltas}
+    commit(growing, 0, 1, 2, 3)
+    with following(growing.path, log) as attachment:
+        assert attachment.wait(3, WAIT_S)
+        for path in deltas:  # as a batch left it that failed before its commit
+            path.write_bytes((path.parent / "1.delta").read_bytes())
+        assert shown(log) == in_spark(growing.path, 3)
+        for path, content in right.items():  # and as its second try wrote it
+            path.write_bytes(content)
+        growing.commit(4)
+        assert attachment.wait(4, WAIT_S)
+    assert shown(log) == in_spark(growing.path, 4)
+
+
+def test_a_batch_that_repartitions_the_state_is_read_as_a_whole(growing: GrowingCheckpoint, log: Path):
+    commit(growing, 0, 1)
+    with following(growing.path, log) as attachment:
+        assert attachment.wait(1, WAIT_S)
+        growing.plan_again(2, 0, **{PARTITIONS: "7"})
+        growing.commit(2)
+        assert attachment.wait(2, WAIT_S)
+    assert (epochs(log), generations(log)) == ([1, 2], 1)
+    assert epoch(log, 2).replaces == ("aggregation",)
+    assert shown(log) == in_spark(growing.path, 2)
+
+
+def test_a_damaged_file_stops_the_state_at_the_batch_before_until_it_is_whole(growing: GrowingCheckpoint, log: Path):
+    commit(growing, 0, 1)
+    broken = growing.path / "state/0/0/3.delta"
+    content = broken.read_bytes()
+    with following(growing.path, log) as attachment:
+        assert attachment.wait(1, WAIT_S)
+        broken.write_bytes(content[:-3])
+        growing.commit(2)
+        eventually(lambda: attachment.failure, lambda failure: "is damaged" in str(failure))
+        assert epochs(log) == [1]
+        broken.write_bytes(content)
+        assert attachment.wait(2, WAIT_S)
+    assert shown(log) == in_spark(growing.path, 2)
+
+
+def test_a_changed_plan_is_refused_unless_it_may_replace_the_state(
+    growing: GrowingCheckpoint, log: Path, tmp_path: Path
+):
+    commit(growing, 0)
+    growing.rename_query("same")
+    follow(growing, log, 0)
+    other = GrowingCheckpoint(NEWEST, "hdfs-whole-stream", tmp_path / "other")
+    other.commit(0)
+    other.rename_query("same")
+    with pytest.raises(DescriptorError, match="the query's plan has changed"):
+        attach_files(str(other.path), job=JOB, log=str(log))
+    with following(other.path, log, on_mismatch="replace") as attachment:
+        assert attachment.wait(0, WAIT_S)
+    assert shown(log) == in_spark(other.path, 0)
+
+
+def test_what_cannot_be_followed_is_refused_by_name(growing: GrowingCheckpoint, log: Path, tmp_path: Path):
+    def refusal(kind: type[Exception], path: Path = growing.path, **options: str) -> str:
+        with pytest.raises(kind) as raised:
+            attach_files(str(path), **({"job": JOB, "log": str(log)} | options))
+        return str(raised.value)
+
+    assert "has no committed micro-batch" in refusal(CheckpointError)
+    assert "is not the checkpoint of a query" in refusal(CheckpointError, tmp_path / "nothing")
+    assert "is inside of the checkpoint" in refusal(DescriptorError, log=str(growing.path / "log"))
+    growing.plan_again(0, 0, **{PROVIDER: "com.example.MyProvider"})
+    growing.commit(0)
+    assert "com.example.MyProvider" in refusal(UnsupportedStateError)
+    growing.plan_again(0, 0)
+    shutil.rmtree(growing.path / "state")
+    assert "has no state that can be read" in refusal(DescriptorError)
+
+
+FOLLOWER = """\
+import sys, threading
+from state_backend.attach.start import attach_files
+attach_files(sys.argv[1], job="j", log=sys.argv[2])
+print("attached", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("job", ["transform", "rocksdb-join"])
+def test_a_follower_that_is_killed_at_any_moment_leaves_each_batch_exactly_once(job: str, log: Path, tmp_path: Path):
+    random = Random(SEED)
+    growing = GrowingCheckpoint(NEWEST, job, tmp_path)
+    growing.commit(0)
+    for batch in growing.batches[1:]:
+        command = [sys.executable, "-c", FOLLOWER, str(growing.path), str(log)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as follower:
+            assert follower.stdout is not None
+            assert follower.stdout.readline()
+            growing.commit(batch)
+            # From "not yet seen" to "in the log": a commit takes some milliseconds.
+            least = random.randrange(min(3, batch + 1))
+            eventually(lambda: len(epochs(log)), lambda count, least=least: count >= least)
+            follower.send_signal(signal.SIGKILL)
+    with following(growing.path, log) as attachment:
+        assert attachment.wait(growing.batches[-1], WAIT_S)
+    assert epochs(log) == list(range(epochs(log)[0], growing.batches[-1] + 1))
+    expected = in_spark(growing.path, growing.batches[-1])
+    found = shown(log)
+    assert {key: len(value) for key, value in found.items()} == {key: len(value) for key, value in expected.items()}
+
+
+def test_readers_of_the_log_see_texts_in_place_of_nulls_in_keys(log: Path, tmp_path: Path):
+    growing = GrowingCheckpoint(NEWEST, "hdfs-aggregation", tmp_path)
+    commit(growing, *growing.batches)
+    with pytest.raises(Exception, match="the key column 'word' is null"), following(growing.path, log) as attachment:
+        attachment.wait(timeout_s=WAIT_S)
+    with following(growing.path, log, coalesced(growing.path)) as attachment:
+        assert attachment.wait(timeout_s=WAIT_S)
+    assert b"j:aggregation:none" in shown(log)
