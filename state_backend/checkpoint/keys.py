@@ -82,13 +82,14 @@ def is_window(kind: pa.DataType) -> bool:
 
 def served_key(state: State, name: str) -> str:
     """Return the Redis keys that an attachment makes of a state, with placeholders. name: of the state."""
-    columns = [f"<{field.name}>" for field in key_type(state)] or [WITHOUT_COLUMNS]
+    served = state.key if state.is_list else key_type(state)  # in a join of format 4, a row's time is in the key
+    columns = [f"<{field.name}>" for field in served] or [WITHOUT_COLUMNS]
     return SEPARATOR.join(["JOB", name, *columns])
 
 
 def served_type(state: State) -> str:
     """Return the Redis type that an attachment makes of a state."""
-    if state.form is StateForm.LIST:
+    if state.is_list:
         return "list"
     if state.form in (StateForm.MAP, StateForm.JOIN, StateForm.SESSION):
         return "hash"

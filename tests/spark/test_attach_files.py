@@ -145,6 +145,7 @@ def test_both_readers_write_the_same_records_and_descriptions(
         by_files.stop()
     assert by_files.states == by_spark.states
     one, other = (written(log) for log in logs)
+    assert sum(map(len, one.values())) > len(one) > 1
     assert {epoch: sorted(records) for epoch, records in other.items()} == {
         epoch: sorted(records) for epoch, records in one.items()
     }
