@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from resp_server import native
 from resp_server.execution.context import CommandContext
 from resp_server.execution.long_requests import SPLITS, UNSPLIT_WORDS_MAX, too_long
 from resp_server.forwarding.raw_replies import RawReply, Steps
 from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
 from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplyStage
+from resp_server.protocol.errors import ReplyError
 from resp_server.protocol.replies import Pending
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
 from resp_server.proxy.applications import Applications
@@ -36,6 +38,8 @@ from resp_server.upstream.upstream import Upstream
 
 # The parts of a read with keys of both sides.
 UPSTREAM_PART, OTHERS_PART = 0, 1
+# The garbage collector would visit all words of a long request several times, 10 ms each time.
+untrack: Callable[[LongRequest], None] = (lambda words: None) if native.core is None else native.core.untrack
 
 
 def is_long(request: Request) -> bool:
@@ -98,6 +102,7 @@ class LongRequests:
             if isinstance(decided.route, Exception):
                 raise decided.route
             return decided.route
+        untrack(request)
         stage = _Deciding(batch, batch.expect(is_silent=True))
         stage.run(self._decide(context, request, stage), self._defer)
         return Taken.IN_NEXT_BATCH
@@ -106,6 +111,8 @@ class LongRequests:
         owners, route = self._dispatcher.owners.matcher, None
         try:
             route = yield from self._decided(context, request)
+        except ReplyError as error:
+            request.decision = Decided(error.with_traceback(None), owners)  # its frames refer to the request
         except Exception as error:
             request.decision = Decided(error, owners)
         else:
@@ -146,6 +153,8 @@ class LongRequests:
                 is_other[at] = 1
             yield
         parts = LongRequest(request[:1], 0), LongRequest(request[:1], 0)
+        for part_request in parts:
+            untrack(part_request)
         places = array("L"), array("L")  # no lists: to free a million numbers would take too long
         for first in range(1, len(request), PORTION_WORDS):
             for at, word in enumerate(request[first : first + PORTION_WORDS], first):
