@@ -57,7 +57,7 @@ def _run(arguments: list[str] | None) -> int:
                 command.formatter_class = argparse.RawDescriptionHelpFormatter
             subcommand.add_options(command)
             command.set_defaults(run=subcommand.run)
-    options = parser.parse_args(given)
+    options = parser.parse_args(given or ["--help"])
     code: int = options.run(options)
     return code
 

@@ -56,7 +56,8 @@ def _print_once(options: argparse.Namespace) -> int:
         with Client.from_url(options.url, tls=files_of(options)) as client:
             jobs, version = read(client), version_of(client)
     except SparkisError as error:
-        print(f"sparkis status: {error}", file=sys.stderr)
+        hint = " (--url names another address, such as a job's endpoint.url)" if options.url == DEFAULT_URL else ""
+        print(f"sparkis status: {error}{hint}", file=sys.stderr)
         return 1
     if options.watch is not None and sys.stdout.isatty():
         print(end=CLEAR_SCREEN)

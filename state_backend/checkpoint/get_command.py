@@ -7,7 +7,7 @@ import json
 import sys
 
 from state_backend.checkpoint.checkpoint import Checkpoint
-from state_backend.checkpoint.inspection import look_up
+from state_backend.checkpoint.inspection import key_forms, look_up
 from state_backend.checkpoint.progress import progress_bar
 from state_backend.model.errors import SparkisError
 
@@ -32,11 +32,16 @@ def run(options: argparse.Namespace) -> int:
         with progress_bar() as progress:
             checkpoint = Checkpoint.at(options.checkpoint)
             batch, found = look_up(checkpoint, options.key, options.state, options.batch, progress)
+            forms = {} if found else key_forms(checkpoint, batch)
     except SparkisError as error:
         print(f"sparkis get: {error}", file=sys.stderr)
         return 1
     if not found:
-        print(f"sparkis get: no state has the key {options.key!r} after batch {batch}", file=sys.stderr)
+        are = ", ".join(f"{form} (state {name})" for name, form in forms.items() if options.state in (None, name))
+        print(
+            f"sparkis get: no state has the key {options.key!r} after batch {batch}; keys are {are or 'nowhere'}",
+            file=sys.stderr,
+        )
         return 1
     print(json.dumps(found, indent=1, ensure_ascii=False))
     return 0

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
-from state_backend.checkpoint.keys import fields, key_texts, served_key, served_type
+from state_backend.checkpoint.keys import fields, key_form, key_texts, served_key, served_type
 from state_backend.checkpoint.rows import plain_values
 from state_backend.checkpoint.states import State, state_names
 from state_backend.checkpoint.stores import StateStore
@@ -155,6 +155,11 @@ def look_up(
 ) -> tuple[int, dict[str, Any]]:
     """Return a batch and the values of a key by state, as values of JSON; of one state, if its name is given."""
     return with_batch(checkpoint, batch, lambda chosen: (chosen, _look_up(checkpoint, key, name, chosen, progress)))
+
+
+def key_forms(checkpoint: Checkpoint, batch: int) -> dict[str, str]:
+    """Return how the keys of each state look, by the state's name."""
+    return {name: key_form(state) for state, name in _names(checkpoint.layout(batch)).items()}
 
 
 def _look_up(checkpoint: Checkpoint, key: str, name: str | None, batch: int, progress: Progress) -> dict[str, Any]:

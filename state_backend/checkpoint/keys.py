@@ -6,7 +6,7 @@ of a row in a join of format 4 are no part of it: they are the fields of a hash.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import cast
 
 import pyarrow as pa
@@ -80,11 +80,19 @@ def is_window(kind: pa.DataType) -> bool:
     )
 
 
+def key_form(state: State) -> str:
+    """Return what `key_texts` makes of a state's keys, with placeholders."""
+    return _form(key_type(state))
+
+
+def _form(columns: Iterable[pa.Field]) -> str:
+    return SEPARATOR.join([f"<{field.name}>" for field in columns] or [WITHOUT_COLUMNS])
+
+
 def served_key(state: State, name: str) -> str:
     """Return the Redis keys that an attachment makes of a state, with placeholders. name: of the state."""
     served = state.key if state.is_list else key_type(state)  # in a join of format 4, a row's time is in the key
-    columns = [f"<{field.name}>" for field in served] or [WITHOUT_COLUMNS]
-    return SEPARATOR.join(["JOB", name, *columns])
+    return SEPARATOR.join(["JOB", name, _form(served)])
 
 
 def served_type(state: State) -> str:
