@@ -30,6 +30,9 @@ CHANGELOG_SETTING = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointi
 BATCHES_MAX = 16
 # A whole state is written in files of about this size (guess).
 FILE_BYTES_MAX = 256 << 20
+# Rows of partitions are joined up to these limits before they are encoded (guess).
+JOINED_ROWS = 16_384
+JOINED_BYTES = 4 << 20
 # Without a change log, each batch costs two reads of the whole state. So a pause follows, as long as the read, and at
 # most so many seconds (guess).
 COMPARISON_PAUSE_S_MAX = 5.0
@@ -131,9 +134,24 @@ class FilesReader(StateReader):
         numbers: dict[tuple[int, str], list[int]] = {}
         for number, bound in enumerate(self._states):
             numbers.setdefault((bound.state.operator, bound.state.name), []).append(number)
-        for state, rows in decoded:
-            for number in numbers.get((state.operator, state.name), ()) if rows.num_rows else ():
+        for state, rows in _joined(decoded):
+            for number in numbers.get((state.operator, state.name), ()):
                 yield self._states[number].encoded(rows, number, self._names)
+
+
+def _joined(decoded: Decoded) -> Decoded:
+    """Join the rows of small partitions by state: each batch of rows costs about the same, however small it is."""
+    waiting: dict[State, list[pa.RecordBatch]] = {}
+    sizes: dict[State, int] = {}
+    for state, rows in decoded:
+        if rows.num_rows:
+            waiting.setdefault(state, []).append(rows)
+            sizes[state] = sizes.get(state, 0) + rows.nbytes
+            if sizes[state] >= JOINED_BYTES or sum(map(len, waiting[state])) >= JOINED_ROWS:
+                yield state, pa.concat_batches(waiting.pop(state))
+                sizes.pop(state)
+    for state, batches in waiting.items():
+        yield state, pa.concat_batches(batches)
 
 
 class _Part:
