@@ -37,6 +37,7 @@ if os.environ.get("SPARKIS_PURE"):  # `make test-pure`: but what is about the co
         "tests/server/test_tls_sockets.py",
         "tests/server/test_split_of_a_request.py",
         "tests/unit/resp_server/native/test_glob.py",
+        "tests/unit/resp_server/native/test_untrack.py",
         "tests/unit/state_backend/lmdb/test_store.py::test_a_compiled_step_of_a_scan_is_python_s",
         "tests/unit/state_backend/native/test_lookup.py",
         "tests/unit/state_backend/native/test_lookup_of_damage.py",
