@@ -125,7 +125,10 @@ def outcomes_of_mocha(report: str, folder: Path) -> Outcomes:
 
 
 def _name(test: Mapping[str, Any], folder: Path) -> str:
-    return f"{Path(test['file']).relative_to(folder)}: {test['fullTitle']}"
+    title = str(test["fullTitle"])
+    return (
+        f"{Path(test['file']).relative_to(folder)}: {title}" if "file" in test else title
+    )  # a hook of a required file
 
 
 def outcomes_in(report: str) -> Outcomes:

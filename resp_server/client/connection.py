@@ -265,7 +265,11 @@ class Connection(ConnectionFields, asyncio.Protocol):
         if self.is_idle:
             self.answer_alone()  # now: the transport may be closed before the round ends
         self._write_queue.flush()
-        if self._transport.get_extra_info("sslcontext") is not None or self.is_blocked:
+        if self.is_blocked:
+            # Before the socket is closed: a client that sees the end may send what its command must not pop any more.
+            self._server_context.leave(self.session)
+            return False
+        if self._transport.get_extra_info("sslcontext") is not None:
             return False
         self._is_ending = self._next_turn is not None or not self._is_writable
         return self._is_ending

@@ -103,6 +103,19 @@ def test_a_client_that_leaves_while_blocked_takes_no_job(
     assert direct.call("LRANGE", "q", 0, -1).plain == [b"job"]
 
 
+def test_what_is_pushed_after_a_blocked_client_has_seen_its_end_is_not_popped_for_it(
+    swap: Swap, client: Connection, direct: Connection
+) -> None:
+    for _ in range(50):
+        with swap.proxy.connect() as blocked:
+            blocked.send(request("BLPOP", "q", "0"))
+            wait_until_blocked(direct)
+            blocked.end()
+            assert blocked.read_to_end() == b""
+            client.send(request("RPUSH", "q", "job") + request("LPOP", "q"))
+            assert [client.read().plain for _ in range(2)] == [1, b"job"]
+
+
 def test_a_client_that_ends_its_input_with_a_blocking_command_is_not_blocked(swap: Swap, direct: Connection) -> None:
     with swap.proxy.connect() as client:
         client.send(request("SET", "k", "1") + request("BLPOP", "q", "0"))

@@ -75,9 +75,11 @@ def test_mocha_s_tests_with_equal_titles_are_numbered_skipped_ones_count_nothing
 
     tests = [row("one", duration=3), row("one", "no"), row("two")]
     hooks = [row('"before all" hook for "three"', "ACL"), row('"after each" hook for "four"', "late", suite="")]
+    hooks.append({"title": '"after all" hook', "fullTitle": '"after all" hook', "err": {"message": "no server"}})
     assert outcomes_of_mocha(json.dumps({"tests": tests, "failures": [tests[1], *hooks]}), tmp_path) == {
         "a.ts: suite one": "passed",
         "a.ts: suite one (2)": "failed",
         'a.ts: suite "before all" hook for "three"': "failed",
         'a.ts: "after each" hook for "four"': {"error": "late"},
+        '"after all" hook': {"error": "no server"},
     }
