@@ -85,15 +85,19 @@ def read(client: Client) -> list[dict[str, Any]]:
 
 
 def version_of(client: Client) -> str:
-    """Return a line about the server's version and core, compiled or python; empty where the ACL forbids INFO."""
+    """Return a line about the server's version and core, compiled or python.
+
+    The version is in HELLO, also where the ACL forbids INFO, or an upstream answers it; then there is no core.
+    """
+    version = client.call("HELLO", "3").get("sparkis_version")
+    if version is None:  # an older server
+        return ""
     try:
         info = client.call("INFO", "server")
     except SparkisError:
-        return ""
-    text = info if isinstance(info, str) else info.decode()
-    found = dict(re.findall(r"^(sparkis_\w+):(\S+)", text, re.MULTILINE))
-    core = f", {found['sparkis_core']} core" if "sparkis_core" in found else ""
-    return f"sparkis {found['sparkis_version']}{core}" if "sparkis_version" in found else ""
+        info = ""
+    core = re.search(r"^sparkis_core:(\S+)", info if isinstance(info, str) else info.decode(), re.MULTILINE)
+    return f"sparkis {version}" + (f", {core[1]} core" if core else "")
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
