@@ -1,0 +1,76 @@
+"""The orders of selecting states' values: what builds a store anew carries them, so that an older row stays older."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from state_backend.codec import packed_map, selections
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.store import EpochChanges, Snapshot
+
+LENGTH_MAX = 200
+STATES = [
+    StateDescriptor("latest", key="k", value="v", last_by="t").for_job("job"),
+    StateDescriptor("pair", key="k", value=("a", "b"), last_by="t").for_job("job"),
+    StateDescriptor("fields", key="k", field="f", value="v", last_by="t").for_job("job"),
+    StateDescriptor("recent", key="k", value="v", kind="list", last_by="t", length_max=LENGTH_MAX).for_job("job"),
+]
+NAMES = [state.name for state in STATES]
+# A map is kept in one record, or in a record for each field.
+SMALL, LARGE = 2, 2 * packed_map.FIELDS_MAX
+KEYS = {state.name: b"job:%b:1" % state.name.encode() for state in STATES}
+
+
+def row(state: str, order: int, value: bytes, field: bytes | None = None) -> Change:
+    return Change(state, Op.FOLD, KEYS[state], field, selections.pack(b"%03d" % order, value))
+
+
+def rows(order: int, size: int) -> Iterator[Change]:
+    """Yield what a batch has for all states: `size` fields and elements, of this order."""
+    value = b"of %d" % order
+    yield row("latest", order, value)
+    yield row("pair", order, packed_map.pack([(b"a", value), (b"b", value)]))
+    for at in range(size):
+        yield row("fields", order, value, b"f%d" % at)
+        yield row("recent", order, b"%b, %d" % (value, at))
+
+
+def apply(store: LmdbStore, epoch: int, changes: list[Change]) -> None:
+    store.apply(EpochChanges(epoch, epoch, 1_000 + epoch, runs_of(changes, NAMES)), STATES)
+
+
+def built_from(store: LmdbStore, folder: Path) -> LmdbStore:
+    """Build a store from the changes that another's snapshot has."""
+    with store.snapshot(2_000) as snapshot:
+        copy = LmdbStore(folder, "g")
+        copy.apply(EpochChanges(0, 0, 1_000, runs_of(snapshot.changes(), NAMES)), STATES)
+    return copy
+
+
+def elements_of(snapshot: Snapshot) -> list[bytes]:
+    return list(snapshot.list_elements(KEYS["recent"], 0, snapshot.list_size(KEYS["recent"])))
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_a_store_that_is_built_from_a_snapshot_knows_the_orders_of_its_values(tmp_path: Path, size: int) -> None:
+    store = LmdbStore(tmp_path / "first", "g")
+    apply(store, 0, list(rows(500, size)))
+    copy = built_from(store, tmp_path / "second")
+    for each in (store, copy):
+        apply(each, 1, list(rows(400, size)))  # older
+        with each.snapshot(2_000) as snapshot:
+            assert snapshot.value(KEYS["latest"]) == b"of 500"
+            assert dict(snapshot.map_pairs(KEYS["pair"])) == {b"a": b"of 500", b"b": b"of 500"}
+            assert set(dict(snapshot.map_pairs(KEYS["fields"])).values()) == {b"of 500"}
+            elements = [b"of %d, %d" % (order, at) for order in (400, 500) for at in range(size)]
+            assert elements_of(snapshot) == elements[-LENGTH_MAX:]
+        apply(each, 2, list(rows(600, size)))  # newer
+        with each.snapshot(2_000) as snapshot:
+            assert snapshot.value(KEYS["latest"]) == b"of 600"
+            assert set(dict(snapshot.map_pairs(KEYS["fields"])).values()) == {b"of 600"}
+        each.close()
