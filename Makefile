@@ -22,6 +22,9 @@ SPARKIS_EXAMPLES ?= 5
 # for other processes most of the time. Two of the files, at the end of the run more, start a Spark (1 GB each).
 TEST_FILES ?= 6
 
+# Versions of PySpark beside the locked one, each in an environment of its own (scripts/spark_venv.sh).
+SPARK_VERSIONS ?= 3.5.9 4.0.5 4.1.4 4.2.1
+
 # The environment of programs in this checkout: its own Python (also for Spark's workers), its own JDK, no look-up of this host's
 # name, and no other Spark or source tree from the caller's environment. Python writes bytecode: the tests start a thousand
 # processes, and each would otherwise compile all sources, which takes longer than importing them.
@@ -30,7 +33,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
        PYSPARK_PYTHON="$(CURDIR)/$(VENV_PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-pure test-slow test-large test-cluster bench soak chaos conformance programs fuzz fuzz-native mutation demo example commands docs lock clean
+.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster bench soak chaos conformance programs fuzz fuzz-native mutation demo example commands docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,10 +56,18 @@ check: $(READY) ## check format, lint, types and import rules
 
 test: setup-test ## run the tests; ARGS go to pytest
 	@$(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
-	@echo "left out: make test-pure (without the compiled core), test-slow, test-large, test-cluster"
+	@echo "left out: make test-pure (without the compiled core), test-versions (older Spark), test-slow, test-large, test-cluster"
 
 test-pure: setup-test ## run the tests without the compiled core; ARGS go to pytest
 	@SPARKIS_PURE=1 $(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-versions: setup-test ## run the tests marked versions with older versions of Spark; SPARK_VERSIONS="3.5.9 4.0.5" chooses some
+	@failed=; for version in $(SPARK_VERSIONS); do \
+	    python=$(CURDIR)/$$(sh scripts/spark_venv.sh $(VENV) $$version) || exit 1; \
+	    echo "spark $$version with $$($$python --version)"; \
+	    $(RUN) PATH="$$(dirname $$python):$$PATH" PYSPARK_PYTHON="$$python" $$python -m pytest -m versions $(ARGS) \
+	        $$(grep -l 'mark\.versions' tests/spark/test_*.py) || failed="$$failed $$version"; \
+	done; [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
 test-slow: setup-test ## run the slow tests, which make test leaves out, many rounds of the kill tests, many examples of the properties
 	@$(RUN) SPARKIS_KILL_ROUNDS=$(SPARKIS_KILL_ROUNDS) python -m pytest -m "kill or slow" $(ARGS)

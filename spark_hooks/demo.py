@@ -334,7 +334,7 @@ def _wait_for_rows(queries: list[StreamingQuery], rows: int, ended: EndSignal) -
             failed = query.exception()
             if failed is not None:
                 raise SparkisError(f"the query {query.name} failed: {failed}")
-            seen |= {(query.name or "", each.batchId): each.numInputRows for each in query.recentProgress}
+            seen |= {(query.name or "", each["batchId"]): each["numInputRows"] for each in query.recentProgress}
         _print_bar(sum(seen.values()), rows, len(seen))
     if sys.stderr.isatty():
         print(file=sys.stderr)

@@ -5,12 +5,28 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from state_backend.model.errors import DescriptorError
+
+SPARK_VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 # Spark splits a range of ids into one partition per core. No application has so many cores.
 SPREAD_IDS = 1 << 16
+
+
+def require_spark_4(subject: str) -> None:
+    """Raise DescriptorError under Spark 3.5, for what needs an interface of Spark 4.0."""
+    if SPARK_VERSION < (4, 0):
+        raise DescriptorError(f"{subject} needs Spark 4.0 or later, and this is Spark {pyspark.__version__}")
+
+
+def check_connect(of: object) -> None:
+    """Raise DescriptorError for an object of Spark Connect under Spark 3.5, whose classes are others."""
+    if is_connect(of):
+        require_spark_4("sparkis under Spark Connect")
 
 
 def is_connect(of: object) -> bool:

@@ -111,6 +111,9 @@ if not TYPE_CHECKING:
         try:
             found = getattr(import_module(_MODULE_OF[name]), name)
         except ModuleNotFoundError as error:
+            if (error.name or "").startswith("pyspark."):
+                version = import_module("pyspark").__version__
+                raise ImportError(f"sparkis.{name} needs Spark 4.0 or later, and this is Spark {version}") from None
             missing = (error.name or "").partition(".")[0]
             if missing not in ("pyspark", "py4j", "pandas"):
                 raise

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.attach import declared
-from spark_hooks.attach.processor import REFUSAL_PROPERTY
+from spark_hooks.attach.declaration import REFUSAL_PROPERTY
 from spark_hooks.attach.spark_reader import ChangesMissingError
 from spark_hooks.attach.start import attach
 from spark_hooks.serving.endpoints import LOG_SETTING

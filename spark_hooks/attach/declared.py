@@ -15,14 +15,14 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_hooks.attach.processor import declared_in
+from spark_hooks.attach.declaration import declared_in
 from spark_hooks.checkpoint import Checkpoint
 from state_backend.attach.attachment import Attachment
 from state_backend.attach.states import AttachedState
 from state_backend.model.errors import CheckpointError, DescriptorError
 
-# The operator's name in the plans of queries and of micro-batches.
-OPERATOR = "TransformWithStateInPySpark"
+# The operator's names in the plans of queries and of micro-batches; Spark 4.0 has the first.
+OPERATORS = ("TransformWithStateInPandas", "TransformWithStateInPySpark")
 POLL_INTERVAL_S = 0.1
 
 
@@ -78,7 +78,7 @@ def _execution(query: StreamingQuery) -> Any:
 
 def _processors(plan: Any) -> Iterator[tuple[Any, tuple[AttachedState, ...]]]:
     """Yield the operators of a plan that have a processor, with the states that it declares."""
-    if plan.nodeName() == OPERATOR:
+    if plan.nodeName() in OPERATORS:
         jvm: Any = SparkContext._jvm
         pickled = plan.functionExpr().func().command().toArray(jvm.scala.reflect.ClassTag.Byte())
         yield plan, tuple(AttachedState(**described) for described in declared_in(bytes(pickled)))

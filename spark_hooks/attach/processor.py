@@ -13,26 +13,22 @@ Spark's Python workers import this module, so it imports little.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from spark_hooks.attach.declaration import CHANGELOG_SETTING, MARKER, REFUSAL_PROPERTY
 from state_backend.model.descriptor import check_name
 from state_backend.model.errors import DescriptorError
 
 if TYPE_CHECKING:
     from state_backend.attach.states import AttachedState
 
-# The text before a declaration. The declaration is JSON in ASCII: a list of the arguments of AttachedStates.
-MARKER = "sparkis.queryable_processor:"
 # The methods of a handle that make a readable variable, and the variable's kind.
 VARIABLE_GETTERS = {"getValueState": "ValueState", "getListState": "ListState", "getMapState": "MapState"}
-# A local property of tasks: the error with which a query's processors fail, because their declarations are invalid.
-REFUSAL_PROPERTY = "sparkis.refusal"
-CHANGELOG_SETTING = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 
 # Called when a processor with declared states is pickled. Spark pickles it when it makes the query's operator.
 _pickle_callbacks: list[Callable[[], None]] = []
@@ -218,24 +214,6 @@ class QueryableProcessor(StatefulProcessor):
 
 def _unpickled(processor: StatefulProcessor, marked: str) -> QueryableProcessor:
     return QueryableProcessor(processor, marked.removeprefix(MARKER))
-
-
-def declared_in(pickled: bytes) -> Iterable[dict[str, Any]]:
-    """Return the declaration in a pickled processor; empty if there is none.
-
-    The bytes are searched for the text, because unpickling them would run the user's code. Pickle never splits a text.
-    """
-    marker, decoder = MARKER.encode(), json.JSONDecoder()
-    at = pickled.find(marker)
-    while at >= 0:
-        begin = at + len(marker)
-        try:
-            found, _ = decoder.raw_decode(pickled[begin:].decode("ascii", "replace"))
-        except ValueError:  # the marker alone: the constant of this module, if the module is pickled by value
-            at = pickled.find(marker, begin)
-        else:
-            return list(found)
-    return ()
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.attach import declared
+from spark_hooks.attach.declaration import CHANGELOG_SETTING
 from spark_hooks.attach.operators import OperatorState, operator_states
-from spark_hooks.attach.processor import CHANGELOG_SETTING
 from spark_hooks.attach.rows import BoundState
 from spark_hooks.attach.spark_reader import ChangesMissingError, SparkReader
 from spark_hooks.checkpoint import Checkpoint, checkpoint_at
@@ -22,7 +22,7 @@ from spark_hooks.publish.offsets import OffsetLog, is_idle
 from spark_hooks.publish.sink import log_of
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.endpoints import LOG_SETTING
-from spark_hooks.sessions import current_session, is_connect
+from spark_hooks.sessions import current_session, is_connect, require_spark_4
 from state_backend.attach.attachment import POLL_INTERVAL_LOCAL_S, Attachment, OnMismatch, QueryHooks
 from state_backend.attach.states import AttachedArguments, AttachedState, matching
 from state_backend.log.catch_up import CATCH_UP_TIMEOUT_S, check_timeout
@@ -100,6 +100,7 @@ def attach(
     """
     if on_mismatch not in get_args(OnMismatch):
         raise DescriptorError(f"on_mismatch= is 'refuse' or 'replace', not {on_mismatch!r}")
+    require_spark_4("sparkis.attach")  # the data source `statestore`
     check_timeout(catch_up_timeout)
     requested = _requested_states(states, state, given)
     run = None if query is None else declared.run_of(query)

@@ -32,7 +32,8 @@ FIXED_TYPES = (T.BooleanType, T.DateType, T.TimestampType, T.TimestampNTZType)
 SUMS = (Reduce.SUM, Reduce.COUNT)
 # Spark's sum of a decimal has ten digits more than the decimal, and at most 38.
 SUMMED_DIGITS_MAX = 28
-NESTED_TYPES = (T.StructType, T.ArrayType, T.MapType, T.VariantType)
+VARIANTS: tuple[type[T.DataType], ...] = (T.VariantType,) if hasattr(T, "VariantType") else ()  # since Spark 4.0
+NESTED_TYPES = (T.StructType, T.ArrayType, T.MapType, *VARIANTS)
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) 
         raise DescriptorError(f"{column}; it must be a timestamp, or milliseconds since 1970 as a bigint")
     if role in tuple(By) and not plain:
         raise DescriptorError(f"{column}, whose order sparkis cannot store; choose a time, a number or a text")
-    if role == "order_by" and isinstance(kind, (T.MapType, T.VariantType, T.NullType)):
+    if role == "order_by" and isinstance(kind, (T.MapType, *VARIANTS, T.NullType)):
         raise DescriptorError(f"{column}, which cannot be ordered; choose another column")
 
 
@@ -322,7 +323,9 @@ def _text_of(column: Column, kind: T.DataType) -> tuple[Column, str]:
         return column, "timestamp"
     if isinstance(kind, T.BinaryType):
         return column, "text"
-    if isinstance(kind, T.StringType) and kind.collation != "UTF8_BINARY":
+    if (
+        isinstance(kind, T.StringType) and getattr(kind, "collation", "UTF8_BINARY") != "UTF8_BINARY"
+    ):  # not in Spark 3.5
         return F.collate(column, "UTF8_BINARY"), "text"  # keys are compared as bytes
     return column.cast("string"), "text"
 

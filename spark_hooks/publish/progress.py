@@ -56,7 +56,8 @@ def inline_changes_of(job: str, query: StreamingQuery) -> bytes | None:
     last = query.lastProgress
     if last is None:
         return None
-    fields = fields_of(json.loads(last.json, parse_float=Decimal))
+    text = last.json if hasattr(last, "json") else json.dumps(last)  # before Spark 4.0 it is a plain dictionary
+    fields = fields_of(json.loads(text, parse_float=Decimal))
     packed = packed_map.pack((name.encode(), value.encode()) for name, value in fields.items())
     change = Change(STATE, Op.PUT, f"{job}:{STATE}".encode(), None, packed)
     return to_stream(list(runs_of([change], [STATE])))

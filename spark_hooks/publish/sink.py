@@ -26,7 +26,7 @@ from spark_hooks.publish.progress import check_key_conflict, is_enabled
 from spark_hooks.publish.publisher import NAME_MISSING, Mode, Publisher, QueryRun, SinkOptions, partitions_of, plan_text
 from spark_hooks.publish.sink_checks import SinkChecks
 from spark_hooks.serving.endpoints import LOG_SETTING
-from spark_hooks.sessions import analyzed_plan, is_connect
+from spark_hooks.sessions import analyzed_plan, check_connect, is_connect
 from state_backend.log.catch_up import CATCH_UP_TIMEOUT_S, check_timeout
 from state_backend.log.change_log import check_writable
 from state_backend.log.filesystems import open_filesystem
@@ -264,6 +264,7 @@ def queryable(
         ...     snapshot.value(b"sensors:temperature:boiler")
         b'81.5'
     """
+    check_connect(df)
     if not isinstance(df, DataFrame):
         raise DescriptorError(f"sparkis.queryable takes a DataFrame, not {type(df).__module__}.{type(df).__qualname__}")
     if not df.isStreaming:

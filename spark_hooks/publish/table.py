@@ -10,13 +10,16 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from spark_hooks.publish import task
 from spark_hooks.publish.columns import check_columns
 from spark_hooks.publish.layout import Layout, check_layout
 from spark_hooks.publish.sink import VISIBILITY_TIMEOUT_S, log_of, logger
 from spark_hooks.publish.task import DIGEST_MASK
 from spark_hooks.serving import endpoints
+from spark_hooks.sessions import check_connect
 from state_backend.codec.row_encoding import DuplicateRowsError, encode
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.epochs import to_stream
@@ -82,6 +85,7 @@ def publish_table(
     """
     check_user_name(name)
     check_name("job", job)
+    check_connect(df)
     if not isinstance(df, DataFrame) or df.isStreaming:
         raise DescriptorError(
             f"table {name!r}: sparkis.publish_table takes a static DataFrame; for a streaming one, call it in a "
@@ -102,15 +106,15 @@ def publish_table(
     root = log_of(df.sparkSession, log)
     clock_ms = now_ms()
     layout = Layout.of(df, [state], job)
-    rows = layout.rows(df.limit(ROWS_MAX + 1), 1).toArrow()
-    if rows.num_rows > ROWS_MAX:
+    batches = _batches_of(layout.rows(df.limit(ROWS_MAX + 1), 1))
+    if sum(batch.num_rows for batch in batches) > ROWS_MAX:
         raise DescriptorError(
             f"table {name!r}: the DataFrame has more than {ROWS_MAX} rows, and each call writes the whole table again; "
             f"filter out rows that nobody reads, or publish changed rows from a stream with sparkis.queryable"
         )
     digest = [0]
     try:
-        runs = list(encode(layout.plans(clock_ms), rows.to_batches(), digest))
+        runs = list(encode(layout.plans(clock_ms), batches, digest))
     except DuplicateRowsError as error:
         raise DescriptorError(
             f"table {name!r}: several rows have the {'member' if member else 'field'} "
@@ -136,6 +140,14 @@ def publish_table(
     if not endpoints.wait(root, job, epoch, VISIBILITY_TIMEOUT_S):
         logger.warning("job %s: epoch %d was not readable after %s s", job, epoch, VISIBILITY_TIMEOUT_S)
     return epoch
+
+
+def _batches_of(rows: DataFrame) -> list[pa.RecordBatch]:
+    """Return the rows on the driver. Before Spark 4.0, a DataFrame has no `toArrow`: its tasks write the batches."""
+    if hasattr(rows, "toArrow"):
+        return list(rows.toArrow().to_batches())
+    written = rows.mapInArrow(task.as_streams, task.STREAMS).collect()
+    return [batch for row in written for batch in pa.ipc.open_stream(row.stream)]
 
 
 def _writer_of(root: str, job: str, state: StateDescriptor) -> LogWriter:

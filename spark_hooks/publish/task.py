@@ -17,13 +17,15 @@ import pyarrow as pa
 
 from spark_hooks.serving.placement import ServerPlan, ensure_state_server
 from state_backend.codec.row_encoding import RowError, RowPlan, encode
-from state_backend.log.epochs import ChangeFile, EpochContent
+from state_backend.log.epochs import ChangeFile, EpochContent, to_stream
 from state_backend.log.filesystems import open_filesystem
 from state_backend.log.log_writer import ChangeFileWriter, LogWriter
 from state_backend.model.errors import LogError, LogUnavailableError, SparkisError
 
 # The schema of the one row that a task returns, as Spark's DDL.
 RESULT = "file string, inline binary, rows long, digest long, error string, is_log_error boolean, hashes binary"
+# The schema of `as_streams`.
+STREAMS = "stream binary"
 NO_SPARKIS = "No module named 'spark_hooks'"
 DIGEST_MASK = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -100,6 +102,12 @@ class Task:
                 "hashes": pa.array([None if hashes is None else b"".join(map(bytes, hashes))], pa.binary()),
             }
         )
+
+
+def as_streams(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write each batch as one Arrow IPC stream, for a driver that collects rows. Runs on an executor."""
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"stream": pa.array([to_stream([batch])], pa.binary())})
 
 
 def check(results: Iterable[Any], job: str, batch: int | None = None) -> None:

@@ -36,7 +36,7 @@ from spark_hooks.serving.endpoints import LOG_SETTING, ServedEndpoint
 from spark_hooks.serving.executor_endpoint import ClusterOptions, ExecutorsEndpoint
 from spark_hooks.serving.placement import ClientOptions, tls_arguments, with_passwords
 from spark_hooks.serving.upstream import UpstreamOptions
-from spark_hooks.sessions import is_connect
+from spark_hooks.sessions import check_connect, is_connect
 from state_backend.log.change_log import check_writable
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import DescriptorError
@@ -161,6 +161,7 @@ def serve(
         ...         client.hgetall("rules:limits")
         {'boiler': '90'}
     """
+    check_connect(spark)
     linger_s = seconds_of(linger)
     if not 1 <= workers <= WORKERS_MAX:
         raise ValueError(f"workers={workers!r}: give a number of processes from 1 to {WORKERS_MAX}")

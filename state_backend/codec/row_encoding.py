@@ -124,13 +124,13 @@ def in_runs(changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     rows = size = 0
     for piece in chain.from_iterable(map(_pieces, changes)):
         if buffered and (rows + piece.num_rows > RUN_ROWS_MAX or size + piece.nbytes > RUN_BYTES_MAX):
-            yield pa.concat_batches(buffered)
+            yield _joined(buffered)
             buffered, rows, size = [], 0, 0
         buffered.append(piece)
         rows += piece.num_rows
         size += piece.nbytes
     if buffered:
-        yield pa.concat_batches(buffered)
+        yield _joined(buffered)
 
 
 def _all_changes(
@@ -198,6 +198,14 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return batches that have rows as one batch; pyarrow has `concat_batches` since version 19."""
+    if len(batches) == 1:
+        return batches[0]
+    (joined,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined
+
+
 def sorted_by_position(run: pa.RecordBatch) -> pa.RecordBatch:
     """Return a run in the order of a store; rows of one position keep their order."""
     return run.take(pc.sort_indices(run.column("position")))
@@ -250,7 +258,7 @@ def changes_of(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatc
         is_reset = pc.fill_null(batch.column("r"), False)
         put = pc.if_else(is_reset, pa.scalar(Op.PUT, pa.uint8()), put)
         value = pc.if_else(is_reset, _pack_lists(pc.fill_null(value, b""), np.ones(n, np.int64)), value)
-    nothing = pa.scalar(None, pa.binary())
+    nothing = pa.nulls(n, pa.binary())  # no scalar: with one, pyarrow 14 to 16 damage slices of a batch
     expire_at_ms = batch.column("e") if "e" in present else pa.scalar(plan.expire_at_ms, pa.int64())
     states = pa.DictionaryArray.from_arrays(pa.array(np.full(n, number, np.int16)), names)
     return pa.RecordBatch.from_arrays(
@@ -364,7 +372,7 @@ def _deduplicated(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
         return
     buffered: pa.RecordBatch | None = None
     for each in batches:
-        batch = each if buffered is None else pa.concat_batches([buffered, each])
+        batch = each if buffered is None else _joined([buffered, each])
         keys = batch.column("key")
         is_same = _is_same(plan, keys, batch.column("field"))
         if is_same.any():

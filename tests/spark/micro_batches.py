@@ -30,16 +30,21 @@ def shared_session() -> Iterator[SparkSession]:
     if not _shared:
         _shared.append(local_session("local[2]"))
     (session,) = _shared
-    before = dict(session.conf.getAll)
+    before = settings_of(session)
     yield session
     for query in session.streams.active:
         query.stop()
-    after = dict(session.conf.getAll)
+    after = settings_of(session)
     for name in after.keys() - before.keys():
         session.conf.unset(name)
     for name, value in before.items():
         if after.get(name) != value:
             session.conf.set(name, value)
+
+
+def settings_of(session: SparkSession) -> dict[str, str]:
+    """Return all settings of a session, in any version of Spark."""
+    return {row.key: row.value for row in session.sql("SET").collect()}
 
 
 def end_shared_session() -> None:

@@ -109,6 +109,7 @@ def test_executors_write_what_the_driver_commits_and_one_server_beside_it_serves
     endpoint.stop()
 
 
+@pytest.mark.versions
 def test_every_key_is_answered_as_by_one_server_beside_the_driver(placed: Placed, tmp_path: Path):
     placed.wait_for_servers(2)
     for _ in range(2):
@@ -119,6 +120,7 @@ def test_every_key_is_answered_as_by_one_server_beside_the_driver(placed: Placed
     assert everything(placed.endpoint.url) == embedded
 
 
+@pytest.mark.versions
 def test_a_client_that_is_sent_on_by_hand_finds_every_key(placed: Placed):
     placed.wait_for_servers(2)
     for first in placing.addresses(placed.endpoint):
@@ -129,6 +131,7 @@ def test_a_client_that_is_sent_on_by_hand_finds_every_key(placed: Placed):
         client.close()
 
 
+@pytest.mark.versions
 def test_each_executor_has_one_server_however_many_tasks_ran(placed: Placed):
     placed.wait_for_servers(2)
     servers = placing.server_pids(placed.endpoint)

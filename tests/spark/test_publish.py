@@ -19,7 +19,7 @@ from tests.spark.micro_batches import Batches, failure_of, start
 
 Make = Callable[[str], Batches]
 
-pytestmark = pytest.mark.usefixtures("endpoint")
+pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("endpoint")]
 
 STATE = StateDescriptor("s", key="k", value="v")
 
@@ -46,7 +46,7 @@ def test_a_batch_is_published_beside_what_else_the_function_does(client: redis.R
     assert seen == [2, 0, 1]
     assert client.mget("own:s:a", "own:s:b") == ["3", None]
     (job,) = (job for job in client.execute_command("STATE", "LAG") if job["job"] == "own")
-    assert job["applied"] == query.lastProgress.batchId == 2
+    assert job["applied"] == query.lastProgress["batchId"] == 2
 
 
 def test_a_query_of_another_session_is_live_while_it_runs_and_stale_when_it_has_ended(

@@ -20,7 +20,7 @@ from tests.spark.micro_batches import Batches, start
 
 Make = Callable[[str], Batches]
 
-pytestmark = pytest.mark.usefixtures("endpoint")
+pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("endpoint")]
 
 
 @pytest.fixture(autouse=True)

@@ -57,6 +57,7 @@ def unless_loading(client: redis.Redis, key: str) -> str | None:
         return None
 
 
+@pytest.mark.versions
 def test_a_log_is_served_while_its_job_runs_and_after(batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
@@ -208,6 +209,7 @@ def test_after_sparkis_stop_serving_again_starts_another_server(spark: SparkSess
         assert redis.Redis.from_url(second.url).ping()
 
 
+@pytest.mark.versions
 def test_a_server_that_was_killed_comes_back_on_its_port_with_all_epochs(
     spark: SparkSession, batches: Make, tmp_path: Path
 ):
@@ -258,6 +260,7 @@ def test_a_batch_that_was_waited_for_can_be_read_from_every_worker(spark: SparkS
         endpoint.stop()
 
 
+@pytest.mark.versions
 def test_a_state_server_may_be_beside_a_local_driver_and_one_started_by_hand_joins_it_and_outlives_it(
     spark: SparkSession, batches: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

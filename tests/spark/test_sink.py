@@ -25,7 +25,7 @@ from tests.spark.micro_batches import Batches, failure_of, start
 TEMPS = "sensor string, temp double"
 Make = Callable[[str], Batches]
 
-pytestmark = pytest.mark.usefixtures("endpoint")
+pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("endpoint")]
 
 
 def lag(client: redis.Redis, job: str) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def test_the_quick_start_serves_what_spark_computes(
     assert client.get("sensors:maxTemperature:sensor_1") == "20.5"
     assert client.get("sensors:maxTemperature:sensor_3") == "10000000000"
     assert len(keys(client, "sensors:*")) == len(expected) == 3
-    assert lag(client, "sensors")["committed"] == query.lastProgress.batchId
+    assert lag(client, "sensors")["committed"] == query.lastProgress["batchId"]
 
 
 def test_append_takes_the_last_row_of_a_key_by_order_by(client: redis.Redis, batches: Make, tmp_path: Path):
@@ -270,7 +270,7 @@ def test_several_states_of_one_query_are_one_epoch(client: redis.Redis, batches:
     assert client.hgetall("several:golden:UA") == {"delay": "3", "tail": "N1"}
     assert client.hget("several:route:JFK-BOS", "N2") == "5"
     assert client.get("plane/N2") == '{"origin":"JFK","dest":"BOS"}'
-    assert lag(client, "several")["committed"] == query.lastProgress.batchId == 0
+    assert lag(client, "several")["committed"] == query.lastProgress["batchId"] == 0
 
 
 def test_deletions_by_null_and_by_column(client: redis.Redis, batches: Make, tmp_path: Path):
@@ -362,7 +362,7 @@ def test_a_micro_batch_without_rows_is_an_epoch(client: redis.Redis, batches: Ma
         wait_for_visibility=True,
     )
     query = start(writer, "empty", tmp_path / "checkpoint")
-    assert lag(client, "empty")["applied"] == query.lastProgress.batchId == 2
+    assert lag(client, "empty")["applied"] == query.lastProgress["batchId"] == 2
     assert keys(client, "empty:*") == {"empty:all:a", "empty:all:b"}
 
 
@@ -413,7 +413,7 @@ def test_a_query_restarted_on_its_checkpoint_goes_on(client: redis.Redis, batche
     rows.add({"k": "a", "v": 10})
     query = run()
     assert client.mget("again:sum:a", "again:sum:b") == ["11", "1"]
-    assert query.lastProgress.batchId == lag(client, "again")["committed"] == 1
+    assert query.lastProgress["batchId"] == lag(client, "again")["committed"] == 1
     assert [each["generation"] for each in generation if each["name"] == "again"] == [f"{query.id}.1"]
 
 

@@ -13,7 +13,8 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from spark_hooks.attach.processor import MARKER, declared_in, queryable_processor
+from spark_hooks.attach.declaration import MARKER, declared_in
+from spark_hooks.attach.processor import queryable_processor
 from sparkis import AttachedState
 from state_backend.model.errors import DescriptorError
 
@@ -101,4 +102,5 @@ def test_a_worker_that_unpickles_a_processor_loads_nothing_else_of_the_hooks():
     code = "import sys, spark_hooks.attach.processor; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     hooks = {name for name in loaded if name.startswith("spark_hooks")}
-    assert hooks == {"spark_hooks", "spark_hooks.attach", "spark_hooks.attach.processor"}
+    own = {"spark_hooks.attach.declaration", "spark_hooks.attach.processor"}
+    assert hooks == {"spark_hooks", "spark_hooks.attach", *own}
