@@ -168,7 +168,8 @@ def infer_operator(schemas: Mapping[str, Sequence[StoreSchema]]) -> tuple[str, i
     """Return the name of an operator of Spark 3.5, which writes no metadata, and the columns of its keys' prefix."""
     if DEFAULT_STORE not in schemas:
         return JOIN, 0
-    key, value = schemas[DEFAULT_STORE][0].key.names, schemas[DEFAULT_STORE][0].value.names
+    schema = schemas[DEFAULT_STORE][0]
+    key, value = ([field.name for field in columns] for columns in (schema.key, schema.value))
     if value == ["__dummy__"]:
         return "dedupe", 0
     if value == ["expiresAtMicros"]:
