@@ -90,10 +90,9 @@ class Scene:
         generation = self.generation()
         return self._job.numbers(generation) if generation else []
 
-    def wait_for_one_more(self) -> None:
-        """Wait until another batch is in the log."""
-        before = max(self.epochs(), default=-1)
-        eventually(lambda: max(self.epochs(), default=-1), lambda epoch: epoch > before)
+    def last_epoch(self) -> int:
+        """Return the last batch in the log."""
+        return max(self.epochs(), default=-1)
 
 
 def test_kills_of_either_side_at_random_moments(spark: SparkSession, batches: Callable[[str], Batches], tmp_path: Path):
@@ -105,8 +104,9 @@ def test_kills_of_either_side_at_random_moments(spark: SparkSession, batches: Ca
         eventually(scene.newest, lambda batch: batch >= 0)
         attachments.enter_context(scene.attachment())
         for number in range(ROUNDS):
+            before = scene.last_epoch()
             scene.add_files(FILES_PER_ROUND)
-            scene.wait_for_one_more()
+            eventually(scene.last_epoch, lambda epoch, before=before: epoch > before)
             sleep(random.random())
             if number % 2:
                 attachments.close()
