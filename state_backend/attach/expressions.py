@@ -33,7 +33,7 @@ CASTS = {
     "double": pa.float64(),
     "date": pa.date32(),
 }
-HINT = "write an expression of docs/attach.md, or use Spark: reader='spark' (--reader spark)"
+HINT = "write an expression of docs/attach.md, or use Spark: --reader spark, or sparkis.attach"
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class FilesReader(StateReader):
             ):
                 raise DescriptorError(
                     f"state {bound.descriptor.name!r}: {bound.columns.names.source} has another schema since batch "
-                    f"{batch}, or is gone: the query's plan has changed. Attach again, with on_mismatch='replace'"
+                    f"{batch}, or is gone: the query's plan has changed. Attach again, with --on-mismatch replace"
                 )
         compares = not all(store.has_change_log(batch) for store in layout.stores)
         if compares and not self._compares_snapshots:

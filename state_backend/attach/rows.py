@@ -159,8 +159,8 @@ def _check_value(column: Column | Computed, descriptor: StateDescriptor, subject
         raise DescriptorError(f"{named}, but encoding='binary' takes binary columns; use encoding='text'")
     if _has_variant(column.kind) or not (is_plain(column.kind) or (is_nested(column.kind) and has_json(column.kind))):
         raise DescriptorError(
-            f"{named}, which sparkis cannot write without Spark; leave it out with value=, or use reader='spark' "
-            f"(--reader spark)"
+            f"{named}, which sparkis cannot write without Spark; leave it out with value=, or use --reader spark, or "
+            f"sparkis.attach"
         )
 
 
