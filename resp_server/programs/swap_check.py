@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from resp_server.net.client import Client
 from resp_server.net.tls import add_tls_options, files_of
 from resp_server.programs.command_line import message_of, whole_number
-from resp_server.programs.progress import ProgressBar
 from resp_server.programs.status import table
 from resp_server.programs.surveyed_states import compare, states_of_log, states_of_server
 from resp_server.programs.swap_copies import add_copies_options, delete_copies
@@ -25,6 +24,7 @@ from resp_server.upstream.first_rules import first_rules
 from resp_server.upstream.key_survey import KeySurvey, SurveyedState, SurveyRow, decisions, shown
 from resp_server.upstream.rules import RulesFile, parse_rules
 from state_backend.model.errors import SparkisError
+from state_backend.progress_bar import ProgressBar
 
 DESCRIPTION = """\
 Read the names of an upstream's keys. Show which keys states would own behind `sparkis proxy --upstream`, which keys
@@ -150,14 +150,14 @@ async def _survey(options: argparse.Namespace, states: Sequence[SurveyedState]) 
     survey = KeySurvey(states, () if options.routes is None else RulesFile(options.routes).read())
     async with UpstreamCalls(upstream_of(options), options.upstream_timeout / MS_PER_S) as upstream:
         keys = await upstream.key_count()
-        with ProgressBar(min(keys, options.keys_max), "keys") as progress:
+        with ProgressBar("keys") as progress:
             for node in range(upstream.node_count):
                 # Each node gets its share, or what the nodes before it have left.
                 until = options.keys_max * (node + 1) // upstream.node_count
                 async for portion in upstream.scan(node):
                     for key in portion:
                         survey.add(key)
-                    progress.show(survey.count)
+                    progress.show(survey.count, min(keys, options.keys_max))
                     if survey.count >= until:
                         break
         rows = survey.rows()

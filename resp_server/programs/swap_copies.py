@@ -17,13 +17,13 @@ import hiredis
 
 from resp_server.net.client import Client, ClientError
 from resp_server.net.tls import files_of
-from resp_server.programs.progress import ProgressBar
 from resp_server.programs.status import table
 from resp_server.programs.upstream_calls import UpstreamCalls, UpstreamError
 from resp_server.programs.upstream_options import MS_PER_S, upstream_of
 from resp_server.upstream.copies import Copies, KeyOwner
 from resp_server.upstream.key_survey import shown
 from resp_server.upstream.name_groups import FoundKey
+from state_backend.progress_bar import ProgressBar
 
 # Keys of one STATE OWNER, and of one portion of deletions: a proxy takes no more.
 KEYS_AT_ONCE = 128
@@ -106,14 +106,14 @@ class _Walk:
 
     async def run(self, noun: str) -> Copies:
         """Walk; SparkisError. A key that a state owns from the start to the end is found once, or more often."""
-        count = 0
-        with ProgressBar(await self._upstream.key_count(), noun) as progress:
+        count, total = 0, await self._upstream.key_count()
+        with ProgressBar(noun) as progress:
             for node in range(self._upstream.node_count):
                 async for portion in self._upstream.scan(node):
                     for at in range(0, len(portion), KEYS_AT_ONCE):
                         await self._take(portion[at : at + KEYS_AT_ONCE])
                     count += len(portion)
-                    progress.show(count)
+                    progress.show(count, total)
         return self.copies
 
     async def _take(self, keys: Sequence[FoundKey]) -> None:

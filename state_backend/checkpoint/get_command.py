@@ -8,8 +8,8 @@ import sys
 
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.checkpoint.inspection import key_forms, look_up
-from state_backend.checkpoint.progress import progress_bar
 from state_backend.model.errors import SparkisError
+from state_backend.progress_bar import ProgressBar
 
 DESCRIPTION = "Look a key up in a query's checkpoint, and print its value as JSON, by state. It reads the whole state."
 
@@ -29,9 +29,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the value; return the exit code: 1 if there is no such key."""
     try:
-        with progress_bar() as progress:
+        with ProgressBar("partitions") as progress:
             checkpoint = Checkpoint.at(options.checkpoint)
-            batch, found = look_up(checkpoint, options.key, options.state, options.batch, progress)
+            batch, found = look_up(checkpoint, options.key, options.state, options.batch, progress.show)
             forms = {} if found else key_forms(checkpoint, batch)
     except SparkisError as error:
         print(f"sparkis get: {error}", file=sys.stderr)

@@ -10,9 +10,9 @@ from typing import Any
 
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.checkpoint.inspection import inspect
-from state_backend.checkpoint.progress import progress_bar
 from state_backend.log.inspection import facts_of_log, is_log, lines_of
 from state_backend.model.errors import SparkisError
+from state_backend.progress_bar import ProgressBar
 
 DESCRIPTION = (
     "Show a query's checkpoint: batches, watermark, operators, states, their schemas and sizes; or the jobs of a "
@@ -39,8 +39,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         if is_log(options.location):
             return _print_log(options)
-        with progress_bar() as progress:
-            facts = inspect(Checkpoint.at(options.location), options.batch, progress, counts=not options.no_counts)
+        with ProgressBar("partitions") as progress:
+            facts = inspect(Checkpoint.at(options.location), options.batch, progress.show, counts=not options.no_counts)
     except SparkisError as error:
         print(f"sparkis inspect: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""The progress of a command: a bar on a terminal, and nothing elsewhere."""
+"""The progress bar of a command: on a terminal, and nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ WIDTH = 30
 
 
 class ProgressBar:
-    """A bar on standard error, if that is a terminal. total: the count at the end. noun: of what."""
+    """A bar on standard error, if that is a terminal, removed at the end. noun: what is counted, in the plural."""
 
-    def __init__(self, total: int, noun: str) -> None:
-        self._total, self._noun = max(total, 1), noun
+    def __init__(self, noun: str) -> None:
+        self._noun = noun
         self._is_shown = sys.stderr.isatty()
         self._shown = ""
 
@@ -26,12 +26,12 @@ class ProgressBar:
         if self._is_shown:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
-    def show(self, count: int) -> None:
-        """Show that this many are done."""
+    def show(self, count: int, total: int) -> None:
+        """Show that `count` of all are done."""
         if not self._is_shown:
             return
-        full = WIDTH * min(count, self._total) // self._total
-        text = f"[{'#' * full}{'-' * (WIDTH - full)}] {count:,} of {self._total:,} {self._noun}"
+        full = WIDTH * min(count, total) // max(total, 1)
+        text = f"[{'#' * full}{'-' * (WIDTH - full)}] {count:,} of {total:,} {self._noun}"
         if text != self._shown:
             print(f"\r{text} ", end="", file=sys.stderr, flush=True)
             self._shown = text
