@@ -24,8 +24,7 @@ from state_backend.model.errors import DescriptorError
 # One Spark job reads at most this many pending batches (guess).
 BATCHES_MAX = 16
 # Reading one batch costs about the same as reading several (measured by the benchmark `attach`). So each read is
-# followed by a pause, in which fast batches accumulate: a multiple of the time that the read took, and at most so many
-# seconds.
+# followed by a pause, in which fast batches accumulate: a multiple of the read's time, up to a maximum.
 READ_PAUSE_FACTOR = 2.0
 READ_PAUSE_S_MAX = 0.75
 

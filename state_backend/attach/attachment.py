@@ -53,7 +53,7 @@ RETRY_PAUSE_S_MAX = 10.0
 STOP_TIMEOUT_S = 60.0
 WAIT_TIMEOUT_S = 60.0
 
-# Errors that a retry does not mend.
+# Errors that a retry does not fix.
 PERMANENT_ERRORS = (
     DescriptorError,
     RowError,
@@ -65,7 +65,7 @@ PERMANENT_ERRORS = (
 
 
 class FollowedCheckpoint(Protocol):
-    """What an attachment needs to know of a checkpoint. Each call reads the files again."""
+    """A checkpoint whose commits an attachment follows. Each call reads the files again."""
 
     location: str
 
@@ -123,7 +123,7 @@ class StateReader(ABC):
 
 @dataclass(frozen=True)
 class QueryHooks:
-    """What an attachment can ask of the query itself, and of the servers that this process started.
+    """Callbacks of an attachment to the query, and to the servers that this process started.
 
     ends_of         returns the end offset of each source in a batch; () if unknown
     is_active       tells whether the query runs
@@ -132,7 +132,7 @@ class QueryHooks:
     extra_states    states that the attachment publishes with those of the checkpoint
     extra_changes   returns their changes, inline
     announce        tells servers that an epoch of a job is committed
-    wait            waits until an epoch of a job can be read at them; False after some seconds
+    wait            waits until an epoch of a job can be read at these servers; False after a timeout
     """
 
     ends_of: Callable[[int], tuple[str, ...]] = lambda batch: ()

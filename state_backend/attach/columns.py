@@ -134,7 +134,7 @@ def source_of(state: State) -> str:
 
 
 def kind_of(state: State) -> Kind:
-    """Return what a state is to Redis, if its key has no field: a hash of a map, a list, else a value."""
+    """Return the kind of a state whose keys have no field: a map, a list or a value."""
     if state.is_list:
         return Kind.LIST
     return Kind.MAP if state.form in (StateForm.MAP, StateForm.JOIN) else Kind.VALUE

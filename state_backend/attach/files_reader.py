@@ -155,7 +155,7 @@ def _joined(decoded: Decoded) -> Decoded:
 
 
 class _Part:
-    """The runs of one file: so many as fit, of those that remain."""
+    """The runs of one file: as many of the remaining runs as fit."""
 
     def __init__(self, runs: Iterator[pa.RecordBatch]) -> None:
         self._runs = runs

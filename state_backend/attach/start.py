@@ -18,7 +18,7 @@ from state_backend.log.filesystems import open_filesystem
 from state_backend.model.descriptor import check_name, check_states
 from state_backend.model.errors import CheckpointError, DescriptorError, PurgedVersionError
 
-# Spark may remove a batch while its schemas are read. Then a newer one is read, so many times.
+# Spark may remove a batch while its schemas are read. Then a newer one is read: this many batches are tried.
 TRIES_MAX = 3
 
 

@@ -1,6 +1,6 @@
-"""`AttachedState`: what a user says about a state to attach, and the state's descriptor that follows from it.
+"""`AttachedState`: a user's description of a state to attach, from which the state's descriptor is made.
 
-Both readers use it: that of Spark's files, and that of Spark's jobs.
+Both readers use it: the one that reads Spark's files, and the one that runs Spark jobs.
 """
 
 from __future__ import annotations
