@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from state_backend.codec.json_text import join_present
 from state_backend.model.errors import DescriptorError
 
 Columns = Mapping[str, pa.Array]
@@ -227,9 +228,9 @@ def _concat(arguments: Sequence[pa.Array]) -> pa.Array:
 
 def _concat_ws(arguments: Sequence[pa.Array]) -> pa.Array:
     separator, *texts = map(_text, arguments)
-    if not texts:
-        raise TypeError("concat_ws takes a separator and texts")
-    return pc.binary_join_element_wise(*texts, separator, null_handling="skip")
+    if not texts or len(separator.unique()) > 1 or separator.null_count:
+        raise TypeError("concat_ws takes a text as separator, and other texts")
+    return join_present(texts, separator[0].as_py()) if len(separator) else separator
 
 
 def _of_one(function: Callable[[pa.Array], pa.Array]) -> Callable[[Sequence[pa.Array]], pa.Array]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -73,8 +73,14 @@ def json_objects(names: list[str], columns: list[pa.Array], rows: int, *, keeps_
         text = json_texts(column, keeps_nulls=keeps_nulls)
         head = pa.scalar(f"{_quoted(name)}:")
         fields.append(pc.binary_join_element_wise(head, pc.fill_null(text, NULL) if keeps_nulls else text, ""))
-    joined = pc.binary_join_element_wise(*fields, ",", null_handling="skip")
+    joined = join_present(fields, ",")
     return pc.binary_join_element_wise("{", joined, "}", "")
+
+
+def join_present(texts: Sequence[pa.Array], separator: str) -> pa.Array:
+    """Return the texts of each row joined, without its nulls. Arrow's own join loses rows that have only nulls."""
+    parts = [pc.fill_null(pc.binary_join_element_wise(separator, text, ""), "") for text in texts]
+    return pc.utf8_slice_codeunits(pc.binary_join_element_wise(*parts, ""), start=len(separator))
 
 
 def _plain(array: pa.Array) -> pa.Array:

@@ -1,0 +1,26 @@
+"""The JSON of columns: that of Spark's `to_json`. `tests/spark/test_attach_files.py` compares them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from state_backend.codec.json_text import json_texts
+
+
+def test_fields_that_are_null_are_kept_or_left_out_and_no_row_is_lost():
+    rows = pa.array([{"a": 1, "b": None}, {"a": None, "b": None}, None, {"a": 2, "b": 'q"\n'}])
+    assert json_texts(rows).to_pylist() == ['{"a":1,"b":null}', '{"a":null,"b":null}', None, '{"a":2,"b":"q\\"\\n"}']
+    assert json_texts(rows, keeps_nulls=False).to_pylist() == ['{"a":1}', "{}", None, '{"a":2,"b":"q\\"\\n"}']
+
+
+def test_lists_and_maps_may_be_empty_and_sliced():
+    lists = pa.array([[1], [], None, [2, None]], pa.list_(pa.int32()))
+    assert json_texts(lists[1:]).to_pylist() == ["[]", None, "[2,null]"]
+    maps = pa.array([[("a", 1.0)], [], None, [("b", None)]], pa.map_(pa.string(), pa.float64()))
+    assert json_texts(maps[1:]).to_pylist() == ["{}", None, '{"b":null}']
+
+
+def test_floats_are_written_as_java_does():
+    numbers = pa.array([0.0, -0.0, 1.0, 1e7, 123456.5, 1e-3, 1e-4, 1e300, float("nan"), float("-inf")])
+    texts = ["0.0", "-0.0", "1.0", "1.0E7", "123456.5", "0.001", "1.0E-4", "1.0E300", '"NaN"', '"-Infinity"']
+    assert json_texts(numbers).to_pylist() == texts
