@@ -37,11 +37,9 @@ def run(options: argparse.Namespace) -> int:
         print(f"sparkis get: {error}", file=sys.stderr)
         return 1
     if not found:
-        are = ", ".join(f"{form} (state {name})" for name, form in forms.items() if options.state in (None, name))
-        print(
-            f"sparkis get: no state has the key {options.key!r} after batch {batch}; keys are {are or 'nowhere'}",
-            file=sys.stderr,
-        )
+        forms_of = [f"{form} (state {name})" for name, form in forms.items() if options.state in (None, name)]
+        hint = f"; keys have the form {', '.join(forms_of)}" if forms_of else ""
+        print(f"sparkis get: no state has the key {options.key!r} after batch {batch}{hint}", file=sys.stderr)
         return 1
     print(json.dumps(found, indent=1, ensure_ascii=False))
     return 0

@@ -107,7 +107,10 @@ for name in sparkis.__all__:
 
 
 def test_commands_that_need_spark_say_what_to_install_in_one_line(python: Path) -> None:
-    for command, extra in ((["attach", "--checkpoint", "/nowhere", "--list"], "spark"), (["demo"], "demo")):
+    for command, extra in (
+        (["attach", "--checkpoint", "/nowhere", "--reader", "spark", "--list"], "spark"),
+        (["demo"], "demo"),
+    ):
         answered = run(python, "-m", "sparkis", *command)
         assert answered.returncode == 1
         (line,) = answered.stderr.splitlines()

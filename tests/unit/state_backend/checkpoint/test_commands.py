@@ -101,7 +101,10 @@ def test_get_reads_an_earlier_batch(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_what_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack(NEWEST, "hdfs-whole-stream", tmp_path / "checkpoint")
     for arguments, message in (
-        (("get", folder, "none"), "no state has the key 'none' after batch 4; keys are all (state aggregation)"),
+        (
+            ("get", folder, "none"),
+            "no state has the key 'none' after batch 4; keys have the form all (state aggregation)",
+        ),
         (("get", folder, "all", "--state", "x"), "has no state 'x'; its states: aggregation"),
         (("get", folder, "all", "--batch", 9), "offsets/9 is gone"),
         (("inspect", tmp_path), "is not the checkpoint of a query"),
