@@ -84,6 +84,7 @@ cdef class Transport:
     cdef int check_high_water(self) except -1
     cdef int send_all(self) except -1
     cdef int end_now(self, error) except -1
+    cdef int close_socket(self, error) except -1
 
 cdef class TlsTransport(Transport):
     cdef object tls, incoming, outgoing

@@ -643,7 +643,7 @@ cdef class Transport:
         return self.update_events()
 
     cdef int end_now(self, error) except -1:
-        """Close the socket, and notify the protocol."""
+        """Use the socket no more; soon notify the protocol, and close."""
         if self.is_closed:
             return 0
         if self.registered_events:
@@ -652,8 +652,18 @@ cdef class Transport:
         self.partial_bytes = self.unsent_bytes = self.sealed_bytes = self.start = self.end = 0
         self.poller.closed.append(self)  # an event of this round may still point to it
         self.poller.transports.discard(self)
+        self.poller.loop.call_soon(self.finish, error)
+        return 0
+
+    def finish(self, error):
+        """Notify the protocol, and close: whoever sees the end of a connection finds no subscription of it any more."""
+        try:
+            self.protocol.connection_lost(error)
+        finally:
+            self.close_socket(error)
+
+    cdef int close_socket(self, error) except -1:
         self.sock.close()
-        self.poller.loop.call_soon(self.protocol.connection_lost, error)
         return 0
 
 
@@ -729,13 +739,13 @@ cdef class TlsTransport(Transport):
         self.sealed = None
         return True
 
-    cdef int end_now(self, error) except -1:
+    cdef int close_socket(self, error) except -1:
         """Send close_notify, unless a record is partly sent, and close."""
-        if error is None and self.sealed is None and not self.is_closed:
+        if error is None and self.sealed is None:
             try:
                 self.tls.unwrap()
             except OSError:
                 pass  # the client's close_notify is not awaited
             self.seal()
             send(self.descriptor, <const char*>self.sealed, len(self.sealed), MSG_NOSIGNAL | MSG_DONTWAIT)
-        return Transport.end_now(self, error)
+        return Transport.close_socket(self, error)

@@ -257,6 +257,16 @@ def test_a_client_that_ends_itself_gets_what_was_answered_before(start: Callable
         assert peer.read_all() == bulk(b"1") + bulk(LARGE) * 20 + last
 
 
+def test_who_sees_the_end_of_a_subscriber_publishes_to_nobody(start: Callable[..., Any]) -> None:
+    running = start()
+    publisher = running.connect()
+    for _ in range(300):
+        subscriber = running.connect()
+        subscriber.send(asked(b"SUBSCRIBE", b"x") + b"QUIT\r\n")
+        assert subscriber.read_all().endswith(b"+OK\r\n")
+        publisher.answers(asked(b"PUBLISH", b"x", b"unheard"), b":0\r\n")
+
+
 def test_a_pause_holds_everybody_back_and_what_came_meanwhile_is_answered(start: Callable[..., Any]) -> None:
     running = start()
     pausing, held = running.connect(), running.connect()
