@@ -2,7 +2,7 @@
 
 The same redis-server is behind our proxy and behind twemproxy, and is measured alone as well. Reads of states are
 compared with those through a proxy without an upstream in front of the same state servers; and at `sparkis serve` with
-the upstream with those at `sparkis serve` without one.
+the upstream with those at `sparkis serve` without one. A Redis Cluster is measured alone, and through a proxy.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import repeat
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from benchmarks import processes
 from benchmarks.options import Options
 from benchmarks.proxy import SparkisProxied, end_process, start_program, start_twemproxy
 from benchmarks.reads import CLIENTS, PIPELINES, REQUESTS, Case, benchmark, uniform
+from benchmarks.redis_cluster import TAG, ClusterEndpoint, start_cluster, tag_of
 from benchmarks.results import Row, compared_row, single_row
 from benchmarks.servers import (
     LOAD_TIMEOUT_S,
@@ -142,6 +144,7 @@ def run(options: Options) -> Iterator[Row]:
         yield from _delays(get, scene, options)
         yield _beside_blocked_clients(get, scene, options)
         yield from _of_serve(scene, folder, stack, options)
+        yield from _of_cluster(folder, stack, options)
 
 
 def _passed_on(case: Case, pipeline: int, scene: Swap, options: Options) -> Iterator[Row]:
@@ -189,10 +192,61 @@ def _serve(name: str, keys: int, folder: Path, stack: ExitStack, options: tuple[
     return Endpoint(name, server.process, server.port)
 
 
+def _of_cluster(folder: Path, stack: ExitStack, options: Options) -> Iterator[Row]:
+    """Yield the rates of requests that a proxy passes on to a Redis Cluster, beside the same cluster alone."""
+    nodes = start_cluster(folder / "cluster", stack)
+    proxy = start_program(
+        stack,
+        "resp_server.programs.proxy",
+        *("--log", str(folder / "log"), "--port", "0", "--ownership", str(folder / "of_cluster.json")),
+        *("--upstream", "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)),
+    )
+    alone = ClusterEndpoint("the cluster", [node.process for node in nodes], [node.port for node in nodes])
+    through = ClusterEndpoint("sparkis", [proxy.process], [proxy.port] * len(nodes))
+    for number, node in enumerate(nodes):
+        with Client("127.0.0.1", node.port, timeout_s=30) as client:
+            for start in range(0, options.keys, MSET_KEYS):
+                some = range(start, min(options.keys, start + MSET_KEYS))
+                names = [f"{{{tag_of(number)}}}{cache_key(each)}" for each in some]
+                client.call(
+                    "MSET", *(word for each in zip(names, map(value, some, repeat(0)), strict=True) for word in each)
+                )
+
+    def is_ready() -> bool:
+        try:
+            with Client("127.0.0.1", proxy.port) as client:
+                names = [f"{{{tag_of(number)}}}{cache_key(0)}" for number in range(len(nodes))]
+                return all(client.call("GET", name) == value(0, 0) for name in names)
+        except ClientError:
+            return False  # it is loading
+
+    eventually(is_ready, awaited="the proxy", timeout_s=LOAD_TIMEOUT_S, error=BenchmarkError)
+    get = Case("GET", ("GET", f"{{{TAG}}}cache:item:__rand_int__"), options.keys)
+    set_ = Case("SET", ("SET", f"{{{TAG}}}cache:written:__rand_int__", value(0, 0)), options.keys)
+    for case in (get, set_):
+        for pipeline in PIPELINES:
+            name = f"{case.name} of a Redis Cluster's keys, pipeline {pipeline}"
+            found = _rounds(name, case, pipeline, (through, alone), options)
+            note = (
+                f"{options.keys:,} keys at each of three nodes, a load generator for each; beside the same nodes alone"
+            )
+            yield _compared(name, found, through, alone, note)
+
+
+class Measured(Protocol):
+    """What requests are sent to."""
+
+    @property
+    def name(self) -> str: ...
+
+    def rate(self, case: Case, pipeline: int, requests: int) -> tuple[float, float]:
+        """Return the requests per second, and the microseconds of processor time for each."""
+
+
 Rounds = list[dict[str, tuple[float, float]]]
 
 
-def _rounds(name: str, case: Case, pipeline: int, endpoints: tuple[Endpoint, ...], options: Options) -> Rounds:
+def _rounds(name: str, case: Case, pipeline: int, endpoints: tuple[Measured, ...], options: Options) -> Rounds:
     requests = max(CLIENTS * pipeline, int(REQUESTS[pipeline] * options.scale))
     rounds = []
     for number in range(options.rounds):
@@ -203,7 +257,7 @@ def _rounds(name: str, case: Case, pipeline: int, endpoints: tuple[Endpoint, ...
 
 
 def _compared(
-    name: str, rounds: Rounds, ours: Endpoint, peer: Endpoint, note: str, *, budget: float | None = None
+    name: str, rounds: Rounds, ours: Measured, peer: Measured, note: str, *, budget: float | None = None
 ) -> Row:
     return compared_row(
         name,

@@ -57,6 +57,11 @@ def as_bytes(reply: RawReply) -> bytes:
     return b"".join(reply.texts) if isinstance(reply, ReplyChunks) else reply
 
 
+def text_of(item: RawReply) -> bytes:
+    """Return the text of an encoded bulk string."""
+    return as_bytes(item).partition(b"\r\n")[2][:-2]
+
+
 def is_error(reply: RawReply) -> bool:
     """Tell whether a reply is an error."""
     return isinstance(reply, bytes) and reply[:1] == b"-"

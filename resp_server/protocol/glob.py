@@ -26,6 +26,9 @@ SHORT_BYTES_MAX = 32
 
 Matches = Callable[[bytes], object]
 
+# The special characters of a pattern.
+MARK = re.compile(rb"[*?\[\\]")
+
 # A token of a pattern is the set of the bytes allowed at a position, or STAR.
 ANY = frozenset(range(256))
 STAR = None
@@ -41,6 +44,11 @@ def matcher(pattern: bytes, ignore_case: bool = False) -> Matches:
     if len(pattern) <= SHORT_BYTES_MAX:
         return re.compile(translate(pattern, ignore_case), re.DOTALL).fullmatch
     return LongPattern(pattern, ignore_case).matches
+
+
+def literal_start(pattern: bytes) -> bytes:
+    """Return a pattern's text before its first special character: what follows may match any text."""
+    return MARK.split(pattern, maxsplit=1)[0]
 
 
 def check_pattern(pattern: bytes) -> None:

@@ -28,7 +28,7 @@ class CachedReads:
 
     def read_of(self, route: Route, request: Request, session: Session) -> CachedRead:
         """Return the cache key of a request."""
-        return CachedRead(session.db, session.protocol, route.rule.name, tuple(request[1:]))
+        return CachedRead(session.db, session.protocol, route.routed.name, tuple(request[1:]))
 
     def reply_to(self, read: CachedRead) -> bytes | None:
         """Return the reply to a read, if it is cached."""

@@ -1,26 +1,26 @@
 """The clients' names of states' keys, for invalidations and keyspace notifications.
 
-A state reports that `golden:byAccount:7` has changed; clients know this key as `dash/7/apdex`. A rule maps a whole key
-to its name. A rule that maps fields does not give the name of a field, because a state does not report which fields of
-a hash have changed. So the names of fields that tracking clients read are recorded, and all of a key's names are
-invalidated with it. Fields have no notifications.
+A state reports that `golden:byAccount:7` has changed; clients know this key as `dash/7/apdex`. A rule maps a whole key,
+or a single field, to its name. A rule for all fields of a hash does not: a state does not report which fields have
+changed. So the names of fields that tracking clients read are recorded, and all of a key's names are invalidated with
+it. For notifications the fields are read (`field_notifications.py`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from resp_server.protocol.glob import literal_start
+from resp_server.proxy.field_names import FieldRules, has_fields
 from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE
 from resp_server.session.subscriptions import SubscriptionKind
 from resp_server.upstream.key_patterns import glob_of
+from resp_server.upstream.mapped_names import StateName
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.rules import Owner, Rule, Rules
 
 # The names that are recorded. Beyond this number, all keys are invalidated and all names are dropped (guess: 30 MB).
 READ_NAMES_MAX = 100_000
-# The first special character of a pattern; what follows it may match any text.
-GLOB_MARK = re.compile(rb"[*?\[\\]")
 
 
 class MappedKeys:
@@ -35,12 +35,23 @@ class MappedKeys:
         self._read_count = 0
 
     @property
+    def rules(self) -> Rules:
+        """The current rules."""
+        return self._ownership.rules
+
+    @property
     def listed(self) -> Sequence[Rule]:
-        """The rules with names of whole keys."""
+        """The rules with names of states' keys, or of fields of them."""
         if self._rules is not self._ownership.rules:
             self._rules = self._ownership.rules
             self._listed = [rule for rule in self._rules if rule.lists_names]
         return self._listed
+
+    @property
+    def of_fields(self) -> FieldRules:
+        """The rules with names of fields, for keys of database 0."""
+        rules = [rule for rule in self.listed if has_fields(rule) and not rule.database]
+        return FieldRules(rules, self._ownership.matcher.decide)
 
     def is_state(self, key: bytes) -> bool:
         """Tell whether states own a key, by its own name, in database 0."""
@@ -48,9 +59,11 @@ class MappedKeys:
         return found.owner is Owner.STATE and (found.rule is None or found.rule.mapping is None)
 
     def names_of(self, state_key: bytes, rules: Iterable[Rule]) -> Iterator[bytes]:
-        """Iterate over the names of a whole key of a state, by some rules."""
+        """Iterate over the names of a key of a state, by some rules; of its fields only those that no reply names."""
         for rule in rules:
-            name = rule.mapping.key_of(state_key) if rule.mapping is not None else None
+            name = (
+                rule.mapping.key_of(StateName(state_key, rule.mapping.only_field)) if rule.mapping is not None else None
+            )
             if name is not None and self._ownership.matcher.decider(rule.database)(name).rule is rule:
                 yield name
 
@@ -102,7 +115,7 @@ def may_name(kind: SubscriptionKind, name: bytes, rules: Iterable[Rule]) -> bool
     if kind is SubscriptionKind.SHARD:
         return False
     is_pattern = kind is SubscriptionKind.PATTERN
-    literal = GLOB_MARK.split(name, maxsplit=1)[0] if is_pattern else name
+    literal = literal_start(name) if is_pattern else name
     if literal.startswith(KEYEVENT) or (is_pattern and KEYEVENT.startswith(literal)):
         return True
     prefixes = (KEYSPACE + rule.keys.literals[0].encode() for rule in rules)

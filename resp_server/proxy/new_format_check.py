@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
+from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error, text_of
 from resp_server.forwarding.reply_splitter import items_of, pack
 from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplyStage
 from resp_server.protocol.errors import internal_error
-from resp_server.proxy.swap_keyspace import text_of
 from resp_server.session.epoch_feed import ReplyEpochs
 from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.key_patterns import glob_of

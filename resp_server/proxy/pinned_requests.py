@@ -9,9 +9,9 @@ from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.session.session import Session
-from resp_server.upstream.command_rules import CommandRule
 from resp_server.upstream.logins import Logins
 from resp_server.upstream.pool import UpstreamPool
+from resp_server.upstream.routed_commands import RoutedCommand
 
 UNBLOCK_REASONS = (b"TIMEOUT", b"ERROR")
 NOT_BLOCKED = b":0\r\n"
@@ -23,7 +23,9 @@ class PinnedRequests:
     def __init__(self, logins: Logins) -> None:
         self._logins = logins
 
-    def block(self, rule: CommandRule, request: Request, session: Session, batch: ReplyBatch, sink: ReplySink) -> None:
+    def block(
+        self, routed: RoutedCommand, request: Request, session: Session, batch: ReplyBatch, sink: ReplySink
+    ) -> None:
         """Send a blocking command, the only request of its batch; PlainError if too many clients have connections.
 
         sink: passes the reply to the batch.
@@ -31,7 +33,7 @@ class PinnedRequests:
         batch.block()
         index = batch.expect(session.is_silent)
         upstream = self._logins.of(session.id).of(session.db)
-        upstream.block(session.id, session.protocol, rule, request, sink, index)
+        upstream.block(session.id, session.protocol, routed, request, sink, index)
 
     def has_own(self, session: Session, pools: Iterable[UpstreamPool]) -> bool:
         """Tell whether a client has a connection of its own, among those of some pools."""

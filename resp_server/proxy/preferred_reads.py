@@ -115,7 +115,7 @@ class SplitRead:
     """A read of several keys that is split: into those of the upstream, those of the states, and each preferred one."""
 
     def __init__(self, route: Route, request: Request, senders: ClientSenders) -> None:
-        command: Command | None = route.rule.command
+        command: Command | None = route.routed.command
         assert command is not None  # `routing.SPLIT` has commands of Redis only
         if len(route.preferred) > PREFERRED_KEYS_MAX:
             raise PlainError(f"a request may have {PREFERRED_KEYS_MAX} keys whose rule is prefer-state")

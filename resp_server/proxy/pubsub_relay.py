@@ -28,18 +28,28 @@ import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
 from resp_server.execution.context import ServerContext
+from resp_server.forwarding.raw_replies import Steps
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import ClusterDownError, PlainError
 from resp_server.protocol.replies import Frames, Pending, Reply
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
+from resp_server.proxy.field_names import has_fields
+from resp_server.proxy.field_notifications import HASH_CLASS, FieldListeners, FieldReadError, FieldReads
 from resp_server.proxy.mapped_keys import MappedKeys, may_name
 from resp_server.proxy.requests import PING, BackgroundSink, ServerRequest
 from resp_server.proxy.server_connection import ConnectionKey
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.push.deliveries import TURN_NS_MAX, Deliveries
-from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE, may_match_notifications
+from resp_server.push.keyspace_notifications import (
+    KEYEVENT,
+    KEYSPACE,
+    classes_of,
+    letters_of,
+    may_match_notifications,
+)
 from resp_server.push.message_bus import MessageBus
 from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch, ReceiverCount
 from resp_server.session.session import Session
@@ -62,6 +72,8 @@ PAUSE_S = 0.5
 # A server that is silent for one timeout of the proxy is pinged. After this many timeouts it counts as lost (guess).
 SILENT_TIMEOUTS_MAX = 5
 NAMES_PER_REQUEST = 1_000
+# Frames of a server that are delivered together, after the fields that they need were read (guess: 2 ms).
+FRAMES_AT_ONCE = 64
 # Names that are assigned between two readings of the clock (guess: 0.2 ms).
 NAMES_PER_STEP = 64
 # The longest pause of reading a server's messages while slow clients do not read theirs.
@@ -111,7 +123,8 @@ class RelayConnection(asyncio.Protocol):
         # Checks since data was received. A count, because the clock also advances while this process is stopped.
         self._silent_checks = 0
         self._paused_steps = 0
-        self._delivery: Iterator[None] | None = None  # delivers the data that was received, in steps
+        # Delivers the data that was received, in steps; a step with reads waits for them.
+        self._delivery: Iterator[FieldReads | None] | None = None
 
     def has_room(self, name: bytes) -> bool:
         """Tell whether the server's limits allow this connection another channel or pattern."""
@@ -232,15 +245,17 @@ class RelayConnection(asyncio.Protocol):
             self._delivery = self._deliver(batch)
             self._run_delivery(self._delivery, batch, {})
 
-    def _run_delivery(self, steps: Iterator[None], batch: MessageBatch, recipients: dict[Session, None]) -> None:
+    def _run_delivery(
+        self, steps: Iterator[FieldReads | None], batch: MessageBatch, recipients: dict[Session, None]
+    ) -> None:
         """Deliver some messages now and the others in later rounds. Until then the socket is not read."""
         transport, server = self._transport, self._relay.server
         if transport is None or steps is not self._delivery:
             return  # the connection was lost
-        ends_ns, is_done = perf_counter_ns() + TURN_NS_MAX, True
+        ends_ns, is_done, reads = perf_counter_ns() + TURN_NS_MAX, True, None
         try:
-            for _ in steps:
-                if perf_counter_ns() >= ends_ns:
+            for reads in steps:
+                if reads is not None or perf_counter_ns() >= ends_ns:
                     is_done = False
                     break
         except Exception as error:
@@ -248,7 +263,11 @@ class RelayConnection(asyncio.Protocol):
         recipients |= dict.fromkeys(batch.send(server.clients.push))
         if not is_done:
             transport.pause_reading()
-            server.clients.defer(partial(self._run_delivery, steps, batch, recipients))
+            later = partial(server.clients.defer, partial(self._run_delivery, steps, batch, recipients))
+            if reads is None:
+                later()
+            else:
+                reads.then = later
             return
         self._delivery = None
         self._silent_checks = 0
@@ -256,21 +275,37 @@ class RelayConnection(asyncio.Protocol):
         if not self._paused_steps:
             transport.resume_reading()
 
-    def _deliver(self, batch: MessageBatch) -> Iterator[None]:
+    def _deliver(self, batch: MessageBatch) -> Iterator[FieldReads | None]:
         """Handle the server's replies and pushes, in steps."""
-        while (reply := self._reader.gets()) is not False:
-            if isinstance(reply, hiredis.PushNotification):
-                yield from self._receive(batch, reply)
-            elif isinstance(reply, hiredis.ReplyError):
-                self._on_refusal(str(reply))
-            elif reply == b"PONG":
-                self.pongs += 1
-                self._relay.on_pong()
-            yield
+        while frames := self._next_frames():
+            reads = yield from self._relay.read_fields(self, frames)
+            if reads is not None and not reads.is_complete:
+                yield reads
+            for number, reply in enumerate(frames):
+                if isinstance(reply, hiredis.PushNotification):
+                    yield from self._receive(batch, reply)
+                    read = None if reads is None else reads.of(number)
+                    if read is not None:
+                        yield from self._relay.fields.posting(batch, *read)
+                elif isinstance(reply, hiredis.ReplyError):
+                    self._on_refusal(str(reply))
+                elif reply == b"PONG":
+                    self.pongs += 1
+                    self._relay.on_pong()
+                yield None
+
+    def _next_frames(self) -> Sequence[Any]:
+        """Return the next replies and pushes that have arrived."""
+        frames: list[Any] = []
+        while len(frames) < FRAMES_AT_ONCE and (reply := self._reader.gets()) is not False:
+            frames.append(reply)
+        return frames
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, hiredis.ProtocolError):
             logger.warning("%s sent a malformed message: %s", self.address, error)
+        elif isinstance(error, FieldReadError):
+            logger.warning("notifications from %s are lost: %s", self.address, error)
         else:
             self._relay.server.report(error)
         assert self._transport is not None
@@ -340,8 +375,10 @@ class PubsubRelay:
         # patterns that need each.
         self._sources: Mapping[bytes, Sequence[Rule]] = {}
         self._needed: Counter[bytes] = Counter()
+        self._counted_for: object = None  # the rules and events for which the above was made
         self._applications = applications
         self._hub = server.message_bus.hub
+        self.fields = FieldListeners(self._hub)
         # By (application, address). A server limits the subscriptions of a connection, so there may be several.
         self._connections: defaultdict[tuple[int, str], list[RelayConnection]] = defaultdict(list)
         # Names to assign, and callbacks that are called after the names before them were assigned.
@@ -386,27 +423,38 @@ class PubsubRelay:
         self._next_on_change(kind, name)
         self._changed[kind, name] = None
         if not self._update_sources():
-            self._count_sources(kind, name, 1 if name in self._hub.names(kind) else -1)
+            self._count_sources(kind, name, is_added=name in self._hub.names(kind))
         self.sync_soon()
 
     def _update_sources(self) -> bool:
         """Take the current rules and setting; tell whether the patterns have changed."""
         if self._mapped is None:
             return False
-        sources = self._mapped.sources(has_keyspace="K" in self.server.config.notify_events)
-        if sources == self._sources:
+        events = self.server.config.notify_events
+        rules_and_events = (self._mapped.rules, events)
+        if self._counted_for == rules_and_events:
             return False
+        self._counted_for = rules_and_events
+        sources = self._mapped.sources(has_keyspace="K" in events)
         self._changed |= dict.fromkeys((SubscriptionKind.PATTERN, source) for source in {*self._sources, *sources})
         self._sources, self._needed = sources, Counter()
+        self.fields.begin(self._mapped.of_fields, classes_of(events))
         for kind in (SubscriptionKind.CHANNEL, SubscriptionKind.PATTERN):
             for name in self._hub.names(kind):
-                self._count_sources(kind, name, 1)
+                self._count_sources(kind, name, is_added=True)
         return True
 
-    def _count_sources(self, kind: SubscriptionKind, name: bytes, sign: int) -> None:
+    @property
+    def _server_events(self) -> str:
+        """The events that servers send: those of clients, and those of hashes if names of fields need them."""
+        events = self.server.config.notify_events
+        return letters_of(classes_of(events) | HASH_CLASS) if self.fields.is_needed else events
+
+    def _count_sources(self, kind: SubscriptionKind, name: bytes, *, is_added: bool) -> None:
+        self.fields.count(kind, name, is_added=is_added)
         for source, rules in self._sources.items():
             if may_name(kind, name, rules):
-                self._needed[source] += sign
+                self._needed[source] += 1 if is_added else -1
                 self._changed[SubscriptionKind.PATTERN, source] = None
 
     def enqueue(self, entry: Changes | Callable[[], None]) -> None:
@@ -439,7 +487,7 @@ class PubsubRelay:
             self.enqueue(_each_name({SubscriptionKind.PATTERN: list(self._sources)}))
         assigned = self._assign_some()
         self._close_empty()
-        events = self.server.config.notify_events
+        events = self._server_events
         for connection in self._all_connections():
             connection.sync(events)
         if self._check_timer is None and not self._is_empty:
@@ -472,9 +520,8 @@ class PubsubRelay:
 
     def _layout(self) -> object:
         """Return the notification settings and the active servers, on which subscriptions depend."""
-        events = self.server.config.notify_events
         return (
-            events,
+            self._server_events,
             list(self._sources),
             [(each.slots.version, self._active_servers(at)) for at, each in enumerate(self._applications.each)],
         )
@@ -552,7 +599,7 @@ class PubsubRelay:
         if self._last_layout != self._layout():
             self.sync()
         for connection in self._all_connections():
-            connection.check(self.server.config.notify_events)
+            connection.check(self._server_events)
         for (number, job), reached in self._common_epochs():
             if self._epochs.get((number, job)) != reached:
                 self._epochs[number, job] = reached
@@ -587,9 +634,10 @@ class PubsubRelay:
         is_from_home = connection.address == self._home and connection.cluster is self._applications.each[0]
         if channel.startswith(OWN_CHANNELS) or not (is_of_keys or is_from_home or kind is SubscriptionKind.SHARD):
             return
-        key = text if channel.startswith(KEYEVENT) else channel.removeprefix(KEYSPACE)
+        key, event = _event_in(channel, text)
+        if is_of_keys and self.fields.hides(event):
+            return
         if kind is SubscriptionKind.PATTERN and name in self._sources:
-            event = text if channel.startswith(KEYSPACE) else channel.removeprefix(KEYEVENT)
             yield from self._deliver_mapped(batch, name, key, event)
         if self._mapped is not None and not (is_of_keys and self._mapped.is_state(key)):
             return
@@ -608,7 +656,7 @@ class PubsubRelay:
         """Deliver a notification of a state's key with the names that clients know."""
         assert self._mapped is not None
         events = self.server.config.notify_events
-        for name in self._mapped.names_of(key, self._sources[source]):
+        for name in self._mapped.names_of(key, [rule for rule in self._sources[source] if not has_fields(rule)]):
 
             def accepts(session: Session, name: bytes = name) -> bool:
                 return session.user.is_unrestricted or session.user.can_read(name)
@@ -617,6 +665,28 @@ class PubsubRelay:
                 yield from self._hub.posting(batch, KEYSPACE + name, event, accepts)
             if "E" in events:
                 yield from self._hub.posting(batch, KEYEVENT + event, name, accepts)
+
+    def read_fields(self, connection: RelayConnection, frames: Sequence[Any]) -> Steps[FieldReads | None]:
+        """Read the fields of hashes whose names clients listen to, for frames of a server; None: there are none."""
+        if not self.fields.is_needed:
+            return None
+        events = {}
+        for number, frame in enumerate(frames):
+            match frame:
+                case [b"pmessage", bytes(pattern), bytes(channel), bytes(text)] if pattern in self._sources:
+                    event = self.fields.event_of(*_event_in(channel, text), self._sources[pattern])
+                    if event is not None:
+                        events[number] = event
+                    yield
+        if not events:
+            return None
+        cluster, reads = connection.cluster, FieldReads(events)
+
+        def send(key: bytes, request: Request, sink: ReplySink, index: int) -> None:
+            cluster.send(ServerRequest(pack(request), slot_of(key), 2, cluster.deadline_s(), sink, index))
+
+        yield from reads.sending(send)
+        return reads
 
     def slow(self, recipients: Sequence[Session]) -> set[Session]:
         """Return the clients to wait for: their output exceeds `output_pause_bytes`, and their time is not over yet."""
@@ -675,6 +745,13 @@ class PubsubRelay:
         kinds = (SubscriptionKind.CHANNEL, SubscriptionKind.PATTERN)
         found = _each_name({kind: list(self._hub.names(kind)) for kind in kinds})
         return ((kind, name) for kind, name in found if name not in self._sources and may_name(kind, name, rules))
+
+
+def _event_in(channel: bytes, text: bytes) -> tuple[bytes, bytes]:
+    """Return the key and the event of a keyspace notification."""
+    if channel.startswith(KEYEVENT):
+        return text, channel.removeprefix(KEYEVENT)
+    return channel.removeprefix(KEYSPACE), text
 
 
 class PublishReplySink(BackgroundSink):

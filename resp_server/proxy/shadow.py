@@ -31,7 +31,7 @@ from resp_server.proxy.applications import Applications
 from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.shadow_counts import Lag, Sample, ShadowCounts
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
-from resp_server.upstream.command_rules import CommandRule
+from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.routing import Shadowed
 from resp_server.upstream.rules import Owner, Rule, Rules
 from resp_server.upstream.shadow_compare import Outcome, outcome_of
@@ -77,16 +77,16 @@ class Shadow:
         self._counts = {rule: self._counts.get(rule) or ShadowCounts() for rule in shadows}
 
     def sink(
-        self, shadowed: Sequence[Shadowed], rule: CommandRule, protocol: int, upstream: Upstream, sink: ReplySink
+        self, shadowed: Sequence[Shadowed], routed: RoutedCommand, protocol: int, upstream: Upstream, sink: ReplySink
     ) -> ReplySink:
         """Return a sink that passes on the upstream's reply, and then compares it."""
-        return _TappedSink(sink, lambda reply: self._compare_all(shadowed, rule, protocol, upstream, reply))
+        return _TappedSink(sink, lambda reply: self._compare_all(shadowed, routed, protocol, upstream, reply))
 
     def _compare_all(
-        self, shadowed: Sequence[Shadowed], rule: CommandRule, protocol: int, upstream: Upstream, reply: RawReply
+        self, shadowed: Sequence[Shadowed], routed: RoutedCommand, protocol: int, upstream: Upstream, reply: RawReply
     ) -> None:
         text = b"" if len(reply) > COMPARED_BYTES_MAX else as_bytes(reply)
-        items = [text] if len(shadowed) == 1 and rule.name != "mget" else _items_of_mget(text)
+        items = [text] if len(shadowed) == 1 and routed.name != "mget" else _items_of_mget(text)
         for each in shadowed:
             counts = self._counts.get(each.rule)
             if counts is None:
@@ -95,7 +95,7 @@ class Shadow:
             if not item or len(self._running) >= COMPARISONS_MAX:
                 counts.skipped += 1
             else:
-                comparison = Comparison(self, counts, each, rule, protocol, upstream)
+                comparison = Comparison(self, counts, each, routed, protocol, upstream)
                 self._running.add(comparison)
                 comparison.start(item)
 
@@ -167,12 +167,12 @@ class Comparison(ReplySink):
         shadow: Shadow,
         counts: ShadowCounts,
         shadowed: Shadowed,
-        rule: CommandRule,
+        routed: RoutedCommand,
         protocol: int,
         upstream: Upstream,
     ) -> None:
         self._shadow, self._counts, self._shadowed = shadow, counts, shadowed
-        self._rule, self._protocol, self._upstream = rule, protocol, upstream
+        self._routed, self._protocol, self._upstream = routed, protocol, upstream
         self._first: _Replies | None = None
         self._next_s = FIRST_RETRY_S  # the time of the next retry, from the first replies
         self._sample: Sample | None = None
@@ -198,7 +198,7 @@ class Comparison(ReplySink):
         try:
             if index == STATE:
                 convert = self._shadowed.convert
-                reply, self._epochs = reply if convert is None else convert(reply), epochs
+                reply, self._epochs = reply if convert is None else convert([reply]), epochs
             self._replies[index] = as_bytes(reply) if len(reply) <= COMPARED_BYTES_MAX else b"-too long\r\n"
             if None not in self._replies:
                 self._shadow.add_complete(self)
@@ -288,7 +288,9 @@ class Comparison(ReplySink):
     def _request_both(self) -> None:
         self._retry, self._replies = None, [None, None]
         try:
-            self._upstream.send_request(0, self._protocol, self._rule, self._shadowed.upstream_request, self, UPSTREAM)
+            self._upstream.send_request(
+                0, self._protocol, self._routed, self._shadowed.upstream_request, self, UPSTREAM
+            )
             self._request_state()
         except Exception as error:
             self.fail(UPSTREAM, error)

@@ -10,7 +10,7 @@ from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.preferred_reads import ABSENT
 from resp_server.proxy.request_policy import SUMMED
-from resp_server.upstream.command_rules import Side
+from resp_server.upstream.routed_commands import Side
 from resp_server.upstream.routing import Route
 
 # The parts of a request for both sides.
@@ -33,7 +33,7 @@ def split_over_sides(route: Route, request: Request) -> SideSplit:
     if route.side is Side.PREFERRED:
         return _preferred(route, request)
     request = request if route.request is None else route.request
-    command = route.rule.command
+    command = route.routed.command
     assert command is not None  # `routing.SPLIT` has commands of Redis only
     is_sum = SUMMED in command.facts.tips
     others = {*route.state_keys, *route.preferred, *route.fields}
@@ -66,12 +66,13 @@ def mapped_split(route: Route) -> SideSplit:
     """Return the request of `Side.MAPPED`, which is for the states only."""
     assert route.request is not None
     convert = route.convert
+    requests = [route.request] if route.of_key is None else [route.request, route.of_key]
 
     def join(from_upstream: Sequence[RawReply], from_states: Sequence[RawReply]) -> Steps[RawReply]:
         yield
-        return from_states[0] if convert is None else convert(from_states[0])
+        return from_states[0] if convert is None else convert(from_states)
 
-    return SideSplit([], [route.request], join)
+    return SideSplit([], requests, join)
 
 
 def _preferred(route: Route, request: Request) -> SideSplit:

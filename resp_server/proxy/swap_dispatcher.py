@@ -45,7 +45,6 @@ from resp_server.session.session import Session
 from resp_server.session.tracking import EVERYTHING, Invalidation, TrackingState
 from resp_server.session.transaction import Mark, Transaction
 from resp_server.upstream.cluster import NodeConnections
-from resp_server.upstream.command_rules import CommandRule, Side
 from resp_server.upstream.connection import UpstreamConnection
 from resp_server.upstream.databases import Databases
 from resp_server.upstream.key_changes import KeyChanges
@@ -55,9 +54,11 @@ from resp_server.upstream.long_words import VALUE_BYTES_MAX
 from resp_server.upstream.ownership import Ownership, OwnershipChange
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.result_cache import ResultCache
+from resp_server.upstream.routed_commands import RoutedCommand, Side
 from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.rules import Owner, Rules
 from resp_server.upstream.upstream import Upstream
+from state_backend import VERSION
 
 # Requests that states answer, or may answer, together with the upstream or under other names.
 PARTLY_OF_STATES = (Side.BOTH, Side.PREFERRED, Side.MAPPED)
@@ -199,7 +200,7 @@ class SwapDispatcher(SideSender):
         request = exists(key)
         route = self.router.route(request, database)
         if route is not None:
-            self._logins.own.of(database).send_request(0, 2, route.rule, request, sink, index)
+            self._logins.own.of(database).send_request(0, 2, route.routed, request, sink, index)
 
     def _upstream_changed(self, keys: Sequence[bytes] | None) -> None:
         """Handle changes of keys at the upstream; None: all keys may have changed."""
@@ -232,7 +233,7 @@ class SwapDispatcher(SideSender):
             pinned = pool.pinned.get(session.id)
             if pinned is not None:
                 pinned.caching = (b"YES" if state.is_optin else b"NO") if state.is_caching_set else b""
-        command = route.rule.command
+        command = route.routed.command
         if not state.records_reads or session.transaction is not None or command is None:
             return
         if route.side is Side.PORTIONS or (route.side is Side.MAPPED and is_long(request)):
@@ -258,6 +259,7 @@ class SwapDispatcher(SideSender):
     def info_fields(self) -> Mapping[str, object]:
         """Return the fields of INFO: those of the servers, of the upstream, and of the owners of keys."""
         return {
+            "sparkis_version": VERSION,  # INFO's section about the server is the upstream's
             **self._applications.info_fields(),
             **self._logins.info_fields(),
             **self._ownership.info_fields(),
@@ -292,36 +294,36 @@ class SwapDispatcher(SideSender):
             return Taken.YES
         if route is None or route.side is Side.STATES:
             return Taken.NO
-        rule = route.rule
+        routed = route.routed
         if session.tracking_state is not None:
             self._prepare_tracking(session.tracking_state, session, route, request)
         if route.side is Side.LOCAL:
-            return self._take_local(context, rule, request, batch)
+            return self._take_local(context, routed, request, batch)
         if session.transaction is not None:
             return self._take_queued(context, session.transaction, route, request, batch)
         if not is_long(request):  # the rights to a long one were checked in steps
-            self.check_rights(context, rule, request)
-        is_first_watch = rule.name == "watch" and not self._pinned.has_own(session, self.upstream_of(session).pools)
+            self.check_rights(context, routed, request)
+        is_first_watch = routed.name == "watch" and not self._pinned.has_own(session, self.upstream_of(session).pools)
         if (route.is_blocking or is_first_watch) and len(batch):
             return Taken.IN_NEXT_BATCH  # earlier replies must not wait, and come over other connections
         if route.side is Side.SELECT and len(request) == 2:
             return self._select(request[1], session, batch)
-        session.last_command = rule.name
-        self._stats.command_stats(rule.name).calls += 1
-        if rule.name == "watch" and route.side is Side.MAPPED and route.request is not None:
+        session.last_command = routed.name
+        self._stats.command_stats(routed.name).calls += 1
+        if routed.name == "watch" and route.side is Side.MAPPED and route.request is not None:
             self._watch(context, route.request, batch)
             return Taken.LAST
-        if rule.name == "watch":
+        if routed.name == "watch":
             request = request if route.request is None else route.request
             watch_both(self.upstream_of(session), self._cluster_of, route, request, session, batch, self.defer)
             return Taken.LAST
         if route.side is Side.ALL_KEYS:
-            self._query_keyspace(rule.name, request, session, batch)
+            self._query_keyspace(routed.name, request, session, batch)
             return Taken.YES
         if route.is_blocking:
             sink = self.cached.changing(route.changed, session, batch)
             with self.cached.sending(sink):
-                self._pinned.block(rule, request, session, batch, sink)
+                self._pinned.block(routed, request, session, batch, sink)
             return Taken.LAST
         if route.side is Side.MAPPED and route.convert is None and is_long(request) and session.user.is_unrestricted:
             assert route.request is not None  # it has the states' names, to which rules of users do not apply
@@ -367,13 +369,13 @@ class SwapDispatcher(SideSender):
         self, context: CommandContext, transaction: Transaction, route: Route, request: Request, batch: ReplyBatch
     ) -> Taken:
         """Queue a request for EXEC that is not, or not only, about states."""
-        rule = route.rule
-        if route.side in (Side.ALL_KEYS, Side.SELECT) or rule.name == "watch":
+        routed = route.routed
+        if route.side in (Side.ALL_KEYS, Side.SELECT) or routed.name == "watch":
             return Taken.NO  # the general path refuses it
-        self.router.commands.check_form(rule, request)
+        self.router.commands.check_form(routed, request)
         if not is_long(request):
-            self.check_rights(context, rule, request)
-        context.session.last_command = rule.name
+            self.check_rights(context, routed, request)
+        context.session.last_command = routed.name
         if not transaction.is_aborted:
             transaction.add(request)
         batch.add(b"" if context.session.is_silent else QUEUED)
@@ -390,8 +392,8 @@ class SwapDispatcher(SideSender):
         return SwapExec(self, context.session, requests, watched, sink, index, partial(super()._exec, context))
 
     def portions_of(self, request: Request) -> Iterable[Request]:
-        rule = self.router.commands.of(request) if isinstance(request, LongRequest) else None
-        return (request,) if rule is None else portions_of(rule, cast(LongRequest, request))
+        routed = self.router.commands.of(request) if isinstance(request, LongRequest) else None
+        return (request,) if routed is None else portions_of(routed, cast(LongRequest, request))
 
     def _is_of_states(self, session: Session, request: Request) -> bool:
         if len(request) > UNSPLIT_WORDS_MAX:
@@ -424,53 +426,53 @@ class SwapDispatcher(SideSender):
         databases.open(number, partial(session.select, number), batch, batch.expect(session.is_silent))
         return Taken.LAST
 
-    def _take_local(self, context: CommandContext, rule: CommandRule, request: Request, batch: ReplyBatch) -> Taken:
+    def _take_local(self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch) -> Taken:
         """Handle the effect of a local command on the client's pinned connection; answer it, if that is all."""
         session = context.session
-        if rule.name == "reset" and len(batch) and self._pinned.has_own(session, self._logins.pools):
+        if routed.name == "reset" and len(batch) and self._pinned.has_own(session, self._logins.pools):
             return Taken.IN_NEXT_BATCH  # its connection is closed only after all replies
-        if rule.name == "reset" and len(request) == 1 and self._subscriptions.end(request, session, batch):
+        if routed.name == "reset" and len(request) == 1 and self._subscriptions.end(request, session, batch):
             return Taken.IN_NEXT_BATCH
         transaction = session.transaction
         is_end = transaction is not None and (
-            rule.name == "discard" or (rule.name == "exec" and transaction.is_aborted)
+            routed.name == "discard" or (routed.name == "exec" and transaction.is_aborted)
         )
-        if len(request) == 1 and (is_end or (rule.name == "unwatch" and transaction is None)):
+        if len(request) == 1 and (is_end or (routed.name == "unwatch" and transaction is None)):
             self._pinned.unwatch(session)
-        if rule.name in LISTENING:
-            return self._listen(context, rule, request, batch)
-        if rule.name == "client|unblock" and transaction is None:
-            self.check_rights(context, rule, request)
+        if routed.name in LISTENING:
+            return self._listen(context, routed, request, batch)
+        if routed.name == "client|unblock" and transaction is None:
+            self.check_rights(context, routed, request)
             if self._pinned.unblock(request, session, batch):
                 return Taken.YES
         return Taken.NO
 
-    def _listen(self, context: CommandContext, rule: CommandRule, request: Request, batch: ReplyBatch) -> Taken:
+    def _listen(self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch) -> Taken:
         """Have the upstream confirm SUBSCRIBE, UNSUBSCRIBE or MONITOR before the general path runs it here."""
-        session, command = context.session, rule.command
+        session, command = context.session, routed.command
         assert command is not None
         if session.transaction is not None:
-            raise PlainError(f"command '{rule.name}' cannot be in a transaction through --upstream")
+            raise PlainError(f"command '{routed.name}' cannot be in a transaction through --upstream")
         command.check_arity(request)
-        self.check_rights(context, rule, request)
+        self.check_rights(context, routed, request)
         if len(batch):
             return Taken.IN_NEXT_BATCH
         is_confirmed = self._subscriptions.was_confirmed(request, session)
-        if is_confirmed is None and self._subscriptions.needs_upstream(rule.name, request, session):
-            if is_about_keys(rule.name, request):
+        if is_confirmed is None and self._subscriptions.needs_upstream(routed.name, request, session):
+            if is_about_keys(routed.name, request):
                 self._events.read()
-            self._subscriptions.send(rule.name, request, session, batch)
+            self._subscriptions.send(routed.name, request, session, batch)
             return Taken.IN_NEXT_BATCH
         return Taken.YES if is_confirmed is False else Taken.NO
 
-    def check_rights(self, context: CommandContext, rule: CommandRule, request: Request) -> None:
+    def check_rights(self, context: CommandContext, routed: RoutedCommand, request: Request) -> None:
         """Raise NoPermError if the user may not run a request. Commands of modules are for unrestricted users."""
         if context.session.user.is_unrestricted:
             return
-        if rule.command is None:
+        if routed.command is None:
             name = context.session.user.name.decode("utf-8", "surrogateescape")
-            raise NoPermError(f"User {name} has no permissions to run the '{rule.name}' command")
-        self._check_user(context, rule.command, request)
+            raise NoPermError(f"User {name} has no permissions to run the '{routed.name}' command")
+        self._check_user(context, routed.command, request)
 
     def stop(self) -> None:
         super().stop()

@@ -30,10 +30,10 @@ from resp_server.proxy.transactions import StartableExec
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import Session
 from resp_server.session.transaction import Mark
-from resp_server.upstream.command_rules import CommandRule, Side
 from resp_server.upstream.connection import UnansweredError, UpstreamRequest
 from resp_server.upstream.pinned import PinnedConnection
 from resp_server.upstream.pool import UpstreamPool
+from resp_server.upstream.routed_commands import RoutedCommand, Side
 from resp_server.upstream.routing import SwapRouter
 from resp_server.upstream.upstream import Upstream
 
@@ -128,22 +128,22 @@ class SwapExec(ReplyStage):
             self._parts.append(OK)
         elif route is not None and route.side is Side.UPSTREAM:
             self._parts.append((UPSTREAM_PART, len(self._packed)))
-            yield from self._add_upstream(route.rule, request if route.request is None else route.request)
+            yield from self._add_upstream(route.routed, request if route.request is None else route.request)
         elif route is not None and route.side in (Side.BOTH, Side.PREFERRED, Side.MAPPED):
             split = mapped_split(route) if route.side is Side.MAPPED else split_over_sides(route, request)
             self._needs_states = True
             self._parts.append((split, len(self._packed), len(self._of_states)))
             for part in split.upstream:
-                yield from self._add_upstream(route.rule, part)
+                yield from self._add_upstream(route.routed, part)
             self._of_states += split.states
         else:
             self._needs_states |= route is not None and route.side is Side.STATES
             self._parts.append((STATES_PART, len(self._of_states)))
             self._of_states.append(request)
 
-    def _add_upstream(self, rule: CommandRule, request: Request) -> Steps[None]:
-        self._any_pool = pool = self._upstream.pool_of(rule, request)
-        if rule.facts.key_specs:
+    def _add_upstream(self, routed: RoutedCommand, request: Request) -> Steps[None]:
+        self._any_pool = pool = self._upstream.pool_of(routed, request)
+        if routed.facts.key_specs:
             self._pool = self._pool or pool
             if pool is not self._pool:
                 raise CrossSlotError

@@ -7,26 +7,28 @@ upstream owns. DBSIZE counts both: it would have to read all keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from random import choices
+from functools import partial
+from random import choice, choices
 from typing import NamedTuple, Protocol
 
 from resp_server.commands.generic import cursor_number
-from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of
+from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, text_of
 from resp_server.forwarding.reply_splitter import items_of, sum_of_replies
 from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink, ReplyStage, merge_or_error
 from resp_server.protocol.errors import PlainError, TryAgainError
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
+from resp_server.proxy.field_names import FieldRules, may_match
+from resp_server.proxy.state_listing import KEYS_AT_ONCE, NOTHING, ListedNames, Shown, StatesPart
 from resp_server.session.epoch_feed import ReplyEpochs
 from resp_server.upstream.connection import UpstreamSink
-from resp_server.upstream.scan_cursor import ScanPosition, after, position_of
+from resp_server.upstream.key_matcher import all_upstreams
+from resp_server.upstream.rules import Rule
+from resp_server.upstream.scan_cursor import after, position_of
 
 # Random keys of each side: several, because some may be copies of the other side's keys (guess).
 UPSTREAM_DRAWS, STATES_DRAWS = 16, 4
-# Keys whose owner is looked up in one step (guess: 0.2 ms).
-KEYS_AT_ONCE = 128
-NOTHING = (b"$-1\r\n", b"_\r\n")
 DBSIZE, RANDOMKEY = (b"DBSIZE",), (b"RANDOMKEY",)
 
 
@@ -45,58 +47,90 @@ class KeyspaceSides(Protocol):
     def send_to_states(self, request: Request, sink: ReplySink, index: int) -> None:
         """Send a request to the state servers."""
 
+    def send_to_owner(self, key: bytes, request: Request, sink: ReplySink, index: int) -> None:
+        """Send a read of a state's key to the server that has it."""
 
-# Tells whether a client sees a key, or returns the names under which it does.
-Shown = Callable[[bytes], bool | Sequence[bytes]]
+
+NO_FIELDS = FieldRules((), all_upstreams)
 
 
 class KeyFilter(NamedTuple):
     """The filters of the keys of each side that a client sees. has_common: both sides may have the same key.
 
-    is_named: clients know some keys of states by other names, so patterns are matched here.
+    is_named: clients know some keys of states by other names, so patterns and rights are matched here. fields: the
+    rules with names of fields. may_read: tells whether the client has the right to a name.
     """
 
     of_upstream: Callable[[bytes], bool]
     of_states: Shown
     has_common: bool = False
     is_named: bool = False
+    fields: FieldRules = NO_FIELDS
+    may_read: Callable[[bytes], bool] = lambda name: True
 
-    def states_request(self, request: Request) -> tuple[Request, Shown]:
-        """Return the states' part of a SCAN or KEYS, and which of the keys in its reply the client sees."""
+    def states_part(self, request: Request) -> StatesPart:
+        """Return the states' part of a SCAN, KEYS or RANDOMKEY."""
         if not self.is_named:
-            return request, self.of_states
-        kept, pattern = [request[0]], None
-        if request[0].lower() == b"keys":
-            kept, pattern = [request[0], b"*"], request[1]
-        else:
-            kept = [*request[:2]]
-            for at in range(2, len(request), 2):
-                if request[at].upper() == b"MATCH" and at + 1 < len(request):
-                    pattern = request[at + 1]
-                else:
-                    kept += request[at : at + 2]
+            return StatesPart(request, self.of_states, NO_FIELDS)
+        if len(request) == 1:
+            return StatesPart(request, self.of_states, self.fields, accepts=self.may_read)
+        kept, pattern, type_name = _options_of(request)
+        if type_name not in (None, b"string"):  # names of fields are strings
+            return self._matching([*kept, b"TYPE", type_name], pattern, NO_FIELDS)
+        rules = [rule for rule in self.fields.rules if pattern is None or _may_name(rule, pattern)]
+        if type_name is not None and not rules:
+            return self._matching([*kept, b"TYPE", type_name], pattern, NO_FIELDS)
+        part = self._matching(kept, pattern, self.fields._replace(rules=rules))
+        return part._replace(is_of_strings=type_name is not None)
+
+    def _matching(self, request: Request, pattern: bytes | None, fields: FieldRules) -> StatesPart:
+        """Return the states' part whose names match a pattern."""
         if pattern is None:
-            return kept, self.of_states
-        matches, of_states = matcher(pattern), self.of_states
+            return StatesPart(request, self.of_states, fields, accepts=self.may_read)
+        matches, of_states, may_read = matcher(pattern), self.of_states, self.may_read
 
         def shown(key: bytes) -> Sequence[bytes]:
             names = of_states(key)
             return [name for name in (names if isinstance(names, Sequence) else [key] * names) if matches(name)]
 
-        return kept, shown
+        def accepts(name: bytes) -> object:
+            return matches(name) and may_read(name)
+
+        return StatesPart(request, shown, fields, partial(may_match, pattern), accepts)
+
+
+def _options_of(request: Request) -> tuple[Request, bytes | None, bytes | None]:
+    """Split a SCAN or KEYS: without patterns and types, and these."""
+    if request[0].lower() == b"keys":
+        return (request[0], b"*"), request[1], None
+    kept, pattern, type_name = [*request[:2]], None, None
+    for at in range(2, len(request), 2):
+        option = request[at].upper()
+        if option == b"MATCH" and at + 1 < len(request):
+            pattern = request[at + 1]
+        elif option == b"TYPE" and at + 1 < len(request):
+            type_name = request[at + 1].lower()
+        else:
+            kept += request[at : at + 2]
+    return kept, pattern, type_name
+
+
+def _may_name(rule: Rule, pattern: bytes) -> bool:
+    return may_match(pattern, rule.keys.literals[0].encode(), not rule.keys.columns)
 
 
 class SwapScan(ReplyStage):
     """One SCAN: a step of the side that the cursor names."""
 
+    PAGE, NAMES = 0, 1
+
     def __init__(self, sides: KeyspaceSides, keys: KeyFilter, request: Request, sink: ReplySink, index: int) -> None:
         super().__init__(sink, index)
-        self._sides = sides
+        self._sides, self._of_upstream = sides, keys.of_upstream
         self._position = position_of(cursor_number(request[1]), sides.node_count)
         self._request: Request = (request[0], b"%d" % self._position.inner, *request[2:])
-        self._is_visible: Shown = keys.of_upstream
-        if self._position.node is None:
-            self._request, self._is_visible = keys.states_request(self._request)
+        self._part = keys.states_part(self._request)
+        self._following = b""  # the next cursor
 
     def send(self) -> None:
         """Send the request to its side."""
@@ -106,60 +140,60 @@ class SwapScan(ReplyStage):
     def _send(self) -> None:
         node = self._position.node
         if node is None:
-            self._sides.send_to_states(self._request, self, 0)
+            self._sides.send_to_states(self._part.request, self, self.PAGE)
         else:
-            self._sides.send_to_node(node, self._request, self, 0)
+            self._sides.send_to_node(node, self._request, self, self.PAGE)
 
     def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
         if is_error(reply):
             self.finish(reply, epochs)
-            return
-        steps = merge_or_error(
-            lambda replies: _scan_reply(replies[0], self._position, self._sides.node_count, self._is_visible), [reply]
-        )
-        self.run_steps(steps, lambda merged: self.finish(merged, epochs), self._sides.defer)
+        elif index == self.NAMES:
+            self.finish(raw_reply_of([b"*2\r\n", self._following, reply]), epochs)
+        elif self._position.node is None:
+            names = ListedNames(self._part, self._sides.send_to_owner, self._sides.defer, self, self.NAMES)
+            self.run_steps(
+                merge_or_error(self._keys, [reply]),
+                lambda keys: names.put(ListedNames.KEYS, keys, epochs),
+                self._sides.defer,
+            )
+        else:
+            self.run_steps(
+                merge_or_error(self._visible, [reply]),
+                lambda names: self.put(self.NAMES, names, epochs),
+                self._sides.defer,
+            )
+
+    def _keys(self, replies: Sequence[RawReply]) -> Steps[RawReply]:
+        """Take the cursor of a page; return its keys."""
+        cursor, keys = yield from items_of(replies[0])
+        try:
+            following = after(self._position, int(text_of(cursor)), self._sides.node_count)
+        except PlainError as error:
+            return b"-%b\r\n" % error.line
+        self._following = encode(b"%d" % following, 2)
+        return keys
+
+    def _visible(self, replies: Sequence[RawReply]) -> Steps[RawReply]:
+        keys = yield from self._keys(replies)
+        return keys if is_error(keys) else (yield from visible_keys([keys], [self._of_upstream]))
 
 
-def _scan_reply(reply: RawReply, position: ScanPosition, node_count: int, is_visible: Shown) -> Steps[RawReply]:
-    cursor, keys = yield from items_of(reply)
-    try:
-        following = after(position, int(text_of(cursor)), node_count)
-    except PlainError as error:
-        return b"-%b\r\n" % error.line
-    found = yield from visible_keys([keys], [is_visible])
-    return raw_reply_of([b"*2\r\n", encode(b"%d" % following, 2), found])
-
-
-def text_of(item: RawReply) -> bytes:
-    """Return the text of an encoded bulk string."""
-    return as_bytes(item).partition(b"\r\n")[2][:-2]
-
-
-def visible_keys(arrays: Sequence[RawReply], filters: Sequence[Shown], has_common: bool = False) -> Steps[RawReply]:
+def visible_keys(
+    arrays: Sequence[RawReply], filters: Sequence[Callable[[bytes], bool]], has_common: bool = False
+) -> Steps[RawReply]:
     """Return one array of the keys of all arrays that their filters let through. has_common: each key once."""
     found: list[RawReply] = []
     seen: set[bytes] = set()
     for array, is_visible in zip(arrays, filters, strict=True):
         for number, item in enumerate((yield from items_of(array))):
             name = text_of(item)
-            shown = is_visible(name)
-            if not isinstance(shown, bool):
-                found += [encode(each, 2) for each in shown]
-            elif shown and name not in seen:
+            if is_visible(name) and name not in seen:
                 found.append(item)
                 if has_common:
                     seen.add(name)
             if not number % KEYS_AT_ONCE:
                 yield
     return raw_reply_of([b"*%d\r\n" % len(found), *found])
-
-
-def _shown_item(item: RawReply, is_visible: Shown) -> RawReply | None:
-    """Return a key as the client sees it; None if it does not."""
-    shown = is_visible(text_of(item))
-    if isinstance(shown, bool):
-        return item if shown else None
-    return encode(shown[0], 2) if shown else None
 
 
 def query_both(sides: KeyspaceSides, keys: KeyFilter, name: str, request: Request, sink: ReplySink, index: int) -> None:
@@ -169,41 +203,51 @@ def query_both(sides: KeyspaceSides, keys: KeyFilter, name: str, request: Reques
         _draw(sides, keys, sink, index)
         return
 
-    states_request, of_states = (request, keys.of_states) if name == "dbsize" else keys.states_request(request)
-
     def merge(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
         if name == "dbsize":
             return sum_of_replies(replies)
-        filters: list[Shown] = [keys.of_upstream] * count
-        return visible_keys(replies, [*filters, of_states], keys.has_common)
+        return visible_keys(replies, [*[keys.of_upstream] * count, lambda name: True], keys.has_common)
 
     both = ReplyAggregator(count + 1, merge, sink, index, sides.defer)
     for node in range(count):
         sides.send_to_node(node, request, both, node)
-    both.attempt(sides.send_to_states, states_request, both, count)
+    if name == "dbsize":
+        both.attempt(sides.send_to_states, request, both, count)
+    else:
+        part = keys.states_part(request)
+        names = ListedNames(part, sides.send_to_owner, sides.defer, both, count)
+        names.attempt(sides.send_to_states, part.request, names, ListedNames.KEYS)
 
 
 def _draw(sides: KeyspaceSides, keys: KeyFilter, sink: ReplySink, index: int) -> None:
-    """Reply a random key. A side is chosen in proportion to its visible keys, estimated from its random keys."""
+    """Reply a random key. A side is chosen in proportion to its visible names, estimated from its random keys."""
     count = sides.node_count
     size = count * (UPSTREAM_DRAWS + 1) + STATES_DRAWS + 1
+    part = keys.states_part(RANDOMKEY)
 
-    def merge(replies: Sequence[RawReply]) -> RawReply:
+    def merge(replies: Sequence[RawReply]) -> Steps[RawReply]:
         at, candidates, weights, is_hidden = 0, [], [], False
-        for part in range(count + 1):
-            draws = UPSTREAM_DRAWS if part < count else STATES_DRAWS
-            is_visible: Shown = keys.of_upstream if part < count else keys.of_states
+        for side in range(count + 1):
+            draws = UPSTREAM_DRAWS if side < count else STATES_DRAWS
             drawn = [each for each in replies[at + 1 : at + 1 + draws] if each not in NOTHING]
-            found = [item for each in drawn if (item := _shown_item(each, is_visible)) is not None]
-            is_hidden |= len(found) < len(drawn)
+            found: list[RawReply] = []
+            for each in drawn:
+                if side == count:
+                    names = yield from items_of(each)
+                else:
+                    names = [each] if keys.of_upstream(text_of(each)) else []
+                is_hidden |= not names
+                found += names
             if found:
-                candidates.append(found[0])
+                candidates.append(choice(found))
                 weights.append(max(1, int(as_bytes(replies[at])[1:])) * len(found) / len(drawn))
             at += draws + 1
         if candidates:
             return choices(candidates, weights)[0]
         if is_hidden:
-            error = TryAgainError("each random key was an old copy of a key that the other side owns")
+            error = TryAgainError(
+                "each random key was an old copy of a key that the other side owns, or may not be read"
+            )
             return b"-%b\r\n" % error.line
         return replies[1]
 
@@ -213,5 +257,7 @@ def _draw(sides: KeyspaceSides, keys: KeyFilter, sink: ReplySink, index: int) ->
         for number in range(UPSTREAM_DRAWS + 1):
             sides.send_to_node(node, RANDOMKEY if number else DBSIZE, both, at + number)
         at += UPSTREAM_DRAWS + 1
-    for number in range(STATES_DRAWS + 1):
-        both.attempt(sides.send_to_states, RANDOMKEY if number else DBSIZE, both, at + number)
+    both.attempt(sides.send_to_states, DBSIZE, both, at)
+    for number in range(1, STATES_DRAWS + 1):
+        names = ListedNames(part, sides.send_to_owner, sides.defer, both, at + number)
+        names.attempt(sides.send_to_states, part.request, names, ListedNames.KEYS)

@@ -29,10 +29,10 @@ from resp_server.proxy.dispatcher import PORTION_KEYS, Taken
 from resp_server.proxy.request_policy import SUMMED
 from resp_server.session.epoch_feed import ReplyEpochs
 from resp_server.session.session import Session
-from resp_server.upstream.command_rules import CommandRule, Side
 from resp_server.upstream.key_matcher import KeyMatcher
 from resp_server.upstream.long_words import without_long_words
 from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.routed_commands import RoutedCommand, Side
 from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.upstream import Upstream
 
@@ -47,9 +47,9 @@ def is_long(request: Request) -> bool:
     return type(request) is LongRequest
 
 
-def portions_of(rule: CommandRule, request: LongRequest) -> Iterator[Request]:
+def portions_of(routed: RoutedCommand, request: LongRequest) -> Iterator[Request]:
     """Split a request, without its long words, into requests of the same command, to check their keys."""
-    facts = rule.facts
+    facts = routed.facts
     short = without_long_words(request, request.long_at) if request.long_at else request
     if len(facts.key_specs) != 1 or facts.first_key != 1 or facts.last_key != -1:
         yield short  # it has few keys
@@ -72,7 +72,7 @@ class Dispatches(Protocol):
 
     @property
     def owners(self) -> Ownership: ...
-    def check_rights(self, context: CommandContext, rule: CommandRule, request: Request) -> None:
+    def check_rights(self, context: CommandContext, routed: RoutedCommand, request: Request) -> None:
         """Raise NoPermError if the user may not run a request."""
 
     def send(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> bool:
@@ -124,19 +124,19 @@ class LongRequests:
         route = yield from self._dispatcher.router.route_in_steps(request, session.db)
         if route is None or route.side in (Side.LOCAL, Side.STATES):
             return route
-        yield from self.check_rights(context, route.rule, request)
+        yield from self.check_rights(context, route.routed, request)
         if session.transaction is not None and route.side is Side.PORTIONS:
             if len(request) > UNSPLIT_WORDS_MAX:
-                assert route.rule.command is not None  # `routing.SPLIT` has commands of Redis only
-                raise too_long(route.rule.command)  # EXEC could not wait for its portions
+                assert route.routed.command is not None  # `routing.SPLIT` has commands of Redis only
+                raise too_long(route.routed.command)  # EXEC could not wait for its portions
             return self._dispatcher.router.route(request, session.db)
         return route
 
-    def check_rights(self, context: CommandContext, rule: CommandRule, request: LongRequest) -> Steps[None]:
+    def check_rights(self, context: CommandContext, routed: RoutedCommand, request: LongRequest) -> Steps[None]:
         """Raise NoPermError if the user may not run a request."""
         if not context.session.user.is_unrestricted:
-            for portion in portions_of(rule, request):
-                self._dispatcher.check_rights(context, rule, portion)
+            for portion in portions_of(routed, request):
+                self._dispatcher.check_rights(context, routed, portion)
                 yield
 
     def send_portions(self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch) -> None:
@@ -145,7 +145,7 @@ class LongRequests:
         stage.run(self._split(context, route, request, stage), self._defer)
 
     def _split(self, context: CommandContext, route: Route, request: Request, stage: ReplyStage) -> Steps[None]:
-        command, session = route.rule.command, context.session
+        command, session = route.routed.command, context.session
         assert command is not None  # `routing.SPLIT` has commands of Redis only
         is_other = bytearray(len(request))
         for first in range(0, len(route.state_keys), PORTION_WORDS):
@@ -172,7 +172,9 @@ class LongRequests:
         joined = ReplyAggregator(1 + has_upstream_keys, merge, stage, 0, self._defer)
         if has_upstream_keys:
             upstream = self._dispatcher.upstream_of(session)
-            upstream.send_request(session.id, session.protocol, route.rule, parts[UPSTREAM_PART], joined, UPSTREAM_PART)
+            upstream.send_request(
+                session.id, session.protocol, route.routed, parts[UPSTREAM_PART], joined, UPSTREAM_PART
+            )
         portions = SPLITS[command.name].portions(command, parts[OTHERS_PART], PORTION_KEYS)
         pending = ChunkedRequest(
             session.protocol,

@@ -30,9 +30,9 @@ from resp_server.proxy.swap_long_requests import is_long
 from resp_server.proxy.swap_sides import ClientSides, visible_keys
 from resp_server.session.session import Session
 from resp_server.session.tracking import TrackingState
-from resp_server.upstream.command_rules import CommandRule, Side
 from resp_server.upstream.logins import Logins
 from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.routed_commands import RoutedCommand, Side
 from resp_server.upstream.routing import Route
 from resp_server.upstream.upstream import Upstream
 
@@ -78,7 +78,7 @@ class SideSender(ProxyDispatcher):
 
     def _send_upstream(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Answer a request from the cache or by the upstream; return whether later requests have to wait for it."""
-        rule, upstream, sink = route.rule, self.upstream_of(session), cast(ReplySink, batch)
+        routed, upstream, sink = route.routed, self.upstream_of(session), cast(ReplySink, batch)
         if self._may_be_cached(route, request, session):
             read = self.cached.read_of(route, request, session)
             reply = self.cached.reply_to(read)
@@ -87,12 +87,12 @@ class SideSender(ProxyDispatcher):
                 return False
             sink = self.cached.filling(route, read, request, sink)
         elif route.shadowed:
-            sink = self._shadow.sink(route.shadowed, rule, session.protocol, upstream, sink)
+            sink = self._shadow.sink(route.shadowed, routed, session.protocol, upstream, sink)
         else:
             sink = self.cached.changing(route.changed, session, sink)
         sent, index = route.request or request, batch.expect(session.is_silent)
         with self.cached.sending(sink):
-            return upstream.send_request(session.id, session.protocol, rule, sent, sink, index)
+            return upstream.send_request(session.id, session.protocol, routed, sent, sink, index)
 
     def _may_be_cached(self, route: Route, request: Request, session: Session) -> bool:
         """Tell whether a request may be answered from the cache. To hash a long request would take too long."""
@@ -103,25 +103,26 @@ class SideSender(ProxyDispatcher):
             and not self._pinned.has_own(session, self.upstream_of(session).pools)
         )
 
-    def _senders(self, session: Session, rule: CommandRule) -> ClientSenders:
+    def _senders(self, session: Session, routed: RoutedCommand) -> ClientSenders:
         """Return the functions that send a client's requests of one command to each side."""
         protocol, upstream = session.protocol, self.upstream_of(session)
 
         def to_upstream(request: Request, sink: ReplySink, index: int) -> None:
-            upstream.send_request(session.id, protocol, rule, request, sink, index)
+            upstream.send_request(session.id, protocol, routed, request, sink, index)
 
-        def to_states(key: bytes, request: Request, sink: ReplySink, index: int) -> None:
-            number, slot = self.target_of(key)
-            cluster = self._applications.each[number]
-            cluster.send(ServerRequest(pack(request), slot, protocol, cluster.deadline_s(), sink, index))
+        return ClientSenders(to_upstream, partial(self._send_to_owner, protocol), self._server.clients.defer)
 
-        return ClientSenders(to_upstream, to_states, self._server.clients.defer)
+    def _send_to_owner(self, protocol: int, key: bytes, request: Request, sink: ReplySink, index: int) -> None:
+        """Send a read of a state's key to the server that has it."""
+        number, slot = self.target_of(key)
+        cluster = self._applications.each[number]
+        cluster.send(ServerRequest(pack(request), slot, protocol, cluster.deadline_s(), sink, index))
 
     def _send_both(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Split a read over both sides, and merge the replies in the order of the keys."""
-        command = route.rule.command
+        command = route.routed.command
         assert command is not None  # `routing.SPLIT` has commands of Redis only
-        split = SplitRead(route, request, self._senders(session, route.rule))
+        split = SplitRead(route, request, self._senders(session, route.routed))
         index = batch.expect(session.is_silent)
         send_to_states = partial(self._send_states, command, session)
         send = partial(split.send, send_to_states, batch, index)
@@ -138,9 +139,9 @@ class SideSender(ProxyDispatcher):
 
     def _send_preferred(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Send a read of one key to the states and to the upstream."""
-        if route.rule.name == "sort_ro":
+        if route.routed.name == "sort_ro":
             check_request(session.user, request)
-        senders, key = self._senders(session, route.rule), request[route.key_at]
+        senders, key = self._senders(session, route.routed), request[route.key_at]
         index = batch.expect(session.is_silent)
 
         def send() -> None:
@@ -161,12 +162,14 @@ class SideSender(ProxyDispatcher):
             if not self._forward_by_policy(command, RequestPolicy.BY_KEYS, request, session, batch):
                 raise PlainError("the request is malformed")
             return
-        to_states = self._senders(session, route.rule).to_states
+        to_states = self._senders(session, route.routed).to_states
         index = batch.expect(session.is_silent)
 
         def send() -> None:
-            stage = ReplyAggregator(1, lambda replies: convert(replies[0]), batch, index, self.defer)
-            stage.attempt(to_states, request[1], request, stage, 0)
+            reads = [request] if route.of_key is None else [request, route.of_key]
+            stage = ReplyAggregator(len(reads), convert, batch, index, self.defer)
+            for part, each in enumerate(reads):
+                stage.attempt(to_states, each[1], each, stage, part)
 
         batch.set_retry(index, send)
         send()
@@ -181,12 +184,14 @@ class SideSender(ProxyDispatcher):
         batch: ReplyBatch,
     ) -> None:
         """Send such a request for a client that tracks keys, and track the names in the client's request."""
-        command, convert, client_command = self.command(request), route.convert, route.rule.command
+        command, convert, client_command = self.command(request), route.convert, route.routed.command
         assert client_command is not None  # a mapped name has Redis' own commands only
         found = split_by_slot(command.facts, request, self.target_of)
         if found is None:
             raise PlainError("the request is malformed")
         parts, merge = found
+        if route.of_key is not None:
+            parts = [*parts, parts[0]._replace(request=route.of_key)]
         names: dict[bytes, list[bytes]] = {}
         for key, name in zip(keys_read(command, request), keys_read(client_command, named), strict=True):
             names.setdefault(key, []).append(name)
@@ -196,7 +201,7 @@ class SideSender(ProxyDispatcher):
         index = batch.expect(session.is_silent)
 
         def merged(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
-            return merge(replies) if convert is None else convert(replies[0])
+            return merge(replies) if convert is None else convert(replies)
 
         def cached_keys(command: Command, part: Request) -> Sequence[bytes]:
             return [name for key in keys_read(command, part) for name in names.get(key, ())]
@@ -212,6 +217,7 @@ class SideSender(ProxyDispatcher):
             self._applications,
             session,
             self._server.clients.defer,
+            partial(self._send_to_owner, session.protocol),
             has_states=session.db in self._ownership.matcher.databases,
             is_named=keys.is_named,
         )

@@ -9,12 +9,15 @@ from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer, ReplySink
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
+from resp_server.proxy.field_names import FieldRules, has_fields
 from resp_server.proxy.keyspace_queries import KeyspaceQuery
 from resp_server.proxy.request_policy import within
+from resp_server.proxy.state_listing import ToOwner
 from resp_server.proxy.swap_keyspace import KeyFilter
 from resp_server.session.session import Account, Session
 from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.key_matcher import Decision
+from resp_server.upstream.mapped_names import StateName
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.rules import Owner, Rule
 from resp_server.upstream.upstream import Upstream
@@ -36,8 +39,11 @@ def visible_keys(ownership: Ownership, user: Account, database: int) -> KeyFilte
     has_common = any(rule.owner is Owner.PREFER_STATE for rule in ownership.rules)
     mapped = [rule for rule in ownership.rules if rule.database == database and rule.lists_names]
     if mapped:
-        names_of = partial(_names_of, decide, mapped, user)
-        return KeyFilter(lambda key: of_upstream(key) and user.can_read(key), names_of, has_common, is_named=True)
+        names_of = partial(_names_of, decide, [rule for rule in mapped if not has_fields(rule)], user)
+        fields = FieldRules([rule for rule in mapped if has_fields(rule)], decide)
+        return KeyFilter(
+            lambda key: of_upstream(key) and user.can_read(key), names_of, has_common, True, fields, user.can_read
+        )
     if user.reads_all_keys:
         return KeyFilter(of_upstream, of_states, has_common)
     # State servers check which keys the user may read.
@@ -51,7 +57,7 @@ def _names_of(
     own = decide(state_key)
     names = [state_key] if own.owner is not Owner.UPSTREAM and (own.rule is None or own.rule.mapping is None) else []
     for rule in mapped:
-        name = rule.mapping.key_of(state_key) if rule.mapping is not None else None
+        name = rule.mapping.key_of(StateName(state_key, None)) if rule.mapping is not None else None
         if name is not None and decide(name).rule is rule:
             names.append(name)
     return [name for name in names if user.can_read(name)]
@@ -82,6 +88,7 @@ class ClientSides:
         applications: Applications,
         session: Session,
         defer: Defer,
+        send_to_owner: ToOwner,
         *,
         has_states: bool,
         is_named: bool,
@@ -89,7 +96,7 @@ class ClientSides:
         self._upstream, self._applications, self._session = upstream, applications, session
         self._has_states, self._is_named = has_states, is_named
         self.node_count = upstream.node_count
-        self.defer = defer
+        self.defer, self.send_to_owner = defer, send_to_owner
 
     def send_to_node(self, node: int, request: Request, sink: UpstreamSink, index: int) -> None:
         """Send a read to a node of the upstream."""
@@ -104,5 +111,5 @@ class ClientSides:
             sink.put(index, NO_KEYS[name])
             return
         # State servers check which keys the user may read, but do not know their other names.
-        readable = () if self._is_named and name != b"randomkey" else within(session.user)
+        readable = () if self._is_named else within(session.user)
         KeyspaceQuery(self._applications, request, session.protocol, sink, index, readable).send()

@@ -41,7 +41,7 @@ def watch_both(
     ours = [key for key in of_states if (0, key) not in session.watched]
     check_watch_limits(session.watched, ours)
     sent = (request[0], *theirs)
-    pool = upstream.pool_of(route.rule, sent)
+    pool = upstream.pool_of(route.routed, sent)
     if any(each is not pool and _watches(each, session) for each in upstream.pools):
         raise CrossSlotError
     pinned = pool.pinned.pin(session.id, session.protocol)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -27,6 +26,7 @@ from typing import NamedTuple, Protocol
 from resp_server.acl.visibility import can_see_job
 from resp_server.cluster.node_view import NodeView
 from resp_server.config import ServerConfig
+from resp_server.protocol.glob import literal_start
 from resp_server.push.clients import Clients
 from resp_server.push.message_bus import MessageBus
 from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch
@@ -121,7 +121,7 @@ def enables_messages(classes: int) -> bool:
 def may_match_notifications(kind: SubscriptionKind, name: bytes) -> bool:
     """Tell whether a channel is one of keyspace notifications, or whether a pattern may match one."""
     if kind is SubscriptionKind.PATTERN:
-        literal = re.split(rb"[*?\[\\]", name, maxsplit=1)[0]
+        literal = literal_start(name)
         return any(each.startswith(literal) or literal.startswith(each) for each in (KEYSPACE, KEYEVENT))
     return name.startswith((KEYSPACE, KEYEVENT))
 

@@ -21,10 +21,10 @@ from resp_server.protocol.errors import PlainError, ReplyError, TryAgainError, i
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.upstream.cluster_requests import Part, Plan, first_slot, plan_of
-from resp_server.upstream.command_rules import CommandRule
 from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
 from resp_server.upstream.pool import WRITE_WAITS, UpstreamPool
 from resp_server.upstream.role import AnyRole
+from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.slot_table import Redirect, SlotTable, redirect_in
 from resp_server.upstream.url import Address, UpstreamUrl
 from state_backend.model.slots import SLOTS
@@ -87,20 +87,20 @@ class UpstreamCluster:
         return len(self._table.masters) or 1
 
     def send_request(
-        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: ReplySink, index: int
+        self, client: int, protocol: int, routed: RoutedCommand, request: Request, sink: ReplySink, index: int
     ) -> bool:
         """Send a client's request; the sink gets the reply later, or an error at once or later.
 
         True: parts of it are sent later, so that the client's later requests have to wait.
         """
-        plan = plan_of(rule, request)
+        plan = plan_of(routed, request)
         is_whole = isinstance(plan, Plan) and len(plan.parts) == 1 and not plan.on_all_masters
         if isinstance(plan, Plan) and is_whole and type(request) is not LongRequest:
             (part,) = plan.parts
-            self._send_part(client, protocol, part.slot, pack(part.request), rule.is_read, sink, index)
+            self._send_part(client, protocol, part.slot, pack(part.request), routed.is_read, sink, index)
             return False
         return send_in_steps(
-            self._send_parts(client, protocol, plan, rule.is_read, sink, index), sink, index, self.defer
+            self._send_parts(client, protocol, plan, routed.is_read, sink, index), sink, index, self.defer
         )
 
     def _send_parts(
@@ -154,12 +154,12 @@ class UpstreamCluster:
             sink.fail(index, self._unreachable())
 
     def block(
-        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: ReplySink, index: int
+        self, client: int, protocol: int, routed: RoutedCommand, request: Request, sink: ReplySink, index: int
     ) -> None:
         """Send a blocking command over the client's own connection to a node; ReplyError if that is not possible."""
-        if rule.name in WRITE_WAITS:
-            raise PlainError(f"command '{rule.name}' is not available with a Redis Cluster as the upstream")
-        slot = first_slot(rule, request)
+        if routed.name in WRITE_WAITS:
+            raise PlainError(f"command '{routed.name}' is not available with a Redis Cluster as the upstream")
+        slot = first_slot(routed, request)
 
         def send() -> Steps[None]:
             packed = yield from pack_in_steps(request)
@@ -235,12 +235,12 @@ class UpstreamCluster:
         if self._tracked:
             self.on_moved(list(self._tracked))
 
-    def pool_of(self, rule: CommandRule, request: Request) -> UpstreamPool:
+    def pool_of(self, routed: RoutedCommand, request: Request) -> UpstreamPool:
         """Return the pool of the node that has a request's keys, by the first one; ReplyError if none is known."""
         masters = self._table.masters
         if not masters:
             raise self._unreachable()
-        slot = first_slot(rule, request)
+        slot = first_slot(routed, request)
         return self._node((None if slot is None else self._table.master_of(slot)) or masters[0])
 
     @property

@@ -16,7 +16,7 @@ from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_err
 from resp_server.forwarding.reply_splitter import array_in_order, items_of, sum_of_replies
 from resp_server.forwarding.reply_stages import Merge
 from resp_server.protocol.request_parser import Request
-from resp_server.upstream.command_rules import CommandRule
+from resp_server.upstream.routed_commands import RoutedCommand
 from state_backend.model.slots import slot_of
 
 
@@ -73,23 +73,23 @@ class Plan(NamedTuple):
     takes_errors: bool = False
 
 
-def plan_of(rule: CommandRule, request: Request) -> Plan | Steps[Plan]:
+def plan_of(routed: RoutedCommand, request: Request) -> Plan | Steps[Plan]:
     """Return the plan of a request; in steps if it has to be split."""
-    if rule.single_key_at and rule.single_key_at < len(request):
-        return Plan([Part(slot_of(request[rule.single_key_at]), request)])
-    runs = key_runs(rule.facts, request) or ()
+    if routed.single_key_at and routed.single_key_at < len(request):
+        return Plan([Part(slot_of(request[routed.single_key_at]), request)])
+    runs = key_runs(routed.facts, request) or ()
     positions = next((positions for positions, _ in runs if positions), ())
     if not positions:
-        return _without_keys(rule, request)
-    width = SPLIT.get(rule.name)
+        return _without_keys(routed, request)
+    width = SPLIT.get(routed.name)
     if width is None or len(runs) > 1 or len(positions) == 1 or len(request) != 1 + width * len(positions):
         return Plan([Part(slot_of(request[positions[0]]), request)])
-    return _split(rule.name, request, positions, width)
+    return _split(routed.name, request, positions, width)
 
 
-def first_slot(rule: CommandRule, request: Request) -> int | None:
+def first_slot(routed: RoutedCommand, request: Request) -> int | None:
     """Return the slot of a request's first key; None: it has no keys."""
-    runs = key_runs(rule.facts, request) or ()
+    runs = key_runs(routed.facts, request) or ()
     return next((slot_of(request[positions[0]]) for positions, _ in runs if positions), None)
 
 
@@ -120,10 +120,10 @@ def _split(name: str, request: Request, positions: Sequence[int], width: int) ->
     return Plan(parts, merge)
 
 
-def _without_keys(rule: CommandRule, request: Request) -> Plan:
+def _without_keys(routed: RoutedCommand, request: Request) -> Plan:
     parts = [Part(None, request)]
     # Redis before 7 has no tips; the command table has those of Redis 7.4.
-    tips = rule.facts.tips or (rule.command.facts.tips if rule.command is not None else ())
+    tips = routed.facts.tips or (routed.command.facts.tips if routed.command is not None else ())
     if ALL_MASTERS.isdisjoint(tips):
         return Plan(parts)
     if ONE_SUCCEEDED in tips:

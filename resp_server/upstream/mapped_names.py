@@ -7,7 +7,7 @@ that is left. With `field`, a key is one field of a hash of the state. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -39,13 +39,34 @@ class NameMapping:
         values = _values(self._of_key, self.keys, key) or NO_VALUES
         return StateName(_text(self.state_key, values), None if self.field is None else _text(self.field, values))
 
-    def key_of(self, state_key: bytes) -> bytes | None:
-        """Return the clients' name of a state's key; None: it has none. Only for whole keys."""
+    def key_of(self, name: StateName) -> bytes | None:
+        """Return the clients' name of a state's key, or of a field; None: it has none."""
+        values = _values(self._of_state_key, self.state_key, name.key)
+        of_field = NO_VALUES
+        if self.field is not None and name.field is not None:
+            found = _values(self._of_field, self.field, name.field)
+            values, of_field = (None, NO_VALUES) if found is None else (values, found)
+        if values is None:
+            return None
+        key = _text(self.keys, {**values, **of_field})
+        return key if self.state_name_of(key) == name else None
+
+    @property
+    def only_field(self) -> bytes | None:
+        """The only field with a name; None: all fields that fit, or whole keys."""
+        return None if self.field is None or self.field.columns else self.field.literals[0].encode()
+
+    def name_start(self, state_key: bytes) -> bytes | None:
+        """Return how the names of a hash's fields begin; None: its fields have no names."""
         values = _values(self._of_state_key, self.state_key, state_key)
         if values is None:
             return None
-        key = _text(self.keys, values)
-        return key if self.state_name_of(key).key == state_key else None
+        start = self.keys.literals[0].encode()
+        for column, literal in zip(self.keys.columns, self.keys.literals[1:], strict=True):
+            if column not in values:
+                break
+            start += values[column] + literal.encode()
+        return start
 
     def mistakes(self) -> list[str]:
         """Return what is wrong with the placeholders."""
@@ -70,6 +91,11 @@ class NameMapping:
     def _of_state_key(self) -> re.Pattern[bytes]:
         return _capturing(self.state_key)
 
+    @cached_property
+    def _of_field(self) -> re.Pattern[bytes]:
+        assert self.field is not None
+        return _capturing(self.field)
+
 
 def _capturing(key_format: KeyFormat) -> re.Pattern[bytes]:
     """Return a regular expression for a format's keys, with a group for each column; linear, as `key_pattern`."""
@@ -92,11 +118,16 @@ def _text(key_format: KeyFormat, values: Mapping[str, bytes]) -> bytes:
     return b"".join(parts)
 
 
+# Makes the reply to a client's request of the replies to the reads in its place.
+Convert = Callable[[Sequence[RawReply]], RawReply]
+
+
 class FieldRead(NamedTuple):
-    """A read of a field, in place of one of a key. convert: makes its reply that of the client's request."""
+    """A read of a field, in place of one of a key. of_key: a read of the whole key, whose reply is needed as well."""
 
     request: Request
-    convert: Callable[[RawReply], RawReply] | None = None
+    convert: Convert | None = None
+    of_key: Request | None = None
 
 
 def field_read(name: str, request: Request, key: bytes, field: bytes) -> FieldRead | None:
@@ -108,22 +139,30 @@ def field_read(name: str, request: Request, key: bytes, field: bytes) -> FieldRe
     if name == "type":
         return FieldRead((b"HEXISTS", key, field), _type_of)
     if name in TIMES:
-        return FieldRead((TIMES[name], key, b"FIELDS", b"1", field), _only_item)
+        return FieldRead((TIMES[name], key, b"FIELDS", b"1", field), _earlier_end, (name.upper().encode(), key))
     return None
 
 
 FIELD_COMMANDS = {"get": b"HGET", "exists": b"HEXISTS", "touch": b"HEXISTS", "strlen": b"HSTRLEN"}
+# Replies about when a key expires.
+NEVER, MISSING = b":-1\r\n", b":-2\r\n"
 TIMES = {"ttl": b"HTTL", "pttl": b"HPTTL", "expiretime": b"HEXPIRETIME", "pexpiretime": b"HPEXPIRETIME"}
 
 
-def _type_of(reply: RawReply) -> RawReply:
-    return {b":1\r\n": b"+string\r\n", b":0\r\n": b"+none\r\n"}.get(as_bytes(reply), reply)
+def _type_of(replies: Sequence[RawReply]) -> RawReply:
+    reply = as_bytes(replies[0])
+    return {b":1\r\n": b"+string\r\n", b":0\r\n": b"+none\r\n"}.get(reply, reply)
 
 
-def _only_item(reply: RawReply) -> RawReply:
-    """Return the only item of an array; a missing key is as a missing field."""
-    text = as_bytes(reply)
-    return text[4:] if text.startswith(b"*1\r\n") else b":-2\r\n" if text in (b"*0\r\n", b"*-1\r\n", b"_\r\n") else text
+def _earlier_end(replies: Sequence[RawReply]) -> RawReply:
+    """Return when a field ends: it expires itself, or with the whole hash. A missing key is as a missing field."""
+    of_field, of_key = map(as_bytes, replies)
+    if of_field[:1] == b"-":
+        return of_field
+    if not of_field.startswith(b"*1\r\n") or MISSING in (of_field[4:], of_key):
+        return MISSING
+    ends = [each for each in (of_field[4:], of_key) if each != NEVER]
+    return min(ends, key=lambda each: int(each[1:])) if ends else NEVER
 
 
 def with_names(request: Request, names: Mapping[int, StateName]) -> Request:

@@ -22,11 +22,11 @@ from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.upstream.breaker import Breaker
 from resp_server.upstream.command_facts import facts_in
-from resp_server.upstream.command_rules import CommandRule
 from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
 from resp_server.upstream.hello import hello_fields
 from resp_server.upstream.pinned import PINNED_MAX, PinnedConnection, PinnedConnections
 from resp_server.upstream.role import RoleCheck
+from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.sentinel import MasterLocator
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import Address, UpstreamUrl
@@ -139,22 +139,24 @@ class UpstreamPool:
     node_count = 1
 
     def send_request(
-        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: ReplySink, index: int
+        self, client: int, protocol: int, routed: RoutedCommand, request: Request, sink: ReplySink, index: int
     ) -> bool:
         """Send a client's request; the sink gets the reply later, or an error at once or later.
 
         Return True if parts of the request are sent later, so that the client's next requests have to wait.
         """
         if type(request) is LongRequest:
-            return send_in_steps(self._send_long(client, protocol, rule, request, sink, index), sink, index, self.defer)
-        self.send(client, protocol, pack(request), sink, index, is_read=rule.is_read)
+            return send_in_steps(
+                self._send_long(client, protocol, routed, request, sink, index), sink, index, self.defer
+            )
+        self.send(client, protocol, pack(request), sink, index, is_read=routed.is_read)
         return False
 
     def _send_long(
-        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: ReplySink, index: int
+        self, client: int, protocol: int, routed: RoutedCommand, request: Request, sink: ReplySink, index: int
     ) -> Steps[None]:
         packed = yield from pack_in_steps(request)
-        self.send(client, protocol, packed, sink, index, is_read=rule.is_read)
+        self.send(client, protocol, packed, sink, index, is_read=routed.is_read)
 
     def send_to_node(
         self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
@@ -217,13 +219,13 @@ class UpstreamPool:
             self._loop.call_soon(then)
 
     def block(
-        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: ReplySink, index: int
+        self, client: int, protocol: int, routed: RoutedCommand, request: Request, sink: ReplySink, index: int
     ) -> None:
         """Send a blocking command over the client's pinned connection; PlainError if too many clients have one."""
         if type(request) is LongRequest:
             send_in_steps(self._block_long(client, protocol, request, sink, index), sink, index, self.defer)
             return
-        self.send_blocking(client, protocol, pack(request), sink, index, is_about_writes=rule.name in WRITE_WAITS)
+        self.send_blocking(client, protocol, pack(request), sink, index, is_about_writes=routed.name in WRITE_WAITS)
 
     def _block_long(self, client: int, protocol: int, request: Request, sink: ReplySink, index: int) -> Steps[None]:
         self.send_blocking(client, protocol, (yield from pack_in_steps(request)), sink, index)
@@ -263,7 +265,7 @@ class UpstreamPool:
     def end_tracking(self, client: int) -> None:
         """Do nothing: there are no other nodes."""
 
-    def pool_of(self, rule: CommandRule, request: Request) -> UpstreamPool:
+    def pool_of(self, routed: RoutedCommand, request: Request) -> UpstreamPool:
         """Return the pool of the node that has a request's keys."""
         return self
 

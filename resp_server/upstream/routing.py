@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 from resp_server.command_table.key_specs import key_runs, searches_keyword
 from resp_server.command_table.table import CommandTable
-from resp_server.forwarding.raw_replies import RawReply, Steps
+from resp_server.forwarding.raw_replies import Steps
 from resp_server.protocol.errors import LoadingError, PlainError, client_text
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.session.transaction import WATCHED_KEYS_MAX
 from resp_server.upstream.command_facts import tells_all_keys
-from resp_server.upstream.command_rules import CommandRule, CommandRules, Side
 from resp_server.upstream.key_matcher import Decision
 from resp_server.upstream.long_words import long_words, too_long, without_long_words
-from resp_server.upstream.mapped_names import FieldRead, StateName, field_read, with_names
+from resp_server.upstream.mapped_names import Convert, FieldRead, StateName, field_read, with_names
 from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.routed_commands import RoutedCommand, RoutedCommands, Side
 from resp_server.upstream.rules import Owner, Rule, Writes
 from resp_server.upstream.shadow_compare import is_comparable
 from resp_server.upstream.state_writes import without_pairs, write_plan
@@ -55,7 +55,8 @@ class Route(NamedTuple):
     For `Side.PREFERRED`: key_at: the position of the key. unserved: the error if the states have the key, but do not
     serve the command.
 
-    For `Side.MAPPED`: convert: makes the reply to the client's request of the states' reply.
+    For `Side.MAPPED`: convert: makes the reply to the client's request of the states' replies to `request` and, if
+    there is one, to `of_key`.
 
     For `Side.UPSTREAM`: is_blocking: the reply may come much later, so the client needs a connection of its own.
     shadowed: the keys to compare. cache_s: how long the reply about the key at `key_at` may be cached. changed: the
@@ -65,12 +66,13 @@ class Route(NamedTuple):
     """
 
     side: Side
-    rule: CommandRule
+    routed: RoutedCommand
     state_keys: Sequence[int] = ()
     is_blocking: bool = False
     request: Request | None = None
     fields: Mapping[int, Request] = NO_FIELDS
-    convert: Callable[[RawReply], RawReply] | None = None
+    convert: Convert | None = None
+    of_key: Request | None = None
     preferred: Sequence[int] = ()
     key_at: int = 0
     unserved: PlainError | None = None
@@ -93,14 +95,14 @@ class Shadowed(NamedTuple):
     upstream_request: Request
     state_key: bytes
     request: Request
-    convert: Callable[[RawReply], RawReply] | None = None
+    convert: Convert | None = None
 
 
 class SwapRouter:
     """Decides which side answers a request. commands: what is known of each command."""
 
     def __init__(self, table: CommandTable, ownership: Ownership) -> None:
-        self.commands = CommandRules(table)
+        self.commands = RoutedCommands(table)
         self._ownership = ownership
 
     def route(self, request: Request, database: int = 0) -> Route | None:
@@ -109,51 +111,51 @@ class SwapRouter:
         database: the one that the client has selected.
         """
         long_at = long_words(request)
-        rule = self.commands.of(request)
-        if long_at and (rule is None or rule.side not in (Side.BY_KEYS, Side.UPSTREAM)):
+        routed = self.commands.of(request)
+        if long_at and (routed is None or routed.side not in (Side.BY_KEYS, Side.UPSTREAM)):
             raise too_long()
         if long_at:
             request = without_long_words(request, long_at)
-        if rule is None:
+        if routed is None:
             return None
-        if rule.side is Side.BY_KEYS:
+        if routed.side is Side.BY_KEYS:
             self._check_known()
-            if rule.single_key_at and rule.single_key_at < len(request):
-                positions: Sequence[int] = (rule.single_key_at,)
+            if routed.single_key_at and routed.single_key_at < len(request):
+                positions: Sequence[int] = (routed.single_key_at,)
             else:
-                positions = self._positions(rule, request)
+                positions = self._positions(routed, request)
             decide = self._ownership.matcher.decider(database) if database else self._ownership.decide
             others = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
-            return self._by_keys(rule, request, positions, others, database, long_at)
-        if rule.side is Side.ALL_KEYS:
+            return self._by_keys(routed, request, positions, others, database, long_at)
+        if routed.side is Side.ALL_KEYS:
             self._check_known()
-            if rule.command is not None:
-                rule.command.check_arity(request)
-            return Route(Side.ALL_KEYS, rule)
-        if rule.side is Side.NOT_YET:
-            raise not_yet(rule.name)
-        if rule.side is Side.DENIED:
-            raise PlainError(f"command '{rule.name}' is not passed on to the upstream")
-        if rule.side is Side.BY_SECTIONS:
+            if routed.command is not None:
+                routed.command.check_arity(request)
+            return Route(Side.ALL_KEYS, routed)
+        if routed.side is Side.NOT_YET:
+            raise not_yet(routed.name)
+        if routed.side is Side.DENIED:
+            raise PlainError(f"command '{routed.name}' is not passed on to the upstream")
+        if routed.side is Side.BY_SECTIONS:
             is_own = any(word.lower() in OWN_SECTIONS for word in request[1:])
-            return Route(Side.LOCAL if is_own else Side.UPSTREAM, rule)
-        may_change = self._ownership.has_cached and rule.side is Side.UPSTREAM and "write" in rule.facts.flags
-        is_blocking = rule.side is Side.UPSTREAM and "blocking" in rule.facts.flags
-        return Route(rule.side, rule, is_blocking=is_blocking, changed=None if may_change else ())
+            return Route(Side.LOCAL if is_own else Side.UPSTREAM, routed)
+        may_change = self._ownership.has_cached and routed.side is Side.UPSTREAM and "write" in routed.facts.flags
+        is_blocking = routed.side is Side.UPSTREAM and "blocking" in routed.facts.flags
+        return Route(routed.side, routed, is_blocking=is_blocking, changed=None if may_change else ())
 
     def route_in_steps(self, request: Request, database: int = 0) -> Steps[Route | None]:
         """Return the route of a request, in steps if it is long. A long read of both sides has `Side.PORTIONS`."""
         long_at = long_words(request)
-        rule = self.commands.of(request)
-        if rule is None or rule.side is not Side.BY_KEYS or rule.single_key_at or len(request) <= KEYS_AT_ONCE:
+        routed = self.commands.of(request)
+        if routed is None or routed.side is not Side.BY_KEYS or routed.single_key_at or len(request) <= KEYS_AT_ONCE:
             return self.route(request, database)
         self._check_known()
         if long_at:
             request = without_long_words(request, long_at)
-        if len(request) > SEARCHED_WORDS_MAX and searches_keyword(rule.facts):
-            raise PlainError(f"'{rule.name}' takes {SEARCHED_WORDS_MAX} words through --upstream; split the request")
-        positions = self._positions(rule, request, is_long=True)
-        if rule.name == "watch" and len(positions) > WATCHED_KEYS_MAX:
+        if len(request) > SEARCHED_WORDS_MAX and searches_keyword(routed.facts):
+            raise PlainError(f"'{routed.name}' takes {SEARCHED_WORDS_MAX} words through --upstream; split the request")
+        positions = self._positions(routed, request, is_long=True)
+        if routed.name == "watch" and len(positions) > WATCHED_KEYS_MAX:
             raise PlainError(f"a client may watch {WATCHED_KEYS_MAX} keys; UNWATCH, or watch fewer")
         if any(at in positions for at in long_at):
             raise too_long()
@@ -166,14 +168,14 @@ class SwapRouter:
             some = positions[first : first + KEYS_AT_ONCE]
             found = [(at, made) for at in some if (made := decide(request[at])).owner is not Owner.UPSTREAM]
             others_at.extend([at for at, _ in found])
-            if len(others) < (WATCHED_KEYS_MAX if rule.name == "watch" else OTHERS_MAX):
+            if len(others) < (WATCHED_KEYS_MAX if routed.name == "watch" else OTHERS_MAX):
                 others += found
             owned = [row for row in found if row[1].owner is Owner.STATE]
             owned_count += len(owned)
-            if owned and not rule.is_read and rule.name != "watch":
+            if owned and not routed.is_read and routed.name != "watch":
                 if long_at:
                     raise too_long()
-                plan = write_plan(rule.name, request, owned)
+                plan = write_plan(routed.name, request, owned)
                 if plan.refused is not None:
                     raise self._refusal(request, plan.refused, dict(owned)[plan.refused], database)
                 dropped = dropped or bytearray(len(request))
@@ -183,25 +185,25 @@ class SwapRouter:
             has_names = has_names or any(made.rule is not None and made.rule.mapping is not None for _, made in found)
             yield
         # To list the keys of a long write would take too long, so all cached keys count as changed.
-        changed = None if self._ownership.has_cached and not rule.is_read and rule.name != "watch" else ()
+        changed = None if self._ownership.has_cached and not routed.is_read and routed.name != "watch" else ()
         if not others:
-            route = self._by_keys(rule, request, positions[:SHADOWED_KEYS_MAX], others, database, ())
+            route = self._by_keys(routed, request, positions[:SHADOWED_KEYS_MAX], others, database, ())
             return route._replace(changed=changed)
         if dropped_count:
-            route = yield from _without_dropped(rule, request, dropped, dropped_count == len(positions))
+            route = yield from _without_dropped(routed, request, dropped, dropped_count == len(positions))
             return route._replace(changed=changed)
-        if not rule.is_read and rule.name != "watch":
-            return self._to_upstream(rule, request)._replace(changed=changed)
-        is_served = rule.command is not None and rule.command.declaration is not None
+        if not routed.is_read and routed.name != "watch":
+            return self._to_upstream(routed, request)._replace(changed=changed)
+        is_served = routed.command is not None and routed.command.declaration is not None
         if owned_count == len(positions) and is_served and not has_names:
-            return Route(Side.STATES, rule)
-        if rule.name in SPLIT:
-            return Route(Side.PORTIONS, rule, others_at)
-        return self._by_keys(rule, request, positions, others, database, long_at)
+            return Route(Side.STATES, routed)
+        if routed.name in SPLIT:
+            return Route(Side.PORTIONS, routed, others_at)
+        return self._by_keys(routed, request, positions, others, database, long_at)
 
     def _by_keys(
         self,
-        rule: CommandRule,
+        routed: RoutedCommand,
         request: Request,
         positions: Sequence[int],
         others: Sequence[tuple[int, Decision]],
@@ -213,118 +215,118 @@ class SwapRouter:
             raise too_long()
         owned = [row for row in others if row[1].owner is Owner.STATE]
         if not others:
-            route = self._to_upstream(rule, request)
-            if self._ownership.has_cached and not (long_at and rule.is_read):
+            route = self._to_upstream(routed, request)
+            if self._ownership.has_cached and not (long_at and routed.is_read):
                 route = _cached(route, request, positions, self._ownership.matcher.decider(database))
-            if not self._ownership.has_shadows or not rule.is_read or route.is_blocking:
+            if not self._ownership.has_shadows or not routed.is_read or route.is_blocking:
                 return route
             return route._replace(
-                shadowed=_shadowed(rule, request, positions, self._ownership.matcher.decider(database))
+                shadowed=_shadowed(routed, request, positions, self._ownership.matcher.decider(database))
             )
         if long_at:
             raise too_long()
-        if rule.command is not None:
-            rule.command.check_arity(request)
-        if rule.name == "watch" and len(owned) < len(positions):
-            return self._both(rule, request, others)
-        if len(owned) < len(others) and rule.is_read:
-            return self._preferred(rule, request, positions, others, database)
+        if routed.command is not None:
+            routed.command.check_arity(request)
+        if routed.name == "watch" and len(owned) < len(positions):
+            return self._both(routed, request, others)
+        if len(owned) < len(others) and routed.is_read:
+            return self._preferred(routed, request, positions, others, database)
         if not owned:
-            return self._changing(self._to_upstream(rule, request), request, positions)
-        if not rule.is_read and rule.name != "watch":
-            return self._write(rule, request, positions, owned, database)
-        is_served = rule.command is not None and rule.command.declaration is not None
+            return self._changing(self._to_upstream(routed, request), request, positions)
+        if not routed.is_read and routed.name != "watch":
+            return self._write(routed, request, positions, owned, database)
+        is_served = routed.command is not None and routed.command.declaration is not None
         if len(owned) == len(positions) and is_served:
-            return self._states(rule, request, owned, database)
-        if rule.name in SPLIT:
-            return self._both(rule, request, owned)
+            return self._states(routed, request, owned, database)
+        if routed.name in SPLIT:
+            return self._both(routed, request, owned)
         if len(owned) < len(positions):
             raise PlainError(
-                f"command '{rule.name}' needs its keys on one side: {self._owners_text(request, positions, database)}"
+                f"command '{routed.name}' needs its keys on one side: {self._owners_text(request, positions, database)}"
             )
         raise PlainError(self._owners_text(request, [owned[0][0]], database))
 
     def _preferred(
         self,
-        rule: CommandRule,
+        routed: RoutedCommand,
         request: Request,
         positions: Sequence[int],
         others: Sequence[tuple[int, Decision]],
         database: int,
     ) -> Route:
         """Return the route of a read with keys that the states answer if they have them."""
-        if "blocking" in rule.facts.flags and not _is_nonblocking_read(rule, request):
-            raise PlainError(f"command '{rule.name}' cannot block: {self._owners_text(request, positions, database)}")
+        if "blocking" in routed.facts.flags and not _is_nonblocking_read(routed, request):
+            raise PlainError(f"command '{routed.name}' cannot block: {self._owners_text(request, positions, database)}")
         if len(positions) == 1:
-            is_served = rule.command is not None and rule.command.declaration is not None
+            is_served = routed.command is not None and routed.command.declaration is not None
             unserved = (
                 None
                 if is_served
                 else PlainError(f"{self._owners_text(request, positions, database)}, and the states have it")
             )
-            return Route(Side.PREFERRED, rule, key_at=positions[0], unserved=unserved)
-        if rule.name not in SPLIT:
+            return Route(Side.PREFERRED, routed, key_at=positions[0], unserved=unserved)
+        if routed.name not in SPLIT:
             raise PlainError(
-                f"command '{rule.name}' needs its keys on one side: {self._owners_text(request, positions, database)}"
+                f"command '{routed.name}' needs its keys on one side: {self._owners_text(request, positions, database)}"
             )
-        return self._both(rule, request, others)
+        return self._both(routed, request, others)
 
     def _states(
-        self, rule: CommandRule, request: Request, owned: Sequence[tuple[int, Decision]], database: int
+        self, routed: RoutedCommand, request: Request, owned: Sequence[tuple[int, Decision]], database: int
     ) -> Route:
         """Return the route of a request with keys of states only."""
         names = _state_names(request, owned)
         if not names:
-            return Route(Side.STATES, rule)
-        if rule.name == "watch" or all(name.field is None for name in names.values()):
-            return Route(Side.MAPPED, rule, request=with_names(request, names))
-        if rule.name in SPLIT and len(owned) > 1:
-            return self._both(rule, request, owned)
+            return Route(Side.STATES, routed)
+        if routed.name == "watch" or all(name.field is None for name in names.values()):
+            return Route(Side.MAPPED, routed, request=with_names(request, names))
+        if routed.name in SPLIT and len(owned) > 1:
+            return self._both(routed, request, owned)
         (at, name), *others = names.items()
-        read = None if others or name.field is None else field_read(rule.name, request, name.key, name.field)
+        read = None if others or name.field is None else field_read(routed.name, request, name.key, name.field)
         if read is None:
             raise PlainError(
-                f"command '{rule.name}' is not available for fields of a state's key: "
+                f"command '{routed.name}' is not available for fields of a state's key: "
                 f"{self._owners_text(request, [at], database)}"
             )
-        return Route(Side.MAPPED, rule, request=read.request, convert=read.convert)
+        return Route(Side.MAPPED, routed, request=read.request, convert=read.convert, of_key=read.of_key)
 
-    def _both(self, rule: CommandRule, request: Request, others: Sequence[tuple[int, Decision]]) -> Route:
+    def _both(self, routed: RoutedCommand, request: Request, others: Sequence[tuple[int, Decision]]) -> Route:
         """Return the route of a request that is split. others: as in `_by_keys`."""
         owned = [at for at, found in others if found.owner is Owner.STATE]
         preferred = [at for at, found in others if found.owner is Owner.PREFER_STATE]
         names = _state_names(request, others)
         if not names:
-            return Route(Side.BOTH, rule, owned, preferred=preferred)
+            return Route(Side.BOTH, routed, owned, preferred=preferred)
         fields = {}
         for at, (key, field) in names.items():
-            read = None if field is None or rule.name == "watch" else field_read(rule.name, request, key, field)
+            read = None if field is None or routed.name == "watch" else field_read(routed.name, request, key, field)
             if read is not None:
                 fields[at] = read.request
         owned = [at for at in owned if at not in fields]
-        return Route(Side.BOTH, rule, owned, preferred=preferred, request=with_names(request, names), fields=fields)
+        return Route(Side.BOTH, routed, owned, preferred=preferred, request=with_names(request, names), fields=fields)
 
-    def _to_upstream(self, rule: CommandRule, request: Request) -> Route:
-        is_blocking = "blocking" in rule.facts.flags and not _is_nonblocking_read(rule, request)
-        return Route(Side.UPSTREAM, rule, is_blocking=is_blocking)
+    def _to_upstream(self, routed: RoutedCommand, request: Request) -> Route:
+        is_blocking = "blocking" in routed.facts.flags and not _is_nonblocking_read(routed, request)
+        return Route(Side.UPSTREAM, routed, is_blocking=is_blocking)
 
     def _write(
         self,
-        rule: CommandRule,
+        routed: RoutedCommand,
         request: Request,
         positions: Sequence[int],
         owned: Sequence[tuple[int, Decision]],
         database: int,
     ) -> Route:
-        plan = write_plan(rule.name, request, owned)
+        plan = write_plan(routed.name, request, owned)
         if plan.refused is not None:
             raise self._refusal(request, plan.refused, dict(owned)[plan.refused], database)
         if not plan.dropped:
-            return self._changing(self._to_upstream(rule, request), request, positions)
+            return self._changing(self._to_upstream(routed, request), request, positions)
         if len(plan.dropped) == len(positions):
-            return Route(Side.DROPPED, rule)
+            return Route(Side.DROPPED, routed)
         return self._changing(
-            Route(Side.UPSTREAM, rule, request=without_pairs(request, plan.dropped)), request, positions
+            Route(Side.UPSTREAM, routed, request=without_pairs(request, plan.dropped)), request, positions
         )
 
     def _changing(self, route: Route, request: Request, positions: Sequence[int]) -> Route:
@@ -348,27 +350,27 @@ class SwapRouter:
         if not self._ownership.is_known:
             raise LoadingError("the key formats of the states are not known yet; retry in a moment")
 
-    def _positions(self, rule: CommandRule, request: Request, *, is_long: bool = False) -> Sequence[int]:
+    def _positions(self, routed: RoutedCommand, request: Request, *, is_long: bool = False) -> Sequence[int]:
         """Return the positions of keys, sorted unless `is_long`: to sort many would take too long."""
-        if rule.command is None and not tells_all_keys(rule.facts):
-            raise PlainError(f"the upstream does not say where the keys of '{rule.name}' are, so it is not passed on")
-        runs = [positions for positions, flags in key_runs(rule.facts, request) or () if "not_key" not in flags]
+        if routed.command is None and not tells_all_keys(routed.facts):
+            raise PlainError(f"the upstream does not say where the keys of '{routed.name}' are, so it is not passed on")
+        runs = [positions for positions, flags in key_runs(routed.facts, request) or () if "not_key" not in flags]
         if len(runs) == 1:
             return runs[0]
         return [at for run in runs for at in run] if is_long else sorted({at for run in runs for at in run})
 
 
-def _without_dropped(rule: CommandRule, request: Request, dropped: bytearray, is_all: bool) -> Steps[Route]:
+def _without_dropped(routed: RoutedCommand, request: Request, dropped: bytearray, is_all: bool) -> Steps[Route]:
     """Return the route of a long MSET without the keys whose writes are dropped, and their values."""
     if is_all:
-        return Route(Side.DROPPED, rule)
+        return Route(Side.DROPPED, routed)
     left = LongRequest(request[:1], 0)
     for at in range(1, len(request), 2):
         if not dropped[at]:
             left += request[at : at + 2]
         if at % KEYS_AT_ONCE == 1:
             yield
-    return Route(Side.UPSTREAM, rule, request=left)
+    return Route(Side.UPSTREAM, routed, request=left)
 
 
 def _cached(route: Route, request: Request, positions: Sequence[int], decide: Callable[[bytes], Decision]) -> Route:
@@ -376,35 +378,35 @@ def _cached(route: Route, request: Request, positions: Sequence[int], decide: Ca
 
     A script may change keys that it does not declare. A script without keys counts as one that changes all keys.
     """
-    rule = route.rule
-    if not rule.is_read:
-        may_change_any = not positions and not {"write", "movablekeys"}.isdisjoint(rule.facts.flags)
+    routed = route.routed
+    if not routed.is_read:
+        may_change_any = not positions and not {"write", "movablekeys"}.isdisjoint(routed.facts.flags)
         return route._replace(changed=None if may_change_any else [request[at] for at in positions])
-    if len(positions) != 1 or "movablekeys" in rule.facts.flags or rule.name in NEVER_CACHED:
+    if len(positions) != 1 or "movablekeys" in routed.facts.flags or routed.name in NEVER_CACHED:
         return route
     decided = decide(request[positions[0]]).rule
-    if decided is None or not decided.cache_s or not is_comparable(rule.name, rule.facts):
+    if decided is None or not decided.cache_s or not is_comparable(routed.name, routed.facts):
         return route
     return route._replace(cache_s=decided.cache_s, key_at=positions[0])
 
 
 def _shadowed(
-    rule: CommandRule,
+    routed: RoutedCommand,
     request: Request,
     positions: Sequence[int],
     decide: Callable[[bytes], Decision],
 ) -> Sequence[Shadowed]:
     """Return the keys of a read whose values are to be compared: its only key, or the keys of MGET."""
-    is_served = rule.command is not None and rule.command.declaration is not None
-    if not is_served or (len(positions) > 1 and rule.name != "mget") or not is_comparable(rule.name, rule.facts):
+    is_served = routed.command is not None and routed.command.declaration is not None
+    if not is_served or (len(positions) > 1 and routed.name != "mget") or not is_comparable(routed.name, routed.facts):
         return ()
     found = []
     for number, at in enumerate(positions):
         decided = decide(request[at]).rule
         if decided is None or decided.owner is not Owner.SHADOW:
             continue
-        key, is_mget = request[at], rule.name == "mget"
-        name = "get" if is_mget else rule.name
+        key, is_mget = request[at], routed.name == "mget"
+        name = "get" if is_mget else routed.name
         alone: Request = (b"GET", key) if is_mget else request
         state_name = StateName(key, None) if decided.mapping is None else decided.mapping.state_name_of(key)
         if state_name.field is None:
@@ -430,9 +432,9 @@ def not_yet(name: str) -> PlainError:
     return PlainError(f"command '{name}' is not available through --upstream yet")
 
 
-def _is_nonblocking_read(rule: CommandRule, request: Request) -> bool:
+def _is_nonblocking_read(routed: RoutedCommand, request: Request) -> bool:
     """Tell whether a request is an XREAD or an XREADGROUP without BLOCK."""
-    if rule.name not in ("xread", "xreadgroup"):
+    if routed.name not in ("xread", "xreadgroup"):
         return False
     at = 1
     while at < len(request):

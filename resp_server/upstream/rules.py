@@ -92,8 +92,8 @@ class Rule:
 
     @property
     def lists_names(self) -> bool:
-        """Tell whether SCAN and KEYS show states' keys by the names of this rule."""
-        return self.owner is Owner.STATE and self.mapping is not None and self.mapping.field is None
+        """Tell whether SCAN and KEYS show states' keys, or fields of them, by the names of this rule."""
+        return self.owner is Owner.STATE and self.mapping is not None
 
 
 Rules = Sequence[Rule]

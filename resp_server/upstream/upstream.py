@@ -11,10 +11,10 @@ from resp_server.forwarding.reply_stages import Defer, ReplySink
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.cluster import NodeConnections, UpstreamCluster
-from resp_server.upstream.command_rules import CommandRule
 from resp_server.upstream.connection import UpstreamConnection, UpstreamSink
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.role import RoleCheck
+from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.sentinel import MasterLocator
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import UpstreamUrl
@@ -48,7 +48,7 @@ class Upstream(Protocol):
         """Close all connections."""
 
     def send_request(
-        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: ReplySink, index: int
+        self, client: int, protocol: int, routed: RoutedCommand, request: Request, sink: ReplySink, index: int
     ) -> bool:
         """Send a client's request; the sink gets the reply later, or an error at once or later.
 
@@ -61,7 +61,7 @@ class Upstream(Protocol):
         """Send a read about all keys to a node."""
 
     def block(
-        self, client: int, protocol: int, rule: CommandRule, request: Request, sink: ReplySink, index: int
+        self, client: int, protocol: int, routed: RoutedCommand, request: Request, sink: ReplySink, index: int
     ) -> None:
         """Send a blocking command over a connection of the client's own; ReplyError if that is not possible."""
 
@@ -96,7 +96,7 @@ class Upstream(Protocol):
     def end_tracking(self, client: int) -> None:
         """Have a client track no keys at nodes that join later."""
 
-    def pool_of(self, rule: CommandRule, request: Request) -> UpstreamPool:
+    def pool_of(self, routed: RoutedCommand, request: Request) -> UpstreamPool:
         """Return the pool of the node that has a request's keys, by the first one; ReplyError if none is known."""
 
     @property

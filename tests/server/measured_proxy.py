@@ -18,6 +18,7 @@ from resp_server.proxy.swap_dispatcher import SwapDispatcher
 from resp_server.serving.server import Server
 from resp_server.upstream.long_words import FIRST_WORD_BYTES_MAX, VALUE_BYTES_MAX
 from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.rules import RulesFile
 from resp_server.upstream.upstream import upstream_at
 from resp_server.upstream.url import UpstreamUrl
 from state_backend.lmdb.store import LmdbStore
@@ -85,12 +86,19 @@ class SwapProxy(Proxy):
     needs_key_formats = True
     config = replace(CONFIG, bulk_bytes_max=FIRST_WORD_BYTES_MAX, value_bytes_max=VALUE_BYTES_MAX)
 
-    def __init__(self, store: LmdbStore, folder: Path, url: str) -> None:
+    def __init__(self, store: LmdbStore, folder: Path, url: str, rules: str = "") -> None:
         self._url, self._folder = UpstreamUrl.parse(url), folder
+        self._rules = folder / "rules.toml"
+        self._rules.write_text(rules)
         super().__init__(store)
 
     def dispatcher(self, server: ServerContext) -> ProxyDispatcher:
         upstream = upstream_at(self._url, WAIT_S_MAX, 4, None, 10)
-        made = SwapDispatcher(server, self.applications, upstream, Ownership(self._folder / "owners.json"))
+        made = SwapDispatcher(
+            server,
+            self.applications,
+            upstream,
+            Ownership(self._folder / "owners.json", rules_file=RulesFile(self._rules)),
+        )
         upstream.start()
         return made

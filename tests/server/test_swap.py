@@ -131,7 +131,7 @@ def test_info_is_the_upstreams_and_the_proxy_shows_its_own_section(swap: Swap, c
     assert b"maxmemory_policy:noeviction" in client.call("INFO", "memory").plain
     fields = swap.info()
     assert fields["upstream"] == f"127.0.0.1:{swap.upstream.port}" and fields["upstream_status"] == "up"
-    assert fields["owned_key_formats"] == "2"
+    assert (fields["owned_key_formats"], fields["sparkis_version"]) == ("2", VERSION)
 
 
 @pytest.mark.parametrize("protocol", [2, 3])

@@ -8,9 +8,15 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from compat.conformance.generators import checked
+from compat.conformance.servers import redis_server
 from compat.conformance.wire import Connection, Reply, request
 from compat.waiting import eventually
+from resp_server.proxy.field_notifications import FIELDS_MAX
+from state_backend.codec import packed_map
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
@@ -36,6 +42,9 @@ owner = "state"
 state_key = "golden:facts:<account>"
 field = "<metric>"
 """
+# The clients' names of whole keys and of fields.
+NAMES = {b"dash/%d/score" % each for each in (1, 2, 3)}
+NAMES |= {b"dash/%d/%b" % (each, field) for each in (1, 2) for field in (b"apdex", b"errors")}
 # The values of a key that no test reads.
 LAST_CHANGES = count()
 
@@ -133,13 +142,105 @@ def test_a_changed_name_fails_the_exec_of_clients_that_watch_the_key(swap: Swap,
 
 
 def test_listed_keys_have_their_other_names(client: Connection) -> None:
-    assert sorted(client.call("KEYS", "dash/*").plain) == [b"dash/%d/score" % each for each in (1, 2, 3)]
-    assert scanned(client, "MATCH", "dash/*") == {b"dash/%d/score" % each for each in (1, 2, 3)}
+    assert sorted(client.call("KEYS", "dash/*").plain) == sorted(NAMES)
+    assert scanned(client, "MATCH", "dash/*") == NAMES
     assert b"golden:byAccount:1" in client.call("KEYS", "*").plain
-    assert {b"dash/1/score", b"golden:byAccount:1", b"golden:facts:1", b"a"} <= scanned(client)
+    assert {*NAMES, b"golden:byAccount:1", b"golden:facts:1", b"a"} <= scanned(client)
     assert scanned(client, "MATCH", "golden:b*", "TYPE", "string") == {
         b"golden:byAccount:%d" % each for each in (1, 2, 3)
     }
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_listed_names_of_fields_are_strings(client: Connection, protocol: int) -> None:
+    client.call("HELLO", protocol)
+    strings = scanned(client, "TYPE", "STRING", "COUNT", "1")
+    assert strings >= {*NAMES, b"golden:byAccount:1", b"a"} and b"golden:facts:1" not in strings
+    assert scanned(client, "TYPE", "hash", "MATCH", "*facts*") == {b"golden:facts:1", b"golden:facts:2"}
+    assert scanned(client, "TYPE", "hash", "MATCH", "dash*") == scanned(client, "TYPE", "list") == set()
+
+
+def test_a_pattern_finds_names_of_fields(client: Connection) -> None:
+    for pattern, found in {
+        "dash/1/apdex": [b"dash/1/apdex"],
+        "dash/?/errors": [b"dash/1/errors", b"dash/2/errors"],
+        "*/2/e*": [b"dash/2/errors"],
+        "dash/9/*": [],
+        "dash/1": [],
+        "golden:facts:1": [b"golden:facts:1"],
+    }.items():
+        assert sorted(client.call("KEYS", pattern).plain) == found
+        assert sorted(scanned(client, "MATCH", pattern)) == found
+
+
+def test_patterns_find_names_as_a_redis_finds_keys(client: Connection, tmp_path: Path) -> None:
+    with redis_server(tmp_path) as server, server.connect() as alone:
+        alone.call("MSET", *(word for name in NAMES for word in (name, b"x")))
+
+        @given(st.lists(st.sampled_from([*"*?/12ape\\[]^-", "score", "apdex", "dash"]), max_size=6).map("".join))
+        @checked(100)
+        def find(end: str) -> None:
+            pattern = f"dash{end}"
+            assert sorted(client.call("KEYS", pattern).plain) == sorted(alone.call("KEYS", pattern).plain)
+            assert scanned(client, "MATCH", pattern, "TYPE", "string") == scanned(alone, "MATCH", pattern)
+
+        find()
+
+
+def test_the_times_to_live_of_a_name_are_those_of_the_field_or_of_the_hash(swap: Swap, client: Connection) -> None:
+    late_ms, later_ms = 4_102_444_800_000, 4_102_448_400_000
+    packed = packed_map.pack([(b"f", b"x")])
+    publish(
+        swap,
+        Change("facts", Op.PUT, b"golden:facts:hash", value=packed, expire_at_ms=late_ms),
+        Change("facts", Op.PUT, b"golden:facts:field", b"f", b"x", later_ms),
+    )
+    eventually(lambda: client.call("EXISTS", "dash/hash/f", "dash/field/f").plain == 2)
+    for key, at_ms in ((b"dash/hash/f", late_ms), (b"dash/field/f", later_ms)):
+        assert client.call("PEXPIRETIME", key).plain == at_ms and client.call("EXPIRETIME", key).plain == at_ms // 1000
+        assert 0 < client.call("PTTL", key).plain < at_ms and 0 < client.call("TTL", key).plain < at_ms // 1000
+    assert client.call("PEXPIRETIME", "dash/hash/none").plain == client.call("TTL", "dash/none/f").plain == -2
+    client.send(b"MULTI\r\nPEXPIRETIME dash/hash/f\r\nGET a\r\nTTL dash/1/apdex\r\nEXEC\r\n")
+    assert [client.read().plain for _ in range(5)][-1] == [late_ms, b"mine", -1]
+    client.call("HELLO", 3)
+    client.call("CLIENT", "TRACKING", "ON")
+    assert client.call("PEXPIRETIME", "dash/hash/f").plain == late_ms
+    publish(swap, *(Change("facts", Op.DELETE, b"golden:facts:" + key) for key in (b"hash", b"field")))
+    assert b"dash/hash/f" in (client.read().plain[1] or [b"dash/hash/f"])
+
+
+def test_random_keys_are_names_of_fields_too(swap: Swap, client: Connection) -> None:
+    hashes = [
+        b"golden:facts:%d" % (at * 7919) for at in range(10, 60)
+    ]  # RANDOMKEY hardly ever draws some of a few keys
+    publish(swap, *(Change("facts", Op.PUT, key, b"drawn", b"x") for key in hashes))
+    found: set[bytes] = set()
+
+    def has_drawn_all_kinds() -> bool:
+        found.update(client.call("RANDOMKEY").plain for _ in range(10))
+        ends = (b"/drawn", b"/score")
+        return b"a" in found and found & {*hashes} and all(any(name.endswith(end) for name in found) for end in ends)
+
+    try:
+        eventually(has_drawn_all_kinds)
+        assert found <= set(client.call("KEYS", "*").plain)
+    finally:
+        publish(swap, *(Change("facts", Op.DELETE, key) for key in hashes))
+        eventually(lambda: client.call("EXISTS", *hashes).plain == 0)
+
+
+@pytest.mark.parametrize("fields", [3, 3_000])
+def test_many_fields_are_listed_as_names(swap: Swap, client: Connection, fields: int) -> None:
+    names = {b"dash/many/f%d" % at for at in range(fields)}
+    publish(swap, *(Change("facts", Op.PUT, b"golden:facts:many", b"f%d" % at, b"x") for at in range(fields)))
+    try:
+        eventually(lambda: client.call("HLEN", "golden:facts:many").plain == fields)
+        assert set(client.call("KEYS", "dash/many/*").plain) == names
+        assert scanned(client, "MATCH", "dash/many/*") == names
+        assert client.call("EXISTS", *names).plain == fields
+    finally:
+        publish(swap, Change("facts", Op.DELETE, b"golden:facts:many"))
+        eventually(lambda: client.call("KEYS", "dash/many/*").plain == [])
 
 
 def publish(swap: Swap, *changes: Change) -> None:
@@ -189,18 +290,106 @@ def test_notifications_have_the_names_that_clients_know(swap: Swap, protocol: in
         for account in (1, 2) if "E" in setting else ():
             names = (b"golden:byAccount:%d" % account, b"dash/%d/score" % account)
             expected += [(b"__keyevent@0__:set", name) for name in names]
+        if "E" in setting:
+            expected += [(b"__keyevent@0__:set", b"dash/1/%b" % field) for field in (b"apdex", b"errors")]
         read_until(one, expected)
         if "K" in setting:
-            read_until(pattern, [(b"__keyspace@0__:dash/%d/score" % each, b"set") for each in (1, 2)])
+            names = (b"dash/1/score", b"dash/2/score", b"dash/1/apdex", b"dash/1/errors")
+            read_until(pattern, [(b"__keyspace@0__:" + name, b"set") for name in names])
 
 
 def read_until(client: Connection, expected: list[tuple[bytes, bytes]]) -> None:
     """Read up to the last of these messages; late ones of an earlier test's last change may be among them."""
     missing = set(expected)
     while missing:
-        found = tuple(client.read().plain[-2:])
-        assert b"facts" not in found[0] and b"apdex" not in found[0]
-        missing.discard(found)
+        missing.discard(tuple(client.read().plain[-2:]))
+
+
+def until_end(swap: Swap, client: Connection, end: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the notifications up to that of a last change, which is published now, without those of its key."""
+    publish(swap, score(9, end), fact(9, end))
+    found: list[tuple[bytes, bytes]] = []
+    while found[-1:] != [(b"__keyspace@0__:dash/9/apdex", b"set")]:
+        found.append(tuple(client.read().plain[-2:]))
+    return [row for row in found if b"/9/" not in row[0]]
+
+
+@pytest.mark.usefixtures("changed")
+def test_a_name_of_a_field_is_notified_of_as_a_string(swap: Swap) -> None:
+    gone = Change("facts", Op.DELETE, b"golden:facts:1", field=b"apdex")
+    channel = b"__keyspace@0__:dash/1/apdex"
+    with swap.proxy.connect() as client, swap.proxy.connect() as state, swap.upstream.connect() as upstream:
+        upstream.call("CONFIG", "SET", "notify-keyspace-events", "K$g")
+        client.call("HELLO", 3)
+        assert client.call("SUBSCRIBE", channel, "__keyspace@0__:dash/9/apdex").plain[2] == 1
+        assert client.read().plain[2] == 2
+        assert state.call("PSUBSCRIBE", "__keyspace@0__:golden:*").plain[2] == 1
+        found = []
+        for number, change in enumerate((fact(1, b"x"), gone, fact(1, b"y"), gone)):
+            publish(swap, change)
+            found += [event for name, event in until_end(swap, client, b"%d" % number) if name == channel]
+        assert found == [b"set", b"del", b"set", b"del"]
+        publish(swap, Change("byAccount", Op.PUT, b"golden:byAccount:end", value=b"%d" % next(LAST_CHANGES)))
+        names = []
+        while names[-1:] != [b"__keyspace@0__:golden:byAccount:end"]:
+            names.append(state.read().plain[2])
+        assert not any(b"facts" in name for name in names)  # events of hashes are not enabled
+
+
+@pytest.mark.usefixtures("changed")
+def test_events_of_names_need_the_classes_of_strings(swap: Swap) -> None:
+    with swap.proxy.connect() as client, swap.upstream.connect() as upstream:
+        upstream.call("CONFIG", "SET", "notify-keyspace-events", "Kh")
+        assert client.call("PSUBSCRIBE", "__keyspace@0__:*").plain[2] == 1
+        publish(swap, fact(1, b"x"))
+        publish(swap, fact(2, b"x"))
+        found: list[Reply] = []
+        while len({name for name, _ in found}) < 2:
+            found += [row for row in [client.read().plain[2:]] if row[0][-2:] in (b":1", b":2") or b"dash/1/" in row[0]]
+        assert sorted(found) == [[b"__keyspace@0__:golden:facts:%d" % each, b"hset"] for each in (1, 2)]
+
+
+@pytest.mark.usefixtures("changed")
+def test_a_pattern_gets_the_names_of_all_fields_of_a_changed_hash_unless_they_are_too_many(swap: Swap) -> None:
+    few, many = (
+        [Change("facts", Op.PUT, b"golden:facts:" + key, b"f%d" % at, b"x") for at in range(count)]
+        for key, count in ((b"few", FIELDS_MAX), (b"many", FIELDS_MAX + 1))
+    )
+    with (
+        swap.proxy.connect() as one,
+        swap.proxy.connect() as few_names,
+        swap.proxy.connect() as many_names,
+        swap.upstream.connect() as upstream,
+    ):
+        upstream.call("CONFIG", "SET", "notify-keyspace-events", "KA")
+        one.call("SUBSCRIBE", "__keyspace@0__:dash/many/f7")
+        few_names.call("PSUBSCRIBE", "__keyspace@0__:dash/few/*")
+        many_names.call("PSUBSCRIBE", "__keyspace@0__:dash/many/f*", "__keyspace@0__:dash/9/*")
+        many_names.read()
+        publish(swap, *few, *many)
+        names = {few_names.read().plain[2] for _ in few}
+        assert names == {b"__keyspace@0__:dash/few/f%d" % at for at in range(FIELDS_MAX)}
+        assert one.read().plain[1:] == [b"__keyspace@0__:dash/many/f7", b"set"]
+        assert {name for name, _ in until_end(swap, many_names, b"z")} <= {b"__keyspace@0__:dash/many/f7"}
+        publish(swap, *(Change("facts", Op.DELETE, b"golden:facts:" + key) for key in (b"few", b"many")))
+        assert one.read().plain[1:] == [b"__keyspace@0__:dash/many/f7", b"del"]
+
+
+@pytest.mark.usefixtures("changed")
+def test_events_of_a_hash_and_of_its_names_come_in_the_order_of_changes(swap: Swap) -> None:
+    with swap.proxy.connect() as client, swap.upstream.connect() as upstream:
+        upstream.call("CONFIG", "SET", "notify-keyspace-events", "KA")
+        assert client.call("PSUBSCRIBE", "__keyspace@0__:golden:facts:1", "__keyspace@0__:dash/1/apdex").plain[2] == 1
+        assert client.read().plain[2] == 2
+        with LogWriter(swap.log, "golden", STATES, "first-of-golden") as writer:
+            for number in range(20):
+                writer.publish([fact(1, b"%d" % number)])
+        for _ in range(20):  # one event of each name for each change
+            found = {tuple(client.read().plain[2:]) for _ in range(2)}
+            assert found == {
+                (b"__keyspace@0__:golden:facts:1", b"hset"),
+                (b"__keyspace@0__:dash/1/apdex", b"set"),
+            }
 
 
 @pytest.mark.usefixtures("changed")
@@ -217,7 +406,9 @@ def test_notifications_follow_changed_names_and_keep_the_order_of_changes(swap: 
             publish(swap, score(1, b"5"))
             publish(swap, Change("byAccount", Op.DELETE, b"golden:byAccount:1"))
             publish(swap, score(1, b"6"))
-            found = [client.read().plain[2:] for _ in range(3)]
+            found: list[Reply] = []
+            while len(found) < 3:
+                found += [row for row in [client.read().plain[2:]] if b"/last/" not in row[0]]
             assert found == [[b"__keyspace@0__:dashes/1/score", event] for event in (b"set", b"del", b"set")]
         finally:
             (swap.folder / "routes.toml").write_text(RULES)
@@ -277,11 +468,12 @@ def test_an_invalidation_of_another_name_comes_before_any_newer_reply(swap: Swap
 def test_broadcasts_have_the_names_that_clients_know(swap: Swap, client: Connection) -> None:
     client.call("HELLO", 3)
     client.call("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "dash/")
-    assert client.call("GET", "dash/2/apdex").plain == b"apdex of 2"
+    client.send(request("GET", "dash/2/apdex"))
+    assert read_until_reply(client)[1].plain == b"apdex of 2"  # after invalidations of earlier tests' last changes
     publish(swap, score(3, b"x"), fact(2, b"z"))
     found: set[bytes] = set()
     while not {b"dash/3/score", b"dash/2/apdex"} <= found:
-        found |= set(client.read().plain[1])
+        found |= set(client.read().plain[1] or ())
 
 
 def test_users_rights_are_about_the_names_that_they_use(tmp_path: Path, swap: Swap) -> None:
@@ -294,5 +486,6 @@ def test_users_rights_are_about_the_names_that_they_use(tmp_path: Path, swap: Sw
         client.call("AUTH", "app", "app")
         eventually(lambda: client.call("GET", "dash/1/score").plain == b"1")
         assert client.call("GET", "golden:byAccount:1").plain.startswith(b"NOPERM")
-        assert sorted(client.call("KEYS", "*").plain) == [b"dash/%d/score" % each for each in (1, 2, 3)]
-        assert scanned(client) == {b"dash/%d/score" % each for each in (1, 2, 3)}
+        found = client.call("KEYS", "*").plain
+        assert scanned(client) == set(found) >= NAMES and all(name.startswith(b"dash/") for name in found)
+        eventually(lambda: client.call("RANDOMKEY").plain in found)

@@ -24,6 +24,25 @@ OURS = [b"job:temp:%d" % (at % KEYS) for at in range(MANY)]
 MIXED = [ours if at % 2 else theirs for at, (theirs, ours) in enumerate(zip(THEIRS, OURS, strict=True))]
 PAIRS = [word for key in THEIRS[: MANY // 2] for word in (key, b"v")]
 LONG = b"0123456789abcdef" * (4 << 20)
+# A hash of 50,000 fields, which are names of keys; and 5,000 keys with one more name each.
+RULES = """
+[[rule]]
+keys = "visits/<number>/<page>"
+owner = "state"
+state_key = "job:visits:<number>"
+field = "<page>"
+
+[[rule]]
+keys = "temp/<number>"
+owner = "state"
+state_key = "job:temp:<number>"
+
+[[rule]]
+keys = "nofield/<number>"
+owner = "state"
+state_key = "job:temp:<number>"
+field = "f"
+"""
 ATTACKS: dict[str, Callable[[], bytes]] = {
     "MGET": lambda: request("MGET", *THEIRS),
     "MGET of both sides": lambda: request("MGET", *MIXED),
@@ -37,6 +56,9 @@ ATTACKS: dict[str, Callable[[], bytes]] = {
     "RPUSH": lambda: request("RPUSH", "list", *THEIRS) + request("DEL", "list"),
     "WATCH": lambda: request("WATCH", *THEIRS),
     "XREAD": lambda: request("XREAD", *THEIRS),
+    "KEYS of names of fields": lambda: request("KEYS", "visits/*"),
+    "KEYS of names of fields of many keys": lambda: request("KEYS", "n*"),
+    "SCAN of names": lambda: request("SCAN", "1", "COUNT", "100000", "TYPE", "string"),
     "a transaction": lambda: (
         request("MULTI")
         + request("MSET", *PAIRS)
@@ -63,7 +85,7 @@ def attacked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             nodes = RedisCluster(folder / "upstream", stack).nodes
             url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
         store = filled_store(folder / "store")
-        proxy = SwapProxy(store, folder, url)
+        proxy = SwapProxy(store, folder, url, RULES)
         eventually(lambda: Peer(proxy.server.port).ask("GET", "job:temp:1") == b"1")
         eventually(lambda: Peer(proxy.server.port).ask("EXISTS", "key") == 0)
         gc.collect()

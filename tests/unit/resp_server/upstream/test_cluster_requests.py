@@ -8,8 +8,8 @@ from resp_server.commands import command_table
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, result_of
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.cluster_requests import Plan, plan_of
-from resp_server.upstream.command_rules import CommandRule
 from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.routing import SwapRouter
 from state_backend.model.slots import slot_of
 
@@ -17,7 +17,7 @@ ROUTER = SwapRouter(command_table(), Ownership())
 A, B, C = slot_of(b"a"), slot_of(b"b"), slot_of(b"c")
 
 
-def rule_of(request: Request) -> CommandRule:
+def routed_of(request: Request) -> RoutedCommand:
     found = ROUTER.commands.of(request)
     assert found is not None
     return found
@@ -37,7 +37,7 @@ def run(steps: object) -> object:
 
 def plan(line: str) -> Plan:
     request = tuple(line.encode().split(b" "))
-    found = run(plan_of(rule_of(request), request))
+    found = run(plan_of(routed_of(request), request))
     assert isinstance(found, Plan)
     return found
 

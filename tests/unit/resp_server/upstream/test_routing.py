@@ -12,8 +12,8 @@ from resp_server.commands import command_table
 from resp_server.protocol.errors import LoadingError, PlainError
 from resp_server.protocol.request_parser import LongRequest
 from resp_server.upstream.command_facts import facts_in
-from resp_server.upstream.command_rules import Side
 from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.routed_commands import Side
 from resp_server.upstream.routing import KEYS_AT_ONCE, Route, SwapRouter
 from resp_server.upstream.rules import parse_rules
 
@@ -136,10 +136,10 @@ def test_what_the_upstream_would_not_queue_is_refused(line: str, error: str) -> 
     route = made.route(request)
     assert route is not None
     with pytest.raises(PlainError, match=re.escape(error)):
-        made.commands.check_form(route.rule, request)
+        made.commands.check_form(route.routed, request)
     made.commands.take_facts({"object": Facts("", "", -2, subcommands={"freq": Facts("", "", 3)})})
     with pytest.raises(PlainError):
-        made.commands.check_form(route.rule, request)
+        made.commands.check_form(route.routed, request)
 
 
 def test_a_command_that_the_upstream_does_not_have_is_not_queued() -> None:
@@ -148,7 +148,7 @@ def test_a_command_that_the_upstream_does_not_have_is_not_queued() -> None:
     route = made.route([b"HEXPIRE", b"a"])
     assert route is not None
     with pytest.raises(PlainError, match="unknown command 'HEXPIRE'"):
-        made.commands.check_form(route.rule, [b"HEXPIRE", b"a"])
+        made.commands.check_form(route.routed, [b"HEXPIRE", b"a"])
 
 
 def test_no_key_is_answered_before_the_owners_are_known() -> None:
@@ -220,7 +220,7 @@ def test_spellings_without_end_are_not_remembered() -> None:
     for number in range(3000):
         assert made.route([b"nope%d" % number]) is None
         assert made.route([b"CLIENT", b"TRACKING"]) is not None
-    assert len(made.commands._rules) <= 1024
+    assert len(made.commands._routed) <= 1024
 
 
 def test_a_modules_command_that_subscribes_is_not_available_yet() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from resp_server.commands import command_table
 from resp_server.protocol.errors import PlainError
-from resp_server.upstream.command_rules import Side
 from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.routed_commands import Side
 from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.rules import RulesError, parse_rules
 

@@ -1,4 +1,4 @@
-"""The rule of each command: the side that answers it, and the positions of its keys. Pure.
+"""The commands as the proxy routes them: the side that answers each, and the positions of its keys. Pure.
 
 A command with keys goes to the owners of its keys. A command without keys goes where the tables below say, and to the
 upstream if none of them has it. The facts of a command are those in the upstream's reply to COMMAND, where it has them.
@@ -74,7 +74,7 @@ DENIED = frozenset(
 READS_OF_DENIED = frozenset(["module|help", "module|list"])
 # The compiled hop looks these up first.
 USUAL = ("get", "mget", "set", "incr", "setex", "del", "hget", "hset", "hgetall", "expire", "exists", "lpush", "rpop")
-# Spellings of command names whose rules are cached.
+# Spellings of command names that are cached.
 SPELLINGS_MAX = 1024
 
 
@@ -94,11 +94,11 @@ class Side(Enum):
     PREFERRED = auto()  # the states if they have the only key, otherwise the upstream
     DROPPED = auto()  # the proxy: a write that gets OK and is not run
     DENIED = auto()  # an error
-    BY_KEYS = auto()  # the keys decide: only in a `CommandRule`, never in a `Route`
+    BY_KEYS = auto()  # the keys decide: only in a `RoutedCommand`, never in a `Route`
 
 
-class CommandRule(NamedTuple):
-    """The rule of one command. command: None: it is not in the command table.
+class RoutedCommand(NamedTuple):
+    """How one command is routed. command: None: it is not in the command table.
 
     single_key_at: the position of the only key; 0: the command has no key, or may have several.
     """
@@ -119,46 +119,46 @@ class PlainCommand(NamedTuple):
     has_many_keys: bool
 
 
-class CommandRules:
-    """The rules of all commands, by the name as typed."""
+class RoutedCommands:
+    """How all commands are routed, by the name as typed."""
 
     def __init__(self, table: CommandTable) -> None:
         self._table = table
         self._upstream_facts: Mapping[str, Facts] = {}
-        self._rules: dict[bytes, CommandRule | None] = {}
+        self._routed: dict[bytes, RoutedCommand | None] = {}
 
     def take_facts(self, facts: Mapping[str, Facts]) -> None:
         """Take the facts of the upstream's commands."""
         self._upstream_facts = facts
-        self._rules.clear()
+        self._routed.clear()
 
-    def of(self, request: Request) -> CommandRule | None:
-        """Return the rule of a request's command; None for an unknown command."""
+    def of(self, request: Request) -> RoutedCommand | None:
+        """Return how a request's command is routed; None for an unknown command."""
         name = request[0]
         try:
-            rule = self._rules[name]
+            routed = self._routed[name]
         except KeyError:
-            rule = self._learn(name, lambda: self._find(name.lower().decode("utf-8", "replace")))
-        if rule is None or not rule.facts.subcommands or len(request) < 2:
-            return rule
+            routed = self._learn(name, lambda: self._find(name.lower().decode("utf-8", "replace")))
+        if routed is None or not routed.facts.subcommands or len(request) < 2:
+            return routed
         full_name = name + b"|" + request[1]
-        if full_name not in self._rules:
+        if full_name not in self._routed:
             text = full_name.lower().decode("utf-8", "replace")
-            return self._learn(full_name, lambda: self._find(text) or rule)
-        return self._rules[full_name]
+            return self._learn(full_name, lambda: self._find(text) or routed)
+        return self._routed[full_name]
 
-    def check_form(self, rule: CommandRule, request: Request) -> None:
+    def check_form(self, routed: RoutedCommand, request: Request) -> None:
         """Raise the error with which the upstream would refuse to queue a request after MULTI."""
-        name, _, sub = rule.name.partition("|")
+        name, _, sub = routed.name.partition("|")
         if self._upstream_facts and name not in self._upstream_facts:
             raise unknown_command(request)
-        subcommands = self._upstream_facts[name].subcommands if self._upstream_facts else rule.facts.subcommands
+        subcommands = self._upstream_facts[name].subcommands if self._upstream_facts else routed.facts.subcommands
         if subcommands and len(request) > 1 and sub not in subcommands:
             raise unknown_subcommand(name, request[1])
-        arity = rule.facts.arity
+        arity = routed.facts.arity
         if (len(request) != arity) if arity > 0 else (len(request) < -arity):
-            raise wrong_arity(rule.name)
-        if "no_multi" in rule.facts.flags:
+            raise wrong_arity(routed.name)
+        if "no_multi" in routed.facts.flags:
             raise PlainError("Command not allowed inside a transaction")
 
     def plain_commands(self) -> Sequence[PlainCommand]:
@@ -166,23 +166,23 @@ class CommandRules:
         names = [*USUAL, *self._upstream_facts, *(each.name for each in self._table)]
         found = []
         for name in dict.fromkeys(names):
-            rule = self._find(name)
-            if rule is None or rule.side is not Side.BY_KEYS or rule.facts.subcommands or name == "watch":
+            routed = self._find(name)
+            if routed is None or routed.side is not Side.BY_KEYS or routed.facts.subcommands or name == "watch":
                 continue
-            facts = rule.facts
+            facts = routed.facts
             has_fixed_keys = facts.first_key == 1 and facts.step == 1 and facts.last_key in (1, -1)
             is_plain = has_fixed_keys and len(facts.key_specs) == 1 and "not_key" not in facts.key_specs[0]["flags"]
             if is_plain and not {"blocking", "movablekeys"} & set(facts.flags):
-                found.append(PlainCommand(name, rule.is_read, facts.last_key == -1))
+                found.append(PlainCommand(name, routed.is_read, facts.last_key == -1))
         return found
 
-    def _learn(self, spelling: bytes, find: Callable[[], CommandRule | None]) -> CommandRule | None:
-        rule = find()
-        if len(self._rules) < SPELLINGS_MAX:
-            self._rules[spelling] = rule
-        return rule
+    def _learn(self, spelling: bytes, find: Callable[[], RoutedCommand | None]) -> RoutedCommand | None:
+        routed = find()
+        if len(self._routed) < SPELLINGS_MAX:
+            self._routed[spelling] = routed
+        return routed
 
-    def _find(self, name: str) -> CommandRule | None:
+    def _find(self, name: str) -> RoutedCommand | None:
         command = self._table.get(name.encode())
         facts = self._facts(name, command)
         if facts is None:
@@ -207,7 +207,7 @@ class CommandRules:
         is_fixed = "not_key" not in flags and "|" not in name and "movablekeys" not in facts.flags
         is_single = is_fixed and 0 < facts.first_key == facts.last_key
         is_read = "readonly" in facts.flags
-        return CommandRule(name, side, facts, command, is_read, facts.first_key if is_single else 0)
+        return RoutedCommand(name, side, facts, command, is_read, facts.first_key if is_single else 0)
 
     def _facts(self, name: str, command: Command | None) -> Facts | None:
         container, _, sub = name.partition("|")

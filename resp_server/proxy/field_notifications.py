@@ -1,0 +1,247 @@
+"""Keyspace notifications with the clients' names of fields of states' hashes.
+
+A state's event names the hash, and none of the fields that have changed. So the fields are read after the event:
+
+    hset, hexpire, expire, persist    `set`, `expire`, `persist` for each name whose field the hash has
+    hdel, del, hexpired, expired      `del`, `expired` for each name whose field the hash does not have
+
+The names are those of clients' channels, those of rules that name a single field, and for clients of patterns and of
+`__keyevent@0__:` the names of all fields that the hash has, unless it has too many.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from resp_server.forwarding.raw_replies import RawReply, is_error, text_of
+from resp_server.forwarding.reply_splitter import items_of
+from resp_server.forwarding.reply_stages import ReplySink
+from resp_server.protocol.errors import client_text
+from resp_server.protocol.glob import literal_start
+from resp_server.protocol.request_parser import Request
+from resp_server.proxy.field_names import FieldRules, is_failure, presence_of, present_in, texts_in
+from resp_server.proxy.mapped_keys import may_name
+from resp_server.push.keyspace_notifications import EVENTS, KEYEVENT, KEYSPACE, TO_KEYEVENT, TO_KEYSPACE, classes_of
+from resp_server.push.pubsub import MessageBatch, PubSub
+from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
+from resp_server.session.session import Session
+from resp_server.session.subscriptions import SubscriptionKind
+from resp_server.upstream.key_matcher import all_upstreams
+from resp_server.upstream.rules import Rule
+
+# The fields of a hash whose names clients of patterns get at each event (guess: more events than a client can use).
+FIELDS_MAX = 1000
+HASH_CLASS = classes_of("h")
+HASH_EVENTS = frozenset(event.name for event in EVENTS.values() if event.event_class == HASH_CLASS)
+
+
+class FieldReadError(Exception):
+    """Raised if the fields of a hash cannot be read, so that events of their names are lost."""
+
+
+class _Change(NamedTuple):
+    """An event of a name. needs_field: it is sent if the hash has the field, otherwise if the hash does not."""
+
+    event: bytes
+    event_class: int
+    needs_field: bool
+
+
+SET = _Change(b"set", classes_of("$"), True)
+EXPIRY_SET = _Change(b"expire", classes_of("g"), True)
+DELETED, EXPIRED = _Change(b"del", classes_of("g"), False), _Change(b"expired", classes_of("x"), False)
+CHANGES: Mapping[bytes, _Change] = {
+    b"hset": SET,
+    b"hexpire": EXPIRY_SET,
+    b"expire": EXPIRY_SET,
+    b"persist": _Change(b"persist", classes_of("g"), True),
+    b"hdel": DELETED,
+    b"del": DELETED,
+    b"hexpired": EXPIRED,
+    b"expired": EXPIRED,
+}
+NAME_CLASSES = SET.event_class | EXPIRY_SET.event_class | EXPIRED.event_class
+NAME_CHANNELS = frozenset(KEYEVENT + change.event for change in CHANGES.values())
+
+
+class FieldEvent(NamedTuple):
+    """An event of a hash whose fields have names that clients listen to.
+
+    rules: those that name its fields. fields: those to look for. scans: the names of all fields are needed, too.
+    """
+
+    key: bytes
+    change: _Change
+    rules: Sequence[Rule]
+    fields: Sequence[bytes]
+    scans: bool
+
+    def chunks(self) -> Iterator[Sequence[bytes]]:
+        """Iterate over the fields to look for, as they are read."""
+        return (self.fields[at : at + FIELDS_MAX] for at in range(0, len(self.fields), FIELDS_MAX))
+
+    def requests(self) -> Iterator[Request]:
+        """Iterate over the reads."""
+        yield from (presence_of(self.key, some) for some in self.chunks())
+        if self.scans:
+            yield (b"HSCAN", self.key, b"0", b"COUNT", b"%d" % FIELDS_MAX, b"NOVALUES")
+
+
+class FieldReads(ReplySink):
+    """The reads for some events, by the events' positions among the frames of a server.
+
+    then: called once when all replies have arrived.
+    """
+
+    def __init__(self, events: Mapping[int, FieldEvent]) -> None:
+        self._events = events
+        self._requests: list[tuple[bytes, Request]] = []
+        self._indexes: dict[int, range] = {}  # of each event's reads
+        for number, event in events.items():
+            first = len(self._requests)
+            self._requests += [(event.key, request) for request in event.requests()]
+            self._indexes[number] = range(first, len(self._requests))
+        self._replies: list[RawReply | Exception | None] = [None] * len(self._requests)
+        self._missing = len(self._requests)
+        self.then: Callable[[], object] = lambda: None
+
+    def sending(self, send: Callable[[bytes, Request, ReplySink, int], None]) -> Iterator[None]:
+        """Send the reads, one at each step."""
+        for index, (key, request) in enumerate(self._requests):
+            send(key, request, self, index)
+            yield
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether all replies have arrived."""
+        return not self._missing
+
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
+        self._take(index, reply)
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._take(index, error)
+
+    def _take(self, index: int, reply: RawReply | Exception) -> None:
+        self._missing -= self._replies[index] is None
+        self._replies[index] = reply
+        if not self._missing:
+            then, self.then = self.then, lambda: None
+            then()
+
+    def of(self, number: int) -> tuple[FieldEvent, Sequence[RawReply]] | None:
+        """Return an event and the replies to its reads; FieldReadError if one has failed. None: there are no reads."""
+        event = self._events.get(number)
+        if event is None:
+            return None
+        found = []
+        for index in self._indexes[number]:
+            reply = self._replies[index]
+            if reply is None or isinstance(reply, Exception) or is_failure(reply):
+                raise FieldReadError(f"the fields of '{client_text(event.key)}' cannot be read: {reply!r}")
+            found.append(reply)
+        return event, found
+
+
+class FieldListeners:
+    """The clients' channels and patterns that notifications with names of fields may match."""
+
+    def __init__(self, hub: PubSub) -> None:
+        self._hub = hub
+        self._rules = FieldRules((), all_upstreams)
+        self._classes = 0
+        # By state's key: the fields whose names have channels with subscribers.
+        self._channels: dict[bytes, dict[bytes, None]] = {}
+        # By rule: how the names begin that other channels and patterns match, with the number of these.
+        self._starts: dict[str, Counter[bytes]] = {}
+
+    def begin(self, rules: FieldRules, classes: int) -> None:
+        """Take the rules with names of fields, and the enabled classes of events; forget all subscriptions."""
+        self._rules, self._classes = rules, classes
+        self._channels, self._starts = {}, {rule.name: Counter() for rule in rules.rules}
+
+    def count(self, kind: SubscriptionKind, name: bytes, *, is_added: bool) -> None:
+        """Take a channel or pattern that got its first subscriber, or lost its last one."""
+        if not self._rules.rules or kind is SubscriptionKind.SHARD:
+            return
+        if kind is SubscriptionKind.CHANNEL and name.startswith(KEYSPACE):
+            self._count_channel(name.removeprefix(KEYSPACE), is_added=is_added)
+            return
+        is_pattern = kind is SubscriptionKind.PATTERN
+        if not is_pattern and name not in NAME_CHANNELS:
+            return
+        literal = literal_start(name) if is_pattern else b""
+        start = literal.removeprefix(KEYSPACE) if literal.startswith(KEYSPACE) else b""
+        for rule in self._rules.rules:
+            if may_name(kind, name, [rule]):
+                self._starts[rule.name][start] += 1 if is_added else -1
+                self._starts[rule.name] += Counter()  # without those that nobody needs
+
+    def _count_channel(self, name: bytes, *, is_added: bool) -> None:
+        rule = self._rules.decide(name).rule
+        if rule is None or rule.mapping is None or rule.name not in self._starts:
+            return
+        key, field = rule.mapping.state_name_of(name)
+        assert field is not None
+        fields = self._channels.setdefault(key, {})
+        if is_added:
+            fields[field] = None
+        else:
+            fields.pop(field, None)
+        if not fields:
+            del self._channels[key]
+
+    @property
+    def is_needed(self) -> bool:
+        """Tell whether events of hashes may be needed."""
+        return bool(self._classes & NAME_CLASSES) and bool(self._channels or any(self._starts.values()))
+
+    def hides(self, event: bytes) -> bool:
+        """Tell whether clients do not get an event by the hash's own name: servers send it for names of fields."""
+        return event in HASH_EVENTS and bool(self._rules.rules) and not self._classes & HASH_CLASS
+
+    def event_of(self, key: bytes, event: bytes, rules: Sequence[Rule]) -> FieldEvent | None:
+        """Return the event of a state's key, if clients listen to names of its fields by some of the rules."""
+        change = CHANGES.get(event)
+        if change is None or not self._classes & change.event_class:
+            return None
+        fields, scans, found = dict(self._channels.get(key, {})), False, []
+        for rule in rules:
+            start = rule.mapping.name_start(key) if rule.mapping is not None and rule.name in self._starts else None
+            if start is None or rule.mapping is None:
+                continue
+            found.append(rule)
+            if any(start.startswith(each) or each.startswith(start) for each in self._starts[rule.name]):
+                if rule.mapping.only_field is not None:
+                    fields[rule.mapping.only_field] = None
+                else:
+                    scans |= change.needs_field
+        return FieldEvent(key, change, found, list(fields), scans) if found and (fields or scans) else None
+
+    def posting(self, batch: MessageBatch, event: FieldEvent, replies: Sequence[RawReply]) -> Iterator[None]:
+        """Add the messages of an event, in steps."""
+        changed: list[bytes] = []
+        for some, reply in zip(event.chunks(), replies, strict=False):
+            present = set((yield from present_in(reply, some)))
+            changed += [field for field in some if (field in present) is event.change.needs_field]
+            yield
+        if event.scans and not is_error(replies[-1]):  # the key is a hash
+            cursor, fields = yield from items_of(replies[-1])
+            if text_of(cursor) == b"0":
+                known = set(event.fields)
+                changed += [field for field in (yield from texts_in(fields)) if field not in known]
+        for field in changed:
+            for name in self._rules.names(event.key, event.rules, field):
+                yield from self._posting(batch, event.change.event, name)
+            yield
+
+    def _posting(self, batch: MessageBatch, event: bytes, name: bytes) -> Iterator[None]:
+        def accepts(session: Session) -> bool:
+            return session.user.is_unrestricted or session.user.can_read(name)
+
+        if self._classes & TO_KEYSPACE:
+            yield from self._hub.posting(batch, KEYSPACE + name, event, accepts)
+        if self._classes & TO_KEYEVENT:
+            yield from self._hub.posting(batch, KEYEVENT + event, name, accepts)
