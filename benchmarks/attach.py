@@ -1,13 +1,15 @@
 """The cost of an attachment: the delay from a micro-batch to a client's read, and the slowdown of the query.
 
 The query is a running maximum: each micro-batch changes as many keys as it has rows, a fifth of all keys. There are two
-runs for each number of changes, both with and without the attachment in turns:
+runs for each number of changes and each of the two readers, both with and without the attachment in turns:
 
     steady      a micro-batch at a fixed interval: its duration, and the delay from the end of its last task (from
                 Spark's event log) until a client that polls without a pause gets the new value of a key
-    rate        micro-batches without a pause, as fast as the cores allow
+    rate        micro-batches without a pause, as fast as the cores allow; with the reader alone, whose log has no
+                server, and with a server and its applier
 
-All processes share the machine: the query, the attachment's Spark jobs and Python workers, the applier and the server.
+All processes share the machine: the query, the attachment's child process or its Spark jobs and Python workers, the
+applier and the server.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 
@@ -35,14 +37,15 @@ from benchmarks.results import Row, compared_row
 from benchmarks.servers import BenchmarkError, temporary_folder
 from compat.waiting import eventually
 from resp_server.net import children
+from spark_hooks.attach.start import Reader
 from sparkis import Attachment
 
 STATE = "last"
 KEYS_PER_CHANGE = 5
 WARM_UP_BATCHES = 12
 TIMEOUT_S = 120.0
-BUDGET_P99_MS = 2_000.0
-BUDGET_RATE, BUDGET_DURATION = 0.9, 1.1
+BUDGET_ALONE = 0.95
+READERS: tuple[Reader, ...] = ("files", "spark")
 WITHOUT = "without the attachment"
 STEPS = ("task end", "Spark's commit", "epoch", "read")
 
@@ -56,6 +59,7 @@ class Case:
     batches      micro-batches in a steady round, with and without the attachment; interval_ms: the time between two
     turn_s       the duration of a round of the rate, with and without the attachment
     rounds_max   the maximum number of rounds, as some take long
+    budget_ms    the median delay from Spark's commit to a read, on an idle machine, without Spark; None: no budget
     """
 
     changes: int
@@ -63,7 +67,7 @@ class Case:
     interval_ms: int
     turn_s: float
     rounds_max: int
-    has_budget: bool = False
+    budget_ms: float | None = None
 
     @property
     def job(self) -> str:
@@ -73,37 +77,38 @@ class Case:
 
 CASES = (
     Case(1_000, batches=6, interval_ms=500, turn_s=1.5, rounds_max=5),
-    Case(20_000, batches=6, interval_ms=1_000, turn_s=2.5, rounds_max=5, has_budget=True),
-    Case(200_000, batches=2, interval_ms=4_000, turn_s=5.0, rounds_max=2),
+    Case(20_000, batches=6, interval_ms=1_000, turn_s=2.5, rounds_max=5, budget_ms=100.0),
+    Case(200_000, batches=2, interval_ms=4_000, turn_s=5.0, rounds_max=2, budget_ms=1_000.0),
 )
 
 
 def run(options: Options) -> Iterator[Row]:
     """Yield the query's rate with and without the attachment, then the delay and its steps."""
-    found: list[tuple[Case, str, Times]] = []
+    found: list[tuple[Case, Reader, str, Times]] = []
     with temporary_folder() as folder:
         events = folder / "events"
         events.mkdir()
         with local_spark.session(**EVENT_LOG, spark__eventLog__dir=events.as_uri()) as spark:
-            for case in CASES:
-                scene = Scene(spark, folder / case.job, case, options)
+            for case, reader in product(CASES, READERS):
+                scene = Scene(spark, folder / f"{case.job}-{reader}", case, reader, options)
                 try:
-                    found.append((case, *scene.steady()))
+                    found.append((case, reader, *scene.steady()))
                     yield scene.duration()
-                    yield scene.rate()
+                    yield from scene.rates()
                 finally:
                     scene.close()
-        for case, query_id, times in found:
-            yield from _delay_rows(case, {"task end": task_ends(events, query_id), **times})
+        for case, reader, query_id, times in found:
+            yield from _delay_rows(case, reader, {"task end": task_ends(events, query_id), **times})
 
 
 class Scene:
     """A query, its attachment, and a server."""
 
-    def __init__(self, spark: SparkSession, folder: Path, case: Case, options: Options) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, case: Case, reader: Reader, options: Options) -> None:
         self._spark = spark
         self._folder = folder
         self._case = case
+        self._reader = reader
         self._options = options
         self._pairs: list[tuple[float, float]] = []
         folder.mkdir()
@@ -137,8 +142,8 @@ class Scene:
             .start()
         )
 
-    def _attach(self, query: StreamingQuery) -> Attachment:
-        attachment = sparkis.attach(query, log=self._log, state=STATE)
+    def _attach(self, query: StreamingQuery, log: Path | None = None) -> Attachment:
+        attachment = sparkis.attach(query, log=log or self._log, state=STATE, reader=self._reader)
         if not attachment.wait(timeout_s=TIMEOUT_S):
             raise BenchmarkError(f"the attachment did not reach the query's last batch within {TIMEOUT_S:g} s")
         return attachment
@@ -232,12 +237,11 @@ class Scene:
         """Return the duration of a batch of the steady query, with and without the attachment."""
         case = self._case
         return compared_row(
-            f"a batch of the job, {case.changes:,} changes",
+            f"a batch of the job, {case.changes:,} changes, {_by(self._reader)}",
             "attach",
             self._pairs,
             unit="ms",
             better="less",
-            budget=BUDGET_DURATION if case.has_budget else None,
             peer_name=WITHOUT,
             note=f"one each {case.interval_ms / 1e3:g} s",
         )
@@ -247,13 +251,14 @@ class Scene:
         return min(self._options.rounds, self._case.rounds_max)
 
     def _report(self, text: str) -> None:
-        self._options.report(f"attach, {self._case.changes:,} changes: {text}")
+        self._options.report(f"attach, {self._case.changes:,} changes, {_by(self._reader)}: {text}")
 
-    def rate(self) -> Row:
-        """Return the query's rows per second, with and without the attachment."""
-        case = self._case
+    def rates(self) -> Iterator[Row]:
+        """Yield the query's rows per second with and without the attachment: the reader alone, and with a server."""
+        logs = {"with a server": self._log}
+        if self._reader == "files":
+            logs = {"the reader alone": self._folder / "alone"} | logs
         query = self._start(0)
-        pairs = []
         try:
             began = self._last_batch(query)
             eventually(
@@ -262,23 +267,29 @@ class Scene:
                 timeout_s=TIMEOUT_S,
                 error=BenchmarkError,
             )
-            for number in range(self._rounds):
-                self._report(f"round {number + 1}, without a pause")
-                detached = self._rows_per_s(query)
-                with self._attach(query) as attachment:
-                    attached = self._rows_per_s(query)
-                    if not attachment.wait(timeout_s=TIMEOUT_S):
-                        raise BenchmarkError("the attachment does not keep up with the query")
-                pairs.append((attached, detached))
+            for beside, log in logs.items():
+                yield self._rate(query, beside, log)
         finally:
             query.stop()
+
+    def _rate(self, query: StreamingQuery, beside: str, log: Path) -> Row:
+        pairs = []
+        for number in range(self._rounds):
+            self._report(f"round {number + 1}, without a pause, {beside}")
+            detached = self._rows_per_s(query)
+            with self._attach(query, log) as attachment:
+                attached = self._rows_per_s(query)
+                if not attachment.wait(timeout_s=TIMEOUT_S):
+                    raise BenchmarkError("the attachment does not keep up with the query")
+            pairs.append((attached, detached))
+        has_budget = beside == "the reader alone" and self._case.budget_ms is not None
         return compared_row(
-            f"the job's own rate, {case.changes:,} changes a batch",
+            f"the job's own rate, {self._case.changes:,} changes a batch, {_by(self._reader)}, {beside}",
             "attach",
             pairs,
             unit="rows/s",
             better="more",
-            budget=BUDGET_RATE if case.has_budget else None,
+            budget=BUDGET_ALONE if has_budget else None,
             peer_name=WITHOUT,
         )
 
@@ -307,19 +318,23 @@ def _first_reads(read: Mapping[int, float], batches: Sequence[int]) -> dict[int,
     return found
 
 
-def _delay_rows(case: Case, times: Times) -> Iterator[Row]:
+def _by(reader: Reader) -> str:
+    return "by files" if reader == "files" else "by Spark"
+
+
+def _delay_rows(case: Case, reader: Reader, times: Times) -> Iterator[Row]:
     batches = sorted(set.intersection(*(set(times[step]) for step in STEPS)))
     expected = len(times["Spark's commit"])
     if len(batches) < expected * 0.9:
         raise BenchmarkError(
             f"{case.changes:,} changes: only {len(batches)} of {expected} batches were seen at every step"
         )
-    of = f"{case.changes:,} changes a batch"
+    of = f"{case.changes:,} changes a batch, {_by(reader)}"
     note = f"{len(batches)} batches, one each {case.interval_ms / 1e3:g} s"
-    total = [times["read"][batch] - times["task end"][batch] for batch in batches]
-    yield percentile_row(f"task end to read, {of}, p50", "attach", total, 0.5, note=note)
-    budget = BUDGET_P99_MS if case.has_budget else None
-    yield percentile_row(f"task end to read, {of}, p99", "attach", total, 0.99, budget=budget, note=note)
+    for start, budget in (("Spark's commit", case.budget_ms if reader == "files" else None), ("task end", None)):
+        delays = [times["read"][batch] - times[start][batch] for batch in batches]
+        yield percentile_row(f"{start} to read, {of}, p50", "attach", delays, 0.5, budget=budget, note=note)
+        yield percentile_row(f"{start} to read, {of}, p99", "attach", delays, 0.99, note=note)
     for before, after in pairwise(STEPS):
         step = [times[after][batch] - times[before][batch] for batch in batches]
         yield percentile_row(f"{before} to {after}, {of}, p50", "attach", step, 0.5)

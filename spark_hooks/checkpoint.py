@@ -178,6 +178,17 @@ class ClientCheckpoint(Checkpoint):
         return None if stored is None else stored.decode()
 
 
+def qualified(session: SparkSession | None, location: str) -> str:
+    """Return a location with the scheme of Hadoop's default filesystem, unless that is the local one."""
+    if session is None or is_connect(session) or urlsplit(location).scheme:
+        return location
+    jvm: Any = session._jvm
+    filesystems = jvm.org.apache.hadoop.fs.FileSystem
+    default = filesystems.getDefaultUri(session._jsparkSession.sessionState().newHadoopConf())
+    path = jvm.org.apache.hadoop.fs.Path(location)
+    return location if default.getScheme() == "file" else str(path.makeQualified(default, path).toString())
+
+
 def checkpoint_at(session: SparkSession, location: str) -> Checkpoint:
     """Return the checkpoint at a location, read through the session's Hadoop or by the client."""
     return ClientCheckpoint(location) if is_connect(session) else Checkpoint(session, location)

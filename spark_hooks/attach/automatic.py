@@ -32,7 +32,7 @@ from spark_hooks.attach.declaration import REFUSAL_PROPERTY
 from spark_hooks.attach.spark_reader import ChangesMissingError
 from spark_hooks.attach.start import attach
 from spark_hooks.serving.endpoints import LOG_SETTING
-from spark_hooks.sessions import current_session, is_connect
+from spark_hooks.sessions import existing_session, is_connect
 from state_backend.attach.attachment import PERMANENT_ERRORS, Attachment
 from state_backend.model.descriptor import check_name
 from state_backend.model.errors import CheckpointError, DescriptorError
@@ -52,9 +52,9 @@ _listening_sessions: set[str] = set()
 
 def listen_for_queries() -> None:
     """Add the listener to the current session; called when Spark pickles a processor with declared states."""
-    if SparkSession.getActiveSession() is None and SparkContext._active_spark_context is None:
-        return  # this process has no Spark, and pickles the processor for itself
-    session = current_session()
+    session = existing_session()
+    if session is None:
+        return  # this process pickles the processor for itself
     if is_connect(session):
         logger.warning(
             "under Spark Connect, declared states are not attached to automatically, because the query's driver is "
@@ -214,7 +214,7 @@ class AutomaticRun(declared.DeclaredRun):
         """Log an error; record it and return True if a retry would not help."""
         if not _is_spark_running():
             return True
-        # The batches of an earlier run may lack a changelog. Those of this run have one: the processors check that.
+        # Spark's reader needs a changelog. The batches of an earlier run may lack it, and those of this run have one.
         is_permanent = isinstance(error, PERMANENT_ERRORS) and not isinstance(error, ChangesMissingError)
         if self._ended.is_set() or not self._query.isActive:
             logger.info("query %r has ended: %s", self._query.name, error)

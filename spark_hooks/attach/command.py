@@ -55,7 +55,7 @@ def _list(options: argparse.Namespace) -> None:
     job = options.job or "JOB"
     for state in bind(checkpoint, job, []):
         names = state.columns.names
-        for line in described(names.source, names.all, state.descriptor, job):
+        for line in described(names.source, names.all, state.descriptor, job, state.hint):
             print(line)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 MARKER = "sparkis.queryable_processor:"
 # A local property of tasks: the error with which a query's processors fail, because their declarations are invalid.
 REFUSAL_PROPERTY = "sparkis.refusal"
-CHANGELOG_SETTING = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 
 
 def declared_in(pickled: bytes) -> Iterable[dict[str, Any]]:

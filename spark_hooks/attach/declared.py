@@ -5,6 +5,7 @@ Also has the registry of the query runs that `automatic` attaches to; `attach` r
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -16,13 +17,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.attach.declaration import declared_in
-from spark_hooks.checkpoint import Checkpoint
-from state_backend.attach.attachment import Attachment
+from state_backend.attach.attachment import Attachment, FollowedCheckpoint
 from state_backend.attach.states import AttachedState
 from state_backend.model.errors import CheckpointError, DescriptorError
 
-# The operator's names in the plans of queries and of micro-batches; Spark 4.0 has the first.
+logger = logging.getLogger("sparkis.attach")
+
+# The operator's names in the plans of queries and of micro-batches; Spark 4.0 has the first only. The third is Scala's.
 OPERATORS = ("TransformWithStateInPandas", "TransformWithStateInPySpark")
+SCALA_OPERATOR = "TransformWithState"
 POLL_INTERVAL_S = 0.1
 
 
@@ -38,7 +41,9 @@ def states_of(query: StreamingQuery) -> list[tuple[AttachedState, ...]]:
     return found
 
 
-def states_with_operators(query: StreamingQuery, checkpoint: Checkpoint, timeout_s: float) -> list[AttachedState]:
+def states_with_operators(
+    query: StreamingQuery, checkpoint: FollowedCheckpoint, timeout_s: float
+) -> list[AttachedState]:
     """Return the declared states of a query, with their operators' numbers if the query has several processors.
 
     Spark numbers operators when it plans a micro-batch. So with several processors this waits until the query has
@@ -78,7 +83,14 @@ def _execution(query: StreamingQuery) -> Any:
 
 def _processors(plan: Any) -> Iterator[tuple[Any, tuple[AttachedState, ...]]]:
     """Yield the operators of a plan that have a processor, with the states that it declares."""
-    if plan.nodeName() in OPERATORS:
+    name = str(plan.nodeName())
+    if name.startswith(SCALA_OPERATOR) and name not in (SCALA_OPERATOR, *OPERATORS):
+        logger.warning(
+            "the query's plan has the operator %s, which this version of sparkis does not know: states that its "
+            "processor declares are not readable. Attach to them with sparkis.attach(query, states=processor.states)",
+            name,
+        )
+    if name in OPERATORS:
         jvm: Any = SparkContext._jvm
         pickled = plan.functionExpr().func().command().toArray(jvm.scala.reflect.ClassTag.Byte())
         yield plan, tuple(AttachedState(**described) for described in declared_in(bytes(pickled)))

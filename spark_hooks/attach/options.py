@@ -68,13 +68,17 @@ def states_of(options: argparse.Namespace) -> list[AttachedState]:
     return [AttachedState(options.state, **given)] if given or options.state else []
 
 
-def described(source: str, names: Sequence[str], state: StateDescriptor, job: str) -> Iterator[str]:
+def described(
+    source: str, names: Sequence[str], state: StateDescriptor, job: str, hint: str | None = None
+) -> Iterator[str]:
     """Yield the lines that describe a state: its operator, its columns, and its keys for Redis clients."""
     value = ", ".join(state.value)
     field = f"{state.field} -> " if state.field is not None else ""
     yield source
     yield f"  columns  {', '.join(names)}"
     yield f"  {REDIS_TYPES[state.kind]:<7}  {state.format_for(job).text}  {field}{value}"
+    if hint is not None:
+        yield f"  hint     {hint}"
 
 
 def follow(options: argparse.Namespace, ended: EndSignal, attach: Callable[[], Attachment]) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark import TaskContext
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from spark_hooks.attach.declaration import CHANGELOG_SETTING, MARKER, REFUSAL_PROPERTY
+from spark_hooks.attach.declaration import MARKER, REFUSAL_PROPERTY
 from state_backend.model.descriptor import check_name
 from state_backend.model.errors import DescriptorError
 
@@ -51,7 +51,8 @@ def queryable_processor(
     The returned processor behaves like the given one and uses the same state. When a query with it starts, an
     attachment in this driver publishes the declared variables until the query ends; `sparkis.attach(query)` returns
     that attachment. The query needs a name, with which keys begin, and the session a log (`serve`, or the setting
-    `spark.sparkis.log`). Spark must keep the state in RocksDB with a changelog, as in the example.
+    `spark.sparkis.log`). Spark keeps the state of such queries in RocksDB; with a changelog, as in the
+    example, a micro-batch is read without the rest of the state.
 
     Args:
         processor: An instance of a `StatefulProcessor`.
@@ -169,7 +170,6 @@ class QueryableProcessor(StatefulProcessor):
             return
         if refusal := context.getLocalProperty(REFUSAL_PROPERTY):
             raise DescriptorError(refusal)
-        self._check_changelog(context.getLocalProperty(CHANGELOG_SETTING) or "false")
         with _recording_variables(handle) as kinds:
             self._processor.init(handle)
         self._check(kinds)
@@ -201,15 +201,6 @@ class QueryableProcessor(StatefulProcessor):
                     f"state {state!r}: the processor {type(self._processor).__name__} has no variable {variable!r} "
                     f"that can be read; it has {available}. Timers cannot be read"
                 )
-
-    def _check_changelog(self, setting: str) -> None:
-        """Raise DescriptorError if RocksDB writes no changelog."""
-        if setting.lower() != "true":
-            names = ", ".join(repr(state) for state, _ in self._variables())
-            raise DescriptorError(
-                f"{names}: RocksDB keeps the state without a changelog, so the changes of a batch cannot be read: "
-                f"start the query with {CHANGELOG_SETTING}=true"
-            )
 
 
 def _unpickled(processor: StatefulProcessor, marked: str) -> QueryableProcessor:

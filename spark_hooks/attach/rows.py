@@ -18,21 +18,32 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_hooks.attach.operators import OperatorState
+from spark_hooks.attach.results import field_of, renamed, with_results
 from spark_hooks.checkpoint import Checkpoint
 from spark_hooks.publish.columns import CAST_TYPES, NESTED_TYPES, TEXT_TYPES, check_columns
 from spark_hooks.publish.layout import Layout, check_layout
 from spark_hooks.sessions import current_session
+from state_backend.attach.aggregates import (
+    Aggregate,
+    PlannedFunction,
+    default_columns,
+    parse_aggregate,
+    placed,
+    results_of,
+)
 from state_backend.attach.states import (
     BATCH,
     DELETED,
     EXPIRE_AT,
     ORDER,
+    PARTS_OF_WINDOW,
     RESETS,
     AttachedState,
     ColumnNames,
@@ -68,9 +79,12 @@ class _ColumnRoles:
     distinct: tuple[str, ...]
     default_value: tuple[str, ...]
     expire_at: Column | None
+    buffers: tuple[pa.Field, ...]
+    results: Mapping[str, Aggregate]
+    window: str | None
 
     @classmethod
-    def of(cls, source: OperatorState) -> Self:
+    def of(cls, source: OperatorState, planned: Sequence[PlannedFunction] | None) -> Self:
         key = list(_without_windows(_members("key", source)))
         field_columns: list[_StructField] = []
         if source.form is StateForm.JOIN:
@@ -89,14 +103,23 @@ class _ColumnRoles:
             each for each in _without_windows(raw) if names.count(each.name) <= 1 and each.name not in used_names
         ]
         default = _default_value(source, raw, {each.name for each in by_name}, used_names)
+        buffers = buffers_of(source)
+        results = results_of(buffers, planned, used_names)
+        is_buffer = [bool(buffer.name) for buffer in buffers]
+        windows = [member for member in _members("key", source) if _is_window(member.kind)]
+        window = windows[0].name if len(windows) == 1 and not {*PARTS_OF_WINDOW} & used_names else None
+        parts = _parts_of(windows[0]) if window is not None else []
         ends = {f"{each}_end" for each in used_names}
         return cls(
-            tuple(key),
+            (*key, *parts),
             tuple(field_columns),
             (*value, *by_name),
             tuple(each.name for each in (*key, *field_columns) if each.name not in ends),
-            default,
+            default_columns(default, results, is_buffer, is_planned=planned is not None),
             expire_at,
+            tuple(buffers),
+            results,
+            window,
         )
 
     def names(self, source: OperatorState) -> ColumnNames:
@@ -107,28 +130,41 @@ class _ColumnRoles:
             source.kind,
             tuple(each.name for each in self.key),
             tuple(each.name for each in self.field),
-            tuple(each.name for each in self.value),
+            tuple(dict.fromkeys((*(each.name for each in self.value), *self.results))),
             self.distinct,
             self.default_value,
             self.expire_at is not None,
+            self.window,
         )
+
+
+def buffers_of(source: OperatorState) -> list[pa.Field]:
+    """Return the buffers of an aggregation by position; what the value has beside them has no name."""
+    if source.form not in (StateForm.PLAIN, StateForm.SESSION):
+        return []
+    # A session's window, and its key but the session's start.
+    others = len(source.type_of("key").fields) if source.form is StateForm.SESSION else 0
+    fields = source.type_of("value").fields
+    return [field_of("" if index < others else each.name, each.dataType) for index, each in enumerate(fields)]
 
 
 def _default_value(
     source: OperatorState, raw: Sequence[_StructField], by_name: set[str], used_names: set[str]
-) -> tuple[str, ...]:
-    """Return the default columns of the value: every field that can be written, by its name if that is unique."""
+) -> list[list[str]]:
+    """Return the default columns of each field of the value that can be written, by its name if that is unique."""
     # The value of a session repeats its key, and has the session's end, which is not in the key.
     is_session = source.form is StateForm.SESSION
-    found = []
+    found: list[list[str]] = []
     for index, member in enumerate(raw):
         if is_session and member.name in used_names:
-            continue
-        if _is_window(member.kind) and member.name in by_name:
-            found += [f"{member.name}_end"] if is_session else [member.name, f"{member.name}_end"]
+            found.append([])
+        elif _is_window(member.kind) and member.name in by_name:
+            found.append([f"{member.name}_end"] if is_session else [member.name, f"{member.name}_end"])
         elif isinstance(member.kind, PLAIN_TYPES + NESTED_TYPES):
-            found.append(member.name if member.name in by_name else f"_{index}")
-    return tuple(found)
+            found.append([member.name if member.name in by_name else f"_{index}"])
+        else:
+            found.append([])
+    return found
 
 
 def _value_members(source: OperatorState) -> tuple[list[_StructField], Column | None]:
@@ -192,6 +228,13 @@ def _without_windows(members: Iterator[_StructField] | Sequence[_StructField]) -
             yield member
 
 
+def _parts_of(window: _StructField) -> list[_StructField]:
+    """Return the columns `start` and `end` of a window."""
+    assert isinstance(window.kind, T.StructType)
+    parts = _fields(window.column, window.kind)
+    return [part._replace(name=name) for part, name in zip(parts, PARTS_OF_WINDOW, strict=True)]
+
+
 def _with_distinct_names(members: Sequence[_StructField], used_names: set[str]) -> list[_StructField]:
     """Rename parts of a map's key that are named like a part of the key: in Scala both may be called `value`."""
     return [each._replace(name=f"map_{each.name}") if each.name in used_names else each for each in members]
@@ -218,6 +261,7 @@ class BoundState:
     descriptor: StateDescriptor
     layout: Layout
     expressions: Mapping[str, str]
+    results: Mapping[str, Aggregate]
     _roles: _ColumnRoles = field(repr=False)
 
     @classmethod
@@ -229,13 +273,18 @@ class BoundState:
         spark: SparkSession,
         checkpoint: Checkpoint,
         batch: int,
+        planned: Sequence[PlannedFunction] | None = None,
     ) -> Self:
         """Fill in the defaults of the operator state, and validate the state against its columns."""
-        roles = _ColumnRoles.of(source)
+        roles = _ColumnRoles.of(source, planned)
         expressions = dict(requested.columns or {})
+        calls = {name: call for name, text in expressions.items() if (call := parse_aggregate(text)) is not None}
+        declared = placed({expressions[name]: call for name, call in calls.items()}, roles.buffers, str(source))
         descriptor = descriptor_of(roles.names(source), requested)
         _check_key_expressions(source, roles, descriptor, expressions)
-        result = cls(source, descriptor, None, expressions, roles)  # type: ignore[arg-type]  # the layout is set below
+        results = {name: each for name, each in roles.results.items() if name not in calls}
+        results |= {name: declared[expressions[name]] for name in calls}
+        result = cls(source, descriptor, None, expressions, results, roles)  # type: ignore[arg-type]  # the layout is set below
         rows = result._named_rows(source.snapshot(spark, checkpoint, batch), batch)
         descriptor = check_columns(rows, descriptor, job)
         check_layout(rows, [descriptor], job)
@@ -265,7 +314,8 @@ class BoundState:
             "operator": self.source.operator,
             "variable": self.source.variable,
             "schema": self.source.schema.simpleString(),
-            "columns": dict(self.expressions),
+            "columns": {name: each.text for name, each in self.results.items() if name in self.descriptor.value}
+            | dict(self.expressions),
         }
 
     def _named_rows(self, df: DataFrame, batch: int | None) -> DataFrame:
@@ -280,12 +330,15 @@ class BoundState:
             *(column.alias(EXPIRE_AT) for column in (self._roles.expire_at,) if column is not None),
             *(column.alias(RESETS) for column in self._resets(is_feed=is_feed)),
         )
+        rows = with_results(rows, self.results, list(self._roles.buffers))
         for name, text in self.expressions.items():
+            if name in self.results:
+                continue
             try:
                 rows = rows.withColumn(name, F.expr(text))
             except PySparkException as error:
                 raise DescriptorError(f"{self.source}: columns= cannot make {name!r} of {text!r}: {error}") from None
-        return rows
+        return renamed(rows)
 
     def _value(self, member: _StructField, *, is_feed: bool) -> Column:
         """Return a field of the value. A null element of a list raises an error, because null means "no list"."""

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
+from spark_hooks.attach.binding import bind, reading_session
 from spark_hooks.attach.options import described, follow, job_of, log_of, pairs, states_of
-from spark_hooks.attach.start import attach, bind, reading_session
+from spark_hooks.attach.start import attach
 from spark_hooks.checkpoint import Checkpoint
 from spark_hooks.end_signal import EndSignal
 from spark_hooks.own_spark import start_spark
@@ -46,6 +47,7 @@ def _attach(options: argparse.Namespace) -> Attachment:
         job=job_of(options),
         log=log_of(options),
         on_mismatch=options.on_mismatch,
+        reader="spark",
     )
 
 

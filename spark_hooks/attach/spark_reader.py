@@ -16,9 +16,8 @@ from spark_hooks.checkpoint import Checkpoint
 from spark_hooks.publish import task
 from spark_hooks.serving import placement
 from spark_hooks.sessions import describe_jobs, is_stopped, parallelism_of
-from state_backend.attach.attachment import StateReader
+from state_backend.attach.attachment import ChangeFiles, StateReader
 from state_backend.log.epochs import EpochContent
-from state_backend.log.log_writer import LogWriter
 from state_backend.model.errors import DescriptorError
 
 # One Spark job reads at most this many pending batches (guess).
@@ -50,7 +49,7 @@ class SparkReader(StateReader):
         self._log = log
         self._partitions = parallelism_of(session)
 
-    def snapshot(self, writer: LogWriter, batch: int) -> EpochContent:
+    def snapshot(self, writer: ChangeFiles, batch: int) -> EpochContent:
         """Write the whole state as of a batch."""
         reads = [
             (state, state.snapshot(self._session, self._checkpoint, batch, self._partitions)) for state in self._states
@@ -58,7 +57,7 @@ class SparkReader(StateReader):
         results = self._run(writer, reads, f"a snapshot of the state as of batch {batch}")
         return task.changes_of(results, replaces=tuple(state.name for state in self.descriptors))
 
-    def changes(self, writer: LogWriter, first: int, last: int) -> Iterator[tuple[int, EpochContent]]:
+    def changes(self, writer: ChangeFiles, first: int, last: int) -> Iterator[tuple[int, EpochContent]]:
         """Write the changes of some batches, and yield them in order."""
         reads = [
             (state, state.changes(self._session, self._checkpoint, first, last, self._partitions))
@@ -82,7 +81,7 @@ class SparkReader(StateReader):
             return str(error.java_exception.getMessage()).partition("\n")[0]
         return super().describe(error)
 
-    def _run(self, writer: LogWriter, reads: Sequence[tuple[BoundState, DataFrame]], description: str) -> list[Any]:
+    def _run(self, writer: ChangeFiles, reads: Sequence[tuple[BoundState, DataFrame]], description: str) -> list[Any]:
         """Write the rows of all states, in one Spark job."""
         describe_jobs(self._session, f"sparkis attach {self._job}: {description}")
         plan = placement.plan_of(self._log)

@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
-import time
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.attach import declared
-from spark_hooks.attach.declaration import CHANGELOG_SETTING
-from spark_hooks.attach.operators import OperatorState, operator_states
-from spark_hooks.attach.rows import BoundState
-from spark_hooks.attach.spark_reader import ChangesMissingError, SparkReader
-from spark_hooks.checkpoint import Checkpoint, checkpoint_at
+from spark_hooks.attach.binding import bind, check_changes, reading_session
+from spark_hooks.attach.plans import functions_of
+from spark_hooks.attach.spark_reader import SparkReader
+from spark_hooks.checkpoint import checkpoint_at, qualified
 from spark_hooks.publish import progress as query_progress
 from spark_hooks.publish.offsets import OffsetLog, is_idle
 from spark_hooks.publish.sink import log_of
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.endpoints import LOG_SETTING
-from spark_hooks.sessions import current_session, is_connect, require_spark_4
-from state_backend.attach.attachment import POLL_INTERVAL_LOCAL_S, Attachment, OnMismatch, QueryHooks
-from state_backend.attach.states import AttachedArguments, AttachedState, matching
+from spark_hooks.sessions import (
+    current_session,
+    execution_of,
+    existing_session,
+    is_connect,
+    is_stopped,
+    require_spark_4,
+)
+from state_backend.attach.attachment import Attachment, FollowedCheckpoint, OnMismatch, QueryHooks
+from state_backend.attach.files_reader import FollowedFiles
+from state_backend.attach.reader_process import ProcessReader
+from state_backend.attach.rows import BoundState
+from state_backend.attach.start import attach_files, wait_for_batch
+from state_backend.attach.states import AttachedArguments, AttachedState
+from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.log.catch_up import CATCH_UP_TIMEOUT_S, check_timeout
-from state_backend.model.descriptor import check_name, check_states
-from state_backend.model.errors import CheckpointError, DescriptorError
+from state_backend.model.descriptor import StateDescriptor, check_name
+from state_backend.model.errors import CheckpointError, CheckpointUnavailableError, DescriptorError
 
-FORMAT_SETTING = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+logger = logging.getLogger("sparkis.attach")
+
+Reader = Literal["files", "spark"]
+
 # The default wait for a query's first committed batch (guess).
 FIRST_BATCH_TIMEOUT_S = 60.0
 
@@ -47,6 +62,7 @@ def attach(
     progress: bool | None = None,
     catch_up_timeout: float | None = CATCH_UP_TIMEOUT_S,
     timeout_s: float = FIRST_BATCH_TIMEOUT_S,
+    reader: Reader = "files",
     **given: Unpack[AttachedArguments],
 ) -> Attachment:
     """Make the state of a query readable without a change to the query, until the returned attachment is stopped.
@@ -73,10 +89,13 @@ def attach(
         catch_up_timeout: The seconds for which readers keep the state of another query or checkpoint at most, while
             this one catches up. 0: readers see the new state at once. None: no limit.
         timeout_s: The seconds to wait for the query's first committed micro-batch.
+        reader: `files`: a child process of this driver reads the state's files, without Spark. `spark`: Spark jobs read
+            the state, which takes cores and is slower, but knows all of Spark SQL in `columns=`. If only Spark's
+            configuration gives access to the checkpoint of `query`, Spark jobs read it in any case.
         **given: For a single state: the arguments of `AttachedState`, such as `operator=` and `key=`.
 
     Returns:
-        The attachment, which follows the query in a thread of its own.
+        The attachment, which follows the query in a thread of its own, until `stop` or the end of Spark.
 
     Raises:
         SparkisError: The query has no state that can be read, or not the requested one; the message lists its states.
@@ -98,68 +117,165 @@ def attach(
         ...     snapshot.value(b"words:count:of")
         b'2'
     """
-    if on_mismatch not in get_args(OnMismatch):
-        raise DescriptorError(f"on_mismatch= is 'refuse' or 'replace', not {on_mismatch!r}")
-    require_spark_4("sparkis.attach")  # the data source `statestore`
+    for argument, value, choices in (("on_mismatch", on_mismatch, OnMismatch), ("reader", reader, Reader)):
+        if value not in get_args(choices):
+            raise DescriptorError(f"{argument}= is {' or '.join(map(repr, get_args(choices)))}, not {value!r}")
     check_timeout(catch_up_timeout)
     requested = _requested_states(states, state, given)
+    if (query is None) == (checkpoint is None):
+        raise DescriptorError("sparkis.attach takes a query or checkpoint=, one of the two")
     run = None if query is None else declared.run_of(query)
+    spark: SparkSession | None
     if run is not None and run.is_own_thread():  # this call makes the run's attachment
         spark, run = run.session, None
     else:
-        spark = current_session()
-    if query is not None and checkpoint is None and run is not None and _is_same_job(spark, query, job, log):
-        if requested:
+        spark = existing_session() if query is None and reader == "files" else current_session()
+    if query is not None and spark is not None and run is not None and _is_same_job(spark, query, job, log):
+        if requested or (reader != "files" and run.error is None):
             raise DescriptorError(
                 f"the attachment of the states that the query's processors declare writes job {query.name!r}, and a "
                 f"job has one writer: give this attachment another name with job="
             )
-        if run.error is None or on_mismatch == "refuse":
+        if run.error is None or (on_mismatch, reader) == ("refuse", "files"):
             return run.attachment(timeout_s)
-    session = reading_session(spark)
-    source = checkpoint_at(session, _location(query, checkpoint))
     name = job or (query.name if query is not None else None)
     if name is None:
         raise DescriptorError("keys begin with the job's name, and the query has no name: pass job=")
     check_name("job", name)
-    root = log_of(spark, log)
-    is_declared = query is not None and not requested and bool(declared.states_of(query))
-    batch = _first_batch(source, query, timeout_s)
-    if query is not None and is_declared:
-        requested = tuple(declared.states_with_operators(query, source, timeout_s))
-    bound = bind(session, source, batch, name, requested)
-    _check_changes(source, batch, bound)
-    has_progress = query is not None and query_progress.is_enabled(spark, progress)
-    if has_progress:
-        query_progress.check_key_conflict(name, [state.descriptor for state in bound])
-    elif progress:
+    if progress and query is None:
         raise DescriptorError(
             "progress=True needs a query that runs in this driver, because a checkpoint does not have the progress: "
             "pass the query, or leave out progress="
         )
-    query_id = source.query_id()
-    offsets = OffsetLog(source.location, session)
-    return Attachment(
-        source,
-        SparkReader(session, source, bound, name, root),
-        job=name,
-        log=root,
-        on_mismatch=on_mismatch,
+    start = _Start(
+        spark,
+        query,
+        _location(spark, query, checkpoint),
+        requested,
+        name,
+        log_of(spark, log),
+        on_mismatch,
         takeover=takeover,
+        has_progress=query is not None and spark is not None and query_progress.is_enabled(spark, progress),
         catch_up_timeout_s=catch_up_timeout,
-        hooks=QueryHooks(
-            ends_of=offsets.ends_of,
-            is_active=(lambda: spark.streams.get(query_id) is not None) if query is not None else (lambda: True),
-            is_idle=partial(is_idle, query, offsets),
-            progress=None if query is None else (lambda: _last_progress(query)),
-            extra_states=(query_progress.state_of(name),) if has_progress else (),
-            extra_changes=(lambda: query_progress.inline_changes_of(name, query))
-            if query is not None and has_progress
-            else None,
-            announce=partial(endpoints.announce, root),
-            wait=partial(endpoints.wait, root),
-        ),
+        timeout_s=timeout_s,
     )
+    return start.with_files() if reader == "files" and start.is_reachable() else start.with_spark()
+
+
+@dataclass(frozen=True)
+class _Start:
+    """The start of one attachment. spark: None if this process has no Spark."""
+
+    spark: SparkSession | None
+    query: StreamingQuery | None
+    location: str
+    requested: tuple[AttachedState, ...]
+    job: str
+    log: str
+    on_mismatch: OnMismatch
+    takeover: bool
+    has_progress: bool
+    catch_up_timeout_s: float | None
+    timeout_s: float
+
+    def is_reachable(self) -> bool:
+        """Tell whether the checkpoint can be read without Spark; log why not, if Spark can read it for its query."""
+        try:
+            Checkpoint.at(self.location)
+        except CheckpointUnavailableError as error:
+            reason = str(error).partition("\n")[0]
+            if self.query is None:
+                raise CheckpointUnavailableError(f"{reason}; if Spark can read it, pass reader='spark'") from None
+            logger.warning("job %s: Spark jobs read the state, because sparkis cannot: %s", self.job, reason)
+            return False
+        return True
+
+    def with_files(self) -> Attachment:
+        """Attach with the reader of files, in a child process."""
+        checkpoint = Checkpoint.at(self.location)
+
+        def reader(checkpoint: Checkpoint, bound: Sequence[BoundState]) -> ProcessReader:
+            self._check_progress([state.descriptor for state in bound])
+            return ProcessReader(checkpoint, bound, self._is_spark_stopped)
+
+        return attach_files(
+            self.location,
+            self._states(FollowedFiles(checkpoint)),
+            job=self.job,
+            log=self.log,
+            on_mismatch=self.on_mismatch,
+            takeover=self.takeover,
+            catch_up_timeout_s=self.catch_up_timeout_s,
+            hooks=self._hooks(),
+            reader=reader,
+            functions=[] if self.query is None else functions_of(self.query),
+            is_ended=self._is_query_ended,
+            timeout_s=self.timeout_s,
+        )
+
+    def with_spark(self) -> Attachment:
+        """Attach with Spark's state reader."""
+        require_spark_4("reader='spark'")  # the data source `statestore`
+        assert self.spark is not None
+        session = reading_session(self.spark)
+        checkpoint = checkpoint_at(session, self.location)
+        batch = wait_for_batch(checkpoint, self._is_query_ended, self.timeout_s)
+        functions = [] if self.query is None else functions_of(self.query)
+        bound = bind(session, checkpoint, batch, self.job, self._states(checkpoint), functions)
+        check_changes(checkpoint, batch, bound)
+        self._check_progress([state.descriptor for state in bound])
+        hooks = replace(self._hooks(), ends_of=OffsetLog(checkpoint.location, session).ends_of)
+        return Attachment(
+            checkpoint,
+            SparkReader(session, checkpoint, bound, self.job, self.log),
+            job=self.job,
+            log=self.log,
+            on_mismatch=self.on_mismatch,
+            takeover=self.takeover,
+            catch_up_timeout_s=self.catch_up_timeout_s,
+            hooks=hooks,
+        )
+
+    def _states(self, checkpoint: FollowedCheckpoint) -> tuple[AttachedState, ...]:
+        """Return the requested states; those that the query's processors declare if none is requested."""
+        if self.requested or self.query is None:
+            return self.requested
+        return tuple(declared.states_with_operators(self.query, checkpoint, self.timeout_s))
+
+    def _check_progress(self, states: Sequence[StateDescriptor]) -> None:
+        if self.has_progress:
+            query_progress.check_key_conflict(self.job, states)
+
+    def _is_query_ended(self) -> bool:
+        """Return False; CheckpointError if the query of this driver has ended."""
+        if self.query is not None and not self.query.isActive:
+            raise CheckpointError(
+                f"the query has ended without a committed micro-batch: {self.query.exception() or 'it was stopped'}"
+            )
+        return False
+
+    def _is_spark_stopped(self) -> bool:
+        return self.query is not None and self.spark is not None and is_stopped(self.spark)
+
+    def _hooks(self) -> QueryHooks:
+        hooks = QueryHooks(announce=partial(endpoints.announce, self.log), wait=partial(endpoints.wait, self.log))
+        query, spark = self.query, self.spark
+        if query is None or spark is None:
+            return hooks
+        hooks = replace(
+            hooks,
+            is_active=lambda: spark.streams.get(str(query.id)) is not None,
+            is_idle=partial(is_idle, query, OffsetLog(self.location, spark)),
+            progress=lambda: _last_progress(query),
+        )
+        if not self.has_progress:
+            return hooks
+        return replace(
+            hooks,
+            extra_states=(query_progress.state_of(self.job),),
+            extra_changes=lambda: query_progress.inline_changes_of(self.job, query),
+        )
 
 
 def _is_same_job(spark: SparkSession, query: StreamingQuery, job: str | None, log: str | Path | None) -> bool:
@@ -167,35 +283,6 @@ def _is_same_job(spark: SparkSession, query: StreamingQuery, job: str | None, lo
     root = log_of(spark, log)
     session_log = spark.conf.get(LOG_SETTING, None)
     return job in (None, query.name) and session_log is not None and root == log_of(spark, session_log)
-
-
-def reading_session(spark: SparkSession) -> SparkSession:
-    """Return a session for reading state, which the user's settings do not affect."""
-    session = spark.newSession()
-    session.conf.set("spark.sql.session.timeZone", "UTC")
-    session.conf.set("spark.sql.caseSensitive", "true")
-    return session
-
-
-def bind(
-    session: SparkSession, checkpoint: Checkpoint, batch: int, job: str, requested: Sequence[AttachedState]
-) -> list[BoundState]:
-    """Return the requested states, each bound to the operator state that it reads; all states if none is requested."""
-    session.conf.set(FORMAT_SETTING, checkpoint.format_version())
-    found = operator_states(session, checkpoint, batch)
-    chosen = (
-        [(_matching(found, each), each) for each in requested]
-        if requested
-        else [(source, AttachedState()) for source in found]
-    )
-    bound = [BoundState.of(source, each, job, session, checkpoint, batch) for source, each in chosen]
-    check_states(job, [state.descriptor for state in bound])
-    return bound
-
-
-def _matching(found: Sequence[OperatorState], requested: AttachedState) -> OperatorState:
-    places = [(source.operator_id, source.variable) for source in found]
-    return found[matching(list(map(str, found)), places, requested)]
 
 
 def _requested_states(
@@ -214,18 +301,15 @@ def _requested_states(
     return (AttachedState(state, **given),)
 
 
-def _location(query: StreamingQuery | None, checkpoint: str | Path | None) -> str:
-    if (query is None) == (checkpoint is None):
-        raise DescriptorError("sparkis.attach takes a query or checkpoint=, one of the two")
+def _location(spark: SparkSession | None, query: StreamingQuery | None, checkpoint: str | Path | None) -> str:
     if query is None:
-        return str(checkpoint)
+        return qualified(spark, str(checkpoint))
     if is_connect(query):
         raise DescriptorError(
             "Spark Connect does not give access to a query's checkpoint location: leave the query out, and pass "
             "checkpoint= and job="
         )
-    running: Any = query
-    return str(running._jsq.streamingQuery().resolvedCheckpointRoot())
+    return str(execution_of(query).resolvedCheckpointRoot())
 
 
 def _last_progress(query: StreamingQuery) -> str:
@@ -233,33 +317,3 @@ def _last_progress(query: StreamingQuery) -> str:
     running: Any = query
     progress = running._jsq.lastProgress()
     return "" if progress is None else str(progress.timestamp())
-
-
-def _check_changes(checkpoint: Checkpoint, batch: int, states: Sequence[BoundState]) -> None:
-    """Raise ChangesMissingError if RocksDB stores only snapshots: finding changes would take the full state."""
-    if not checkpoint.uses_rocksdb(batch):
-        return
-    for source in (state.source for state in states):
-        store = dict(source.options).get("storeName", "")
-        if not checkpoint.has_changelog(source.operator_id, store, batch):
-            raise ChangesMissingError(
-                f"{source} keeps its state in RocksDB without a changelog, so the changes of a batch cannot be read: "
-                f"start the query with {CHANGELOG_SETTING}=true, and attach after it has committed a batch"
-            )
-
-
-def _first_batch(checkpoint: Checkpoint, query: StreamingQuery | None, timeout_s: float) -> int:
-    """Return the newest committed batch; wait for the first one, because operators have no readable state before."""
-    deadline = time.monotonic() + timeout_s
-    while (newest := checkpoint.newest()) is None:
-        if query is not None and not query.isActive:
-            raise CheckpointError(
-                f"the query has ended without a committed micro-batch: {query.exception() or 'it was stopped'}"
-            )
-        if time.monotonic() >= deadline:
-            raise CheckpointError(
-                f"{checkpoint.location} has no committed micro-batch after {timeout_s:g} s; attach when it has one, or "
-                f"pass a longer timeout_s="
-            )
-        time.sleep(POLL_INTERVAL_LOCAL_S)
-    return newest

@@ -23,7 +23,7 @@ from state_backend.codec.row_encoding import RowError
 from state_backend.log.catch_up import CatchUp
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.epochs import Epoch, EpochContent
-from state_backend.log.log_writer import LogWriter
+from state_backend.log.log_writer import ChangeFileWriter, LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import (
     CheckpointError,
@@ -86,6 +86,21 @@ class FollowedCheckpoint(Protocol):
         """Return the timestamp at which Spark planned a batch; None if the batch is purged."""
 
 
+class ChangeFiles(Protocol):
+    """A folder of a log that change files are written into: a `LogWriter`, as a reader sees it."""
+
+    @property
+    def root(self) -> str:
+        """The root of the change log."""
+
+    @property
+    def folder(self) -> str:
+        """The folder, relative to the root."""
+
+    def change_files(self, epoch: int) -> ChangeFileWriter:
+        """Return a writer of change files for an epoch."""
+
+
 class StateReader(ABC):
     """Reads the rows of some states from a checkpoint, and writes them as change files.
 
@@ -101,11 +116,11 @@ class StateReader(ABC):
     batches_max: int
 
     @abstractmethod
-    def snapshot(self, writer: LogWriter, batch: int) -> EpochContent:
+    def snapshot(self, writer: ChangeFiles, batch: int) -> EpochContent:
         """Write the whole state as of a batch."""
 
     @abstractmethod
-    def changes(self, writer: LogWriter, first: int, last: int) -> Iterator[tuple[int, EpochContent]]:
+    def changes(self, writer: ChangeFiles, first: int, last: int) -> Iterator[tuple[int, EpochContent]]:
         """Write the changes of some batches, and yield them in order. The caller commits each before the next."""
 
     def pause_s(self, read_s: float) -> float:
@@ -113,8 +128,11 @@ class StateReader(ABC):
         return 0.0
 
     def has_ended(self) -> bool:
-        """Tell whether the reader has ended for good, without an error."""
+        """Tell whether the reader has ended for good, without an error; the attachment then ends, too."""
         return False
+
+    def close(self) -> None:  # noqa: B027  # most readers have nothing to end
+        """End a read that runs in another process, and that process; called when the attachment ends."""
 
     def describe(self, error: Exception) -> str:
         """Return an error's first line."""
@@ -183,7 +201,7 @@ class Attachment:
         self._check_source(on_mismatch)
         self._writer = self._open()
         self._announce()
-        self._thread = threading.Thread(target=self._follow, name=f"sparkis-attach-{job}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"sparkis-attach-{job}", daemon=True)
         self._thread.start()
         threading.Thread(target=self._send_heartbeats, name=f"sparkis-attach-heartbeat-{job}", daemon=True).start()
 
@@ -236,6 +254,7 @@ class Attachment:
     def stop(self) -> None:
         """Stop following the checkpoint, after the current read. The state in the log stays readable."""
         self._stopping.set()
+        self._reader.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(STOP_TIMEOUT_S)
 
@@ -325,6 +344,13 @@ class Attachment:
 
     # -- the checkpoint ------------------------------------------------------------------------------------------------
 
+    def _run(self) -> None:
+        try:
+            self._follow()
+        finally:
+            self._stopping.set()
+            self._reader.close()
+
     def _follow(self) -> None:
         pause_s = RETRY_PAUSE_S
         while not self._stopping.is_set():
@@ -335,11 +361,12 @@ class Attachment:
                     self._stopping.wait(self._reader.pause_s(time.monotonic() - started_s))
                 else:
                     self.failure = None
+                    if self._reader.has_ended():
+                        return
                     self._wait_for_commit()
                 pause_s = RETRY_PAUSE_S
             except Exception as error:
                 if self._reader.has_ended():
-                    self._stopping.set()
                     return
                 if isinstance(error, PERMANENT_ERRORS):
                     self._end(error)

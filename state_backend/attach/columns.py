@@ -1,7 +1,8 @@
 """The columns of an operator's state: the parts of its key, of a map's own key, and the fields of its value.
 
-    names      the parts of the key (a window's start has the window's name, its end is `<name>_end`); the fields of the
-               value by name, if the name is unique; and all fields of the value by position: `_0`, `_1` ...
+    names      the parts of the key (a window's start has the window's name, its end is `<name>_end`; a single window
+               also has `start` and `end`); the results of aggregate functions; the fields of the value by name, if the
+               name is unique; and all fields of the value by position: `_0`, `_1` ...
 
 A column is found by a path in the Arrow batches of `checkpoint.decoding`.
 """
@@ -11,13 +12,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import cast
+from typing import Self, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from state_backend.attach.aggregates import (
+    Aggregate,
+    PlannedFunction,
+    default_columns,
+    hint_of,
+    parse_aggregate,
+    placed,
+    results_of,
+)
 from state_backend.attach.expressions import Expression, parse
-from state_backend.attach.states import ColumnNames
+from state_backend.attach.states import PARTS_OF_WINDOW, ColumnNames
 from state_backend.checkpoint.keys import WITHOUT_COLUMNS, is_window
 from state_backend.checkpoint.states import JOIN, TRANSFORMS, State, StateForm
 from state_backend.codec.json_text import has_json, json_texts
@@ -52,14 +62,56 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """A column with the results of an aggregate function, made of its buffers."""
+
+    name: str
+    kind: pa.DataType
+    aggregate: Aggregate
+    columns: tuple[Column, ...]
+    is_json: bool = False
+
+    @classmethod
+    def of(cls, name: str, aggregate: Aggregate, fields: Sequence[Column]) -> Self:
+        """Return the column of a function. fields: those of the value, by position."""
+        columns = tuple(fields[aggregate.first : aggregate.end])
+        kind = aggregate.finish([pa.nulls(0, each.kind) for each in columns]).type
+        return cls(name, kind, aggregate, columns)
+
+    @property
+    def text(self) -> str:
+        """The function, as the query has it."""
+        return self.aggregate.text
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """The names of the columns that it is made of."""
+        return frozenset(each.name for each in self.columns)
+
+    def read(self, key: pa.StructArray, value: pa.StructArray) -> pa.Array:
+        """Return the column of some rows; null where a row deletes."""
+        return self.aggregate.finish_present([each.read(key, value) for each in self.columns], value.is_valid())
+
+
+@dataclass(frozen=True)
 class Computed:
     """A column that an expression makes of others."""
 
     name: str
     kind: pa.DataType
     expression: Expression
-    columns: tuple[Column, ...]
+    columns: tuple[Column | Answer, ...]
     is_json: bool = False
+
+    @property
+    def text(self) -> str:
+        """The expression."""
+        return self.expression.text
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """The names of the columns that it is made of."""
+        return self.expression.names
 
     def read(self, key: pa.StructArray, value: pa.StructArray) -> pa.Array:
         """Return the column of some rows."""
@@ -69,7 +121,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a state by role. distinct: those that make a key unique."""
+    """The columns of a state by role. distinct: those that make a key unique; window: that with `start` and `end`."""
 
     state: State
     name: str
@@ -79,7 +131,11 @@ class Columns:
     distinct: tuple[str, ...]
     default_value: tuple[str, ...]
     expire_at: Column | None
-    computed: tuple[Computed, ...] = ()
+    buffers: tuple[pa.Field, ...] = ()
+    answers: tuple[Answer, ...] = ()
+    computed: tuple[Computed | Answer, ...] = ()
+    is_planned: bool = False
+    window: str | None = None
 
     @property
     def names(self) -> ColumnNames:
@@ -90,26 +146,38 @@ class Columns:
             kind_of(self.state),
             _names(self.key),
             _names(self.field),
-            _names(self.value),
+            tuple(dict.fromkeys((*_names(self.value), *(each.name for each in self.answers)))),
             self.distinct,
             self.default_value,
             self.expire_at is not None,
+            self.window,
         )
 
     @property
-    def all(self) -> tuple[Column | Computed, ...]:
+    def all(self) -> tuple[AnyColumn, ...]:
         """All columns; a computed one precedes the column that it replaces."""
-        return (*self.computed, *self.key, *self.field, *self.value)
+        return (*self.computed, *self.key, *self.field, *self.answers, *self.value)
 
-    def column(self, name: str) -> Column | Computed:
+    def column(self, name: str) -> AnyColumn:
         """Return a column by its name."""
         return next(each for each in self.all if each.name == name)
 
     def with_computed(self, expressions: Mapping[str, str]) -> Columns:
-        """Return these columns and those that expressions make of them; DescriptorError for an unknown name."""
-        given = {each.name: each for each in (*self.key, *self.field, *self.value)}
-        computed = []
+        """Return these columns and those that expressions make of them; DescriptorError for an unknown name.
+
+        An expression that is a call of an aggregate function is made of the function's buffers. Others may use it.
+        """
+        calls = {name: call for name, text in expressions.items() if (call := parse_aggregate(text)) is not None}
+        found = placed({expressions[name]: call for name, call in calls.items()}, self.buffers, source_of(self.state))
+        declared = {name: Answer.of(name, found[expressions[name]], self.value) for name in calls}
+        given: dict[str, Column | Answer] = {each.name: each for each in (*self.key, *self.field, *self.value)}
+        given |= {name: each for name, each in declared.items() if name not in given}
+        given |= {each.name: each for each in self.answers if each.name not in given}
+        computed: list[Computed | Answer] = []
         for name, text in expressions.items():
+            if name in declared:
+                computed.append(declared[name])
+                continue
             expression = parse(text)
             if unknown := sorted(expression.names - given.keys()):
                 raise DescriptorError(
@@ -121,10 +189,41 @@ class Columns:
             computed.append(Computed(name, kind, expression, used))
         return replace(self, computed=tuple(computed))
 
+    def texts(self, value: Sequence[str]) -> dict[str, str]:
+        """Return the expressions and functions that a value is made of, by the names of their columns."""
+        used = {*value, *(name for each in self.computed for name in each.uses)}
+        made = {each.name: each.text for each in self.answers if each.name in used}
+        return made | {each.name: each.text for each in self.computed}
+
+    @property
+    def hint(self) -> str | None:
+        """How to name the functions of buffers; None if they are named, or evident."""
+        is_named = self.is_planned or any(isinstance(each, Answer) for each in self.computed)
+        answered = {at for each in self.answers for at in range(each.aggregate.first, each.aggregate.end)}
+        fields = [field.with_name("") if at in answered else field for at, field in enumerate(self.buffers)]
+        return None if is_named else hint_of(fields)
+
+
+AnyColumn = Column | Computed | Answer
+
 
 def variable_of(state: State) -> str | None:
     """Return the variable of transformWithState, or the side of a join; None for other operators."""
     return state.name if state.operator_name in (JOIN, *TRANSFORMS) else None
+
+
+def is_aggregation(state: State) -> bool:
+    """Tell whether a state has the buffers of aggregate functions."""
+    return state.form in (StateForm.PLAIN, StateForm.SESSION)
+
+
+def buffers_of(state: State) -> list[pa.Field]:
+    """Return the buffers of an aggregation by position; what the value has beside them has no name."""
+    if not is_aggregation(state):
+        return []
+    # A session's window, and its key but the session's start.
+    others = state.key.num_fields if state.form is StateForm.SESSION else 0
+    return [field.with_name("") if index < others else field for index, field in enumerate(state.value)]
 
 
 def source_of(state: State) -> str:
@@ -140,8 +239,8 @@ def kind_of(state: State) -> Kind:
     return Kind.MAP if state.form in (StateForm.MAP, StateForm.JOIN) else Kind.VALUE
 
 
-def columns_of(state: State, name: str) -> Columns:
-    """Return the columns of a state. name: its default name in keys."""
+def columns_of(state: State, name: str, planned: Sequence[PlannedFunction] | None = None) -> Columns:
+    """Return the columns of a state. name: its default name in keys; planned: the aggregate functions of its query."""
     key = list(_without_windows(_key_columns(state)))
     fields: list[Column] = []
     if state.form is StateForm.JOIN and not state.is_list:
@@ -157,18 +256,29 @@ def columns_of(state: State, name: str) -> Columns:
     raw, expire_at = _value_columns(state)
     used = {column.name for column in (*key, *fields)}
     names = [column.name for column in raw]
+    buffers = buffers_of(state)
+    found = results_of(buffers, planned, used)
     by_position = [replace(column, name=f"_{index}") for index, column in enumerate(raw)]
     by_name = [each for each in _without_windows(raw) if names.count(each.name) <= 1 and each.name not in used]
+    windows = [column for column in _key_columns(state) if is_window(column.kind)]
+    window = windows[0].name if len(windows) == 1 and not {*PARTS_OF_WINDOW} & used else None
+    parts = _parts_of(windows[0]) if window is not None else []
     ends = {f"{each}_end" for each in used}
+    default = _default_value(state, raw, set(_names(by_name)), used)
+    is_buffer = [bool(buffer.name) for buffer in buffers]
     return Columns(
         state,
         name,
-        tuple(key),
+        (*key, *parts),
         tuple(fields),
         (*by_position, *by_name),
         tuple(each.name for each in (*key, *fields) if each.name not in ends),
-        _default_value(state, raw, set(_names(by_name)), used),
+        default_columns(default, found, is_buffer, is_planned=planned is not None),
         expire_at,
+        tuple(buffers),
+        tuple(Answer.of(name, aggregate, by_position) for name, aggregate in found.items()),
+        is_planned=planned is not None,
+        window=window,
     )
 
 
@@ -176,19 +286,21 @@ def _names(columns: Iterable[Column]) -> tuple[str, ...]:
     return tuple(column.name for column in columns)
 
 
-def _default_value(state: State, raw: Sequence[Column], by_name: set[str], used: set[str]) -> tuple[str, ...]:
-    """Return the default columns of the value: every field that can be written, by its name if that is unique."""
+def _default_value(state: State, raw: Sequence[Column], by_name: set[str], used: set[str]) -> list[list[str]]:
+    """Return the default columns of each field of the value that can be written, by its name if that is unique."""
     # The value of a session repeats its key, and has the session's end, which is not in the key.
     is_session = state.form is StateForm.SESSION
-    found = []
+    found: list[list[str]] = []
     for index, column in enumerate(raw):
         if is_session and column.name in used:
-            continue
-        if is_window(column.kind) and column.name in by_name:
-            found += [f"{column.name}_end"] if is_session else [column.name, f"{column.name}_end"]
+            found.append([])
+        elif is_window(column.kind) and column.name in by_name:
+            found.append([f"{column.name}_end"] if is_session else [column.name, f"{column.name}_end"])
         elif is_plain(column.kind) or is_nested(column.kind):
-            found.append(column.name if column.name in by_name else f"_{index}")
-    return tuple(found)
+            found.append([column.name if column.name in by_name else f"_{index}"])
+        else:
+            found.append([])
+    return found
 
 
 def _key_columns(state: State) -> list[Column]:
@@ -240,6 +352,12 @@ def _without_windows(columns: Iterable[Column]) -> Iterator[Column]:
             yield replace(end, name=f"{column.name}_end")
         else:
             yield column
+
+
+def _parts_of(window: Column) -> list[Column]:
+    """Return the columns `start` and `end` of a window."""
+    parts = _fields(cast(pa.StructType, window.kind), window.root, window.path)
+    return [replace(part, name=name) for part, name in zip(parts, PARTS_OF_WINDOW, strict=True)]
 
 
 def _with_text_forms(columns: Sequence[Column], state: State) -> list[Column]:

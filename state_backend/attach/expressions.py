@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,7 +35,7 @@ CASTS = {
     "double": pa.float64(),
     "date": pa.date32(),
 }
-HINT = "write an expression of docs/attach.md, or use Spark: --reader spark, or sparkis.attach"
+HINT = "write an expression of docs/attach.md, or use Spark's reader: reader='spark' (--reader spark)"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ class Expression:
     text: str
     names: frozenset[str]
     evaluate: Evaluate = field(compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to another process as text: functions do not."""
+        return parse, (self.text,)
 
     def kind(self, kinds: Mapping[str, pa.DataType]) -> pa.DataType:
         """Return the type of the results, given the types of the columns; DescriptorError for types that do not fit."""

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.attach.columns import Column, Columns, Computed, is_nested, is_plain, source_of, variable_of
+from state_backend.attach.columns import AnyColumn, Columns, is_nested, is_plain, source_of, variable_of
 from state_backend.attach.states import DELETED, EXPIRE_AT, ORDER, RESETS, AttachedState, descriptor_of, key_columns_of
 from state_backend.checkpoint.records import Op
 from state_backend.checkpoint.spark_types import VARIANT, type_name
@@ -64,8 +64,14 @@ class BoundState:
             "operator": state.operator_name,
             "variable": variable_of(state),
             "schema": schema_text(state),
-            "columns": {each.name: each.expression.text for each in self.columns.computed},
+            "columns": self.columns.texts(self.descriptor.value),
         }
+
+    @property
+    def hint(self) -> str | None:
+        """How to name the functions of the aggregation; None if they are named, or the value has no buffers of them."""
+        is_default = self.descriptor.value == self.columns.default_value
+        return self.columns.hint if is_default else None
 
     def encoded(self, rows: pa.RecordBatch, number: int, names: pa.Array) -> pa.RecordBatch:
         """Return decoded rows as changes of the state `names[number]`, in their order."""
@@ -104,7 +110,7 @@ class BoundState:
         return [pc.if_else(pa.array(is_any), objects, pa.scalar(None, pa.string()))]
 
     @staticmethod
-    def _text(column: Column | Computed, key: pa.StructArray, value: pa.StructArray) -> pa.Array:
+    def _text(column: AnyColumn, key: pa.StructArray, value: pa.StructArray) -> pa.Array:
         """Return a column as far as `row_encoding` needs it: the rest is done by the forms of the plan."""
         read = column.read(key, value)
         if is_nested(column.kind) and not column.is_json:
@@ -150,7 +156,7 @@ def _elements(
     return keys.take(pa.array(owner)), elements, pa.array(row_is_deleted), pa.array(is_first)
 
 
-def _check_value(column: Column | Computed, descriptor: StateDescriptor, subject: str) -> None:
+def _check_value(column: AnyColumn, descriptor: StateDescriptor, subject: str) -> None:
     named = f"state {descriptor.name!r}, {subject}: the column {column.name!r} has the type {type_name(column.kind)}"
     is_list = _is_array(column.kind) and descriptor.kind is Kind.LIST
     if is_list and len(descriptor.value) == 1:
@@ -173,9 +179,9 @@ def _check_key_expressions(columns: Columns, descriptor: StateDescriptor) -> Non
         named = (
             f"state {descriptor.name!r}, {source_of(columns.state)}: columns= makes {each.name!r}, a part of the key"
         )
-        if not each.expression.names <= set(of_key):
+        if not each.uses <= set(of_key):
             raise DescriptorError(
-                f"{named}, by {each.expression.text!r}; it may use only {', '.join(of_key)}, because rows that delete "
+                f"{named}, by {each.text!r}; it may use only {', '.join(of_key)}, because rows that delete "
                 f"have no value"
             )
         if not is_plain(each.kind):
@@ -233,7 +239,7 @@ def _plan(columns: Columns, descriptor: StateDescriptor, job: str) -> RowPlan:
     )
 
 
-def _form(column: Column | Computed) -> str:
+def _form(column: AnyColumn) -> str:
     """Return how `row_encoding` converts a column; see `RowPlan`."""
     if pa.types.is_timestamp(column.kind):
         return "timestamp" if column.kind.tz else "timestamp_ntz"

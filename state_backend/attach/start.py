@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from state_backend.attach.attachment import POLL_INTERVAL_LOCAL_S, Attachment, OnMismatch, QueryHooks
-from state_backend.attach.columns import columns_of, source_of, variable_of
+from state_backend.attach.aggregates import PlannedFunction, planned_of
+from state_backend.attach.attachment import (
+    POLL_INTERVAL_LOCAL_S,
+    Attachment,
+    FollowedCheckpoint,
+    OnMismatch,
+    QueryHooks,
+    StateReader,
+)
+from state_backend.attach.columns import buffers_of, columns_of, is_aggregation, source_of, variable_of
 from state_backend.attach.files_reader import FilesReader, FollowedFiles
 from state_backend.attach.rows import BoundState
 from state_backend.attach.states import AttachedState, matching
@@ -17,6 +26,8 @@ from state_backend.log.catch_up import CATCH_UP_TIMEOUT_S
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.descriptor import check_name, check_states
 from state_backend.model.errors import CheckpointError, DescriptorError, PurgedVersionError
+
+logger = logging.getLogger("sparkis.attach")
 
 # Spark may remove a batch while its schemas are read. Then a newer one is read: this many batches are tried.
 TRIES_MAX = 3
@@ -32,28 +43,30 @@ def attach_files(
     takeover: bool = False,
     catch_up_timeout_s: float | None = CATCH_UP_TIMEOUT_S,
     hooks: QueryHooks | None = None,
+    reader: Callable[[Checkpoint, Sequence[BoundState]], StateReader] = FilesReader,
+    functions: Sequence[Sequence[PlannedFunction]] = (),
     is_ended: Callable[[], bool] = lambda: False,
     timeout_s: float = 0.0,
 ) -> Attachment:
     """Follow a checkpoint without Spark, in a thread of this process.
 
-    is_ended: tells whether to give up the wait for the first committed batch, which takes at most `timeout_s`. The
-    other arguments are those of `sparkis.attach`.
+    reader: makes the reader, which may have a process of its own. functions: those of each aggregation of the query, if
+    its plan is known. is_ended: tells whether to give up the wait for the first committed batch, which takes at most
+    `timeout_s`. The other arguments are those of `sparkis.attach`.
     """
     check_name("job", job)
     checkpoint = Checkpoint.at(location)
     _check_log(checkpoint, log)
-    deadline = time.monotonic() + timeout_s
-    while checkpoint.newest_batch() is None:
-        if is_ended() or time.monotonic() >= deadline:
-            raise _without_batch(checkpoint)
-        time.sleep(POLL_INTERVAL_LOCAL_S)
-    bound = bind(checkpoint, job, states)
     followed = FollowedFiles(checkpoint)
+    wait_for_batch(followed, is_ended, timeout_s)
+    bound = bind(checkpoint, job, states, functions)
+    for state in bound:
+        if state.hint is not None:
+            logger.warning("job %s, state %s: %s", job, state.descriptor.name, state.hint)
     hooks = hooks or QueryHooks()
     return Attachment(
         followed,
-        FilesReader(checkpoint, bound),
+        reader(checkpoint, bound),
         job=job,
         log=log,
         on_mismatch=on_mismatch,
@@ -63,12 +76,35 @@ def attach_files(
     )
 
 
-def bind(checkpoint: Checkpoint, job: str, requested: Sequence[AttachedState]) -> list[BoundState]:
-    """Return the requested states as of the last batch; all states if none is requested."""
+def wait_for_batch(checkpoint: FollowedCheckpoint, is_ended: Callable[[], bool], timeout_s: float) -> int:
+    """Return the last committed batch; wait for the first one, because operators have no readable state before."""
+    deadline = time.monotonic() + timeout_s
+    while (newest := checkpoint.newest()) is None:
+        if is_ended():
+            raise CheckpointError(f"{checkpoint.location} has no committed micro-batch")
+        if time.monotonic() >= deadline:
+            raise CheckpointError(
+                f"{checkpoint.location} has no committed micro-batch after {timeout_s:g} s; attach when the query has "
+                f"finished one"
+            )
+        time.sleep(POLL_INTERVAL_LOCAL_S)
+    return newest
+
+
+def bind(
+    checkpoint: Checkpoint,
+    job: str,
+    requested: Sequence[AttachedState],
+    functions: Sequence[Sequence[PlannedFunction]] = (),
+) -> list[BoundState]:
+    """Return the requested states as of the last batch; all states if none is requested.
+
+    functions: of each aggregation of the query, in the order of their operators' numbers, if its plan is known.
+    """
     for _ in range(TRIES_MAX):
         batch = checkpoint.newest_batch()
         if batch is None:
-            raise _without_batch(checkpoint)
+            raise CheckpointError(f"{checkpoint.location} has no committed micro-batch any more")
         try:
             found = checkpoint.layout(batch).states
             break
@@ -81,7 +117,11 @@ def bind(checkpoint: Checkpoint, job: str, requested: Sequence[AttachedState]) -
         raise DescriptorError(
             f"the query of {checkpoint.location} has no state that can be read, so there is nothing to attach to"
         )
-    columns = [columns_of(state, name) for state, name in zip(found, state_names(found), strict=True)]
+    planned = planned_of({state.operator: buffers_of(state) for state in found if is_aggregation(state)}, functions)
+    columns = [
+        columns_of(state, name, planned.get(state.operator))
+        for state, name in zip(found, state_names(found), strict=True)
+    ]
     places = [(state.operator, variable_of(state)) for state in found]
     sources = [source_of(state) for state in found]
     chosen = (
@@ -92,12 +132,6 @@ def bind(checkpoint: Checkpoint, job: str, requested: Sequence[AttachedState]) -
     bound = [BoundState.of(each, asked, job) for each, asked in chosen]
     check_states(job, [state.descriptor for state in bound])
     return bound
-
-
-def _without_batch(checkpoint: Checkpoint) -> CheckpointError:
-    return CheckpointError(
-        f"{checkpoint.location} has no committed micro-batch: the query has not finished its first one"
-    )
 
 
 def _check_log(checkpoint: Checkpoint, log: str) -> None:

@@ -16,6 +16,8 @@ from state_backend.model.errors import DescriptorError
 # of a key, whether a row deletes, its expiry in milliseconds since 1970, whether a list is emptied before.
 BATCH, ORDER, DELETED = "$batch", "$order", "$deleted"
 EXPIRE_AT, RESETS = "$expire_at", "$resets"
+# Further columns of a key with one window. Each of them distinguishes the windows of a query, which are of one length.
+PARTS_OF_WINDOW = ("start", "end")
 
 
 class AttachedArguments(TypedDict, total=False):
@@ -85,7 +87,7 @@ class ColumnNames:
 
     source: the state, for errors. kind: LIST, MAP for a map with its own key, else VALUE. key, field: the parts of the
     key, and of a map's own key. value: all fields of the value. distinct: the columns that make a key unique.
-    default_value: the fields of the value that can be written.
+    default_value: the fields of the value that can be written. window: the column for which PARTS_OF_WINDOW may stand.
     """
 
     source: str
@@ -97,6 +99,11 @@ class ColumnNames:
     distinct: tuple[str, ...]
     default_value: tuple[str, ...]
     has_expiry: bool
+    window: str | None = None
+
+    def distinguishes(self, name: str | None, other: str) -> bool:
+        """Tell whether a column distinguishes the keys that another one does."""
+        return name == other or (other == self.window and name in PARTS_OF_WINDOW)
 
     @property
     def of_key(self) -> tuple[str, ...]:
@@ -122,7 +129,11 @@ def descriptor_of(names: ColumnNames, requested: AttachedState) -> StateDescript
         field_name = names.field[0]
     given_key = (requested.key,) if isinstance(requested.key, str) else tuple(requested.key)
     key = given_key or (
-        () if requested.key_format else tuple(each for each in names.distinct if each not in (field_name, *names.field))
+        ()
+        if requested.key_format
+        else tuple(
+            each for each in names.distinct if not names.distinguishes(field_name, each) and each not in names.field
+        )
     )
     value = (requested.value,) if isinstance(requested.value, str) else tuple(requested.value)
     value = (
@@ -186,7 +197,9 @@ def _check_names(names: ColumnNames, requested: AttachedState, descriptor: State
         )
     if names.kind is Kind.LIST and descriptor.field is not None:
         raise DescriptorError(f"{subject} is a list, and has no field=")
-    if not expressions.keys() & used and (missing := [name for name in names.distinct if name not in used]):
+    if not expressions.keys() & used and (
+        missing := [name for name in names.distinct if not any(names.distinguishes(each, name) for each in used)]
+    ):
         raise DescriptorError(
             f"{subject}: keys that differ only in {missing[0]!r} would be the same key; add it to key=, or "
             f"make it the field of a hash with field="

@@ -10,27 +10,34 @@ read. Spark removes old batches at any time; reading a removed file raises Purge
             for state, rows in store.whole(partition, batch): ...
             for state, rows in store.changes(partition, batch + 1): ...
 
-Whole states and changes are Arrow batches of bounded size (see `decoding.decoded`), partition by partition. A store is
-read once for all of its states.
+Whole states and changes are Arrow batches of bounded size (see `decoding.decoded`), partition after partition. A store
+is read once for all of its states.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from typing import Self
 
 from state_backend.checkpoint import metadata
-from state_backend.checkpoint.files import CheckpointFiles
+from state_backend.checkpoint.files import NUMBER, CheckpointFiles
 from state_backend.checkpoint.metadata import BatchCommit, BatchOffsets, OperatorInfo, StoreInfo
 from state_backend.checkpoint.schemas import StoreSchema, parse_store_schemas
 from state_backend.checkpoint.states import DEFAULT_STORE, State, infer_operator, states_of
 from state_backend.checkpoint.stores import PROVIDERS, StateStore, store_folder
-from state_backend.model.errors import CheckpointError, PurgedVersionError, UnsupportedStateError
+from state_backend.model.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    PurgedVersionError,
+    UnsupportedStateError,
+)
 
 PREFIX = "spark.sql.streaming.stateStore."
 PROVIDER, ENCODING, ROW_CHECKSUMS = f"{PREFIX}providerClass", f"{PREFIX}encodingFormat", f"{PREFIX}rowChecksum.enabled"
+PARTITIONS = "spark.sql.shuffle.partitions"
 SCHEMA_FOLDER = "_stateSchema"
 # Commits that a layout caches: of a batch and the one before it, and of some more that are read at the same time.
 COMMITS_CACHED = 4
@@ -40,12 +47,14 @@ COMMITS_CACHED = 4
 class Layout:
     """The state of a query as of a batch. operators: also those without a readable state.
 
-    has_metadata: whether the operators have metadata, which Spark writes since 4.0.
+    has_metadata: whether the operators have metadata, which Spark writes since 4.0. partition_count: changes if the
+    state is repartitioned; some partitions may have no rows yet, and no files.
     """
 
     batch: int
     provider: str
     has_metadata: bool
+    partition_count: int
     operators: tuple[OperatorInfo, ...]
     stores: tuple[StateStore, ...]
 
@@ -102,6 +111,17 @@ class Checkpoint:
         path = f"offsets/{batch}"
         return metadata.parse_offsets(self._required(path), self._files.name(path))
 
+    def partition_count(self, batch: int) -> int:
+        """Return the number of partitions of the state as of a batch."""
+        return self._partition_count(batch, self.offsets(batch).settings)
+
+    def _partition_count(self, batch: int, settings: Mapping[str, str]) -> int:
+        stored = settings.get(PARTITIONS, "")
+        if not NUMBER.fullmatch(stored):
+            name = self._files.name(f"offsets/{batch}")
+            raise CheckpointDamagedError(f"{name} is damaged: it names no number of partitions ({PARTITIONS})")
+        return int(stored)
+
     def source_offsets(self, batch: int) -> tuple[str, ...]:
         """Return the end offset of each source in a batch; () if unknown."""
         stored = self._files.read(f"offsets/{batch}")
@@ -126,12 +146,17 @@ class Checkpoint:
                 f"unsaferow, the default of {ENCODING}"
             )
         has_checksums = settings.get(ROW_CHECKSUMS, "false").lower() == "true"
+        count = self._partition_count(batch, settings)
         # All partitions of a batch share its commit.
         commit_of = lru_cache(COMMITS_CACHED)(self.commit)
-        operators, stores = [], []
+        operators, stores, has_metadata = [], [], False
         for number in self._files.numbers("state"):
             operator, schemas = self._operator(number, batch)
             operators.append(operator)
+            names = self._files.names(f"state/{number}")
+            has_metadata |= "_metadata" in names
+            # After a repartition, folders of other partitions remain.
+            partitions = sorted(int(name) for name in names if NUMBER.fullmatch(name) and int(name) < count)
             found = states_of(operator, schemas, self._files.name(f"state/{number}"))
             places = {store.name: place for place, store in enumerate(operator.stores)}
             for store, states in groupby(found, key=lambda state: state.store):
@@ -144,11 +169,11 @@ class Checkpoint:
                         tuple(states),
                         places.get(store, 0),
                         has_checksums,
+                        tuple(partitions),
                         commit_of,
                     )
                 )
-        has_metadata = any("_metadata" in self._files.names(f"state/{each.number}") for each in operators)
-        return Layout(batch, provider, has_metadata, tuple(operators), tuple(stores))
+        return Layout(batch, provider, has_metadata, count, tuple(operators), tuple(stores))
 
     def _operator(self, number: int, batch: int) -> tuple[OperatorInfo, dict[str, list[StoreSchema]]]:
         """Return an operator, and the schemas of its stores."""

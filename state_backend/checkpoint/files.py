@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from state_backend.log.filesystems import Filesystem, open_filesystem
-from state_backend.model.errors import CheckpointError, LogUnavailableError
+from state_backend.model.errors import CheckpointUnavailableError, LogUnavailableError
 
 NUMBER = re.compile(r"\d{1,18}")
 
@@ -20,6 +20,7 @@ class CheckpointFiles:
     def __init__(self, filesystem: Filesystem) -> None:
         self._filesystem = filesystem
         self.location = filesystem.root
+        self.is_remote = "://" in self.location  # each request takes tens of milliseconds
 
     @classmethod
     def at(cls, location: str) -> CheckpointFiles:
@@ -27,7 +28,7 @@ class CheckpointFiles:
         try:
             return cls(open_filesystem(location))
         except LogUnavailableError as error:
-            raise CheckpointError(str(error).replace("the log", "the checkpoint", 1)) from None
+            raise CheckpointUnavailableError(str(error).replace("the log", "the checkpoint", 1)) from None
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a small file; None if there is no such file."""
@@ -62,4 +63,6 @@ class CheckpointFiles:
         try:
             yield
         except LogUnavailableError as error:
-            raise CheckpointError(str(error).replace("in the log", "in the checkpoint", 1)) from error.__cause__
+            raise CheckpointUnavailableError(
+                str(error).replace("in the log", "in the checkpoint", 1)
+            ) from error.__cause__

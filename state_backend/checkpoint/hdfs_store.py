@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from state_backend.checkpoint.decoding import RowFormat, without_delete_checksums
 from state_backend.checkpoint.files import CheckpointFiles
 from state_backend.checkpoint.frames import decompressed
-from state_backend.checkpoint.overlay import Overlay
+from state_backend.checkpoint.overlay import laid_over
 from state_backend.checkpoint.records import Records, delta_records
 from state_backend.model.errors import PurgedVersionError
 
@@ -29,29 +29,35 @@ class HdfsStore:
         self._folder = folder
         self._format = RowFormat(has_version=False, has_checksums=has_checksums, name=files.name(folder))
 
+    def has_changes(self, version: int, unique_id: str | None) -> bool:
+        """Return True: this provider writes the changes of each version."""
+        return True
+
     def changes(self, version: int, unique_id: str | None, id_before: Callable[[], str | None]) -> Iterator[Records]:
         """Yield the changes that made a version, in their order."""
-        return self._records(f"{version}.delta")
+        return self._opened(f"{version}.delta")()
 
     def whole(self, version: int, unique_id: str | None) -> Iterator[Records]:
         """Yield the whole state as of a version: puts of distinct keys."""
         names = self._files.names(self._folder)
         snapshots = [int(match[1]) for name in names if (match := SNAPSHOT.fullmatch(name))]
         base = max((number for number in snapshots if number <= version), default=0)
-        overlay = Overlay()
-        for each in range(base + 1, version + 1):
-            for records in self._records(f"{each}.delta"):
-                overlay.apply(records)
-        return overlay.over(self._records(f"{base}.snapshot") if base else ())
+        deltas = [self._opened(f"{each}.delta") for each in range(base + 1, version + 1)]
+        return laid_over(self._opened(f"{base}.snapshot")() if base else (), deltas)
 
     def families(self) -> dict[str, int]:
         """Return nothing: this provider has no column families."""
         return {}
 
-    def _records(self, name: str) -> Iterator[Records]:
+    def _opened(self, name: str) -> Callable[[], Iterator[Records]]:
+        """Open a file, and return what reads its records. Another file may get its name meanwhile."""
         path = f"{self._folder}/{name}"
         content = self._files.buffer(path)
-        if content is None:
-            raise PurgedVersionError(f"{self._files.name(path)} is gone: Spark has removed it, or it was never written")
         full_name = self._files.name(path)
-        yield from without_delete_checksums(delta_records(decompressed(content, full_name), full_name), self._format)
+        if content is None:
+            raise PurgedVersionError(f"{full_name} is gone: Spark has removed it, or it was never written")
+
+        def read() -> Iterator[Records]:
+            return without_delete_checksums(delta_records(decompressed(content, full_name), full_name), self._format)
+
+        return read

@@ -133,7 +133,7 @@ def _sizes(layout: Layout, progress: Progress) -> dict[State, list[dict[str, int
     found: dict[State, list[dict[str, int]]] = {}
     for store, partition in _partitions(layout, progress):
         rows, size = dict.fromkeys(store.states, 0), dict.fromkeys(store.states, 0)
-        for state, batch in store.whole(partition, layout.batch):
+        for state, batch in store.whole([partition], layout.batch):
             rows[state] += batch.num_rows
             size[state] += batch.nbytes
         for state in store.states:
@@ -143,7 +143,7 @@ def _sizes(layout: Layout, progress: Progress) -> dict[State, list[dict[str, int
 
 
 def _partitions(layout: Layout, progress: Progress) -> Iterator[tuple[StateStore, int]]:
-    places = [(store, partition) for store in layout.stores for partition in store.partitions()]
+    places = [(store, partition) for store in layout.stores for partition in store.partitions]
     for done, place in enumerate(places):
         progress(done, len(places))
         yield place
@@ -172,7 +172,7 @@ def _look_up(checkpoint: Checkpoint, key: str, name: str | None, batch: int, pro
     for store, partition in _partitions(layout, progress):
         if name is not None and not any(names[state] == name for state in store.states):
             continue
-        for state, rows in store.whole(partition, layout.batch):
+        for state, rows in store.whole([partition], layout.batch):
             if name in (None, names[state]):
                 _add(found, names[state], state, _matching(rows, key, state))
     return found

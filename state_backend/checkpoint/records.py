@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import struct
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
@@ -79,6 +79,26 @@ class Records:
         columns = (self.ops, self.keys, self.key_sizes, self.values, self.value_sizes)
         for op, key, key_size, value, value_size in zip(*(each.tolist() for each in columns), strict=True):
             yield Op(op), content[key : key + key_size], content[value : value + max(0, value_size)]
+
+    def last_key(self) -> bytes:
+        """Return the key of the last record."""
+        start = int(self.keys[-1])
+        return self.content[start : start + int(self.key_sizes[-1])]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Records]) -> Records:
+        """Return the records of several buffers as those of one."""
+        if len(parts) == 1:
+            return parts[0]
+        starts = np.cumsum([0, *(len(part.content) for part in parts[:-1])])
+        return cls(
+            b"".join(part.content for part in parts),
+            np.concatenate([part.ops for part in parts]),
+            np.concatenate([part.keys + start for part, start in zip(parts, starts, strict=True)]),
+            np.concatenate([part.key_sizes for part in parts]),
+            np.concatenate([part.values + start for part, start in zip(parts, starts, strict=True)]),
+            np.concatenate([part.value_sizes for part in parts]),
+        )
 
     @classmethod
     def of(cls, items: Iterable[tuple[Op, bytes, bytes]]) -> Records:

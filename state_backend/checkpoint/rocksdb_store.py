@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
+
+import pyarrow as pa
 
 from state_backend.checkpoint.decoding import RowFormat, without_delete_checksums
+from state_backend.checkpoint.difference import difference
 from state_backend.checkpoint.files import CheckpointFiles
 from state_backend.checkpoint.frames import decompressed
-from state_backend.checkpoint.overlay import Overlay
-from state_backend.checkpoint.records import Op, Records, change_log_records, lineage_of
+from state_backend.checkpoint.overlay import laid_over
+from state_backend.checkpoint.records import Records, change_log_records, lineage_of
 from state_backend.checkpoint.snapshots import Snapshot, read_snapshot, snapshot_records
 from state_backend.model.errors import PurgedVersionError
 
@@ -32,14 +36,19 @@ class RocksDbStore:
         self._folder = folder
         self._format = RowFormat(has_version=True, has_checksums=has_checksums, name=files.name(folder))
 
+    def has_changes(self, version: int, unique_id: str | None) -> bool:
+        """Tell whether a version has a change log."""
+        return self._files.size(f"{self._folder}/{_stem(version, unique_id)}.changelog") is not None
+
     def changes(self, version: int, unique_id: str | None, id_before: Callable[[], str | None]) -> Iterator[Records]:
         """Yield the changes that made a version, in their order.
 
-        Without a change log, they are the difference of two snapshots. It takes as much memory as the older snapshot.
+        Without a change log, they are the difference of two snapshots.
         """
         name = _stem(version, unique_id)
-        if self._files.size(f"{self._folder}/{name}.changelog") is not None:
-            return self._change_log(name)
+        content = self._files.buffer(f"{self._folder}/{name}.changelog")
+        if content is not None:
+            return self._records(name, content)
         if self._files.size(f"{self._folder}/{name}.zip") is None:
             raise self._gone(f"{name}.changelog")
         return self._difference(name, _stem(version - 1, id_before()) if version > 1 else None)
@@ -49,11 +58,8 @@ class RocksDbStore:
         if version == 0:
             return iter(())
         base, names = self._chain(version, unique_id)
-        overlay = Overlay()
-        for name in names:
-            for records in self._change_log(name):
-                overlay.apply(records)
-        return overlay.over(() if base is None else snapshot_records(self._files, self._snapshot(base)))
+        change_logs = [self._change_log(name) for name in names]
+        return laid_over(() if base is None else snapshot_records(self._files, self._snapshot(base)), change_logs)
 
     def families(self) -> dict[str, int]:
         """Return the numbers of the column families by name, as the newest snapshot has them."""
@@ -83,28 +89,23 @@ class RocksDbStore:
         lineage = lineage_of(decompressed(content, self._files.name(path)), self._files.name(path))
         return dict(lineage).get(version - 1)
 
-    def _change_log(self, name: str) -> Iterator[Records]:
-        path = f"{self._folder}/{name}.changelog"
-        content = self._files.buffer(path)
+    def _change_log(self, name: str) -> Callable[[], Iterator[Records]]:
+        """Open a change log, and return what reads its records. Another file may get its name meanwhile."""
+        content = self._files.buffer(f"{self._folder}/{name}.changelog")
         if content is None:
             raise self._gone(f"{name}.changelog")
-        full_name = self._files.name(path)
+        return partial(self._records, name, content)
+
+    def _records(self, name: str, content: pa.Buffer) -> Iterator[Records]:
+        full_name = self._files.name(f"{self._folder}/{name}.changelog")
         return without_delete_checksums(change_log_records(decompressed(content, full_name), full_name), self._format)
 
     def _difference(self, name: str, before: str | None) -> Iterator[Records]:
-        """Yield puts of new and changed pairs, then deletes of missing keys. before: the version before, if any."""
-        old: dict[bytes, bytes] = {}
-        if before is not None:
-            if self._files.size(f"{self._folder}/{before}.zip") is None:
-                raise self._gone(f"{before}.zip")
-            for records in snapshot_records(self._files, self._snapshot(f"{before}.zip")):
-                old.update((key, value) for _, key, value in records.items())
-        for records in snapshot_records(self._files, self._snapshot(f"{name}.zip")):
-            changed = [(op, key, value) for op, key, value in records.items() if old.pop(key, None) != value]
-            if changed:
-                yield Records.of(changed)
-        if old:
-            yield Records.of((Op.DELETE, key, b"") for key in old)
+        """Yield the changes from a snapshot to the next one, by comparison. before: the older one, if any."""
+        if before is not None and self._files.size(f"{self._folder}/{before}.zip") is None:
+            raise self._gone(f"{before}.zip")
+        older = () if before is None else snapshot_records(self._files, self._snapshot(f"{before}.zip"))
+        return difference(older, snapshot_records(self._files, self._snapshot(f"{name}.zip")))
 
     def _zips(self) -> list[str]:
         return [name for name in self._files.names(self._folder) if ZIP.fullmatch(name)]

@@ -30,7 +30,7 @@ from pathlib import Path
 from state_backend.checkpoint.files import CheckpointFiles
 from state_backend.checkpoint.frames import damaged
 from state_backend.checkpoint.records import Records, delta_records
-from state_backend.model.errors import CheckpointError, PurgedVersionError
+from state_backend.model.errors import PurgedVersionError, UnsupportedStateError
 
 EXTRA = "pip install 'sparkis[rocksdb]'"
 # What RocksDB and Spark write into a zip: no folders, no other names.
@@ -116,7 +116,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> bytes
 def snapshot_records(files: CheckpointFiles, snapshot: Snapshot) -> Iterator[Records]:
     """Yield all pairs of a snapshot as puts. Needs the disk space of its files while it runs."""
     if find_spec("rocksdict") is None:
-        raise CheckpointError(f"{snapshot.name} is a snapshot of RocksDB, and to read it sparkis needs {EXTRA}")
+        raise UnsupportedStateError(f"{snapshot.name} is a snapshot of RocksDB, and to read it sparkis needs {EXTRA}")
     with tempfile.TemporaryDirectory(prefix="sparkis-rocksdb-") as scratch, _unpacked(files, snapshot, Path(scratch)):
         yield from delta_records(_pairs(scratch, snapshot.name), snapshot.name)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from state_backend.model.errors import CheckpointDamagedError, UnsupportedStateError
+from state_backend.model.errors import CheckpointDamagedError, DescriptorError, UnsupportedStateError
 
 SIMPLE = {
     "string": pa.string(),
@@ -55,6 +55,8 @@ NAMES = {
     pa.month_day_nano_interval(): "interval",
     pa.null(): "void",
 }
+# Types by the names that people write.
+BY_NAME = {name: kind for kind, name in NAMES.items()} | {"variant": SIMPLE["variant"]}
 PATTERNS = (
     (re.compile(r"(string collate|char\(|varchar\().*"), pa.string()),
     (re.compile(r"interval (day|hour|minute|second)( to (hour|minute|second))?"), pa.duration("us")),
@@ -113,6 +115,54 @@ def _simple(given: str, name: str) -> pa.DataType:
         if pattern.fullmatch(given):
             return found
     raise UnsupportedStateError(f"{name} has a column of the type {given!r}, which sparkis does not read")
+
+
+def parse_type_name(text: str) -> pa.DataType:
+    """Return the Arrow type of one of Spark's names of types: the inverse of `type_name`.
+
+    DescriptorError: the text names no type. Names of fields have no `:`, `,`, `<` or `>`.
+    """
+    kind, rest = _named(text, text)
+    if rest:
+        raise _no_type(text)
+    return kind
+
+
+def _named(text: str, whole: str) -> tuple[pa.DataType, str]:
+    """Return the type with which a text begins, and the rest of the text."""
+    head = re.match(r"\s*(struct|array|map)\s*<", text, re.IGNORECASE)
+    if head is None:
+        plain = re.match(r"\s*([a-z_][a-z_ ]*(\(\s*\d+\s*(,\s*-?\d+\s*)?\))?)", text, re.IGNORECASE)
+        name = "" if plain is None else plain[1].strip().lower()
+        try:
+            return BY_NAME.get(name) or _simple(name, "a declared type"), text[0 if plain is None else plain.end() :]
+        except UnsupportedStateError:
+            raise _no_type(whole) from None
+    rest = text[head.end() :]
+    kinds = []
+    while True:
+        name = ""
+        if head[1].lower() == "struct":
+            name, _, rest = rest.partition(":")
+        kind, rest = _named(rest, whole)
+        kinds.append((name.strip(), kind))
+        rest = rest.lstrip()
+        if not rest.startswith(","):
+            break
+        rest = rest[1:]
+    expected = {"array": 1, "map": 2}.get(head[1].lower(), len(kinds))
+    if not rest.startswith(">") or len(kinds) != expected:
+        raise _no_type(whole)
+    if head[1].lower() == "struct":
+        return pa.struct(kinds), rest[1:]
+    inner = [kind for _, kind in kinds]
+    return (pa.list_(*inner) if len(inner) == 1 else pa.map_(*inner)), rest[1:]
+
+
+def _no_type(text: str) -> DescriptorError:
+    return DescriptorError(
+        f"{text!r} is no type of Spark; write one such as string, bigint, decimal(10,2), array<double>"
+    )
 
 
 def type_name(kind: pa.DataType) -> str:

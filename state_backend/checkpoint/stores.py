@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -20,10 +21,18 @@ from state_backend.model.errors import CheckpointDamagedError
 
 # Version N is the state after batch N - 1.
 FIRST_VERSION = 1
+NO_FAMILY = -1
+# Records are joined up to this size before they are decoded (guess).
+JOINED_BYTES = 1 << 20
+# The number of files that are read from an object store at the same time: a request takes tens of milliseconds (guess).
+READS_AT_A_TIME = 16
 
 
 class StoreFiles(Protocol):
     """The files of one store in one partition. unique_id: that of a version's files, in checkpoint format 2."""
+
+    def has_changes(self, version: int, unique_id: str | None) -> bool:
+        """Tell whether a file has the changes that made a version."""
 
     def changes(self, version: int, unique_id: str | None, id_before: Callable[[], str | None]) -> Iterator[Records]:
         """Yield the changes that made a version, in their order. id_before: returns the id of the version before."""
@@ -33,6 +42,9 @@ class StoreFiles(Protocol):
 
     def families(self) -> dict[str, int]:
         """Return the numbers of the column families by name."""
+
+
+Decoded = Iterator[tuple[State, pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
@@ -49,11 +61,20 @@ PROVIDERS = {
 }
 
 
+class Opened(NamedTuple):
+    """A partition's records in blocks, and the numbers of its column families by name."""
+
+    partition: int
+    families: Mapping[str, int]
+    blocks: Iterator[Records]
+
+
 @dataclass(frozen=True)
 class StateStore:
     """A store of an operator. place: its number among the operator's stores.
 
-    commit_of: returns a batch's commit, which names the files of checkpoint format 2.
+    partitions: the numbers of those that have been written, in order. commit_of: returns a batch's commit, which names
+    the files of checkpoint format 2.
     """
 
     files: CheckpointFiles
@@ -63,40 +84,51 @@ class StateStore:
     states: tuple[State, ...]
     place: int
     has_checksums: bool
+    partitions: tuple[int, ...]
     commit_of: Callable[[int], BatchCommit]
-
-    def partitions(self) -> list[int]:
-        """Return the numbers of the partitions that have been written, in order."""
-        return self.files.numbers(f"state/{self.operator}")
 
     def has_change_log(self, batch: int) -> bool:
         """Tell whether the changes of a batch are in files of their own, and need not be found by comparison."""
-        if self.provider.open is HdfsStore:
+        if not self.partitions:
             return True
-        partition = next(iter(self.partitions()), 0)
-        version = str(batch + FIRST_VERSION)
-        names = self.files.names(self.folder(partition))
-        return any(
-            name.endswith(".changelog") and name.removesuffix(".changelog").partition("_")[0] == version
-            for name in names
-        )
+        partition = self.partitions[0]
+        return self._open(partition).has_changes(batch + FIRST_VERSION, self._unique_id(partition, batch))
 
     def folder(self, partition: int) -> str:
         """Return the folder of a partition's files."""
         return store_folder(self.operator, partition, self.name)
 
-    def changes(self, partition: int, batch: int) -> Iterator[tuple[State, pa.RecordBatch]]:
-        """Yield the changes that a batch made to a partition, in the order of the batch's task."""
-        opened = self._open(partition)
-        id_before = partial(self._unique_id, partition, batch - 1)
-        changes = opened.changes(batch + FIRST_VERSION, self._unique_id(partition, batch), id_before)
-        yield from self._decoded(opened, changes, partition)
+    def changes(self, partitions: Iterable[int], batch: int) -> Decoded:
+        """Yield the changes that a batch made to some partitions; those of a partition in the order of its task."""
 
-    def whole(self, partition: int, batch: int) -> Iterator[tuple[State, pa.RecordBatch]]:
-        """Yield the whole state of a partition after a batch; no key is repeated."""
-        opened = self._open(partition)
-        whole = opened.whole(batch + FIRST_VERSION, self._unique_id(partition, batch))
-        yield from self._decoded(opened, whole, partition)
+        def read(partition: int) -> Opened:
+            store = self._open(partition)
+            id_before = partial(self._unique_id, partition, batch - 1)
+            blocks = store.changes(batch + FIRST_VERSION, self._unique_id(partition, batch), id_before)
+            return Opened(partition, self._families(store), blocks)
+
+        yield from self._decoded(self._each(read, partitions))
+
+    def whole(self, partitions: Iterable[int], batch: int) -> Decoded:
+        """Yield the whole state of some partitions after a batch; no key is repeated."""
+
+        def read(partition: int) -> Opened:
+            store = self._open(partition)
+            blocks = store.whole(batch + FIRST_VERSION, self._unique_id(partition, batch))
+            return Opened(partition, self._families(store), blocks)
+
+        yield from self._decoded(map(read, partitions))
+
+    def _each(self, read: Callable[[int], Opened], partitions: Iterable[int]) -> Iterator[Opened]:
+        """Open partitions, several at the same time if each request takes long."""
+        if not self.files.is_remote:
+            yield from map(read, partitions)
+            return
+        with ThreadPoolExecutor(READS_AT_A_TIME) as threads:
+            yield from threads.map(read, partitions)
+
+    def _families(self, store: StoreFiles) -> Mapping[str, int]:
+        return store.families() if any(state.family is not None for state in self.states) else {}
 
     def _open(self, partition: int) -> StoreFiles:
         return self.provider.open(self.files, self.folder(partition), self.has_checksums)
@@ -111,19 +143,41 @@ class StateStore:
             raise CheckpointDamagedError(f"{name} is damaged: it has no id for partition {partition}")
         return ids[partition][self.place]
 
-    def _decoded(
-        self, opened: StoreFiles, blocks: Iterable[Records], partition: int
-    ) -> Iterator[tuple[State, pa.RecordBatch]]:
-        row_format = RowFormat(self.provider.has_versions, self.has_checksums, self.files.name(self.folder(partition)))
-        families = opened.families() if any(state.family is not None for state in self.states) else {}
-        for records in blocks:
-            for state in self.states:
-                if state.family is None:
-                    yield state, decoded(records, state, row_format)
-                elif state.family in families:  # a variable has no family before it is first used
-                    chosen = of_family(records, families[state.family])
-                    if len(chosen):
-                        yield state, decoded(chosen, state, row_format)
+    def _decoded(self, opened: Iterable[Opened]) -> Decoded:
+        """Decode the records of partitions. Small blocks are decoded together: each costs about the same."""
+        waiting: dict[State, list[tuple[int, Records]]] = {}
+        sizes = dict.fromkeys(self.states, 0)
+        for each in opened:
+            for records in each.blocks:
+                for state in self.states:
+                    chosen = self._records_of(state, records, each.families)
+                    if not len(chosen):
+                        continue
+                    waiting.setdefault(state, []).append((each.partition, chosen))
+                    sizes[state] += len(chosen.content)
+                    if sizes[state] >= JOINED_BYTES:
+                        yield state, self._joined(state, waiting.pop(state))
+                        sizes[state] = 0
+        for state, parts in waiting.items():
+            yield state, self._joined(state, parts)
+
+    @staticmethod
+    def _records_of(state: State, records: Records, families: Mapping[str, int]) -> Records:
+        if state.family is None:
+            return records
+        # A variable has no family before it is first used.
+        return of_family(records, families.get(state.family, NO_FAMILY))
+
+    def _joined(self, state: State, parts: Sequence[tuple[int, Records]]) -> pa.RecordBatch:
+        try:
+            return decoded(Records.joined([records for _, records in parts]), state, self._format(parts[0][0]))
+        except CheckpointDamagedError:
+            for partition, records in parts:
+                decoded(records, state, self._format(partition))  # raises the error with the partition's name
+            raise
+
+    def _format(self, partition: int) -> RowFormat:
+        return RowFormat(self.provider.has_versions, self.has_checksums, self.files.name(self.folder(partition)))
 
 
 def store_folder(operator: int, partition: int, store: str) -> str:

@@ -1,13 +1,16 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The hot loops of reading Spark's state files: checksums, and the positions of records.
+"""The hot loops of reading Spark's state files: checksums, the positions of records, and the numbers of keys.
 
-`state_backend.checkpoint.hashes` and `.records` have the same functions in Python, and the formats. Every size is checked
-against the buffer before it is used.
+`state_backend.checkpoint.hashes`, `.records` and `.key_numbers` have the same in Python, and the formats. Every size is
+checked against the buffer before it is used.
 """
 
+import os
+
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.string cimport memcpy
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcmp, memcpy
 
 cdef enum:
     PUT = 1
@@ -151,3 +154,138 @@ def split_records(bytes content, bint has_kinds, int64_t record_bytes_max):
         count += 1
         at = after
     return ops[:count], table[: 32 * count], at, has_ended, wrong
+
+
+cdef struct Key:
+    uint64_t hash
+    int64_t start
+    int64_t size
+
+
+cdef class KeyNumbers:
+    """The numbers of distinct keys, in the order in which they come; see `key_numbers.KeyNumbers`.
+
+    An open-addressing table of numbers, the keys' hashes and places, and their bytes one after the other. The hash has a
+    random seed, so that nobody can choose keys of one hash.
+    """
+
+    cdef uint64_t seed
+    cdef int32_t* table
+    cdef int64_t slots, count, keys_max, bytes_used, bytes_max
+    cdef Key* keys
+    cdef uint8_t* arena
+
+    def __cinit__(self):
+        self.seed = int.from_bytes(os.urandom(8), "little")
+        self.slots, self.keys_max, self.bytes_max = 1 << 12, 1 << 11, 1 << 16
+        self.table = <int32_t*>malloc(self.slots * sizeof(int32_t))
+        self.keys = <Key*>malloc(self.keys_max * sizeof(Key))
+        self.arena = <uint8_t*>malloc(self.bytes_max)
+        if self.table == NULL or self.keys == NULL or self.arena == NULL:
+            raise MemoryError
+        self.clear_table()
+
+    def __dealloc__(self):
+        free(self.table)
+        free(self.keys)
+        free(self.arena)
+
+    def __len__(self):
+        return self.count
+
+    cdef void clear_table(self) noexcept:
+        cdef int64_t slot
+        for slot in range(self.slots):
+            self.table[slot] = -1
+
+    cdef uint64_t hash_of(self, const uint8_t* at, int64_t size) noexcept:
+        cdef uint64_t total = self.seed ^ <uint64_t>size, word
+        while size >= 8:
+            memcpy(&word, at, 8)
+            total = (total ^ word) * 0x9E3779B97F4A7C15u
+            total ^= total >> 29
+            at += 8
+            size -= 8
+        word = 0
+        memcpy(&word, at, size)
+        total = (total ^ word) * 0xBF58476D1CE4E5B9u
+        total = (total ^ (total >> 32)) * 0x94D049BB133111EBu
+        return total ^ (total >> 31)
+
+    cdef int64_t slot_of(self, uint64_t hash, const uint8_t* at, int64_t size) noexcept:
+        """Return the slot that has a key's number, or that is free for it."""
+        cdef int64_t slot = <int64_t>(hash & <uint64_t>(self.slots - 1))
+        cdef Key* key
+        while self.table[slot] >= 0:
+            key = self.keys + self.table[slot]
+            if key.hash == hash and key.size == size and memcmp(self.arena + key.start, at, size) == 0:
+                break
+            slot = (slot + 1) & (self.slots - 1)
+        return slot
+
+    cdef int reserve(self, int64_t size) except -1:
+        """Make room for one more key."""
+        cdef void* larger
+        cdef int64_t number, slot, bytes_max
+        if self.count == self.keys_max:
+            if self.count > 1 << 30:
+                raise OverflowError("more than 2^30 keys")
+            larger = realloc(self.keys, 2 * self.keys_max * sizeof(Key))
+            if larger == NULL:
+                raise MemoryError
+            self.keys, self.keys_max = <Key*>larger, 2 * self.keys_max
+            larger = realloc(self.table, 2 * self.slots * sizeof(int32_t))
+            if larger == NULL:
+                raise MemoryError
+            self.table, self.slots = <int32_t*>larger, 2 * self.slots
+            self.clear_table()
+            for number in range(self.count):
+                slot = <int64_t>(self.keys[number].hash & <uint64_t>(self.slots - 1))
+                while self.table[slot] >= 0:
+                    slot = (slot + 1) & (self.slots - 1)
+                self.table[slot] = <int32_t>number
+        if self.bytes_used + size > self.bytes_max:
+            bytes_max = 2 * self.bytes_max
+            while self.bytes_used + size > bytes_max:
+                bytes_max *= 2
+            larger = realloc(self.arena, bytes_max)
+            if larger == NULL:
+                raise MemoryError
+            self.arena, self.bytes_max = <uint8_t*>larger, bytes_max
+        return 0
+
+    def added(self, bytes content, const int64_t[:] starts, const int64_t[:] sizes):
+        """Return the number of each key, as i64; a new key gets the next number."""
+        return self.numbers(content, starts, sizes, True)
+
+    def found(self, bytes content, const int64_t[:] starts, const int64_t[:] sizes):
+        """Return the number of each key, as i64; -1 for an unknown key."""
+        return self.numbers(content, starts, sizes, False)
+
+    cdef bytes numbers(self, bytes content, const int64_t[:] starts, const int64_t[:] sizes, bint adds):
+        cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(content)
+        cdef int64_t count = starts.shape[0], end = len(content), record, start, size, slot
+        cdef uint64_t hash
+        cdef bytes result = PyBytes_FromStringAndSize(NULL, 8 * count)
+        cdef int64_t* numbers = <int64_t*>PyBytes_AS_STRING(result)
+        if sizes.shape[0] != count:
+            raise ValueError("as many sizes as starts are needed")
+        for record in range(count):
+            start, size = starts[record], sizes[record]
+            if start < 0 or size < 0 or start > end - size:
+                raise ValueError("a key is outside of its buffer")
+            hash = self.hash_of(data + start, size)
+            slot = self.slot_of(hash, data + start, size)
+            if self.table[slot] < 0 and adds:
+                if self.count == self.keys_max or self.bytes_used + size > self.bytes_max:
+                    self.reserve(size)
+                    slot = self.slot_of(hash, data + start, size)
+                memcpy(self.arena + self.bytes_used, data + start, size)
+                self.keys[self.count].hash = hash
+                self.keys[self.count].start = self.bytes_used
+                self.keys[self.count].size = size
+                self.bytes_used += size
+                self.table[slot] = <int32_t>self.count
+                self.count += 1
+            numbers[record] = self.table[slot]
+        return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,11 +17,14 @@ from pyspark.sql import functions as F
 import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
 from state_backend.attach.start import attach_files
+from state_backend.codec import packed_list
 from state_backend.log.change_log import ChangeLog
-from state_backend.model.records import Change, changes_in
+from state_backend.model.descriptor import Kind
+from state_backend.model.records import Change, Op, changes_in
 from tests.spark.attaching import SCHEMA, SEED, rocksdb, shown, some_rows, text, whole
 from tests.spark.micro_batches import Batches, Settings, start
 from tests.spark.processes import sparkis as command
+from tests.spark.test_attach_operators import OPERATORS, run
 
 pytestmark = pytest.mark.slow
 
@@ -87,32 +91,42 @@ def typed(rows: DataFrame) -> DataFrame:
     )
 
 
-def averages(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").agg(F.avg("v"), F.count("*"))
-
-
-def sides(rows: DataFrame) -> DataFrame:
-    marked = rows.withWatermark("t", "1 minute")
-    left = marked.select(F.col("k").alias("a"), F.col("t").alias("s"), "n")
-    right = marked.select(F.col("k").alias("b"), F.col("t").alias("u"), "v")
-    return left.join(right, F.expr("a = b and u between s and s + interval 1 minute"))
-
-
-def sessions(rows: DataFrame) -> DataFrame:
-    return rows.withWatermark("t", "1 minute").groupBy(F.session_window("t", "10 seconds"), "k").count()
-
-
-def within(rows: DataFrame) -> DataFrame:
-    return rows.withWatermark("t", "1 minute").dropDuplicatesWithinWatermark(["k", "n"])
-
-
+# The queries, and the modes of their output: each operator, and aggregates of many types.
 QUERIES = {
-    "typed": (typed, "update"),
-    "averages": (averages, "update"),
-    "sides": (sides, "append"),
-    "sessions": (sessions, "append"),
-    "within": (within, "append"),
+    "types": (typed, "update"),
+    **{name: (operator.query, operator.mode) for name, operator in OPERATORS.items()},
 }
+
+
+def test_an_offline_repartition_is_one_epoch_with_the_whole_state(
+    spark: SparkSession, batches: Make, settings: Settings, tmp_path: Path
+):
+    settings(rocksdb())
+    manager = getattr(spark, "_streamingCheckpointManager", None)
+    if manager is None:
+        pytest.skip("Spark repartitions state since 4.2")
+    rows, checkpoint, log = batches(SCHEMA), tmp_path / "checkpoint", tmp_path / "log"
+    counts = rows.df.groupBy("k").count().writeStream.outputMode("update").format("noop")
+    add = partial(rows.add, *({"k": f"k{number}"} for number in range(40)))
+
+    def run() -> None:
+        add()
+        start(counts, "q", checkpoint).stop()
+
+    run()
+    with attach_files(str(checkpoint), job="q", log=str(log)) as attachment:
+        for batch, count in ((1, 5), (3, 1)):  # from two partitions to five, and to one
+            manager.repartition(str(checkpoint), count)
+            run()
+            assert attachment.wait(batch + 1, WAIT_S_MAX)
+            expected = {
+                f"q:aggregation:{row.key.k}": str(row.value["count"]) for row in whole(spark, checkpoint, batch)
+            }
+            for epoch in (batch, batch + 1):
+                found = written(log)[epoch]
+                assert len(found) == len({change.key for change in found}) == len(expected) == 40
+            assert {change.key.decode(): (change.value or b"").decode() for change in written(log)[batch]} == expected
+        assert list(written(log)) == [0, 1, 2, 3, 4]
 
 
 @pytest.fixture
@@ -129,31 +143,45 @@ def test_both_readers_write_the_same_records_and_descriptions(
     make, mode = QUERIES[name]
     rows, checkpoint = batches(SCHEMA), tmp_path / "checkpoint"
     rows.add({"k": "k0", "n": 1, "v": 0.5, "t": "2026-01-01T00:00:01.123456Z"})
-    query = start(make(rows.df).writeStream.outputMode(mode).format("noop"), "q", checkpoint)
-    query.processAllAvailable()
-    by_spark = sparkis.attach(checkpoint=checkpoint, job="q", log=logs[0])
-    by_files = attach_files(str(checkpoint), job="q", log=str(logs[1]))
+    writer = make(rows.df).writeStream.outputMode(mode).format("noop").option("checkpointLocation", str(checkpoint))
+    run(writer)
+    by_spark = sparkis.attach(checkpoint=checkpoint, job="q", log=logs[0], reader="spark")
+    by_files = sparkis.attach(checkpoint=checkpoint, job="q", log=logs[1])
     try:
         for minute in range(1, 5):
             rows.add(*some_rows(random, minute), {"k": "k1", "n": 2, "v": 1e8, "t": f"2026-01-01T00:0{minute}:00Z"})
-            query.processAllAvailable()
+            run(writer)
         assert by_spark.wait(timeout_s=WAIT_S_MAX)
         assert by_files.wait(timeout_s=WAIT_S_MAX)
     finally:
-        query.stop()
         by_spark.stop()
         by_files.stop()
     assert by_files.states == by_spark.states
     one, other = (written(log) for log in logs)
     assert sum(map(len, one.values())) > len(one) > 1
-    assert {epoch: sorted(records) for epoch, records in other.items()} == {
-        epoch: sorted(records) for epoch, records in one.items()
+    lists = {state.name for state in by_files.states if state.kind is Kind.LIST}
+    assert {epoch: by_key(records, lists) for epoch, records in other.items()} == {
+        epoch: by_key(records, lists) for epoch, records in one.items()
     }
     # A log goes on with the other reader, in the same generation.
-    again = attach_files(str(checkpoint), job="q", log=str(logs[0]))
+    again = sparkis.attach(checkpoint=checkpoint, job="q", log=logs[0])
     assert again.wait(timeout_s=WAIT_S_MAX)
     again.stop()
     assert written(logs[0]) == one
+
+
+def by_key(records: list[Change], lists: set[str]) -> list[Change]:
+    """Return records in the order of their keys and fields; those of one key, such as a list's, in their own order.
+
+    In a whole state, a list is one record without Spark, and a record for each element by Spark.
+    """
+    elements: list[Change] = []
+    for change in records:
+        if change.state in lists and change.op == Op.PUT and change.value is not None:
+            elements += [change._replace(op=Op.APPEND, value=each) for each in packed_list.elements(change.value)]
+        else:
+            elements.append(change)
+    return sorted(elements, key=lambda change: (change.state, change.key, change.field or b""))
 
 
 def written(log: Path) -> dict[int, list[Change]]:

@@ -298,15 +298,23 @@ def test_a_log_that_the_query_writes_itself_is_left_alone(
     [
         ({"key": "k"}, "keys that differ only in 'window'"),
         ({"key": ["window", "k", "max"]}, "'max' is a part of the value"),
-        ({"key": ["window", "nobody"]}, r"has no column 'nobody'; it has .*k, max, window"),
+        ({"key": ["window", "nobody"]}, r"has no column 'nobody'; it has .*end, k, max, max\(v\), start, window"),
         ({"value": "min"}, "has no column 'min'"),
-        ({"columns": {"twice": "max * "}}, "columns= cannot make 'twice' of 'max \\* '"),
-        ({"columns": {"twice": "min * 2"}}, "columns= cannot make 'twice' of 'min \\* 2'"),
-        ({"columns": {"k": "concat(k, max)"}}, "a part of the key, by 'concat\\(k, max\\)'; it may use only"),
+        ({"columns": {"twice": "max * "}}, r"the expression 'max \* ', which sparkis does not read.*reader='spark'"),
+        (
+            {"columns": {"twice": "power(max, 2)"}},
+            r"'power\(max, 2\)'.*use Spark's reader: reader='spark'",
+        ),
+        ({"columns": {"twice": "min * 2"}}, "columns= makes 'twice' of 'min', and there is no such column"),
+        ({"columns": {"k": "cast(max as int)"}}, r"a part of the key, by 'cast\(max as int\)'; it may use only"),
+        ({"columns": {"twice": "max * "}, "reader": "spark"}, "columns= cannot make 'twice' of 'max \\* '"),
+        ({"columns": {"twice": "min * 2"}, "reader": "spark"}, "columns= cannot make 'twice' of 'min \\* 2'"),
+        ({"columns": {"k": "concat(k, max)"}, "reader": "spark"}, "a part of the key, by 'concat\\(k, max\\)'; it may"),
         ({"operator": 1}, r"no state with operator=1.*operator 0 \(stateStoreSave\)"),
         ({"fields": "k"}, "fields: not an argument of an attached state"),
         ({"states": [sparkis.AttachedState("a")], "state": "b"}, "without states="),
         ({"on_mismatch": "ignore"}, "on_mismatch= is 'refuse' or 'replace'"),
+        ({"reader": "state"}, "reader= is 'files' or 'spark', not 'state'"),
         ({"checkpoint": "somewhere"}, "a query or checkpoint="),
         ({"job": "a job"}, "the job name 'a job'"),
     ],
@@ -331,12 +339,16 @@ def refusing(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> S
 
 
 def test_a_checkpoint_that_cannot_be_attached_to_says_why(batches: Make, attached: Attach, tmp_path: Path):
+    with pytest.raises(SparkisError, match="nothing is not the checkpoint of a query"):
+        attached(checkpoint=tmp_path / "nothing", job="j")
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "metadata").write_text('{"id": "a"}')
     with pytest.raises(SparkisError, match="no committed micro-batch after 0 s"):
-        attached(checkpoint=tmp_path / "nothing", job="j", timeout_s=0)
+        attached(checkpoint=tmp_path / "begun", job="j", timeout_s=0)
     with pytest.raises(SparkisError, match="pass job="):
         attached(checkpoint=tmp_path / "nothing")
     with pytest.raises(SparkisError, match="such as a space"):
-        attached(checkpoint=tmp_path / "a space", job="j")
+        attached(checkpoint=tmp_path / "a space", job="j", reader="spark")
     rows = batches(SCHEMA)
     rows.add({"k": "a"})
     plain = start(rows.df.writeStream.format("noop"), "plain", tmp_path / "plain")

@@ -256,8 +256,8 @@ def test_a_query_cannot_be_attached_to_by_its_handle(batches: Make, tmp_path: Pa
 
 
 def test_a_checkpoint_with_a_name_that_spark_does_not_find_is_refused(spark: SparkSession, tmp_path: Path):
-    with pytest.raises(DescriptorError, match="reach it by a symbolic link with a plain name"):
-        sparkis.attach(checkpoint=tmp_path / "with a space", job="odd")
+    with pytest.raises(DescriptorError, match="give the path of a symbolic link"):
+        sparkis.attach(checkpoint=tmp_path / "with a space", job="odd", reader="spark")
 
 
 def test_a_table_is_published_by_the_client(spark: SparkSession, client: redis.Redis):

@@ -76,6 +76,12 @@ def flights() -> Iterator[tuple[str, Any]]:
         yield f"flights:recent:{plane}", [departure(row) for row in of_plane.tail(20).itertuples()]
 
 
+def airports() -> Iterator[tuple[str, Any]]:
+    """Yield the keys of the job `airports` with their values."""
+    for dest, row in read("flights.csv.zip").groupby("dest")["arr_delay"].agg(["size", "max"]).iterrows():
+        yield f"airports:arrivals:{dest}", fields(row.rename({"size": "flights", "max": "worst"}))
+
+
 def departure(row: Any) -> str:
     """Return a line of a departure board."""
     delay = "cancelled" if pd.isna(row.dep_delay) else f"{row.dep_delay:+.0f}"
@@ -121,7 +127,7 @@ def check(state: State, expected: State) -> None:
 
 @pytest.fixture(scope="module")
 def expected() -> State:
-    return dict([*weather(), *flights()])
+    return dict([*weather(), *flights(), *airports()])
 
 
 @pytest.mark.slow

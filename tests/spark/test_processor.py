@@ -419,28 +419,40 @@ def test_a_variable_that_is_not_there_is_refused_by_what_there_is(batches: Make,
 
 
 @pytest.mark.slow
-def test_state_whose_changes_are_not_written_down_is_refused_by_the_setting_and_goes_on_with_it(
-    spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
+def test_state_whose_changes_are_not_written_down_is_read_all_the_same(
+    spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     rows = batches(SCHEMA)
     rows.add({"k": "a"})
-
-    def begin(**states: str) -> StreamingQuery:
-        return begun(counted(rows.df, 1, **states), "nolog", tmp_path / "checkpoint")
-
     spark.conf.unset(CHANGELOG)
-    query = begin()
+    query = begun(counted(rows.df, 1, first="count"), "nolog", tmp_path / "checkpoint")
     query.processAllAvailable()
-    query.stop()
+    attachment = sparkis.attach(query)
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
+    assert f"Start the query with {CHANGELOG}=true" in caplog.text
     rows.add({"k": "a"})
-    message = failure_of(begin(first="count", second="count"))
-    assert "'first', 'second': RocksDB keeps the state without a changelog" in message
-    assert f"start the query with {CHANGELOG}=true" in message
-    spark.conf.set(CHANGELOG, "true")
-    query = begin(first="count")
     query.processAllAvailable()
-    assert sparkis.attach(query).wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     assert client.get("nolog:first:a") == "2"
+
+
+@pytest.mark.slow
+def test_expressions_of_a_declaration_that_need_spark_are_read_by_spark(
+    client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    rows = batches(SCHEMA)
+    rows.add({"k": "a"}, {"k": "a"}, {"k": "a"})
+    squares = {"squares": AttachedState(variable="count", columns={"square": "power(n, 2)"})}
+    processor = sparkis.queryable_processor(Counter(1), states=squares)
+    made = rows.df.groupBy("k").transformWithState(processor, "k string", "append", "none")
+    query = begun(made, "squares", tmp_path / "checkpoint")
+    query.processAllAvailable()
+    with pytest.raises(DescriptorError, match=r"'power\(n, 2\)'.*use Spark's reader: reader='spark'"):
+        sparkis.attach(query)
+    assert "its declared states cannot be read" in caplog.text
+    with sparkis.attach(query, reader="spark") as attachment:
+        assert attachment.wait(timeout_s=WAIT_S_MAX)
+        assert shown(client, "squares") == {"squares:squares:a": "9"}
 
 
 @pytest.mark.slow

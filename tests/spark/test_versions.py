@@ -34,7 +34,6 @@ until_3_5 = pytest.mark.skipif(SPARK_VERSION >= (4, 0), reason="Spark 4.0 has it
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot import this module
 
 
-@since_4_0
 @pytest.mark.parametrize("store", [{}, rocksdb()], ids=["hdfs", "rocksdb"])
 def test_the_state_of_a_running_query_is_readable_from_its_checkpoint(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path, settings: Settings, store: dict[str, str]
@@ -101,9 +100,9 @@ def test_what_spark_3_5_does_not_have_is_refused_by_the_version_that_has_it(
         rows.df.groupBy("k").count().writeStream.outputMode("update").format("noop"), "old", tmp_path / "checkpoint"
     )
     with pytest.raises(
-        sparkis.DescriptorError, match=r"sparkis.attach needs Spark 4.0 or later, and this is Spark 3.5"
+        sparkis.DescriptorError, match=r"reader='spark' needs Spark 4.0 or later, and this is Spark 3.5"
     ):
-        sparkis.attach(query)
+        sparkis.attach(query, reader="spark")
     with pytest.raises(
         ImportError, match=r"sparkis.queryable_processor needs Spark 4.0 or later, and this is Spark 3.5"
     ):

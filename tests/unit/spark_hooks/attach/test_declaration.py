@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from spark_hooks.attach.declaration import MARKER, declared_in
+from spark_hooks.attach.declared import states_of
 from spark_hooks.attach.processor import queryable_processor
 from sparkis import AttachedState
 from state_backend.model.errors import DescriptorError
@@ -104,3 +106,38 @@ def test_a_worker_that_unpickles_a_processor_loads_nothing_else_of_the_hooks():
     hooks = {name for name in loaded if name.startswith("spark_hooks")}
     own = {"spark_hooks.attach.declaration", "spark_hooks.attach.processor"}
     assert hooks == {"spark_hooks", "spark_hooks.attach", *own}
+
+
+class Node:
+    """A node of a query's plan, as py4j shows it, with the nodes below it."""
+
+    def __init__(self, name: str, *below: Node) -> None:
+        self._name = name
+        self._below = below
+
+    def nodeName(self) -> str:
+        return self._name
+
+    def children(self) -> Node:
+        return self
+
+    def size(self) -> int:
+        return len(self._below)
+
+    def apply(self, index: int) -> Node:
+        return self._below[index]
+
+    def streamingQuery(self) -> Node:
+        return self
+
+    def analyzedPlan(self) -> Node:
+        return self
+
+
+def test_an_operator_that_may_have_a_processor_and_is_not_known_is_warned_of_by_its_name(
+    caplog: pytest.LogCaptureFixture,
+):
+    plan = Node("Project", Node("TransformWithStateInR", Node("TransformWithState", Node("StreamingRelation"))))
+    assert states_of(SimpleNamespace(name="q", _jsq=plan)) == []  # type: ignore[arg-type]
+    (record,) = caplog.records
+    assert "the operator TransformWithStateInR, which this version of sparkis does not know" in record.getMessage()

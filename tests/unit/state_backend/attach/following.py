@@ -156,10 +156,9 @@ def in_spark(checkpoint: Path, batch: int) -> Shown:
     names = dict(zip(layout.states, state_names(layout.states), strict=True))
     found: Shown = {}
     for store in layout.stores:
-        for partition in store.partitions():
-            for state, rows in store.whole(partition, batch):
-                for key, value in zip(golden.plain(rows["key"]), golden.plain(rows["value"]), strict=True):
-                    add(found, state, names[state], key, value)
+        for state, rows in store.whole(store.partitions, batch):
+            for key, value in zip(golden.plain(rows["key"]), golden.plain(rows["value"]), strict=True):
+                add(found, state, names[state], key, value)
     return found
 
 

@@ -14,6 +14,7 @@ from random import Random
 import pytest
 
 from compat.waiting import eventually
+from state_backend.attach import files_reader, shard
 from state_backend.attach.start import attach_files
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.epochs import Epoch
@@ -30,6 +31,7 @@ from tests.unit.state_backend.attach.following import (
     generations,
     in_spark,
     shown,
+    without_json,
 )
 
 SEED = int(os.environ.get("SPARKIS_SEED") or 1)
@@ -79,6 +81,38 @@ def test_an_attachment_that_begins_late_reads_the_whole_state_in_one_epoch(growi
     follow(growing, log, 2)
     assert epochs(log) == [2]
     assert (epoch(log, 2).replaces, epoch(log, 2).origin) == (("aggregation",), 0)
+    assert shown(log) == in_spark(growing.path, 2)
+
+
+@pytest.mark.parametrize("job", ["rocksdb-snapshots", "transform-format2", "format2-join"])
+def test_a_large_state_is_read_by_several_processes(
+    job: str, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(files_reader, "SHARED_AFTER_S", 0.0)
+    monkeypatch.setattr(shard.os, "cpu_count", lambda: 2)
+    growing = GrowingCheckpoint(NEWEST, job, tmp_path)
+    commit(growing, *growing.batches)
+    with following(growing.path, log, coalesced(growing.path)) as attachment:
+        assert attachment.wait(4, WAIT_S)
+    assert (epochs(log), epoch(log, 4).origin, len(epoch(log, 4).inline)) == ([4], 0, 2)
+    expected = in_spark(growing.path, 4)
+    assert without_json(shown(log), expected) == expected
+
+
+def test_what_stops_one_of_several_processes_stops_the_epoch(
+    growing: GrowingCheckpoint, log: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(files_reader, "SHARED_AFTER_S", 0.0)
+    monkeypatch.setattr(shard.os, "cpu_count", lambda: 2)
+    commit(growing, 0, 1, 2)
+    broken = growing.path / "state/0/1/2.delta"
+    content = broken.read_bytes()
+    broken.write_bytes(content[:-3])
+    with following(growing.path, log) as attachment:
+        eventually(lambda: attachment.failure, lambda failure: "1/2.delta is damaged" in str(failure))
+        assert epochs(log) == []
+        broken.write_bytes(content)
+        assert attachment.wait(2, WAIT_S)
     assert shown(log) == in_spark(growing.path, 2)
 
 
@@ -162,6 +196,19 @@ def test_a_batch_that_repartitions_the_state_is_read_as_a_whole(growing: Growing
     assert shown(log) == in_spark(growing.path, 2)
 
 
+def test_folders_of_other_partitions_remain_after_a_repartition(growing: GrowingCheckpoint, log: Path):
+    shutil.copytree(growing.path / "state/0/1", growing.path / "state/0/2")
+    for path in (growing.path / "state/0").glob("2/[3-9].delta"):
+        path.unlink()  # Spark writes a partition that is no longer part of the state no more
+    commit(growing, 0, 1)
+    with following(growing.path, log) as attachment:
+        assert attachment.wait(1, WAIT_S)
+        commit(growing, 2, 3)
+        assert attachment.wait(3, WAIT_S)
+    assert (epochs(log), generations(log)) == ([1, 2, 3], 1)
+    assert shown(log) == in_spark(growing.path, 3)
+
+
 def test_a_damaged_file_stops_the_state_at_the_batch_before_until_it_is_whole(growing: GrowingCheckpoint, log: Path):
     commit(growing, 0, 1)
     broken = growing.path / "state/0/0/3.delta"
@@ -212,6 +259,7 @@ def test_what_cannot_be_followed_is_refused_by_name(growing: GrowingCheckpoint, 
 
 FOLLOWER = """\
 import sys, threading
+from state_backend.attach import files_reader, shard
 from state_backend.attach.start import attach_files
 attach_files(sys.argv[1], job="j", log=sys.argv[2])
 print("attached", flush=True)

@@ -34,9 +34,8 @@ def read_all(folder: Path) -> int:
     return sum(
         rows.num_rows
         for store in checkpoint.layout(batch).stores
-        for partition in store.partitions()
         for read in (store.whole, store.changes)
-        for _, rows in read(partition, batch)
+        for _, rows in read(store.partitions, batch)
     )
 
 
@@ -152,4 +151,4 @@ def test_changes_are_told_by_snapshots_with_ids(tmp_path: Path) -> None:
 
 def changes(checkpoint: Checkpoint, batch: int) -> list[object]:
     [store] = checkpoint.layout(batch).stores
-    return [row for _, rows in store.changes(1, batch) for row in zip(*map(plain, rows.columns), strict=True)]
+    return [row for _, rows in store.changes([1], batch) for row in zip(*map(plain, rows.columns), strict=True)]

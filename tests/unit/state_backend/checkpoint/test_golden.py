@@ -49,8 +49,8 @@ def test_the_changes_of_a_batch_lead_to_the_next_whole_state(version: str, job: 
     for batch in checkpoint.batches():
         layout = checkpoint.layout(batch)
         for store in layout.stores:
-            for partition in store.partitions():
-                for state, rows in store.changes(partition, batch):
+            for partition in store.partitions:
+                for state, rows in store.changes([partition], batch):
                     for op, key, value in zip(*map(plain, rows.columns), strict=True):
                         place = (partition, state.name, repr(key))
                         if op == Op.DELETE:
@@ -60,8 +60,8 @@ def test_the_changes_of_a_batch_lead_to_the_next_whole_state(version: str, job: 
         found = {
             (partition, state.name, repr(key)): value
             for store in layout.stores
-            for partition in store.partitions()
-            for state, rows in store.whole(partition, batch)
+            for partition in store.partitions
+            for state, rows in store.whole([partition], batch)
             for _, key, value in zip(*map(plain, rows.columns), strict=True)
         }
         assert found == values
@@ -108,8 +108,7 @@ def whole(checkpoint: Checkpoint, name: str, batch: int) -> list[Row]:
     return [
         row
         for store in checkpoint.layout(batch).stores
-        for partition in store.partitions()
-        for state, rows in store.whole(partition, batch)
+        for state, rows in store.whole(store.partitions, batch)
         if state.name == name
         for _, row in rows_of(state, rows)
     ]
@@ -120,11 +119,10 @@ def changes(checkpoint: Checkpoint, name: str, newest: int) -> dict[tuple[int, s
     found = defaultdict(list)
     for batch in range(newest + 1):
         for store in checkpoint.layout(batch).stores:
-            for partition in store.partitions():
-                for state, rows in store.changes(partition, batch):
-                    if state.name == name:
-                        for op, (key, value) in rows_of(state, rows):
-                            found[batch, repr(key)].append((op, value))
+            for state, rows in store.changes(store.partitions, batch):
+                if state.name == name:
+                    for op, (key, value) in rows_of(state, rows):
+                        found[batch, repr(key)].append((op, value))
     return dict(found)
 
 

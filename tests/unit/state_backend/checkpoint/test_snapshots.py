@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 def rows(folder: Path) -> int:
     checkpoint = Checkpoint.at(str(folder))
     [store] = checkpoint.layout(4).stores
-    return sum(batch.num_rows for _, batch in store.whole(1, 4))
+    return sum(batch.num_rows for _, batch in store.whole([1], 4))
 
 
 def changed(content: bytes, *, name: str = "", body: bytes = b"", described: object = None) -> bytes:

@@ -1,0 +1,73 @@
+"""Binds the requested states of an attachment to the states that Spark's state reader finds in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import SparkSession
+
+from spark_hooks.attach.operators import OperatorState, operator_states
+from spark_hooks.attach.rows import BoundState, buffers_of
+from spark_hooks.attach.spark_reader import ChangesMissingError
+from spark_hooks.checkpoint import Checkpoint
+from state_backend.attach.aggregates import PlannedFunction, planned_of
+from state_backend.attach.files_reader import CHANGELOG_SETTING
+from state_backend.attach.states import AttachedState, matching
+from state_backend.model.descriptor import check_states
+
+FORMAT_SETTING = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+
+
+def reading_session(spark: SparkSession) -> SparkSession:
+    """Return a session for reading state, which the user's settings do not affect."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    session.conf.set("spark.sql.caseSensitive", "true")
+    return session
+
+
+def bind(
+    session: SparkSession,
+    checkpoint: Checkpoint,
+    batch: int,
+    job: str,
+    requested: Sequence[AttachedState],
+    functions: Sequence[Sequence[PlannedFunction]] = (),
+) -> list[BoundState]:
+    """Return the requested states, each bound to the operator state that it reads; all states if none is requested.
+
+    functions: of each aggregation of the query, in the order of their operators' numbers, if its plan is known.
+    """
+    session.conf.set(FORMAT_SETTING, checkpoint.format_version())
+    found = operator_states(session, checkpoint, batch)
+    planned = planned_of({each.operator_id: buffers for each in found if (buffers := buffers_of(each))}, functions)
+    chosen = (
+        [(_matching(found, each), each) for each in requested]
+        if requested
+        else [(source, AttachedState()) for source in found]
+    )
+    bound = [
+        BoundState.of(source, each, job, session, checkpoint, batch, planned.get(source.operator_id))
+        for source, each in chosen
+    ]
+    check_states(job, [state.descriptor for state in bound])
+    return bound
+
+
+def _matching(found: Sequence[OperatorState], requested: AttachedState) -> OperatorState:
+    places = [(source.operator_id, source.variable) for source in found]
+    return found[matching(list(map(str, found)), places, requested)]
+
+
+def check_changes(checkpoint: Checkpoint, batch: int, states: Sequence[BoundState]) -> None:
+    """Raise ChangesMissingError if RocksDB stores only snapshots: to find changes would take all of the state."""
+    if not checkpoint.uses_rocksdb(batch):
+        return
+    for source in (state.source for state in states):
+        store = dict(source.options).get("storeName", "")
+        if not checkpoint.has_changelog(source.operator_id, store, batch):
+            raise ChangesMissingError(
+                f"{source} keeps its state in RocksDB without a changelog, so Spark cannot read a batch's changes: "
+                f"start the query with {CHANGELOG_SETTING}=true, and attach after it has committed a batch; or use "
+                f"reader='files'"
+            )

@@ -1,0 +1,148 @@
+"""The aggregate functions of a running query, read from its plan, on the driver.
+
+Spark's optimizer rewrites functions: `count_if` is a `count`, and sums of small decimals are sums of integers. So the
+functions come from the optimized plan, as Spark itself finds them when it plans a micro-batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_hooks.sessions import execution_of, is_connect
+from state_backend.attach.aggregates import PlannedFunction, parse_aggregate
+from state_backend.model.errors import DescriptorError
+
+logger = logging.getLogger("sparkis.attach")
+
+LEGACY_SETTING = "spark.sql.legacy.statisticalAggregate"
+STATISTICAL = {"stddev", "std", "stddev_samp", "variance", "var_samp", "skewness", "kurtosis", "covar_samp", "corr"}
+# Functions whose buffers do not tell the type of their argument.
+TYPED = {"collect_list", "collect_set", "array_agg", "percentile", "percentile_approx", "approx_percentile"}
+# The functions whose further arguments are needed.
+WITH_ARGUMENTS = {"percentile", "percentile_approx", "approx_percentile"}
+# Texts of arguments that are shown as they are.
+SHOWN = re.compile(r"[\w .*+/%'-]+")
+HIDDEN = "expression"
+
+
+def functions_of(query: StreamingQuery) -> list[list[PlannedFunction]]:
+    """Return the functions of each aggregation of a query, in the order of their operators' numbers.
+
+    A function that sparkis cannot finish is left out, with a warning. If the plan cannot be read there are none.
+    """
+    if is_connect(query):
+        return []
+    execution = execution_of(query)
+    try:
+        session = execution.sparkSession()
+        plan = session.sessionState().optimizer().execute(execution.analyzedPlan())
+        is_legacy = str(session.conf().get(LEGACY_SETTING, "false")).lower() == "true"
+        return [list(_finished(query, each, is_legacy)) for each in _aggregations(plan, None)]
+    except Py4JError as error:
+        logger.debug("the plan of query %s cannot be read: %s", query.name, error)
+        return []
+
+
+def _finished(query: StreamingQuery, functions: list[PlannedFunction], is_legacy: bool) -> Iterator[PlannedFunction]:
+    for function in functions:
+        try:
+            call = parse_aggregate(function.text)
+            if call is None:
+                raise DescriptorError(f"sparkis does not know the function {function.text}")
+            if is_legacy and call.name in STATISTICAL:
+                raise DescriptorError(f"{function.text} depends on {LEGACY_SETTING}, which sparkis does not support")
+        except DescriptorError as error:
+            logger.warning("query %s: the column %r is left out: %s", query.name, function.name, error)
+            continue
+        yield function
+
+
+def _aggregations(plan: Any, parent: Any) -> Iterator[list[PlannedFunction]]:
+    """Yield the functions of each streaming aggregation, from the sink to the sources, as Spark numbers operators."""
+    if plan.nodeName() == "Aggregate" and plan.isStreaming():
+        yield list(_functions(plan, parent))
+    for child in _all(plan.children()):
+        yield from _aggregations(child, plan)
+
+
+def _functions(plan: Any, parent: Any) -> Iterator[PlannedFunction]:
+    jvm: Any = SparkContext._jvm
+    found = jvm.org.apache.spark.sql.catalyst.planning.PhysicalAggregation.unapply(plan).get()
+    names = _names(found._3(), parent)
+    first = 0
+    for each in _all(found._2()):
+        function = each.aggregateFunction()
+        text = _text(function)
+        yield PlannedFunction(names.get(_id(each.resultAttribute()), text), text, first)
+        first += int(function.aggBufferAttributes().size())
+
+
+def _names(results: Any, parent: Any) -> dict[str, str]:
+    """Return the names of columns that are the result of one function, by the id of the function's result."""
+    renamed = {}
+    if parent is not None and parent.nodeName() == "Project":
+        for column in _all(parent.projectList()):
+            source = column.child() if _kind(column) == "Alias" else column
+            if _kind(source) == "AttributeReference":
+                renamed[_id(source)] = str(column.name())
+    found = {}
+    for column in _all(results):
+        source = _result(column.child()) if _kind(column) == "Alias" else column
+        if source is not None and _kind(source) == "AttributeReference":
+            name = renamed.get(_id(column), str(column.name()))
+            if not name.startswith("_aggregateexpression"):
+                found[_id(source)] = name
+    return found
+
+
+def _result(expression: Any) -> Any:
+    """Return the result of a function in the form in which the optimizer puts it; None for other expressions."""
+    kind = _kind(expression)
+    if kind == "AttributeReference":
+        return expression
+    if kind == "MakeDecimal":
+        return expression.child()
+    if kind == "Cast" and _kind(expression.child()) == "Divide":
+        return expression.child().left()
+    return None
+
+
+def _text(function: Any) -> str:
+    """Return the text of a function, as `parse_aggregate` reads it."""
+    name = str(function.prettyName())
+    if _kind(function) == "Percentile" and function.reverse():
+        name = "reversed_percentile"
+    arguments = list(_all(function.children()))
+    if not arguments:
+        return f"{name}()"
+    first = arguments[0]
+    is_unscaled = _kind(first) == "UnscaledValue"
+    first = first.child() if is_unscaled else first
+    kind = f"::{first.dataType().catalogString()}" if is_unscaled or name in TYPED else ""
+    others = arguments[1:] if name in WITH_ARGUMENTS else []
+    return f"{name}({', '.join([_shown(first) + kind, *(str(each.sql()) for each in others)])})"
+
+
+def _shown(argument: Any) -> str:
+    text = str(argument.sql())
+    return text if SHOWN.fullmatch(text) else HIDDEN
+
+
+def _kind(expression: Any) -> str:
+    return str(expression.getClass().getSimpleName())
+
+
+def _id(attribute: Any) -> str:
+    return str(attribute.exprId())
+
+
+def _all(sequence: Any) -> Iterator[Any]:
+    for index in range(sequence.size()):
+        yield sequence.apply(index)

@@ -1,0 +1,71 @@
+"""Results of aggregate functions in Spark's rows: the same functions over Arrow columns as without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_type
+
+from state_backend.attach.aggregates import Aggregate
+from state_backend.attach.states import DELETED
+from state_backend.checkpoint.spark_types import arrow_type
+
+# The column of a result that has the name of another column, while expressions may still use the other one.
+HIDDEN = "$result "
+
+
+def field_of(name: str, kind: T.DataType) -> pa.Field:
+    """Return a field of Spark as one of Arrow."""
+    return pa.field(name, arrow_type(json.loads(kind.json()), name))
+
+
+def with_results(rows: DataFrame, results: Mapping[str, Aggregate], buffers: list[pa.Field]) -> DataFrame:
+    """Return rows with a column for each result, in the same partitions and order.
+
+    A result with the name of another column has HIDDEN before its name; `renamed` ends that. Columns of types that
+    Arrow lacks are left out.
+    """
+    if not results:
+        return rows
+    kept = [each for each in rows.schema if not isinstance(each.dataType, T.CalendarIntervalType)]
+    names = {name: f"{HIDDEN}{name}" if name in rows.columns else name for name in results}
+    schema = T.StructType(list(kept))
+    for name, aggregate in results.items():
+        empty = [pa.nulls(0, each.type) for each in buffers[aggregate.first : aggregate.end]]
+        schema = schema.add(names[name], from_arrow_type(aggregate.finish(empty).type, prefer_timestamp_ntz=True))
+    task = _Finish(tuple((names[name], aggregate) for name, aggregate in results.items()))
+    return rows.select(*(f"`{each.name}`" for each in kept)).mapInArrow(task, schema)
+
+
+def renamed(rows: DataFrame) -> DataFrame:
+    """Return rows in which results replace the columns of their names."""
+    for name in rows.columns:
+        if name.startswith(HIDDEN):
+            result = name.removeprefix(HIDDEN)
+            rows = rows.withColumn(result, rows[f"`{name}`"]).drop(name)
+    return rows
+
+
+@dataclass(frozen=True)
+class _Finish:
+    """The task of `with_results`. Runs on the executors; rows that delete have only nulls."""
+
+    results: tuple[tuple[str, Aggregate], ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            columns: list[Any] = list(batch.columns)
+            names = list(batch.schema.names)
+            is_present = pc.invert(batch.column(DELETED))
+            for name, aggregate in self.results:
+                buffers = [batch.column(f"_{at}") for at in range(aggregate.first, aggregate.end)]
+                columns.append(aggregate.finish_present(buffers, is_present))
+                names.append(name)
+            yield pa.RecordBatch.from_arrays(columns, names)

@@ -1,0 +1,338 @@
+"""The aggregate functions of a query, and the buffers in which Spark keeps their state.
+
+    avg(price)                        a function as the query has it
+    collect_set(tag::string)          with the type of its argument, where the buffers do not tell it: also of sums and
+                                      averages of decimals, which Spark may keep as integers and floats
+    percentile(price::double, 0.9)    with its further arguments
+
+A checkpoint has the names and types of the buffers, but not the functions: `sum` and `count` may be an `avg`, or a
+`sum` and a `count`. So functions are placed in their order, and only where there is no other place for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from state_backend.attach import answers, serialized
+from state_backend.attach.answers import Call, Finish
+from state_backend.attach.distinct_counts import precision_of
+from state_backend.checkpoint.spark_types import parse_type_name, type_name
+from state_backend.model.errors import DescriptorError
+
+logger = logging.getLogger("sparkis.attach")
+
+CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*\((.*)\)\s*", re.DOTALL)
+OPENING, CLOSING = "([<", ")]>"
+MOMENTS = ("n", "avg", "m2", "m3", "m4")
+PAIRS = ("n", "xAvg", "yAvg", "ck", "xMk", "yMk")
+# Buffers that never begin a function: before one of them, there are the buffers of a function that has more of them.
+FURTHER = ("m2", "m3", "m4", "ck", "xMk", "yMk")
+
+
+@dataclass(frozen=True)
+class Function:
+    """An aggregate function. buffers: their names in Spark; optional: that of one more, which only some types have."""
+
+    finish: Finish
+    buffers: tuple[str, ...]
+    optional: str | None = None
+
+    def width(self, names: Sequence[str], at: int) -> int:
+        """Return how many buffers from a position on are the function's; 0 if it does not fit there."""
+        end = at + len(self.buffers)
+        if tuple(names[at:end]) != self.buffers:
+            return 0
+        if self.finish is answers.approximate_count:
+            end = at
+            while end < len(names) and names[end] == f"MS[{end - at}]":
+                end += 1
+        following = names[end] if end < len(names) else None
+        if following in FURTHER:
+            return 0
+        return end - at + (following is not None and following == self.optional)
+
+
+def _named(names: str, function: Function) -> dict[str, Function]:
+    return dict.fromkeys(names.split(), function)
+
+
+FUNCTIONS: Mapping[str, Function] = {
+    **_named("count count_if regr_count", Function(answers.value, ("count",))),
+    **_named("sum try_sum", Function(answers.total, ("sum",), "isEmpty")),
+    **_named("avg mean try_avg regr_avgx regr_avgy", Function(answers.mean, ("sum", "count"))),
+    **_named("min bool_and every", Function(answers.value, ("min",))),
+    **_named("max bool_or some any", Function(answers.value, ("max",))),
+    **_named("first first_value any_value", Function(answers.value, ("first", "valueSet"))),
+    **_named("last last_value", Function(answers.value, ("last", "valueSet"))),
+    **_named("max_by min_by", Function(answers.value, ("valueWithExtremumOrdering", "extremumOrdering"))),
+    **{name: Function(answers.value, (name,)) for name in ("bit_and", "bit_or", "bit_xor", "product")},
+    **_named("stddev std stddev_samp", Function(answers.deviation, MOMENTS[:3])),
+    **_named("stddev_pop", Function(answers.deviation_pop, MOMENTS[:3])),
+    **_named("variance var_samp", Function(answers.variance, MOMENTS[:3])),
+    **_named("var_pop", Function(answers.variance_pop, MOMENTS[:3])),
+    **_named("skewness", Function(answers.skewness, MOMENTS[:4])),
+    **_named("kurtosis", Function(answers.kurtosis, MOMENTS)),
+    **_named("covar_samp", Function(answers.covariance, PAIRS[:4])),
+    **_named("covar_pop", Function(answers.covariance_pop, PAIRS[:4])),
+    **_named("corr", Function(answers.correlation, PAIRS)),
+    **_named("approx_count_distinct", Function(answers.approximate_count, ("MS[0]",))),
+    **_named("collect_list collect_set array_agg", Function(serialized.collected, ("buf",))),
+    **_named("percentile percentile_cont median", Function(serialized.percentile, ("buf",))),
+    **_named("percentile_approx approx_percentile", Function(serialized.approximate_percentile, ("buf",))),
+}
+BYTES = "its buffer is bytes whose form is Spark's own"
+REFUSED: Mapping[str, str] = {
+    "mode": "which of several values with the same count it shows depends on the order in Spark's memory",
+    "percentile_disc": "versions of Spark compute it differently",
+    **dict.fromkeys(
+        ("regr_slope", "regr_intercept", "regr_r2", "regr_sxx", "regr_sxy", "regr_syy"), "sparkis lacks it"
+    ),
+    **dict.fromkeys(("histogram_numeric", "count_min_sketch", "listagg", "string_agg", "hll_sketch_agg"), BYTES),
+    **dict.fromkeys(("hll_union_agg", "bitmap_construct_agg", "bitmap_or_agg", "approx_top_k", "try_reflect"), BYTES),
+}
+# Functions whose buffers belong to no other one, so that a checkpoint alone is enough to finish them.
+EVIDENT = ("approx_count_distinct", "first", "last")
+
+
+@dataclass(frozen=True)
+class PlannedFunction:
+    """A function in the plan of a query. name: of its result; first: the number of buffers before its own."""
+
+    name: str
+    text: str
+    first: int
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """A function of a query. first, width: the position of its first buffer, and the number of its buffers."""
+
+    text: str
+    call: Call
+    first: int = 0
+    width: int = 0
+
+    @property
+    def end(self) -> int:
+        """The position after its last buffer."""
+        return self.first + self.width
+
+    def finish(self, buffers: Sequence[pa.Array]) -> pa.Array:
+        """Return the results of some rows; DescriptorError if the buffers are not those of the function."""
+        try:
+            return FUNCTIONS[self.call.name].finish(buffers, self.call)
+        except (TypeError, ValueError, pa.ArrowException) as error:
+            raise DescriptorError(
+                f"columns= has {self.text!r}, which cannot be made of the buffers from _{self.first} on: {error}"
+            ) from None
+
+    def finish_present(self, buffers: Sequence[pa.Array], is_present: pa.Array) -> pa.Array:
+        """Return the results of some rows; null for those that are not present, because they delete."""
+        present = is_present.to_numpy(zero_copy_only=False)
+        if present.all():
+            return self.finish(buffers)
+        found = self.finish([each.filter(is_present) for each in buffers])
+        return found.take(pa.array(np.cumsum(present) - 1, pa.int64(), mask=~present))
+
+
+def parse_aggregate(text: str) -> Call | None:
+    """Return a text as the call of an aggregate function; None if it is no such call, as for other expressions.
+
+    DescriptorError: the function cannot be finished, or its type is not known.
+    """
+    found = CALL.fullmatch(text)
+    name = "" if found is None else found[1].lower()
+    if found is None or name not in {*FUNCTIONS, *REFUSED} or not _is_balanced(found[2]):
+        return None
+    if name in REFUSED:
+        raise DescriptorError(f"columns= has {text!r}, which sparkis cannot finish: {REFUSED[name]}")
+    first, *others = (part.strip() for part in _parts(found[2]))
+    _, colons, declared = first.rpartition("::")
+    return Call(name, parse_type_name(declared.strip()) if colons else None, tuple(others))
+
+
+def placed(calls: Mapping[str, Call], buffers: Sequence[pa.Field], source: str) -> dict[str, Aggregate]:
+    """Find the buffers of the functions of a query. calls: by their texts, in the query's order.
+
+    DescriptorError: the functions do not fit the buffers, or fit them in several ways.
+    """
+    names = [buffer.name for buffer in buffers]
+    texts = list(calls)
+    functions = [FUNCTIONS[call.name] for call in calls.values()]
+    earliest = _earliest(functions, names)
+    if earliest is None or len(earliest) < len(texts):
+        missing = texts[len(earliest or [])]
+        raise DescriptorError(
+            f"{source}: columns= has {missing!r}, and after those before it there are no buffers for it; give the "
+            f"functions in the order of the query. The buffers are {_shown(buffers)}"
+        )
+    latest = _latest(functions, names)
+    for text, early, late in zip(texts, earliest, latest, strict=True):
+        if early != late:
+            raise DescriptorError(
+                f"{source}: columns= has {text!r}, and it may be made of the buffers from _{early} or from _{late} on; "
+                f"give all functions of the query, in its order. The buffers are {_shown(buffers)}"
+            )
+    return {
+        text: Aggregate(text, calls[text], at, function.width(names, at))
+        for text, at, function in zip(texts, earliest, functions, strict=True)
+    }
+
+
+def planned_of(
+    aggregations: Mapping[int, Sequence[pa.Field]], functions: Sequence[Sequence[PlannedFunction]]
+) -> dict[int, Sequence[PlannedFunction]]:
+    """Return the functions of a query's plan by the numbers of their operators; none if they do not fit the buffers.
+
+    aggregations: the buffers by the numbers of the operators. functions: of each aggregation, in the same order.
+    """
+    if not functions:
+        return {}
+    try:
+        if len(aggregations) != len(functions):
+            raise DescriptorError(f"the plan has {len(functions)} aggregations, the checkpoint {len(aggregations)}")
+        found = dict(zip(sorted(aggregations), functions, strict=True))
+        for operator, each in found.items():
+            results_of(aggregations[operator], each, ())
+    except DescriptorError as error:
+        logger.warning("the buffers of aggregate functions are served as they are: %s", error)
+        return {}
+    return found
+
+
+def results_of(
+    buffers: Sequence[pa.Field], planned: Sequence[PlannedFunction] | None, taken: Collection[str]
+) -> dict[str, Aggregate]:
+    """Return the functions of a state by the names of their results: those of its query's plan, or the evident ones.
+
+    taken: the names of the key's columns, which no result has. DescriptorError: the functions do not fit.
+    """
+    if planned is None:
+        functions = list(_evident(buffers))
+        names = [each.text for each in functions]
+    else:
+        functions = [_planned(each, buffers) for each in planned]
+        names = [each.name for each in planned]
+    found: dict[str, Aggregate] = {}
+    for name, each in zip(names, functions, strict=True):
+        is_free = names.count(name) == 1 and name not in taken
+        # Without a plan there are names of buffers. With a plan, texts of functions tell more.
+        found[name if is_free else f"_{each.first}" if planned is None else each.text] = each
+    return found
+
+
+def default_columns(
+    raw: Sequence[Sequence[str]], results: Mapping[str, Aggregate], is_buffer: Sequence[bool], *, is_planned: bool
+) -> tuple[str, ...]:
+    """Return the default columns of the value: the results, and the buffers that belong to none of them.
+
+    raw: the default columns of each field of the value. is_buffer: by field. is_planned: buffers without a result are
+    left out, because readers cannot use them.
+    """
+    answered = {at for each in results.values() for at in range(each.first, each.end)}
+    names = {each.first: name for name, each in results.items()}
+    found: list[str] = []
+    for at, default in enumerate(raw):
+        if at in names:
+            found.append(names[at])
+        elif at not in answered and not (is_planned and is_buffer and is_buffer[at]):
+            found += default
+    return tuple(found)
+
+
+def _planned(given: PlannedFunction, buffers: Sequence[pa.Field]) -> Aggregate:
+    names = [buffer.name for buffer in buffers]
+    first = given.first + next((at for at, name in enumerate(names) if name), 0)
+    call = parse_aggregate(given.text)
+    width = 0 if call is None else FUNCTIONS[call.name].width(names, first)
+    if call is None or not width:
+        raise DescriptorError(
+            f"the query's plan has {given.text!r} at _{first}, and the checkpoint has other buffers: {_shown(buffers)}"
+        )
+    return Aggregate(given.text, call, first, width)
+
+
+def _evident(buffers: Sequence[pa.Field]) -> Iterator[Aggregate]:
+    """Yield the functions that the buffers alone tell."""
+    names = [buffer.name for buffer in buffers]
+    for at, buffer in enumerate(buffers):
+        for name in EVIDENT:
+            width = FUNCTIONS[name].width(names, at)
+            if width and (name != "approx_count_distinct" or precision_of(width) is not None):
+                yield Aggregate(name, Call(name), at, width)
+        if buffer.name == "sum" and names[at + 1 : at + 2] == ["isEmpty"]:
+            yield Aggregate("sum", Call("sum"), at, 2)
+
+
+def hint_of(buffers: Sequence[pa.Field]) -> str | None:
+    """Return how to name the functions of buffers that alone do not tell them; None if they are results already."""
+    names = [buffer.name for buffer in buffers]
+    for at in range(len(names)):
+        for name in ("avg", "kurtosis", "skewness", "stddev", "corr", "covar_samp", "max_by", "collect_set"):
+            width = FUNCTIONS[name].width(names, at)
+            if width:
+                argument = "(tag::string)" if name == "collect_set" else "(price)"
+                shown = ", ".join(names[at : at + width])
+                return (
+                    f"{shown} may be the buffers of {name}, or of other functions: name all of the query's, in order: "
+                    f'--column mean="{name}{argument}"'
+                )
+    return None
+
+
+def _earliest(functions: Sequence[Function], names: Sequence[str]) -> list[int]:
+    """Return the first place of each function, after those before it; shorter if one has no place."""
+    found: list[int] = []
+    at = 0
+    for function in functions:
+        while at < len(names) and not function.width(names, at):
+            at += 1
+        if at == len(names):
+            break
+        found.append(at)
+        at += function.width(names, at)
+    return found
+
+
+def _latest(functions: Sequence[Function], names: Sequence[str]) -> list[int]:
+    """Return the last place of each function, before those after it."""
+    found: list[int] = []
+    end = len(names)
+    for function in reversed(functions):
+        at = end - 1
+        while not 0 < function.width(names, at) <= end - at:
+            at -= 1
+        found.append(at)
+        end = at
+    return found[::-1]
+
+
+def _shown(buffers: Sequence[pa.Field]) -> str:
+    return ", ".join(f"_{index} {buffer.name}: {type_name(buffer.type)}" for index, buffer in enumerate(buffers))
+
+
+def _is_balanced(text: str) -> bool:
+    """Tell whether each parenthesis in a text has its other one in it."""
+    depth = 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Yield the arguments of a call."""
+    depth = start = 0
+    for at, character in enumerate(text):
+        depth += (character in OPENING) - (character in CLOSING)
+        if character == "," and depth == 0:
+            yield text[start:at]
+            start = at + 1
+    yield text[start:]

@@ -1,0 +1,239 @@
+"""A reader of a checkpoint's files in a child process, so that it takes no time from the Python of a Spark driver.
+
+`ProcessReader` starts the child at its first read, and again at a read after the child has died. Parent and child send
+pickled objects through the child's stdin and stdout:
+
+    to the child    _Read, one at a time; before the first one the location and the states
+    from the child  records of its log, then one EpochContent with the pause after the read, or an exception
+
+The child, and the processes that it has started (see `shard`), are ended by `close`, and when its stdin is closed,
+because the parent has died.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+from state_backend.attach.attachment import ChangeFiles, StateReader
+from state_backend.attach.files_reader import BATCHES_MAX, FilesReader
+from state_backend.attach.rows import BoundState
+from state_backend.checkpoint.checkpoint import Checkpoint
+from state_backend.log.epochs import EpochContent
+from state_backend.log.filesystems import open_filesystem
+from state_backend.log.log_writer import ChangeFileWriter
+from state_backend.model.errors import CheckpointError, SparkisError
+
+logger = logging.getLogger("sparkis.attach")
+
+SOURCE = str(Path(__file__).resolve().parents[2])
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A request to read the whole state, or the changes of a batch, into a folder of a log."""
+
+    root: str
+    folder: str
+    batch: int
+    is_whole: bool
+
+    def change_files(self, epoch: int) -> ChangeFileWriter:
+        """Return a writer of change files for an epoch."""
+        return ChangeFileWriter(open_filesystem(self.root), self.folder, epoch)
+
+
+class ProcessReader(StateReader):
+    """Has a child process read and write; used by one thread, except for `close`.
+
+    is_ended: tells whether the reader is of no more use once it has read all batches: its driver's Spark was stopped.
+    """
+
+    batches_max = BATCHES_MAX
+
+    def __init__(
+        self, checkpoint: Checkpoint, states: Sequence[BoundState], is_ended: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.descriptors = tuple(state.descriptor for state in states)
+        self.identities = {state.descriptor.name: state.identity for state in states}
+        self._location = checkpoint.location
+        self._setup = pickle.dumps((checkpoint.location, tuple(states)))
+        self._is_ended = is_ended
+        self._pause_s = 0.0
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; a restart changes it. None before the first read."""
+        return None if self._child is None else self._child.pid
+
+    def snapshot(self, writer: ChangeFiles, batch: int) -> EpochContent:
+        """Write the whole state as of a batch."""
+        return self._read(_Read(writer.root, writer.folder, batch, is_whole=True))
+
+    def changes(self, writer: ChangeFiles, first: int, last: int) -> Iterator[tuple[int, EpochContent]]:
+        """Write the changes of some batches, and yield them in order."""
+        for batch in range(first, last + 1):
+            yield batch, self._read(_Read(writer.root, writer.folder, batch, is_whole=False))
+
+    def pause_s(self, read_s: float) -> float:
+        """Return the pause after the last read, as the child's reader wants it."""
+        return self._pause_s
+
+    def has_ended(self) -> bool:
+        """Tell whether the reader was closed, or Spark was stopped."""
+        return self._is_closed or self._is_ended()
+
+    def close(self) -> None:
+        """End the child, also within a read. May be called twice, by any thread."""
+        with self._lock:
+            self._is_closed = True
+            if self._child is not None:
+                _end(self._child)
+
+    def _read(self, request: _Read) -> EpochContent:
+        child = self._running()
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            _send(child.stdin, request)
+            while isinstance(answer := pickle.load(child.stdout), logging.LogRecord):
+                _log(answer)
+        except (OSError, ValueError, EOFError, pickle.UnpicklingError):  # ValueError: `close` has closed the pipe
+            _end(child)
+            raise CheckpointError(
+                f"{self._location}: the process that reads it has ended with the exit code {child.returncode}"
+            ) from None
+        if isinstance(answer, Exception):
+            raise answer
+        content, self._pause_s = answer
+        assert isinstance(content, EpochContent)
+        return content
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        """Return the child; start it if it does not run."""
+        with self._lock:
+            if self._is_closed:
+                raise CheckpointError(f"{self._location}: its reader was closed")
+            if self._child is None or self._child.poll() is not None:
+                if self._child is not None:
+                    code = self._child.returncode
+                    logger.warning("the process that reads %s ended with exit code %d; restarted", self._location, code)
+                    _end(self._child)
+                self._child = self._start()
+            return self._child
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        paths = [SOURCE, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        child = subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))},
+            start_new_session=True,  # Ctrl-C in a shell is for the driver; and the child's own children are one group
+        )
+        assert child.stdin is not None
+        with suppress(OSError):  # it has ended: the first read fails
+            child.stdin.write(self._setup)
+            child.stdin.flush()
+        return child
+
+
+def _log(record: logging.LogRecord) -> None:
+    named = logging.getLogger(record.name)
+    if named.isEnabledFor(record.levelno):
+        named.handle(record)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    for pipe in (child.stdin, child.stdout):
+        assert pipe is not None
+        with suppress(OSError, ValueError):
+            pipe.close()
+
+
+def _send(pipe: IO[bytes], message: object) -> None:
+    pipe.write(pickle.dumps(message))
+    pipe.flush()
+
+
+class _ForwardingHandler(logging.Handler):
+    """Sends log records to the parent, whose handlers the user has chosen."""
+
+    def __init__(self, answers: IO[bytes]) -> None:
+        super().__init__()
+        self._answers = answers
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one record."""
+        record.msg, record.args, record.exc_info = record.getMessage(), None, None
+        _send(self._answers, record)
+
+
+def main() -> None:
+    """Answer the parent's requests until it closes stdin."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
+    logging.basicConfig(level=logging.INFO, handlers=[_ForwardingHandler(answers)])
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(requests,), daemon=True).start()
+    reading = _Reading(*requests.get())
+    while True:
+        _send(answers, reading.answer(requests.get()))
+
+
+def _receive(requests: queue.SimpleQueue[Any]) -> None:
+    """Queue requests; end the process at once, also within a read, when the parent is gone."""
+    try:
+        while True:
+            requests.put(pickle.load(sys.stdin.buffer))
+    except (EOFError, pickle.UnpicklingError):
+        pass
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os.killpg(0, signal.SIGKILL)
+
+
+class _Reading:
+    """The reader in the child."""
+
+    def __init__(self, location: str, states: Sequence[BoundState]) -> None:
+        self._location = location
+        self._states = states
+
+    @cached_property
+    def _reader(self) -> FilesReader:
+        return FilesReader(Checkpoint.at(self._location), self._states)
+
+    def answer(self, request: _Read) -> object:
+        """Read and write; return what is sent to the parent."""
+        began_s = time.monotonic()
+        try:
+            if request.is_whole:
+                content = self._reader.snapshot(request, request.batch)
+            else:
+                ((_, content),) = self._reader.changes(request, request.batch, request.batch)
+        except SparkisError as error:
+            return error
+        except Exception as error:  # of a class that the parent may not be able to unpickle
+            return CheckpointError(f"{self._location}: {type(error).__name__}: {error}")
+        return content, self._reader.pause_s(time.monotonic() - began_s)

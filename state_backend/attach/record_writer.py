@@ -1,0 +1,69 @@
+"""Writes decoded rows of a checkpoint as change records: in files of bounded size, or as bytes in the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import pyarrow as pa
+
+from state_backend.attach.rows import BoundState, newest_of_each
+from state_backend.checkpoint.stores import Decoded
+from state_backend.codec.row_encoding import in_runs, names_of, sorted_by_position
+from state_backend.log.epochs import ChangeFile, EpochContent
+from state_backend.log.log_writer import ChangeFileWriter
+
+# A whole state is written in files of about this size (guess).
+FILE_BYTES_MAX = 256 << 20
+
+
+class RecordWriter:
+    """Writes the rows of some states."""
+
+    def __init__(self, states: Sequence[BoundState]) -> None:
+        self._states = tuple(states)
+        self._names = names_of([state.plan for state in states])
+        self._is_list = [state.state.is_list for state in states]
+
+    def write(self, target: ChangeFileWriter, decoded: Decoded, *, is_whole: bool) -> EpochContent:
+        """Write rows. is_whole: no key is repeated; otherwise the last row of a key counts."""
+        runs = self._runs(decoded, is_whole=is_whole)
+        files: list[ChangeFile] = []
+        inline: list[bytes] = []
+        rows = 0
+        for first in runs:
+            part = _Part(chain((first,), runs))
+            file, stream = target.write(part)
+            files += [file] if file is not None else []
+            inline += [stream] if stream is not None else []
+            rows += part.rows
+        return EpochContent(files, inline, rows)
+
+    def _runs(self, decoded: Decoded, *, is_whole: bool) -> Iterator[pa.RecordBatch]:
+        for run in in_runs(self._encoded(decoded)):
+            yield sorted_by_position(run if is_whole else newest_of_each(run, self._is_list))
+
+    def _encoded(self, decoded: Decoded) -> Iterator[pa.RecordBatch]:
+        numbers: dict[tuple[int, str], list[int]] = {}
+        for number, bound in enumerate(self._states):
+            numbers.setdefault((bound.state.operator, bound.state.name), []).append(number)
+        for state, rows in decoded:
+            for number in numbers.get((state.operator, state.name), ()):
+                yield self._states[number].encoded(rows, number, self._names)
+
+
+class _Part:
+    """The runs of one file: as many of the remaining runs as fit."""
+
+    def __init__(self, runs: Iterator[pa.RecordBatch]) -> None:
+        self._runs = runs
+        self.rows = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        size = 0
+        for run in self._runs:
+            self.rows += run.num_rows
+            size += run.nbytes
+            yield run
+            if size >= FILE_BYTES_MAX:
+                return
