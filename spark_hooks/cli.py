@@ -222,6 +222,10 @@ COMMANDS = (
         _of("state_backend.checkpoint.inspect_command"),
     ),
     Command("get", "look a key up in a query's checkpoint, without Spark", _of("state_backend.checkpoint.get_command")),
+    Command("history", "show the values that a key had, from a log", _of("state_backend.history.command")),
+    Command(
+        "diff", "show which keys differ between two past moments of a job", _of("state_backend.history.difference")
+    ),
     Command("status", "list the jobs and states of a server", _of("resp_server.programs.status")),
     Command(
         "compact", "write snapshots into a change log, and remove superseded files", _of("state_backend.apply.compact")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from state_backend.attach.attachment import Attachment
     from state_backend.attach.states import AttachedState
     from state_backend.codec.row_encoding import RowError
+    from state_backend.history.table import read_table
     from state_backend.log.log_writer import LogWriter
     from state_backend.model.descriptor import By, Encoding, Kind, Late, Reduce, StateDescriptor
     from state_backend.model.errors import (
@@ -70,6 +71,7 @@ __all__ = [
     "queryable",
     "queryable_processor",
     "read_snapshot",
+    "read_table",
     "serve",
 ]
 
@@ -98,6 +100,7 @@ _MODULES = {
     "state_backend.log.log_writer": ("LogWriter",),
     "state_backend.model.records": ("Change", "Op"),
     "state_backend.apply.replay": ("read_snapshot",),
+    "state_backend.history.table": ("read_table",),
     "state_backend.store.store": ("Snapshot",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

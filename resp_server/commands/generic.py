@@ -159,7 +159,7 @@ def expiretime(context: ReadContext, key: bytes) -> int:
 def pttl(context: ReadContext, key: bytes) -> int:
     """Returns the expiration time in milliseconds of a key."""
     expire_at_ms: int = pexpiretime(context, key)
-    return expire_at_ms if expire_at_ms < 0 else expire_at_ms - context.now_ms
+    return expire_at_ms if expire_at_ms < 0 else expire_at_ms - context.at(key).now_ms
 
 
 @command("ttl")

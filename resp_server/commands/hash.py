@@ -129,14 +129,14 @@ def hexpiretime(context: ReadContext, key: bytes, fields: bytes, count: bytes, *
 @command("hpttl")
 def hpttl(context: ReadContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
     """Returns the remaining time to live of hash fields, in milliseconds."""
-    now_ms = context.now_ms
+    now_ms = context.at(key).now_ms
     return _expiries(context, key, (fields, count, *words), lambda at_ms: at_ms - now_ms)
 
 
 @command("httl")
 def httl(context: ReadContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
     """Returns the remaining time to live of hash fields, in seconds."""
-    now_ms = context.now_ms
+    now_ms = context.at(key).now_ms
     return _expiries(context, key, (fields, count, *words), lambda at_ms: _seconds(at_ms - now_ms))
 
 

@@ -17,9 +17,11 @@ from resp_server.config import REDIS_VERSION
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.native import CORE
+from resp_server.net import event_loop
 from resp_server.protocol.replies import Reply, Verbatim
 from resp_server.session.subscriptions import SubscriptionKind
 from state_backend import VERSION
+from state_backend.model.clock import iso_text
 from state_backend.store.store import AppliedEpoch, Snapshot
 
 Section = Mapping[str, object]
@@ -107,7 +109,7 @@ def _server(context: CommandContext, total: ProcessStats) -> Section:
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
         "arch_bits": 64 if sys.maxsize > 2**32 else 32,
         "monotonic_clock": "POSIX clock_gettime",
-        "multiplexing_api": "uvloop",
+        "multiplexing_api": event_loop.NAME,
         "atomicvar_api": "c11-builtin",
         "gcc_version": "0.0.0",
         "process_id": server.process.process_id,
@@ -434,14 +436,14 @@ def _mean_ttl_ms(context: CommandContext, jobs: Sequence[VisibleJob]) -> int:
     """Return the mean TTL of sampled keys, as Redis does; 0 if no sample has a key with a TTL."""
     total_ms = weights = 0.0
     for visible in jobs[:SAMPLED_JOBS_MAX]:
-        ttls = sampled_ttls(context.jobs.snapshot_of(visible.job.name), context.now_ms)
+        ttls = sampled_ttls(context.jobs.snapshot_of(visible.job.name))
         if ttls:
             total_ms += sum(ttls) / len(ttls) * visible.applied.expiring
             weights += visible.applied.expiring
     return round(total_ms / (weights or 1))
 
 
-def sampled_ttls(snapshot: Snapshot, now_ms: int) -> list[int]:
+def sampled_ttls(snapshot: Snapshot) -> list[int]:
     """Return the TTLs of the expiring keys in a range of the keyspace that begins at a random position.
 
     Positions are hashes, so a range of them is a random sample of all keys.
@@ -453,7 +455,7 @@ def sampled_ttls(snapshot: Snapshot, now_ms: int) -> list[int]:
         if not cursor:
             keys += snapshot.scan(0, SAMPLE_KEYS, only_expiring=True)[1]
         entries = filter(None, map(snapshot.key_info, keys))
-        ttls_ms += [each.expire_at_ms - now_ms for each in entries if each.expire_at_ms is not None]
+        ttls_ms += [each.expire_at_ms - snapshot.now_ms for each in entries if each.expire_at_ms is not None]
         if len(ttls_ms) >= SAMPLE_TTLS:
             break
     return ttls_ms
@@ -492,6 +494,7 @@ def _sparkis(context: CommandContext, total: ProcessStats) -> Section:
             f"held_back_epoch={'none' if job.held_back_epoch is None else job.held_back_epoch},"
             f"keys={'unknown' if visible.keys is None else visible.keys},"
             f"store_bytes={sizes.get(job.name, (0, 0))[0]}"
+            f"{'' if job.as_of_ms is None else f',as_of={iso_text(job.as_of_ms)}'}"
         )
     return rows
 

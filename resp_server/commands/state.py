@@ -95,6 +95,7 @@ def _freshness(visible: VisibleJob, now_ms: int) -> dict[bytes, Reply]:
         b"incomplete": int(job.is_incomplete),
         b"held_back_epoch": job.held_back_epoch,
         b"held_back_since": None if job.held_back_since_ms is None else iso_text(job.held_back_since_ms).encode(),
+        b"as_of": None if job.as_of_ms is None else iso_text(job.as_of_ms).encode(),
         b"error": visible.error.encode(),
     }
 

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-import uvloop
-
 from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
+from resp_server.net import event_loop
 from resp_server.net.addresses import host_and_port
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import Certificates, TlsError, certificates_of, files_of
@@ -126,7 +125,7 @@ def serve(options: argparse.Namespace) -> None:
     for source in sources:
         source.cluster = StateCluster(source.name, password, options.server_timeout / MS_PER_S)
         source.cluster.certificates = certificates
-    uvloop.run(answer_clients(options, config, sources, swap))
+    event_loop.run(answer_clients(options, config, sources, swap))
 
 
 def _sources(options: argparse.Namespace) -> Sequence[ProxyTopologySource]:

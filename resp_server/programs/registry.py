@@ -10,9 +10,8 @@ import socket
 import sys
 from ipaddress import ip_address
 
-import uvloop
-
 from resp_server.cluster.topology import NODES_MAX
+from resp_server.net import event_loop
 from resp_server.net.addresses import address_of
 from resp_server.net.client import Client
 from resp_server.net.listeners import cannot_listen, raise_file_limit
@@ -79,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def serve(options: argparse.Namespace) -> int:
     """Assign until a signal, or for a child until its standard input ends; return the exit code."""
     try:
-        uvloop.run(_run(options, token_of(options), certificates_of(server_files_of(options))))
+        event_loop.run(_run(options, token_of(options), certificates_of(server_files_of(options))))
     except FencedError as error:
         logger.error("%s; this registry ends", error)
         return FENCED_CODE

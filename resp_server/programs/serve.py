@@ -19,13 +19,13 @@ import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO
-
-import uvloop
 
 from resp_server.cluster.single_node import single_node_topology
 from resp_server.cluster.topology_source import TopologyFile, TopologySource
 from resp_server.config import ServerConfig
+from resp_server.net import event_loop
 from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import certificates_of
@@ -48,9 +48,10 @@ from resp_server.serving.job_catalog import JobCatalog, LocalJobCatalog
 from resp_server.serving.server import Server
 from resp_server.workers.master import Workers
 from state_backend.apply.compact import add_retention_option
-from state_backend.log.change_log import check_writable
+from state_backend.log.change_log import ChangeLog, check_writable
 from state_backend.log.filesystems import open_filesystem
-from state_backend.model.errors import LogUnavailableError, StoreError
+from state_backend.log.past import AS_OF_HELP, AsOf, Moment, NotBegunError, moment_of
+from state_backend.model.errors import LogError, LogUnavailableError, StoreError
 from state_backend.store.keyspace import Keyspace
 
 logger = logging.getLogger("sparkis.server")
@@ -71,6 +72,7 @@ examples:
   SPARKIS_PASSWORD=secret sparkis serve --log ./sparkis-log --bind 0.0.0.0
   sparkis serve --log ./sparkis-log --tls-cert-file server.crt --tls-key-file server.key
   sparkis serve --log /data/log --bind 10.0.0.1 --cluster cluster.json --cluster-node 10.0.0.1:7379
+  sparkis serve --log ./sparkis-log --as-of 2026-11-24T12:00:00Z --port 7380
   sparkis serve --log /data/log --upstream redis://cache:6379 --ownership /var/lib/sparkis/owners.json
 """
 
@@ -112,7 +114,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="write snapshots into the logs, and remove the files that they supersede (default: where the log can be "
         "written)",
     )
-    add_retention_option(parser, "if the log is compacted: retain younger files, for readers that are behind")
+    parser.add_argument(
+        "--as-of",
+        type=as_of,
+        metavar="EPOCH|TIME",
+        help=f"serve a past moment only, while the logs can be read there: {AS_OF_HELP}",
+    )
+    parser.add_argument("--job", action="append", metavar="NAME", help="with --as-of: only this job; may be repeated")
+    add_retention_option(
+        parser, "if the log is compacted: how far back it can be read, also by readers that are behind"
+    )
     add_upstream_options(parser)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--behind-proxy", action="store_true", help=argparse.SUPPRESS)  # see `serve_upstream`
@@ -138,6 +149,10 @@ def serve(options: argparse.Namespace) -> int:
         config = config_of(options)
     with mistakes.noted():
         swap = swap_of(options)
+    moments = None
+    if options.as_of is not None:
+        with mistakes.noted():
+            moments = moments_of(roots, options.as_of, options.job)
     mistakes.raise_if_any()
     # With workers, this process maps no stores and restarts the workers itself.
     is_supervisor = not (options.child or supervised or (options.workers > 1 and swap is None))
@@ -145,10 +160,14 @@ def serve(options: argparse.Namespace) -> int:
         # Imported here, because other servers need nothing of a proxy.
         from resp_server.programs.serve_upstream import serve_with_upstream
 
-        return uvloop.run(serve_with_upstream(options, config, swap, supervised))
-    with store_folder(options.store, roots, PREDECESSOR_S_MAX if options.behind_proxy else 0.0) as folder:
-        if not is_supervisor:
-            uvloop.run(_serve(options, config, roots, folder, supervised))
+        return event_loop.run(serve_with_upstream(options, config, swap, supervised))
+    if moments is not None and not is_supervisor:
+        with TemporaryDirectory(prefix="sparkis-", dir=options.store) as temporary:
+            event_loop.run(_serve(options, config, roots, Path(temporary), supervised, moments))
+    elif moments is None:
+        with store_folder(options.store, roots, PREDECESSOR_S_MAX if options.behind_proxy else 0.0) as folder:
+            if not is_supervisor:
+                event_loop.run(_serve(options, config, roots, folder, supervised))
     if is_supervisor:
         supervise()
     return 0
@@ -171,7 +190,54 @@ def _mistakes(options: argparse.Namespace) -> Mistakes:
         )
     if options.upstream and options.role != "master":
         mistakes.add(f"--role {options.role} has no effect with --upstream, which has a role itself; leave it out")
+    if options.as_of is not None:
+        for option, is_given, reason in (
+            ("--upstream", options.upstream, "an upstream has no past"),
+            ("--cluster", options.cluster is not None, "a node of a cluster follows the log"),
+            ("--compact yes", options.compact == "yes", "a server of a past moment writes nothing"),
+        ):
+            if is_given:
+                mistakes.add(f"--as-of cannot be combined with {option}, because {reason}; leave one of them out")
+    elif options.job:
+        mistakes.add("--job is for --as-of; a server that follows its logs serves all of their jobs")
     return mistakes
+
+
+def as_of(text: str) -> AsOf:
+    """Parse the value of --as-of."""
+    try:
+        return AsOf.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def moments_of(roots: Sequence[str], point: AsOf, only: Sequence[str] | None) -> dict[tuple[str, str], Moment]:
+    """Return the moment of each job to serve, by log and name; LogError if a job cannot be read there.
+
+    A job that began after a time is left out, unless it was named.
+    """
+    logs = {root: ChangeLog(root) for root in roots}
+    jobs = {(root, job): log.job(job) for root, log in logs.items() for job in log.jobs() if not only or job in only}
+    missing = sorted(set(only or ()) - {job for _, job in jobs})
+    if missing or not jobs:
+        raise LogError(f"no log has a job {', '.join(missing) or 'at all'}; `sparkis inspect LOG` lists the jobs")
+    if point.epoch is not None and len(jobs) > 1:
+        raise LogError(
+            f"--as-of {point.epoch}: each job counts its own epochs, and the logs have the jobs "
+            f"{', '.join(sorted(job for _, job in jobs))}; name one with --job, or give a time"
+        )
+    found, not_begun = {}, []
+    for place, log in jobs.items():
+        try:
+            found[place] = moment_of(log, point)
+        except NotBegunError as error:
+            if only:
+                raise
+            not_begun.append(error)
+            logger.info("%s; it is not served", error)
+    if not found:
+        raise not_begun[0]
+    return found
 
 
 def check_logs(roots: Sequence[str]) -> None:
@@ -239,6 +305,7 @@ async def _serve(
     roots: Sequence[str],
     folder: Path,
     supervised: Mapping[str, int],
+    moments: Mapping[tuple[str, str], Moment] | None = None,
 ) -> None:
     catalog: JobCatalog
     server: Server | Workers
@@ -251,9 +318,10 @@ async def _serve(
         keyspace = Keyspace()
         catalog, server = LocalJobCatalog(keyspace), Server(keyspace, config)
         load_users(server.users)
-    compacted = await asyncio.to_thread(compacted_logs, roots, options.compact)
+    choice = options.compact if moments is None else "no"
+    compacted = await asyncio.to_thread(compacted_logs, roots, choice)
     retention_ms = int(options.retention * 60_000)
-    appliers = Appliers(catalog, list(roots), folder, retention_ms=retention_ms, compacted=compacted)
+    appliers = Appliers(catalog, list(roots), folder, retention_ms=retention_ms, compacted=compacted, moments=moments)
     server.watch_event_demand(appliers.record_events)
     token = os.environ.pop(TOKEN_VARIABLE, None)
     topology_source = TopologySource(server)

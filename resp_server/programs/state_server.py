@@ -20,11 +20,10 @@ from errno import EADDRINUSE
 from ipaddress import ip_address
 from pathlib import Path
 
-import uvloop
-
 from resp_server.cluster.topology import NODE_ID
 from resp_server.cluster.topology_source import TopologySource
 from resp_server.config import ServerConfig
+from resp_server.net import event_loop
 from resp_server.net.addresses import PORT_MAX, host_and_port
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import certificates_of
@@ -100,7 +99,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write this server's part of snapshots into the log, and remove superseded files; all servers need it",
     )
-    add_retention_option(parser, "with --compact: retain younger files, for readers that are behind")
+    add_retention_option(parser, "with --compact: how far back the log can be read, also by readers that are behind")
     add_token_option(parser)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--driver", default="", help=argparse.SUPPRESS)
@@ -199,7 +198,7 @@ def serve(options: argparse.Namespace) -> None:
     token = token_of(options)
     config = config_of(options)
     with store_folder(options.store, roots) as folder:
-        uvloop.run(_serve(options, config, token, roots, folder))
+        event_loop.run(_serve(options, config, token, roots, folder))
 
 
 async def _serve(

@@ -13,6 +13,7 @@ from typing import Any
 from resp_server.net.client import Client
 from resp_server.net.tls import add_tls_options, files_of
 from resp_server.programs.command_line import whole_number
+from resp_server.programs.stop import running_server
 from state_backend.model.errors import SparkisError
 
 DEFAULT_URL = "redis://127.0.0.1:7379"
@@ -25,7 +26,11 @@ CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("--url", default=DEFAULT_URL, help="redis[s]://[:password@]host:port (default %(default)s)")
+    server = parser.add_mutually_exclusive_group()
+    server.add_argument("--url", default=DEFAULT_URL, help="redis[s]://[:password@]host:port (default %(default)s)")
+    server.add_argument(
+        "--log", metavar="PATH", help="ask the server that a driver on this machine started for this log"
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="list the states of each job, too")
     parser.add_argument(
         "--watch",
@@ -41,6 +46,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the status, once or until Ctrl-C; return the exit code."""
+    if options.log is not None:
+        try:
+            options.url = _url_of(options.log)
+        except (SparkisError, OSError) as error:
+            print(f"sparkis status: {error}", file=sys.stderr)
+            return 1
     try:
         code = _print_once(options)
         while options.watch is not None:
@@ -51,12 +62,22 @@ def run(options: argparse.Namespace) -> int:
     return code
 
 
+def _url_of(log: str) -> str:
+    """Return the address of the server that a driver on this machine started for a log; SparkisError if none runs."""
+    record = running_server(log)
+    return f"{'redis' if record.tls is None else 'rediss'}://127.0.0.1:{record.port}"
+
+
 def _print_once(options: argparse.Namespace) -> int:
     try:
         with Client.from_url(options.url, tls=files_of(options)) as client:
             jobs, version = read(client), version_of(client)
     except SparkisError as error:
-        hint = " (--url names another address, such as a job's endpoint.url)" if options.url == DEFAULT_URL else ""
+        hint = (
+            " (--url names another address, --log the log of a job on this machine)"
+            if options.url == DEFAULT_URL
+            else ""
+        )
         print(f"sparkis status: {error}{hint}", file=sys.stderr)
         return 1
     if options.watch is not None and sys.stdout.isatty():

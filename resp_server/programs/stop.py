@@ -23,14 +23,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """End the server; return the exit code."""
     try:
-        root = open_filesystem(options.log).root
-        record = ServerRecord.read(folder_of(root))
-        if record is None or start_of(record.pid) != record.start:
-            raise SparkisError(f"no driver of this user has a server for {root} on this machine")
+        record = running_server(options.log)
         with record.connect() as client:
             client.call("STOP", str(LEASES_MAX))
     except (SparkisError, OSError) as error:
         print(f"sparkis stop: {error}", file=sys.stderr)
         return 1
-    print(f"the server of {root} at port {record.port} ends")
+    print(f"the server of {record.log} at port {record.port} ends")
     return 0
+
+
+def running_server(log: str) -> ServerRecord:
+    """Return the record of the server that a driver on this machine started for a log; SparkisError if none runs."""
+    root = open_filesystem(log).root
+    record = ServerRecord.read(folder_of(root))
+    if record is None or start_of(record.pid) != record.start:
+        raise SparkisError(f"no driver of this user has a server for {root} on this machine")
+    return record

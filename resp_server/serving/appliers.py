@@ -22,6 +22,7 @@ from resp_server.net import children
 from resp_server.serving.job_catalog import Event, JobCatalog
 from state_backend.apply.resting import PROBE_INTERVAL_S, RestingJob
 from state_backend.log.change_log import ChangeLog
+from state_backend.log.past import Moment
 from state_backend.log.sweep import RETENTION_MS
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import SparkisError, StoreError
@@ -73,7 +74,9 @@ class ApplierProcess:
         records_events: bool,
         changed: Callable[[], None],
         rest_after_s: float,
+        moment: Moment | None = None,
     ) -> None:
+        self._moment = moment
         self.log = log
         self.name = job
         # Set when the job is served; empty if the job was not renamed.
@@ -215,6 +218,8 @@ class ApplierProcess:
         command += ["--events"] if records_events else []
         command += [] if self._is_store_trusted else ["--delete-stores"]
         command += ["--rest-after-s", str(self._rest_after_s)] if self._rest_after_s < math.inf else []
+        if self._moment is not None:
+            command += ["--moment", *map(str, self._moment)]
         command += ["--verified"] if self._has_rested else []
         self._is_store_trusted, self._has_rested = True, False
         process = await asyncio.create_subprocess_exec(
@@ -366,6 +371,7 @@ class Appliers:
     snapshot replaces.
     slots: the slots that the appliers own; `set_desired_slots` changes them.
     rest_after_s: a job without a new epoch for this long has no applier process until its next epoch.
+    moments: a past moment of each job to serve, by log and name. Then no log is followed, and no other job is served.
     on_change: called on the event loop's thread when `owned_slots` or `visible` has changed.
     """
 
@@ -380,7 +386,9 @@ class Appliers:
         slots: KeyGroups = ALL,
         records_events: bool = False,
         rest_after_s: float = REST_AFTER_S,
+        moments: Mapping[tuple[str, str], Moment] | None = None,
     ) -> None:
+        self._moments = moments
         self._rest_after_s = rest_after_s
         self._compacted = frozenset(compacted)
         self._records_events = records_events
@@ -450,7 +458,8 @@ class Appliers:
     async def start(self) -> None:
         """Start an applier for each job, and list the logs for new jobs from then on."""
         await self._list_jobs()
-        self._task = asyncio.create_task(self._list_forever())
+        if self._moments is None:
+            self._task = asyncio.create_task(self._list_forever())
 
     async def catch_up(self) -> None:
         """Wait until every log was listed once, and each of their jobs is served or has an error."""
@@ -538,6 +547,8 @@ class Appliers:
 
     def _add_applier(self, root: str, job: str) -> None:
         existing = self._appliers.get(job)
+        if self._moments is not None and (root, job) not in self._moments:
+            return
         if existing is None:
             self._appliers[job] = ApplierProcess(
                 self._catalog,
@@ -549,6 +560,7 @@ class Appliers:
                 records_events=self._records_events,
                 changed=self._recompute,
                 rest_after_s=self._rest_after_s,
+                moment=None if self._moments is None else self._moments[root, job],
             )
         elif existing.log != root and (root, job) not in self._refused:
             self._refused.add((root, job))

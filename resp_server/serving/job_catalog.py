@@ -102,7 +102,7 @@ class LocalJobCatalog(JobCatalog):
         store = self._stores.get(job)
         is_new = store is None or store.path != path
         if store is None or is_new:
-            store = LmdbStore(path, event["generation"], is_reader=True)
+            store = LmdbStore(path, event["generation"], is_reader=True, as_of_ms=event.get("as_of_ms"))
         made = Job(
             job,
             event["generation"],
@@ -110,6 +110,7 @@ class LocalJobCatalog(JobCatalog):
             store,
             is_incomplete=event["is_incomplete"],
             renamed_from=event["renamed_from"],
+            as_of_ms=event.get("as_of_ms"),
         )
         try:
             self._keyspace.check(made)

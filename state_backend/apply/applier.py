@@ -6,7 +6,7 @@ The server that started the process writes lines to its standard input: `slots 0
 `events on` and `events off` switch the recording of events of keys (see `key_events`); any other line means "poll now".
 The process ends at the end of the input. It writes one JSON object per line to its standard output:
 
-    {"event": "open", "path", "generation", "states", "renamed_from", "term", "applied", "is_incomplete", "slots", ...}
+    {"event": "open", "path", "generation", "states", "renamed_from", "as_of_ms", "term", "applied", ...}
         readers open this store from now on, and close the store of the job's former name
     {"event": "status", "committed", "committed_clock_ms", "term", "applied", "changes", "is_stale", "error", ...}
         when one of these changed; `applied` is the last visible epoch, `term` its writer's term, `changes` the number
@@ -49,6 +49,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ from state_backend.lmdb.store import MAP_BYTES_MAX, LmdbStore
 from state_backend.log import promotion
 from state_backend.log.change_log import ChangeLog, CurrentGeneration
 from state_backend.log.epochs import Epoch, EpochRef
+from state_backend.log.past import Moment, PastLog
 from state_backend.log.sweep import RETENTION_MS
 from state_backend.log.terms import Description
 from state_backend.model.clock import Clock, now_ms
@@ -130,8 +132,10 @@ class Applier:
         clock: Clock = now_ms,
         compactor: Compactor | None = None,
         slots: KeyGroups = ALL,
+        as_of_ms: int | None = None,
     ) -> None:
         self._log = log.job(job)
+        self._as_of_ms = as_of_ms
         self._folder = Path(folder) / job
         self._report = report
         self._map_bytes_max = map_bytes_max
@@ -574,6 +578,7 @@ class Applier:
                 "generation": current.generation,
                 "states": [state.to_json() for state in description.states],
                 "renamed_from": description.renamed_from,
+                "as_of_ms": self._as_of_ms,
                 **self._visible_fields(),
             }
         )
@@ -743,6 +748,16 @@ def follow_until_end(
                 _set_slots(applier, line[len(b"slots") :].decode("ascii", "replace"))
 
 
+def apply_past(applier: Applier, input_file: int, epoch: int, probe_interval_s: float) -> None:
+    """Apply the epochs up to a past one, and then wait until the input ends: the log is not followed."""
+    while applier.step() or applier.last_report.get("applied") != epoch:
+        ready, _, _ = select.select([input_file], [], [], probe_interval_s if applier.last_report.get("error") else 0)
+        if ready and not os.read(input_file, 65536):
+            return
+    while os.read(input_file, 65536):
+        pass
+
+
 def _set_slots(applier: Applier, text: str) -> None:
     try:
         applier.set_desired_slots(KeyGroups.parse(text))
@@ -772,6 +787,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--verified", action="store_true", help="the store was verified, and closed by an applier")
     parser.add_argument("--rest-after-s", type=float, default=math.inf, help="end after this long without work")
     parser.add_argument("--retention-ms", type=int, default=RETENTION_MS, help="how long --compact retains epochs")
+    parser.add_argument("--moment", nargs=3, metavar=("GENERATION", "EPOCH", "MS"), help="serve this past moment only")
     parser.add_argument("--probe-interval-s", type=float, default=PROBE_INTERVAL_S)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -789,13 +805,29 @@ def main(arguments: list[str] | None = None) -> None:
 
     compactor = Compactor(options.log, options.job, options.retention_ms) if options.compact else None
     log = ChangeLog(options.log)
-    applier = Applier(log, options.job, options.store, report, compactor=compactor, slots=options.slots)
+    moment, clock = None, now_ms
+    if options.moment is not None:
+        moment = Moment(options.moment[0], int(options.moment[1]), int(options.moment[2]))
+        log, clock = PastLog(log, {options.job: moment}), partial(int, moment.clock_ms)
+    applier = Applier(
+        log,
+        options.job,
+        options.store,
+        report,
+        clock=clock,
+        compactor=compactor,
+        slots=options.slots,
+        as_of_ms=None if moment is None else moment.clock_ms,
+    )
     applier.is_verified = options.verified
     applier.record_events(options.events)
     if options.delete_stores:
         applier.delete_all_stores()
     with suppress(KeyboardInterrupt, BrokenPipeError):
-        follow_until_end(applier, sys.stdin.fileno(), options.probe_interval_s, options.rest_after_s)
+        if moment is not None:
+            apply_past(applier, sys.stdin.fileno(), moment.epoch, options.probe_interval_s)
+        else:
+            follow_until_end(applier, sys.stdin.fileno(), options.probe_interval_s, options.rest_after_s)
     applier.close()
 
 

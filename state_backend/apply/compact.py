@@ -20,11 +20,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--log", required=True, metavar="PATH", help="a log root")
     parser.add_argument("--job", action="append", metavar="NAME", help="only this job; may be repeated")
-    add_retention_option(parser, "retain younger files, for readers that are behind")
+    add_retention_option(parser, "how far back the log can be read, also by readers that are behind")
 
 
 def add_retention_option(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add the option `--retention`: for how many minutes files are retained after a snapshot covers them."""
+    """Add the option `--retention`: how many minutes of the past can be read."""
     parser.add_argument(
         "--retention",
         type=_minutes,

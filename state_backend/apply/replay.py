@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from state_backend.apply import snapshots
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.filesystems import Filesystem
+from state_backend.log.past import AsOf, PastJobLog, moment_of
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import LogError
+from state_backend.model.key_groups import KeyGroups
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges, Snapshot
 
@@ -41,23 +44,30 @@ def read_snapshot(
         b'12.75'
     """
     log = ChangeLog(root).job(job)
-    current = log.visible()
-    newest = None if current is None else log.end(current)
-    if current is None or newest is None:
-        raise LogError(f"the log {log.filesystem.root} has no epoch of a job {job!r}")
-    end = newest.epoch if epoch is None else epoch
-    states = log.description(current.generation).all_states
-    store = MemoryStore(current.generation)
-    manifest = next((each for each in log.snapshots(current) if each.epoch <= end), None)
-    if manifest is not None:
-        store.apply(snapshots.changes(log, current.generation, manifest), states)
-    first = manifest.epoch + 1 if manifest is not None else min(log.numbers(current.generation), default=newest.epoch)
-    if not first - (manifest is not None) <= end <= newest.epoch:
-        raise LogError(f"job {job!r}: its log has the epochs {first} to {newest.epoch}, and not {end}")
-    for number in range(first, end + 1):
-        each = log.epoch(current, number)
-        if each is None or (number == first and manifest is None and each.previous is not None):
-            raise LogError(f"job {job!r}: the log no longer has epoch {end}; read a newer one")
-        runs = log.runs(current.generation, each)
-        store.apply(EpochChanges(number, each.term, each.clock_ms, runs, frozenset(each.replaces)), states)
+    moment = moment_of(log, None if epoch is None else AsOf(epoch))
+    past = PastJobLog(log, moment)
+    store = MemoryStore(moment.generation)
+    for changes in epochs_of(past):
+        store.apply(changes, log.description(moment.generation).all_states)
     return store.snapshot(now_ms() if at_ms is None else at_ms)
+
+
+def epochs_of(past: PastJobLog, slots: KeyGroups | None = None, start: int | None = None) -> Iterator[EpochChanges]:
+    """Iterate over the changes that build a job's state at a past moment, in all slots or in some, from an empty store.
+
+    The first ones are those of the newest snapshot up to the epoch `start` (default: the moment's), if there is one.
+    LogError if a file was swept meanwhile.
+    """
+    current = past.visible()
+    assert current is not None
+    end = past.moment.epoch
+    manifest = next((each for each in past.complete_snapshots(current) if start is None or each.epoch <= start), None)
+    if manifest is not None:
+        yield snapshots.changes(past, current.generation, manifest, slots)
+    first = manifest.epoch + 1 if manifest is not None else min(past.numbers(current.generation), default=end)
+    for number in range(first, end + 1):
+        each = past.epoch(current, number)
+        if each is None or (number == first and manifest is None and each.previous is not None):
+            raise LogError(f"job {past.job!r}: the log no longer has epoch {number}; read a newer one")
+        runs = past.runs(current.generation, each, slots)
+        yield EpochChanges(number, each.term, each.clock_ms, runs, frozenset(each.replaces))

@@ -54,7 +54,9 @@ class RecordReader(Snapshot):
         now_ms: int,
         environment: lmdb.Environment,
         file: int | None,
+        as_of_ms: int | None = None,
     ) -> None:
+        self._as_of_ms = as_of_ms
         self._begin = begin
         self._tables = tables
         self._generation = generation
@@ -64,7 +66,7 @@ class RecordReader(Snapshot):
         self._on_close: Callable[[], None] | None = None  # set in a snapshot that `lend` returned
         self.version = self._txn.id()
         self._clock_ms = self.applied.clock_ms
-        self._now_ms = max(now_ms, self._clock_ms)
+        self._now_ms = self._reading(now_ms)
         self._environment = environment
         self._file = file
         self._can_read = False
@@ -73,7 +75,6 @@ class RecordReader(Snapshot):
 
     @property
     def now_ms(self) -> int:
-        """The clock reading: what has expired by then is missing."""
         return self._now_ms
 
     @property
@@ -95,7 +96,13 @@ class RecordReader(Snapshot):
             self._meta = None
             self.version = version
             self._clock_ms = self.applied.clock_ms
-        self._now_ms = now_ms if now_ms > self._clock_ms else self._clock_ms
+        self._now_ms = self._reading(now_ms)
+
+    def _reading(self, now_ms: int) -> int:
+        """Return the clock reading of this snapshot: a store of a past moment has that moment's."""
+        if self._as_of_ms is not None:
+            now_ms = self._as_of_ms
+        return now_ms if now_ms > self._clock_ms else self._clock_ms
 
     def close(self) -> None:
         if self._on_close is not None:
@@ -106,7 +113,7 @@ class RecordReader(Snapshot):
     def lend(self, now_ms: int, on_close: Callable[[], None]) -> Self:
         self._read_meta()
         lent = copy(self)
-        lent._now_ms, lent._on_close = max(now_ms, self._clock_ms), on_close
+        lent._now_ms, lent._on_close = self._reading(now_ms), on_close
         lent._pages, lent._pages_version = None, -1  # this snapshot's `_pages` change with its renewals
         return lent
 

@@ -73,6 +73,8 @@ class LmdbStore(Store):
     """A store in a folder. One process opens it to write; others read it with `is_reader=True`.
 
     LMDB forbids to open one folder twice in a process: the writer's own readers use its `snapshot`.
+
+    as_of_ms: the clock reading of all snapshots, in a store of a past moment.
     """
 
     _file: int | None = None  # a descriptor of the data file
@@ -84,8 +86,10 @@ class LmdbStore(Store):
         *,
         is_reader: bool = False,
         map_bytes_max: int = MAP_BYTES_MAX,
+        as_of_ms: int | None = None,
     ) -> None:
         self.path = Path(path)
+        self._as_of_ms = as_of_ms
         self.generation = generation
         self._map_bytes_max = map_bytes_max
         with self._translated_errors(lmdb.Error, OSError):
@@ -347,7 +351,9 @@ class LmdbStore(Store):
             return True
 
     def snapshot(self, now_ms: int) -> LmdbSnapshot:
-        return LmdbSnapshot(self.begin, self.tables, self.generation, now_ms, self._env, self._file)
+        # The compiled core counts times to live from now, so it reads no store of a past moment.
+        file = self._file if self._as_of_ms is None else None
+        return LmdbSnapshot(self.begin, self.tables, self.generation, now_ms, self._env, file, self._as_of_ms)
 
     def clear_stale_readers(self) -> int:
         """Free the reader slots of dead processes, because LMDB would never reuse their pages; return how many."""

@@ -21,6 +21,7 @@ import logging
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -170,11 +171,16 @@ class JobLog:
     def snapshots(self, current: CurrentGeneration) -> Iterator[Epoch]:
         """Iterate over the manifests of the newest SNAPSHOTS_RETAINED complete snapshots, the newest first.
 
+        Readers use no others, because older ones may be being removed. See `complete_snapshots`.
+        """
+        return islice(self.complete_snapshots(current), SNAPSHOTS_RETAINED)
+
+    def complete_snapshots(self, current: CurrentGeneration) -> Iterator[Epoch]:
+        """Iterate over the manifests of all complete snapshots, the newest first.
+
         Snapshots in `damaged_snapshots` are skipped. See `snapshots`.
         """
-        names = self.filesystem.names(f"{self.job}/{current.generation}/snapshots")
-        found = 0
-        for number in sorted((int(name) for name in names if name.isdecimal()), reverse=True):
+        for number in reversed(self.snapshot_numbers(current.generation)):
             path = f"{self.snapshot_folder(current.generation, number)}/manifest.json"
             stored = self.filesystem.read(path)
             if stored is not None and number not in self.damaged_snapshots:
@@ -185,9 +191,11 @@ class JobLog:
                     logger.warning("job %s: %s; the snapshot before it is used", self.job, error)
                     continue
                 yield manifest
-                found += 1
-            if found == SNAPSHOTS_RETAINED:
-                return
+
+    def snapshot_numbers(self, generation: str) -> list[int]:
+        """Return the epochs of a generation's snapshots, sorted; incomplete snapshots, too."""
+        names = self.filesystem.names(f"{self.job}/{generation}/snapshots")
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def end(self, current: CurrentGeneration) -> Epoch | None:
         """Return the epoch before the next one: the last epoch, or the newest snapshot if no epoch remains."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from state_backend.log.change_log import ChangeLog, JobLog
+from state_backend.log.past import readable_epochs
 from state_backend.model.clock import iso_text
 from state_backend.model.errors import SparkisError
 
@@ -54,6 +55,10 @@ def facts_of(job: JobLog) -> dict[str, Any]:
         facts["snapshots"] = [
             {"epoch": each.epoch, "changes": each.rows, "bytes": each.change_bytes} for each in job.snapshots(current)
         ]
+        readable = readable_epochs(job)
+        if readable is not None:
+            first = readable.first
+            facts["readable_from"] = {"epoch": first.epoch, "committed_at": iso_text(first.clock_ms)}
         newest = job.newest(current)
         if newest is not None:
             facts["last_epoch"] = {
@@ -81,6 +86,8 @@ def lines_of(facts: dict[str, Any]) -> Iterator[str]:
         yield f"  state       {state['name']}, {state['kind']}, {state['key_format']}"
     if facts.get("epochs"):
         yield f"  epochs      {facts['epochs']['first']} to {facts['epochs']['last']}"
+    if "readable_from" in facts:
+        yield f"  readable    from epoch {facts['readable_from']['epoch']} on, {facts['readable_from']['committed_at']}"
     if "last_epoch" in facts:
         last = facts["last_epoch"]
         yield f"  all changes {facts['bytes_of_all_changes']} bytes since the beginning of the log"

@@ -266,6 +266,11 @@ class LogWriter:
         return self.log.job
 
     @property
+    def root(self) -> str:
+        """The root of the change log."""
+        return self._filesystem.root
+
+    @property
     def generation(self) -> str:
         """The name of the current generation's folder; a rewind changes it."""
         return self.current.generation

@@ -5,7 +5,7 @@ removed only for a reason that stays true (the proof is in `docs/design/0004-swe
 
     an epoch                 it is below the floor, which only rises
     a change file            its epoch is below the floor; or its epoch is committed, not the last, and does not list it
-    a snapshot               it is older than the second newest complete snapshot
+    a snapshot               it is neither of the two newest complete ones, and not needed to read the past
     a generation             its term is older than the visible generation's, or is void
     a temporary file         its final file exists, or could be removed, too
 """
@@ -16,45 +16,56 @@ from state_backend.log.change_log import SNAPSHOTS_RETAINED, CurrentGeneration, 
 from state_backend.log.epochs import Epoch
 from state_backend.model.generations import first_term
 
-# How long a change file stays after a snapshot covers it, for readers that are behind (guess).
+# How far back a log can be read: past states, and a reader that is behind (guess).
 RETENTION_MS = 3_600_000
+# Retained snapshots are at least this part of the retention apart, besides the two newest: where snapshots are frequent
+# the log has few of them, and the past reaches back by one more part (guess).
+PARTS_OF_RETENTION = 2
 
 
 def sweep(log: JobLog, current: CurrentGeneration, at_ms: int, retention_ms: int = RETENTION_MS) -> int:
     """Remove files that readers do not need any more; return the number of files and folders removed.
 
-    In the generation: epochs that a snapshot covers and that are older than the retention time, except the last one;
-    the files of these epochs; older snapshots; files that no epoch lists. In the job: replaced generations, once the
-    visible generation has an epoch older than the retention time.
+    The state as of the retention time ago can still be read: the newest snapshot of that time or before, and all epochs
+    after it, remain. In the generation: older epochs, except the last one; the files of these epochs; snapshots that
+    are not needed; files that no epoch lists. In the job: replaced generations, once the visible generation has an
+    epoch older than the retention time.
     """
     removed = 0
     last = log.newest(current)
     if last is not None:
-        manifests = list(log.snapshots(current))
-        floor = _raised_floor(log, current, manifests, last, at_ms - retention_ms)
+        snapshots = list(log.complete_snapshots(current))[::-1]
+        spaced = _spaced(snapshots, retention_ms // PARTS_OF_RETENTION)
+        base = max((each.epoch for each in spaced if each.clock_ms <= at_ms - retention_ms), default=-1)
+        floor = _raised_floor(log, current, min(base + 1, last.epoch))
         removed += _sweep_changes(log, current, floor, last)
         removed += _sweep_epochs(log, current, floor, last)
-        if len(manifests) == SNAPSHOTS_RETAINED:
-            removed += _sweep_snapshots(log, current, manifests[-1].epoch)
+        needed = {each.epoch for each in spaced if each.epoch >= base}
+        removed += _sweep_snapshots(log, current, needed, snapshots[-SNAPSHOTS_RETAINED:])
     return removed + sweep_job(log, at_ms - retention_ms)
 
 
-def _raised_floor(log: JobLog, current: CurrentGeneration, manifests: list[Epoch], last: Epoch, until_ms: int) -> int:
+def _spaced(snapshots: list[Epoch], apart_ms: int) -> list[Epoch]:
+    """Return the oldest snapshot, and each that is so much younger than the one chosen before.
+
+    What is chosen stays so when a sweep has removed others, or older ones.
+    """
+    spaced: list[Epoch] = []
+    for each in snapshots:
+        if not spaced or each.clock_ms - spaced[-1].clock_ms >= apart_ms:
+            spaced.append(each)
+    return spaced
+
+
+def _raised_floor(log: JobLog, current: CurrentGeneration, needed: int) -> int:
     """Raise the floor to the first epoch that is still needed, and return it.
 
     The floor is written before an epoch is removed, so that a reader that misses an epoch can find the reason.
     """
-    floor = before = log.floor(current.generation)
-    for number in log.numbers(current.generation):
-        epoch = log.epoch(current, number)
-        if epoch is None:
-            continue  # another sweep removed it
-        is_covered = bool(manifests) and number <= manifests[0].epoch and number < last.epoch
-        if not is_covered or epoch.clock_ms > until_ms:
-            break
-        floor = number + 1
+    floor = log.floor(current.generation)
     folder = f"{log.job}/{current.generation}/floor"
-    if floor > before:
+    if needed > floor:
+        floor = needed
         log.filesystem.create(f"{folder}/{floor}", b"")
     _remove(log, folder, [name for name in log.filesystem.names(folder) if _number(name) < floor])
     return floor
@@ -86,10 +97,13 @@ def _sweep_epochs(log: JobLog, current: CurrentGeneration, floor: int, last: Epo
     return _remove(log, folder, list(filter(is_removable, log.filesystem.names(folder))))
 
 
-def _sweep_snapshots(log: JobLog, current: CurrentGeneration, oldest: int) -> int:
+def _sweep_snapshots(log: JobLog, current: CurrentGeneration, needed: set[int], newest: list[Epoch]) -> int:
+    if len(newest) < SNAPSHOTS_RETAINED:
+        return 0
     folder = f"{log.job}/{current.generation}/snapshots"
-    # Incomplete ones, too. A snapshot between the two retained ones may still be being written.
-    old = [name for name in log.filesystem.names(folder) if name.isdecimal() and int(name) < oldest]
+    # Incomplete ones, too. A snapshot between the two newest may still be being written.
+    names = [name for name in log.filesystem.names(folder) if name.isdecimal()]
+    old = [name for name in names if int(name) < newest[0].epoch and int(name) not in needed]
     for name in old:
         log.filesystem.remove(f"{folder}/{name}")
     return len(old)

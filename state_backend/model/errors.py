@@ -12,6 +12,7 @@
     │   ├── RewoundCheckpointError   a writer publishes an epoch below the last committed one
     │   └── EpochHoleError           an epoch is missing before another one
     ├── CheckpointError          the checkpoint of a query
+    │   ├── CheckpointUnavailableError  its storage does not respond, refuses, or is of an unknown kind
     │   ├── CheckpointDamagedError   a file is not as Spark wrote it
     │   ├── UnsupportedStateError    a format, provider or type that sparkis does not read
     │   └── PurgedVersionError       files of a version are gone; Spark removes old ones
@@ -75,6 +76,10 @@ class EpochHoleError(LogError):
 
 class CheckpointError(SparkisError):
     """A query's checkpoint cannot be read."""
+
+
+class CheckpointUnavailableError(CheckpointError):
+    """The storage of a checkpoint does not respond, refuses, or is not known to sparkis."""
 
 
 class CheckpointDamagedError(CheckpointError):

@@ -334,6 +334,10 @@ class MemorySnapshot(Snapshot):
         return lent
 
     @property
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    @property
     def applied(self) -> AppliedEpoch:
         return self._applied
 

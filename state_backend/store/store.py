@@ -166,6 +166,11 @@ class Snapshot(ABC):
 
     @property
     @abstractmethod
+    def now_ms(self) -> int:
+        """The clock reading: what has expired by then is missing."""
+
+    @property
+    @abstractmethod
     def applied(self) -> AppliedEpoch:
         """The epoch of this snapshot, and its counts."""
 

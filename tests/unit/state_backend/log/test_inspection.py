@@ -36,6 +36,8 @@ def test_each_job_is_shown(log: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert text in first
     assert "checkpoint  /checkpoints/a" in first
     assert "epochs      0 to 2\n" in second
+    assert "readable    from epoch 2 on, " in first
+    assert "readable    from epoch 0 on, " in second
     assert "snapshot" not in second
 
 

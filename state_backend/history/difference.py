@@ -1,0 +1,115 @@
+"""`sparkis diff JOB FROM TO --log LOG`: the keys that differ between two epochs of a job.
+
+Both states are built in temporary stores on this machine's disk and read together in store order, so that only the
+values of one key of each are in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from state_backend.apply.temporary_store import past_snapshot
+from state_backend.history.whole_values import whole_value
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.past import AS_OF_HELP, AsOf, moment_of
+from state_backend.model.errors import LogError, SparkisError
+from state_backend.model.slots import position_of
+from state_backend.store.store import KeyInfo, Snapshot
+
+DESCRIPTION = (
+    "Show which keys were added, removed or changed between two past moments of a job. Needs no server and no Spark."
+)
+SCANNED_KEYS = 1_000
+
+
+class Difference(NamedTuple):
+    """A key that differs. change: `added`, `removed` or `changed`."""
+
+    change: str
+    state: str
+    key: bytes
+
+
+def differences(before: Snapshot, after: Snapshot, state: str | None = None) -> Iterator[Difference]:
+    """Iterate over the keys whose value, or state, differs, in store order; of all states, or of one."""
+    olds, news = _keys(before, state), _keys(after, state)
+    old, new = next(olds, None), next(news, None)
+    while old is not None or new is not None:
+        if new is None or (old is not None and _place(old) < _place(new)):
+            assert old is not None
+            yield Difference("removed", old.state, old.key)
+            old = next(olds, None)
+        elif old is None or _place(new) < _place(old):
+            yield Difference("added", new.state, new.key)
+            new = next(news, None)
+        else:
+            if old.state != new.state or whole_value(before, old) != whole_value(after, new):
+                yield Difference("changed", new.state, new.key)
+            old, new = next(olds, None), next(news, None)
+
+
+def _place(info: KeyInfo) -> tuple[int, bytes]:
+    return position_of(info.key), info.key
+
+
+def _keys(snapshot: Snapshot, state: str | None) -> Iterator[KeyInfo]:
+    """Iterate over the keys in the order of `_place`: a call of scan never ends within a position."""
+    cursor = -1
+    while cursor:
+        cursor, keys = snapshot.scan(max(cursor, 0), SCANNED_KEYS)
+        for info in map(snapshot.key_info, sorted(keys, key=lambda key: (position_of(key), key))):
+            if info is not None and state in (None, info.state):
+                yield info
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("job", metavar="JOB", help="the job's name")
+    parser.add_argument("begin", type=_as_of, metavar="FROM", help=AS_OF_HELP)
+    parser.add_argument("end", type=_as_of, metavar="TO", help="as FROM")
+    parser.add_argument("--log", required=True, metavar="PATH", help="a log root")
+    parser.add_argument("--state", metavar="NAME", help="only this state")
+    parser.add_argument("--limit", type=_limit, metavar="N", help="at most so many keys (default: all)")
+    parser.add_argument("--json", action="store_true", help="print a JSON object a line")
+
+
+def _as_of(text: str) -> AsOf:
+    try:
+        return AsOf.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _limit(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 16 and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of keys")
+    return int(text)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the differences; return the exit code."""
+    try:
+        log = ChangeLog(options.log)
+        if options.job not in log.jobs():
+            raise log.no_such_job(options.job)
+        job = log.job(options.job)
+        begin, end = moment_of(job, options.begin), moment_of(job, options.end)
+        names = [state.name for state in job.description(end.generation).all_states]
+        if options.state not in (None, *names):
+            raise LogError(f"job {options.job!r} has no state {options.state!r}; states: {', '.join(names)}")
+        with past_snapshot(log, options.job, begin) as before, past_snapshot(log, options.job, end) as after:
+            for each in islice(differences(before, after, options.state), options.limit):
+                key = each.key.decode("utf-8", "backslashreplace")
+                if options.json:
+                    print(json.dumps({"change": each.change, "state": each.state, "key": key}))
+                else:
+                    print(f"{each.change:<8}{each.state:<20}  {key}")
+    except SparkisError as error:
+        print(f"sparkis diff: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,288 @@
+"""`sparkis.read_table`: a state as a table of Arrow, for pandas, Polars and DuckDB."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from state_backend.apply.temporary_store import past_snapshot
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.filesystems import Filesystem
+from state_backend.log.past import AsOf, moment_of
+from state_backend.model.descriptor import Encoding, Kind, Reduce, StateDescriptor
+from state_backend.model.errors import LogError
+from state_backend.store.store import KeyInfo, Snapshot
+
+# Keys of one step of the scan, and rows of one record batch (guesses). A batch also ends at this size.
+SCANNED_KEYS = 1_000
+BATCH_ROWS = 65_536
+BATCH_BYTES = 64 << 20
+
+TYPES = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
+TIMES = ("date", "timestamp", "timestamp_ntz")
+EXPIRY = pa.timestamp("ms", "UTC")
+
+# Bytes or text for each column of the table; numbers for a position, a score and an expiry.
+Row = tuple[Any, ...]
+
+
+def read_table(
+    log: str | Path | Filesystem,
+    state: str,
+    *,
+    job: str | None = None,
+    as_of: int | str | datetime | None = None,
+    raw: bool = False,
+) -> pa.Table:
+    """Return a state as a table of Arrow, read from a job's log.
+
+    No server and no Spark are needed. The state is built on this machine's disk; memory grows with the table only.
+    `table.to_pandas()`, `polars.from_arrow(table)` and `duckdb.sql("from table")` take it from there.
+
+    There is a row for each key and, by the state's kind, for each field, element or member of it:
+
+    | kind | columns after the key's |
+    |---|---|
+    | value | the value columns |
+    | map of several value columns | the value columns |
+    | map with `field=` | `field`, the value columns |
+    | list | `position`, from 0, and the value columns |
+    | set | `member` |
+    | sorted set | `member`, `score` |
+
+    First come the columns of the key. A key of several columns also has the whole key as `key`, because a value may
+    contain the separator: where the parts cannot be told apart, they are null. A state without such columns has `key`
+    only. The last column is `expire_at`. A state without names of value columns has `value`. A name that is taken gets
+    a `_` in front.
+
+    Columns have the types that Spark gave them: numbers, booleans, decimals, binary, dates, and timestamps in UTC.
+    Structs, arrays, times with a `time_format` and columns without a known type are text.
+
+    Args:
+        log: The root of the change log.
+        state: The state's name.
+        job: The job's name. Default: the only job with such a state.
+        as_of: A past moment, while the log can be read there: an epoch's number, a datetime (UTC without a zone), or a
+            text in ISO 8601; the newest epoch up to a time. What has expired by then is left out. Default: now.
+        raw: All columns as bytes, as clients see them, except `position`, `score` and `expire_at`.
+
+    Raises:
+        LogError: The log has no such state, or cannot be read at this moment; or a value is not of its column's type.
+
+    Examples:
+        >>> states = [sparkis.StateDescriptor("price", key="ticker", value="price", columns={"price": "double"})]
+        >>> with sparkis.LogWriter(path, "market", states) as writer:
+        ...     for price in (b"12.5", b"12.75"):
+        ...         epoch = writer.publish([sparkis.Change("price", sparkis.Op.PUT, b"market:price:ACME", value=price)])
+        >>> sparkis.read_table(path, "price").to_pylist()
+        [{'ticker': 'ACME', 'price': 12.75, 'expire_at': None}]
+        >>> sparkis.read_table(path, "price", as_of=0).column("price").to_pylist()
+        [12.5]
+    """
+    change_log = ChangeLog(log)
+    try:
+        point = None if as_of is None else AsOf.of(as_of)
+    except ValueError as error:
+        raise LogError(f"as_of={error}") from None
+    job, descriptor = find_state(change_log, state, job)
+    moment = moment_of(change_log.job(job), point)
+    rows = _Rows(job, descriptor, raw)
+    with past_snapshot(change_log, job, moment) as snapshot:
+        return pa.Table.from_batches(rows.batches(snapshot), rows.schema)
+
+
+def find_state(log: ChangeLog, state: str, job: str | None) -> tuple[str, StateDescriptor]:
+    """Return a state, and the name of its job; LogError if there is none, or if several jobs have one."""
+    names = log.jobs()
+    if job is not None and job not in names:
+        raise log.no_such_job(job)
+    found: list[tuple[str, StateDescriptor]] = []
+    others: list[tuple[str, StateDescriptor]] = []
+    for name in names if job is None else [job]:
+        current = log.job(name).visible()
+        for each in () if current is None else log.job(name).description(current.generation).states:
+            (found if each.name == state else others).append((name, each))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise LogError(f"the jobs {', '.join(name for name, _ in found)} have a state {state!r}; name one with job=")
+    there = ", ".join(f"{each.name} of job {name}" for name, each in others) or "none"
+    raise LogError(f"the log {log.filesystem.root} has no state {state!r}; states: {there}")
+
+
+class _Rows:
+    """The rows of one state, and the schema that they have."""
+
+    def __init__(self, job: str, state: StateDescriptor, raw: bool) -> None:
+        self._state, self._raw = state, raw
+        form = state.format_for(job)
+        literals = [re.escape(literal.encode()) for literal in form.literals]
+        # A key has one split if the shortest and the longest texts of its columns are the same.
+        self._shortest = re.compile(b"(.*?)".join(literals) + rb"\Z", re.DOTALL)
+        self._longest = re.compile(b"(.*)".join(literals) + rb"\Z", re.DOTALL)
+        self._has_key = len(form.columns) != 1
+        self._is_pivot = state.kind is Kind.MAP and state.field is None and bool(state.value)
+        self._value_names = () if state.kind in (Kind.SET, Kind.SORTED_SET) else state.value or ("value",)
+        named = {*form.columns, *state.value}
+        fields: list[pa.Field] = []
+
+        def add(name: str, kind: pa.DataType, *, own: bool = True) -> None:
+            while (own and name in named) or any(name == each.name for each in fields):
+                name = f"_{name}"
+            fields.append(pa.field(name, kind))
+
+        if self._has_key:
+            add("key", self._type(""))
+        for name in form.columns:
+            add(name, self._type(name), own=False)
+        if state.kind is Kind.LIST:
+            add("position", pa.int64())
+        elif state.kind in (Kind.SET, Kind.SORTED_SET):
+            add("member", self._type(state.member or ""))
+        elif state.kind is Kind.MAP and not self._is_pivot:
+            add("field", self._type(state.field or ""))
+        if state.kind is Kind.SORTED_SET:
+            add("score", pa.float64())
+        for name in self._value_names:
+            add(name, self._value_type(name), own=name not in named)
+        add("expire_at", EXPIRY)
+        self.schema = pa.schema(fields)
+
+    def _type(self, column: str) -> pa.DataType:
+        kind = self._state.columns.get(column, "string")
+        if self._raw:
+            return pa.binary()
+        if self._state.time_format is not None and kind in TIMES:
+            return pa.string()
+        if decimal := DECIMAL.fullmatch(kind):
+            return pa.decimal128(int(decimal[1]), int(decimal[2]))
+        return TYPES.get(kind, pa.string())
+
+    def _value_type(self, column: str) -> pa.DataType:
+        """Return the type of a value: sums and counts are larger than their column."""
+        kind = self._type(column)
+        if self._raw or self._state.reduce not in (Reduce.SUM, Reduce.COUNT):
+            return kind
+        if self._state.reduce is Reduce.COUNT or pa.types.is_integer(kind):
+            return pa.int64()
+        return pa.decimal128(38, kind.scale) if pa.types.is_decimal(kind) else pa.float64()
+
+    def batches(self, snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
+        """Iterate over the rows of all keys of the state, in slot order."""
+        rows: list[Row] = []
+        size = 0
+        for info in keys_of_state(snapshot, self._state):
+            key = self._key(info.key)
+            for row in self._rows(snapshot, info):
+                rows.append((*key, *row))
+                size += sum(len(each) for each in row if isinstance(each, (bytes, str)))
+                if len(rows) >= BATCH_ROWS or size >= BATCH_BYTES:
+                    yield self._batch(rows)
+                    rows, size = [], 0
+        if rows:
+            yield self._batch(rows)
+
+    def _key(self, key: bytes) -> Row:
+        shortest = self._shortest.match(key)
+        assert shortest is not None
+        parts: Row = shortest.groups()
+        if len(parts) > 1:
+            longest = self._longest.match(key)
+            assert longest is not None
+            parts = parts if parts == longest.groups() else (None,) * len(parts)
+        return (key, *parts) if self._has_key else parts
+
+    def _rows(self, snapshot: Snapshot, info: KeyInfo) -> Iterator[Row]:
+        key, expire_at_ms = info.key, info.expire_at_ms
+        match info.kind:
+            case Kind.MAP if self._is_pivot:
+                names = [name.encode() for name in self._value_names]
+                yield *snapshot.fields(key, names), expire_at_ms
+            case Kind.MAP:
+                for some in _batched(snapshot.map_pairs(key), SCANNED_KEYS):
+                    expiries = snapshot.field_expiries(key, [name for name, _ in some])
+                    for (name, value), expiry in zip(some, expiries, strict=True):
+                        yield name, *self._values(value), expiry or expire_at_ms
+            case Kind.LIST:
+                for position, element in enumerate(snapshot.list_elements(key, 0, snapshot.list_size(key))):
+                    yield position, *self._values(element), expire_at_ms
+            case Kind.SET:
+                for member in snapshot.members(key):
+                    yield member, expire_at_ms
+            case Kind.SORTED_SET:
+                for member, score in snapshot.sorted_members(key, 0, snapshot.sorted_size(key)):
+                    yield member, score, expire_at_ms
+            case Kind.VALUE:
+                yield *self._values(snapshot.value(key) or b""), expire_at_ms
+
+    def _values(self, stored: bytes) -> Row:
+        """Return the texts of the value columns."""
+        if self._raw or self._state.encoding is not Encoding.JSON:
+            return (stored,) * len(self._value_names)
+        try:
+            loaded = json.loads(stored, parse_int=str, parse_float=str)
+        except ValueError:
+            raise LogError(f"state {self._state.name!r}: {stored[:100]!r} is not JSON; read it with raw=True") from None
+        if len(self._value_names) == 1:
+            return (_text(loaded),)
+        return tuple(_text(loaded.get(name.rpartition(".")[2], loaded.get(name))) for name in self._value_names)
+
+    def _batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
+        columns = zip(*rows, strict=True)
+        return pa.RecordBatch.from_arrays(
+            [self._array(field, column) for field, column in zip(self.schema, columns, strict=True)], schema=self.schema
+        )
+
+    def _array(self, field: pa.Field, values: Sequence[Any]) -> pa.Array:
+        if isinstance(next((each for each in values if each is not None), 0), (int, float)):
+            return pa.array(values, field.type)
+        try:
+            texts = pa.array(values, pa.binary())
+            return texts if pa.types.is_binary(field.type) else texts.cast(pa.string()).cast(field.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise LogError(
+                f"state {self._state.name!r}: column {field.name!r} has a value that is not of type {field.type}; read "
+                f"it with raw=True ({error})"
+            ) from None
+
+
+def _text(loaded: Any) -> str | None:
+    """Return a part of a JSON document as the text of its column."""
+    if loaded is None or isinstance(loaded, str):
+        return loaded
+    return json.dumps(loaded, ensure_ascii=False, separators=(",", ":"))
+
+
+def _batched(items: Iterator[Any], count: int) -> Iterator[list[Any]]:
+    while some := list(islice(items, count)):
+        yield some
+
+
+def keys_of_state(snapshot: Snapshot, state: StateDescriptor) -> Iterator[KeyInfo]:
+    """Iterate over the keys of a state, in slot order."""
+    cursor = -1
+    while cursor:
+        cursor, keys = snapshot.scan(max(cursor, 0), SCANNED_KEYS, (state.kind,))
+        for info in map(snapshot.key_info, keys):
+            if info is not None and info.state == state.name:
+                yield info

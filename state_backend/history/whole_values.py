@@ -1,0 +1,25 @@
+"""Whole values of keys as Python objects, whatever the kind of their state."""
+
+from __future__ import annotations
+
+from state_backend.model.descriptor import Kind
+from state_backend.store.store import KeyInfo, Snapshot
+
+# Bytes; a hash as a dict; a list; a set as its sorted members; a sorted set as (member, score) by rank.
+WholeValue = bytes | dict[bytes, bytes] | list[bytes] | list[tuple[bytes, float]]
+
+
+def whole_value(snapshot: Snapshot, info: KeyInfo) -> WholeValue:
+    """Return the value of a key that exists. Memory grows with the value."""
+    key = info.key
+    match info.kind:
+        case Kind.MAP:
+            return dict(sorted(snapshot.map_pairs(key)))
+        case Kind.LIST:
+            return list(snapshot.list_elements(key, 0, snapshot.list_size(key)))
+        case Kind.SET:
+            return sorted(snapshot.members(key))
+        case Kind.SORTED_SET:
+            return list(snapshot.sorted_members(key, 0, snapshot.sorted_size(key)))
+        case _:
+            return snapshot.value(key) or b""

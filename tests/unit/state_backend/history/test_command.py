@@ -1,0 +1,61 @@
+"""`sparkis history` and `sparkis diff` on the terminal, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spark_hooks.cli import main
+from state_backend.apply.compact import compact_log
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
+
+START_MS = 1_700_000_000_000
+STATE = StateDescriptor("temp", key="k", value="v")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    with LogWriter(tmp_path, "job", [STATE]) as writer:
+        for number, value in enumerate((b"1", b"1", b"2", None)):
+            op = Op.DELETE if value is None else Op.PUT
+            writer.publish([Change("temp", op, b"job:temp:a", None, value)], clock_ms=START_MS + number * 1000)
+            if number == 2:
+                compact_log(str(tmp_path), "job", retention_ms=0)
+    return tmp_path
+
+
+def test_the_values_are_shown_the_newest_first(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["history", "job:temp:a", "--log", str(log)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "2023-11-14T22:13:23.000Z  epoch 3         (no key)",
+        '2023-11-14T22:13:22.000Z  epoch 2         or before "2"',
+    ]
+    assert main(["history", "job:temp:a", "--log", str(log), "--json", "--count", "1"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "epoch": 3,
+        "committed_at": "2023-11-14T22:13:23.000Z",
+        "value": None,
+        "is_oldest": False,
+    }
+
+
+def test_a_key_of_no_job_is_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["history", "other:temp:a", "--log", str(log)]) == 1
+    assert "makes keys like 'other:temp:a'; jobs: job" in capsys.readouterr().err
+    assert main(["history", "job:temp:b", "--log", str(log)]) == 1
+    assert "job job had no key 'job:temp:b'" in capsys.readouterr().err
+
+
+def test_the_keys_that_differ_are_shown(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "job", "2", "3", "--log", str(log)]) == 0
+    assert capsys.readouterr().out.split() == ["removed", "temp", "job:temp:a"]
+    assert main(["diff", "job", "2023-11-14T22:13:23.500Z", "2", "--log", str(log), "--json", "--state", "temp"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"change": "added", "state": "temp", "key": "job:temp:a"}
+    assert main(["diff", "job", "0", "3", "--log", str(log)]) == 1
+    assert "epoch 0 cannot be read any more" in capsys.readouterr().err
+    assert main(["diff", "job", "2", "3", "--log", str(log), "--state", "none"]) == 1
+    assert "has no state 'none'; states: temp" in capsys.readouterr().err

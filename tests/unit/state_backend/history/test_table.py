@@ -1,0 +1,131 @@
+"""A state as a table: its columns, their types, and past moments."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from state_backend.history.table import read_table
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.errors import LogError
+from state_backend.model.records import Change, Op
+
+PUT = Op.PUT
+TYPED = StateDescriptor(
+    "typed",
+    key=["day", "city"],
+    value=["n", "x", "price", "at", "is_open", "what"],
+    separator="/",
+    columns={
+        "day": "date", "city": "string", "n": "bigint", "x": "double", "price": "decimal(10,2)", "at": "timestamp",
+        "is_open": "boolean", "what": "array<int>",
+    },
+)  # fmt: skip
+DOCUMENT = StateDescriptor(
+    "document", "id", ["a", "b"], kind="value", columns={"id": "int", "a": "double", "b": "string"}
+)
+BY_FIELD = StateDescriptor("by_field", "id", "n", field="f", columns={"id": "int", "n": "bigint", "f": "date"})
+LAST = StateDescriptor("last", "id", "v", kind="list", columns={"id": "string", "v": "int"})
+TAGS = StateDescriptor("tags", "id", member="tag", columns={"tag": "string"})
+TOP = StateDescriptor("top", "id", member="who", score="points", columns={"who": "string", "points": "double"})
+ANY = StateDescriptor("any", key_format="any/<key>", value="v")
+STATES = [TYPED, DOCUMENT, BY_FIELD, LAST, TAGS, TOP, ANY]
+EXPIRY_MS = 4_000_000_000_000
+EXPIRY = datetime.fromtimestamp(EXPIRY_MS / 1000, UTC)
+
+
+def put(state: StateDescriptor, key: str, *rest: Any, op: Op = PUT, expire_at_ms: int | None = None) -> Change:
+    field, value = rest if len(rest) == 2 else (None, *rest)
+    return Change(state.name, op, key.encode(), field, value, expire_at_ms)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    fields = [(b"n", b"5"), (b"x", b"1.5e300"), (b"price", b"12.50"), (b"at", b"2024-02-03T04:05:06.5Z")]
+    fields += [(b"is_open", b"true"), (b"what", b"[1,2]")]
+    with LogWriter(tmp_path, "job", STATES) as writer:
+        writer.publish(
+            [
+                *(put(TYPED, "job:typed:2024-01-02/Oslo", *each) for each in fields),
+                put(TYPED, "job:typed:2024-01-02/a/b", b"n", b"6"),
+                put(DOCUMENT, "job:document:7", b'{"a":1e3,"b":"text"}', expire_at_ms=EXPIRY_MS),
+                put(DOCUMENT, "job:document:8", b'{"b":"8"}'),
+                put(BY_FIELD, "job:by_field:1", b"2024-01-02", b"3", expire_at_ms=EXPIRY_MS),
+                put(BY_FIELD, "job:by_field:1", b"2024-01-03", b"4"),
+                *(put(LAST, "job:last:a", value, op=Op.APPEND) for value in (b"3", b"1")),
+                *(put(TAGS, "job:tags:a", value, b"") for value in (b"red", b"blue")),
+                *(put(TOP, "job:top:a", *each) for each in ((b"ann", b"2"), (b"bob", b"1.5"))),
+                put(ANY, "any/x", b"\xff"),
+            ]
+        )
+        writer.publish([put(DOCUMENT, "job:document:7", b'{"a":2,"b":null}')])
+    return tmp_path
+
+
+def rows(*arguments: Any, **options: Any) -> list[dict[str, Any]]:
+    return list(read_table(*arguments, **options).to_pylist())
+
+
+def test_columns_have_the_types_of_spark(log: Path) -> None:
+    found = {row["key"]: row for row in rows(log, "typed")}
+    assert found["job:typed:2024-01-02/Oslo"] == {
+        "key": "job:typed:2024-01-02/Oslo",
+        "day": date(2024, 1, 2),
+        "city": "Oslo",
+        "n": 5,
+        "x": 1.5e300,
+        "price": Decimal("12.50"),
+        "at": datetime(2024, 2, 3, 4, 5, 6, 500_000, UTC),
+        "is_open": True,
+        "what": "[1,2]",
+        "expire_at": None,
+    }
+
+
+def test_parts_of_a_key_that_cannot_be_told_apart_are_null(log: Path) -> None:
+    (row,) = [row for row in rows(log, "typed") if row["key"].endswith("a/b")]
+    assert (row["day"], row["city"], row["n"], row["x"]) == (None, None, 6, None)
+
+
+def test_a_document_has_a_column_for_each_value_and_the_expiry(log: Path) -> None:
+    assert sorted(rows(log, "document", as_of=0), key=lambda row: row["id"]) == [
+        {"id": 7, "a": 1000.0, "b": "text", "expire_at": EXPIRY},
+        {"id": 8, "a": None, "b": "8", "expire_at": None},
+    ]
+
+
+def test_the_newest_epoch_is_the_default(log: Path) -> None:
+    assert {row["id"]: row["a"] for row in rows(log, "document")} == {7: 2.0, 8: None}
+
+
+def test_fields_elements_members_and_scores_are_rows(log: Path) -> None:
+    fields = sorted(rows(log, "by_field"), key=lambda row: row["field"])
+    assert [(row["id"], row["field"], row["n"], row["expire_at"]) for row in fields] == [
+        (1, date(2024, 1, 2), 3, EXPIRY),
+        (1, date(2024, 1, 3), 4, None),
+    ]
+    assert [(row["position"], row["v"]) for row in rows(log, "last")] == [(0, 3), (1, 1)]
+    assert sorted(row["member"] for row in rows(log, "tags")) == ["blue", "red"]
+    assert [(row["member"], row["score"]) for row in rows(log, "top")] == [("bob", 1.5), ("ann", 2.0)]
+
+
+def test_a_value_that_is_not_text_is_refused_and_readable_as_bytes(log: Path) -> None:
+    with pytest.raises(LogError, match=r"column 'v'.* raw=True"):
+        read_table(log, "any")
+    assert rows(log, "any", raw=True) == [{"key": b"x", "v": b"\xff", "expire_at": None}]
+
+
+def test_an_unknown_state_and_an_unknown_moment_are_refused(log: Path) -> None:
+    with pytest.raises(LogError, match="has no state 'none'; states: typed of job job"):
+        read_table(log, "none")
+    with pytest.raises(LogError, match="epoch 5 is not committed; the last one is 1"):
+        read_table(log, "document", as_of=5)
+    with pytest.raises(LogError, match="before the first epoch of its state, epoch 0"):
+        read_table(log, "document", as_of=datetime(2001, 1, 1))
+    with pytest.raises(LogError, match="'yesterday' is neither"):
+        read_table(log, "document", as_of="yesterday")
