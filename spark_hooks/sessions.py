@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import pyspark
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -37,6 +38,13 @@ def is_connect(of: object) -> bool:
 def current_session() -> SparkSession:
     """Return this thread's active session, or else the process' session; create one if there is none."""
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+
+
+def existing_session() -> SparkSession | None:
+    """Return the current session; None if this process has no Spark."""
+    if SparkSession.getActiveSession() is None and SparkContext._active_spark_context is None:
+        return None
+    return current_session()
 
 
 def is_stopped(session: SparkSession) -> bool:

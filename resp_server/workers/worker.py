@@ -17,13 +17,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import uvloop
-
 from resp_server.acl.rate_limits import RateLimit
 from resp_server.acl.users import Change
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
 from resp_server.config import ServerConfig
+from resp_server.net import event_loop
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import Certificates, TlsError, TlsFiles
 from resp_server.protocol.replies import Pending
@@ -245,7 +244,7 @@ def main() -> None:
     """Run a worker until its channel closes."""
     for number in (signal.SIGINT, signal.SIGHUP):  # a shell sends them to all processes; the master handles them
         signal.signal(number, signal.SIG_IGN)
-    uvloop.run(_run(int(sys.argv[1])))
+    event_loop.run(_run(int(sys.argv[1])), is_worker=True)
 
 
 if __name__ == "__main__":

@@ -83,15 +83,15 @@ class QueryableWriter(SinkChecks, DataStreamWriter):
         return SinkQuery(query, failure)
 
 
-def log_of(session: SparkSession, log: str | Path | None) -> str:
+def log_of(session: SparkSession | None, log: str | Path | None) -> str:
     """Return the root of the log to write to; DescriptorError if none is given, LogError if it cannot be written."""
     root = _root_of(session, log)
     check_writable(root)
     return root
 
 
-def _root_of(session: SparkSession, log: str | Path | None) -> str:
-    root = log or session.conf.get(LOG_SETTING, None)
+def _root_of(session: SparkSession | None, log: str | Path | None) -> str:
+    root = log or (None if session is None else session.conf.get(LOG_SETTING, None))
     if root is None:
         raise DescriptorError(
             f"there is no change log to write to: call sparkis.serve(spark) first, pass log=, or set {LOG_SETTING}"

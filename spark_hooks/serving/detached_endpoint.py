@@ -54,7 +54,9 @@ class DetachedEndpoint(endpoints.ServedEndpoint):
         self.url = endpoints.url_of(host, self.port, password, tls)
         endpoints.add(log, self)
         atexit.register(self._exit)
-        logger.info("%s", self._server.lifetime_text(outlives_exit=self._outlives_exit))
+        # A process that stays behind is told at the level that programs show by default.
+        level = logging.WARNING if self._outlives_exit and linger_s else logging.INFO
+        logger.log(level, "%s", self._server.lifetime_text(outlives_exit=self._outlives_exit))
 
     @property
     def pid(self) -> int:

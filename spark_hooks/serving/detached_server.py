@@ -85,8 +85,9 @@ class DetachedServer:
         verb = "took over the server of" if self.is_taken_over else "started a server for"
         when = "the driver's end" if outlives_exit else "a crash of the driver"
         stays = "for ever" if self._linger_s == math.inf else f"{self._linger_s:g} s"
+        end = f"it stays {stays} after {when}" if self._linger_s else "it ends with the driver"
         return (
-            f"{verb} {self._log} at port {self.record.port}; it stays {stays} after {when}. To end it at once: "
+            f"{verb} {self._log} at port {self.record.port}; {end}. To end it at once: "
             f"endpoint.stop(), or: sparkis stop --log {self._log}. Its messages: {self.folder / 'server.log'}"
         )
 

@@ -8,7 +8,8 @@ import re
 import subprocess
 import tomllib
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -35,13 +36,11 @@ def base_distributions() -> set[str]:
     return found
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter that has this checkout and its base dependencies, and nothing else."""
-    folder = tmp_path_factory.mktemp("base")
+def installed(folder: Path, names: Iterable[str]) -> Path:
+    """Make an interpreter that has this checkout and some distributions, and nothing else."""
     venv.create(folder, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    for name in base_distributions():
+    for name in names:
         for file in distribution(name).files or ():
             first = file.parts[0]
             if first not in ("..", "__pycache__") and not (packages / first).exists():
@@ -50,36 +49,57 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has this checkout and its base dependencies."""
+    return installed(tmp_path_factory.mktemp("base"), base_distributions())
+
+
 def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "SPARK"))}
 
 
-@pytest.fixture
-def served(python: Path, tmp_path: Path) -> Iterator[redis.Redis]:
-    """A client of `sparkis serve` over a log with one key."""
-    with LogWriter(tmp_path / "log", "job", [StateDescriptor("s", key="k", value="v")]) as writer:
+@contextmanager
+def served(python: Path, folder: Path, *options: str) -> Iterator[tuple[redis.Redis, Path]]:
+    """Give a client of `sparkis serve` over a log with one key, and the file with the server's errors."""
+    with LogWriter(folder / "log", "job", [StateDescriptor("s", key="k", value="v")]) as writer:
         writer.publish([Change("s", Op.PUT, b"job:s:a", value=b"1")])
-    command = [python, "-m", "sparkis", "serve", "--log", tmp_path / "log", "--store", tmp_path / "store"]
-    process = subprocess.Popen(
-        [*map(str, command), "--port", "0", "--child"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment(),
-        cwd=tmp_path,
-    )
+    command = [python, "-m", "sparkis", "serve", "--log", folder / "log", "--store", folder / "store", *options]
+    with open(folder / "stderr", "w") as errors:
+        process = subprocess.Popen(
+            [*map(str, command), "--port", "0", "--child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment(),
+            cwd=folder,
+        )
     assert process.stdout is not None and process.stdin is not None
     try:
         port = json.loads(process.stdout.readline())["port"]
         with redis.Redis(port=port, socket_timeout=WAIT_S_MAX) as client:
-            yield client
+            yield client, folder / "stderr"
     finally:
         process.stdin.close()
         process.wait(WAIT_S_MAX)
         process.stdout.close()
 
 
-def test_a_base_install_serves_a_log(served: redis.Redis) -> None:
-    assert served.get("job:s:a") == b"1"
+def test_a_base_install_serves_a_log(python: Path, tmp_path: Path) -> None:
+    with served(python, tmp_path) as (client, errors):
+        assert client.get("job:s:a") == b"1"
+        assert client.info("server")["multiplexing_api"] == "uvloop"
+        assert "uvloop" not in errors.read_text()
+
+
+def test_without_uvloop_a_server_uses_the_loop_of_python_and_says_so_once(tmp_path: Path) -> None:
+    python = installed(tmp_path / "environment", base_distributions() - {"uvloop"})
+    with served(python, tmp_path, "--workers", "2") as (client, errors):
+        assert client.get("job:s:a") == b"1"
+        with client.pipeline(transaction=True) as queued:
+            assert queued.get("job:s:a").exists("job:s:a", "job:s:b").execute() == [b"1", 1]
+        assert client.info("server")["multiplexing_api"] == "asyncio"
+        assert errors.read_text().count("uvloop is not installed") == 1
 
 
 def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

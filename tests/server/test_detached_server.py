@@ -188,3 +188,15 @@ def test_a_server_that_cannot_start_says_why_in_the_error(drive: Callable[..., D
         refused = drive(port=port)
     assert "the sparkis server did not start: " in refused.said["error"]
     assert str(port) in refused.said["error"]
+
+
+def test_status_asks_the_server_of_a_log(drive: Callable[..., Driver], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sparkis", "status", "--json", "--log", str(tmp_path / "log")]
+    driver = drive()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
+    assert done.stderr == ""
+    assert [job["name"] for job in json.loads(done.stdout)] == ["job"]
+    driver.end("stop")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
+    assert done.returncode == 1
+    assert "has a server for" in done.stderr
