@@ -22,8 +22,8 @@ SPARKIS_EXAMPLES ?= 5
 # for other processes most of the time. Two of the files, at the end of the run more, start a Spark (1 GB each).
 TEST_FILES ?= 6
 
-# Versions of PySpark beside the locked one, each in an environment of its own (scripts/spark_venv.sh).
-SPARK_VERSIONS ?= 3.5.9 4.0.5 4.1.4 4.2.1
+# Versions of PySpark beside the locked one, each in an environment of its own (scripts/spark_venv.sh), and the newest Python.
+SPARK_VERSIONS ?= 3.5.9 4.0.5 4.1.4 4.2.1 4.3.0-python3.13
 
 # The environment of programs in this checkout: its own Python (also for Spark's workers), its own JDK, no look-up of this host's
 # name, and no other Spark or source tree from the caller's environment. Python writes bytecode: the tests start a thousand
@@ -61,7 +61,7 @@ test: setup-test ## run the tests; ARGS go to pytest
 test-pure: setup-test ## run the tests without the compiled core; ARGS go to pytest
 	@SPARKIS_PURE=1 $(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-versions: setup-test ## run the tests marked versions with older versions of Spark; SPARK_VERSIONS="3.5.9 4.0.5" chooses some
+test-versions: setup-test ## run the tests marked versions with other versions of Spark and Python; SPARK_VERSIONS="3.5.9 4.0.5" chooses some
 	@failed=; for version in $(SPARK_VERSIONS); do \
 	    python=$(CURDIR)/$$(sh scripts/spark_venv.sh $(VENV) $$version) || exit 1; \
 	    echo "spark $$version with $$($$python --version)"; \

@@ -291,6 +291,7 @@ def test_state_tells_of_jobs_and_states(client: Any) -> None:
                 b"incomplete": 0,
                 b"held_back_epoch": None,
                 b"held_back_since": None,
+                b"as_of": None,
                 b"error": b"",
                 b"slots": b"0-16383",
                 b"store_bytes": 0,
@@ -338,6 +339,7 @@ def test_state_lag_counts_epochs_and_milliseconds(client: Any, keyspace: Keyspac
         b"incomplete": 0,
         b"held_back_epoch": None,
         b"held_back_since": None,
+        b"as_of": None,
         b"error": b"",
     }
     assert client.ask("STATE LAG") == encode([lag], 3)
