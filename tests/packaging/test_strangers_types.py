@@ -13,6 +13,8 @@ import pytest
 import sparkis
 
 HERE = Path(__file__).parent
+# pyarrow ships no types, so its classes are Any to mypy.
+RETURNS_ARROW = {"read_table"}
 
 
 def mypy(stranger: Path, script: Path) -> list[str]:
@@ -56,6 +58,9 @@ def test_a_mistake_is_found(stranger: Path, tmp_path: Path, line: str, said: str
 def test_no_public_name_is_any(stranger: Path, tmp_path: Path) -> None:
     script = tmp_path / "revealed.py"
     script.write_text("import sparkis\n" + "".join(f"reveal_type(sparkis.{name})\n" for name in sparkis.__all__))
-    revealed = [line for line in mypy(stranger, script) if "Revealed type" in line]
-    assert len(revealed) == len(sparkis.__all__)
-    assert [line for line in revealed if re.search(r"\bAny\b", line)] == []
+    lines = [line for line in mypy(stranger, script) if "Revealed type" in line]
+    assert len(lines) == len(sparkis.__all__)
+    revealed = dict(zip(sparkis.__all__, lines, strict=True))
+    for name in RETURNS_ARROW:
+        revealed[name] = revealed[name].removesuffix(' -> Any"')
+    assert [line for line in revealed.values() if re.search(r"\bAny\b", line)] == []
