@@ -61,7 +61,7 @@ def process_stats(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     sessions, tracking = server.sessions.values(), server.tracking
     watch_counts = [len(each.watched) for each in sessions if each.watched]
     pending_output = [server.clients.output_bytes(each.id) for each in sessions]
-    channels, patterns, shard_channels = (len(server.message_bus.hub.names(kind)) for kind in SubscriptionKind)
+    channels, patterns, shard_channels = (len(server.message_bus.pubsub.names(kind)) for kind in SubscriptionKind)
     own = ProcessStats.of_this_process(server.stats, len(sessions), server.process.memory_at_start)
     own = replace(
         own,

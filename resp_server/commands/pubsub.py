@@ -61,7 +61,7 @@ def sunsubscribe(context: CommandContext, *channels: bytes) -> Reply:
 
 def _subscribe(context: CommandContext, kind: SubscriptionKind, names: Sequence[bytes]) -> Reply:
     message_bus = context.server.message_bus
-    return message_bus.subscription_reply(context.session, message_bus.hub.subscribe(context.session, kind, names))
+    return message_bus.subscription_reply(context.session, message_bus.pubsub.subscribe(context.session, kind, names))
 
 
 def _unsubscribe(context: CommandContext, kind: SubscriptionKind, names: Sequence[bytes]) -> Reply:
@@ -69,7 +69,7 @@ def _unsubscribe(context: CommandContext, kind: SubscriptionKind, names: Sequenc
     subscribed = context.session.subscriptions
     if not names and subscribed is not None and len(subscribed.of(kind)) > NAMES_AT_ONCE:
         return Sliced(_unsubscribing(context, kind, list(subscribed.of(kind))), lambda: None, Frames, has_effect=True)
-    return message_bus.subscription_reply(context.session, message_bus.hub.unsubscribe(context.session, kind, names))
+    return message_bus.subscription_reply(context.session, message_bus.pubsub.unsubscribe(context.session, kind, names))
 
 
 def _unsubscribing(
@@ -186,9 +186,9 @@ def pubsub_help(context: CommandContext) -> Reply:
 
 def _active_channels(context: CommandContext, kind: SubscriptionKind, pattern: bytes) -> Reply:
     matches = _matcher(context, pattern)
-    hub = context.server.message_bus.hub
-    if context.server.peers is None and len(hub.names(kind)) > NAMES_AT_ONCE:
-        active = (name for name in list(hub.names(kind)) if matches(name))
+    pubsub = context.server.message_bus.pubsub
+    if context.server.peers is None and len(pubsub.names(kind)) > NAMES_AT_ONCE:
+        active = (name for name in list(pubsub.names(kind)) if matches(name))
         return sliced_reply(context, lambda view: reply_chunks(active))
     return _gather_names(context, kind, lambda names: [name for name in names if matches(name)])
 
@@ -226,12 +226,12 @@ def _subscriber_counts(context: CommandContext, kind: SubscriptionKind, names: S
 @peer_query("subscribed names")
 def subscribed_names(server: ServerContext, kind: str) -> list[str] | None:
     """Return the names of one kind that this process's clients are subscribed to; None: too many bytes."""
-    names = server.message_bus.hub.names(SubscriptionKind(kind.encode()))
+    names = server.message_bus.pubsub.names(SubscriptionKind(kind.encode()))
     return [b64encode(name).decode() for name in names] if sum(map(len, names)) <= NAMES_BYTES_MAX else None
 
 
 @peer_query("subscriber counts")
 def subscriber_counts(server: ServerContext, argument: dict[str, Any]) -> list[int]:
     """Return the number of this process's subscribers for each channel."""
-    hub, kind = server.message_bus.hub, SubscriptionKind(argument["kind"].encode())
-    return [hub.count(kind, b64decode(name)) for name in argument["names"]]
+    pubsub, kind = server.message_bus.pubsub, SubscriptionKind(argument["kind"].encode())
+    return [pubsub.count(kind, b64decode(name)) for name in argument["names"]]

@@ -1,7 +1,7 @@
-"""The clients' names of fields of states' hashes: `facts/7/errors` is the field `errors` of `golden:facts:7`.
+"""Hash fields that clients read as keys: by a rule the key `facts/7/errors` is the field `errors` of `golden:facts:7`.
 
-A state's key does not say which fields it has, so the fields have to be read. A rule whose `field` has no placeholder
-needs to know of one field only; for any other rule, all fields of the hash are read.
+The fields of a hash are not in its key, so they are read. A rule with a fixed `field` needs one field; any other rule
+reads all fields of the hash.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from resp_server.upstream.key_matcher import Decision
 from resp_server.upstream.mapped_names import NameMapping, StateName
 from resp_server.upstream.rules import Rule
 
-# The reply about a key that is no hash: it has no fields, so it has no such names.
+# The error for a key that is not a hash. Such a key has no fields, so no names.
 WRONG_TYPE = b"-WRONGTYPE"
-# In the reply to HTTL.
+# HTTL's answer for a missing field.
 ABSENT = b":-2\r\n"
-# Fields whose names are made in one step (guess: 0.2 ms).
+# The number of fields whose names are made in one step (guess: 0.2 ms).
 FIELDS_AT_ONCE = 32
 
 
 class FieldRules(NamedTuple):
-    """Rules with names of fields. decide: about keys of the rules' database."""
+    """Rules that name fields. decide: returns the owner of a key in the rules' database."""
 
     rules: Sequence[Rule]
     decide: Callable[[bytes], Decision]
 
-    def of_hash(self, key: bytes, may_begin: Callable[[bytes, bool], object]) -> NamedHash | None:
+    def of_hash(self, key: bytes, is_prefix_needed: Callable[[bytes, bool], object]) -> NamedHash | None:
         """Return a key with the rules that name its fields; None: there is none.
 
-        may_begin: tells whether names may be needed that begin so; its second argument: it is a whole name.
+        is_prefix_needed: tells whether a needed name may start with this prefix; the second argument is True if the
+        prefix is the whole name.
         """
         found = []
         for rule in self.rules:
             assert rule.mapping is not None
-            start = rule.mapping.name_start(key)
-            if start is not None and may_begin(start, rule.mapping.only_field is not None):
+            prefix = rule.mapping.name_start(key)
+            if prefix is not None and is_prefix_needed(prefix, rule.mapping.only_field is not None):
                 found.append(rule)
         return NamedHash(key, found) if found else None
 
@@ -67,9 +68,9 @@ class NamedHash(NamedTuple):
 
     @property
     def request(self) -> Request:
-        """The read of the fields that the hash has."""
+        """The request that lists the hash's fields."""
         fields = self.only_fields
-        return (b"HKEYS", self.key) if fields is None else presence_of(self.key, fields)
+        return (b"HKEYS", self.key) if fields is None else field_presence_request(self.key, fields)
 
     def fields_in(self, reply: RawReply) -> Steps[Sequence[bytes]]:
         """Return the fields in the reply to `request`."""
@@ -84,13 +85,13 @@ def has_fields(rule: Rule) -> bool:
     return rule.lists_names and isinstance(rule.mapping, NameMapping) and rule.mapping.field is not None
 
 
-def presence_of(key: bytes, fields: Sequence[bytes]) -> Request:
-    """Return the read of whether a hash has some fields: it takes no value, however long the values are."""
+def field_presence_request(key: bytes, fields: Sequence[bytes]) -> Request:
+    """Return a request that tells which of some fields exist. HTTL returns no values, so long values cost nothing."""
     return (b"HTTL", key, b"FIELDS", b"%d" % len(fields), *fields)
 
 
 def present_in(reply: RawReply, fields: Sequence[bytes]) -> Steps[Sequence[bytes]]:
-    """Return the fields that a hash has, by the reply to `presence_of`."""
+    """Return the fields that exist, by the reply to `field_presence_request`."""
     if is_error(reply):
         return []
     items = yield from items_of(reply)
@@ -98,7 +99,7 @@ def present_in(reply: RawReply, fields: Sequence[bytes]) -> Steps[Sequence[bytes
 
 
 def texts_in(reply: RawReply) -> Steps[Sequence[bytes]]:
-    """Return the texts of an array; none of an error."""
+    """Return the texts of an array; an error has none."""
     if is_error(reply):
         return []
     items = yield from items_of(reply)
@@ -111,16 +112,16 @@ def texts_in(reply: RawReply) -> Steps[Sequence[bytes]]:
 
 
 def is_failure(reply: RawReply) -> bool:
-    """Tell whether a read of fields has failed. A key that is no hash is not a failure."""
+    """Tell whether a read of fields has failed. A key that is not a hash is not a failure."""
     return isinstance(reply, bytes) and reply[:1] == b"-" and not reply.startswith(WRONG_TYPE)
 
 
-def may_match(pattern: bytes, start: bytes, is_whole: bool) -> bool:
-    """Tell whether a pattern may match a name that begins so, by the pattern's text before its first special character.
+def may_match(pattern: bytes, prefix: bytes, is_complete: bool) -> bool:
+    """Tell whether some name with this prefix can match a pattern. Only the pattern's literal start is compared.
 
-    is_whole: the name is this text.
+    is_complete: the prefix is the whole name.
     """
     literal = literal_start(pattern)
     if literal == pattern:
-        return pattern == start if is_whole else pattern.startswith(start)
-    return start.startswith(literal) or (not is_whole and literal.startswith(start))
+        return pattern == prefix if is_complete else pattern.startswith(prefix)
+    return prefix.startswith(literal) or (not is_complete and literal.startswith(prefix))

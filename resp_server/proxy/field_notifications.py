@@ -1,12 +1,15 @@
-"""Keyspace notifications with the clients' names of fields of states' hashes.
+"""Keyspace notifications for hash fields that clients read as keys (`field_names.py`).
 
-A state's event names the hash, and none of the fields that have changed. So the fields are read after the event:
+A state's event names the hash, not its changed fields. So the proxy reads the fields after the event:
 
-    hset, hexpire, expire, persist    `set`, `expire`, `persist` for each name whose field the hash has
-    hdel, del, hexpired, expired      `del`, `expired` for each name whose field the hash does not have
+    hset, hexpire, expire, persist    `set`, `expire`, `persist` for each checked field that exists
+    hdel, del, hexpired, expired      `del`, `expired` for each checked field that does not exist
 
-The names are those of clients' channels, those of rules that name a single field, and for clients of patterns and of
-`__keyevent@0__:` the names of all fields that the hash has, unless it has too many.
+The checked fields are:
+
+- the fields whose channel has a subscriber
+- the field of each rule with a fixed `field`
+- for subscribers of patterns and of `__keyevent@0__:` channels: all fields, if the hash has at most `FIELDS_MAX`
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.errors import client_text
 from resp_server.protocol.glob import literal_start
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.field_names import FieldRules, is_failure, presence_of, present_in, texts_in
+from resp_server.proxy.field_names import FieldRules, field_presence_request, is_failure, present_in, texts_in
 from resp_server.proxy.mapped_keys import may_name
 from resp_server.push.keyspace_notifications import EVENTS, KEYEVENT, KEYSPACE, TO_KEYEVENT, TO_KEYSPACE, classes_of
 from resp_server.push.pubsub import MessageBatch, PubSub
@@ -31,22 +34,22 @@ from resp_server.session.subscriptions import SubscriptionKind
 from resp_server.upstream.key_matcher import all_upstreams
 from resp_server.upstream.rules import Rule
 
-# The fields of a hash whose names clients of patterns get at each event (guess: more events than a client can use).
+# A subscriber of patterns gets the events of a hash with at most this many fields (guess: a client can use no more).
 FIELDS_MAX = 1000
 HASH_CLASS = classes_of("h")
 HASH_EVENTS = frozenset(event.name for event in EVENTS.values() if event.event_class == HASH_CLASS)
 
 
 class FieldReadError(Exception):
-    """Raised if the fields of a hash cannot be read, so that events of their names are lost."""
+    """Raised if the fields of a hash cannot be read, so that their events are lost."""
 
 
 class _Change(NamedTuple):
-    """An event of a name. needs_field: it is sent if the hash has the field, otherwise if the hash does not."""
+    """An event of a field's name. is_present: it is sent for fields that exist, otherwise for fields that do not."""
 
     event: bytes
     event_class: int
-    needs_field: bool
+    is_present: bool
 
 
 SET = _Change(b"set", classes_of("$"), True)
@@ -67,32 +70,32 @@ NAME_CHANNELS = frozenset(KEYEVENT + change.event for change in CHANGES.values()
 
 
 class FieldEvent(NamedTuple):
-    """An event of a hash whose fields have names that clients listen to.
+    """An event of a hash whose fields have names with subscribers.
 
-    rules: those that name its fields. fields: those to look for. scans: the names of all fields are needed, too.
+    rules: the rules that name its fields. fields: the fields to check. reads_all: list all fields, too.
     """
 
     key: bytes
     change: _Change
     rules: Sequence[Rule]
     fields: Sequence[bytes]
-    scans: bool
+    reads_all: bool
 
     def chunks(self) -> Iterator[Sequence[bytes]]:
-        """Iterate over the fields to look for, as they are read."""
+        """Iterate over the fields to check, in portions of at most `FIELDS_MAX`."""
         return (self.fields[at : at + FIELDS_MAX] for at in range(0, len(self.fields), FIELDS_MAX))
 
     def requests(self) -> Iterator[Request]:
         """Iterate over the reads."""
-        yield from (presence_of(self.key, some) for some in self.chunks())
-        if self.scans:
+        yield from (field_presence_request(self.key, chunk) for chunk in self.chunks())
+        if self.reads_all:
             yield (b"HSCAN", self.key, b"0", b"COUNT", b"%d" % FIELDS_MAX, b"NOVALUES")
 
 
 class FieldReads(ReplySink):
-    """The reads for some events, by the events' positions among the frames of a server.
+    """The reads for some events, keyed by the index of the pushed frame that carries the event.
 
-    then: called once when all replies have arrived.
+    on_complete: called once, when all replies have arrived.
     """
 
     def __init__(self, events: Mapping[int, FieldEvent]) -> None:
@@ -105,9 +108,9 @@ class FieldReads(ReplySink):
             self._indexes[number] = range(first, len(self._requests))
         self._replies: list[RawReply | Exception | None] = [None] * len(self._requests)
         self._missing = len(self._requests)
-        self.then: Callable[[], object] = lambda: None
+        self.on_complete: Callable[[], object] = lambda: None
 
-    def sending(self, send: Callable[[bytes, Request, ReplySink, int], None]) -> Iterator[None]:
+    def send_in_steps(self, send: Callable[[bytes, Request, ReplySink, int], None]) -> Iterator[None]:
         """Send the reads, one at each step."""
         for index, (key, request) in enumerate(self._requests):
             send(key, request, self, index)
@@ -128,11 +131,14 @@ class FieldReads(ReplySink):
         self._missing -= self._replies[index] is None
         self._replies[index] = reply
         if not self._missing:
-            then, self.then = self.then, lambda: None
-            then()
+            on_complete, self.on_complete = self.on_complete, lambda: None
+            on_complete()
 
-    def of(self, number: int) -> tuple[FieldEvent, Sequence[RawReply]] | None:
-        """Return an event and the replies to its reads; FieldReadError if one has failed. None: there are no reads."""
+    def event_and_replies(self, number: int) -> tuple[FieldEvent, Sequence[RawReply]] | None:
+        """Return the event of a frame and the replies to its reads; None if there are no reads.
+
+        FieldReadError if a read has failed.
+        """
         event = self._events.get(number)
         if event is None:
             return None
@@ -146,24 +152,24 @@ class FieldReads(ReplySink):
 
 
 class FieldListeners:
-    """The clients' channels and patterns that notifications with names of fields may match."""
+    """The channels and patterns with subscribers that notifications for hash fields may match."""
 
-    def __init__(self, hub: PubSub) -> None:
-        self._hub = hub
+    def __init__(self, pubsub: PubSub) -> None:
+        self._pubsub = pubsub
         self._rules = FieldRules((), all_upstreams)
         self._classes = 0
-        # By state's key: the fields whose names have channels with subscribers.
+        # By state's key: the fields whose names' channels have subscribers.
         self._channels: dict[bytes, dict[bytes, None]] = {}
-        # By rule: how the names begin that other channels and patterns match, with the number of these.
-        self._starts: dict[str, Counter[bytes]] = {}
+        # By rule: literal prefixes of subscribed patterns, with the number of subscriptions.
+        self._prefixes: dict[str, Counter[bytes]] = {}
 
-    def begin(self, rules: FieldRules, classes: int) -> None:
-        """Take the rules with names of fields, and the enabled classes of events; forget all subscriptions."""
+    def reset(self, rules: FieldRules, classes: int) -> None:
+        """Set the rules that name fields, and the enabled classes of events. Forget all subscriptions."""
         self._rules, self._classes = rules, classes
-        self._channels, self._starts = {}, {rule.name: Counter() for rule in rules.rules}
+        self._channels, self._prefixes = {}, {rule.name: Counter() for rule in rules.rules}
 
-    def count(self, kind: SubscriptionKind, name: bytes, *, is_added: bool) -> None:
-        """Take a channel or pattern that got its first subscriber, or lost its last one."""
+    def on_subscription_change(self, kind: SubscriptionKind, name: bytes, *, is_added: bool) -> None:
+        """Record that a channel or pattern got its first subscriber (`is_added`) or lost its last one."""
         if not self._rules.rules or kind is SubscriptionKind.SHARD:
             return
         if kind is SubscriptionKind.CHANNEL and name.startswith(KEYSPACE):
@@ -173,15 +179,15 @@ class FieldListeners:
         if not is_pattern and name not in NAME_CHANNELS:
             return
         literal = literal_start(name) if is_pattern else b""
-        start = literal.removeprefix(KEYSPACE) if literal.startswith(KEYSPACE) else b""
+        prefix = literal.removeprefix(KEYSPACE) if literal.startswith(KEYSPACE) else b""
         for rule in self._rules.rules:
             if may_name(kind, name, [rule]):
-                self._starts[rule.name][start] += 1 if is_added else -1
-                self._starts[rule.name] += Counter()  # without those that nobody needs
+                self._prefixes[rule.name][prefix] += 1 if is_added else -1
+                self._prefixes[rule.name] += Counter()  # drops prefixes whose count is 0
 
     def _count_channel(self, name: bytes, *, is_added: bool) -> None:
         rule = self._rules.decide(name).rule
-        if rule is None or rule.mapping is None or rule.name not in self._starts:
+        if rule is None or rule.mapping is None or rule.name not in self._prefixes:
             return
         key, field = rule.mapping.state_name_of(name)
         assert field is not None
@@ -196,52 +202,52 @@ class FieldListeners:
     @property
     def is_needed(self) -> bool:
         """Tell whether events of hashes may be needed."""
-        return bool(self._classes & NAME_CLASSES) and bool(self._channels or any(self._starts.values()))
+        return bool(self._classes & NAME_CLASSES) and bool(self._channels or any(self._prefixes.values()))
 
-    def hides(self, event: bytes) -> bool:
-        """Tell whether clients do not get an event by the hash's own name: servers send it for names of fields."""
+    def is_hidden(self, event: bytes) -> bool:
+        """Tell whether clients must not see a hash's own event: servers send it only for the events of its fields."""
         return event in HASH_EVENTS and bool(self._rules.rules) and not self._classes & HASH_CLASS
 
     def event_of(self, key: bytes, event: bytes, rules: Sequence[Rule]) -> FieldEvent | None:
-        """Return the event of a state's key, if clients listen to names of its fields by some of the rules."""
+        """Return the event of a state's key, if names of its fields by some of the rules may have subscribers."""
         change = CHANGES.get(event)
         if change is None or not self._classes & change.event_class:
             return None
-        fields, scans, found = dict(self._channels.get(key, {})), False, []
+        fields, reads_all, found = dict(self._channels.get(key, {})), False, []
         for rule in rules:
-            start = rule.mapping.name_start(key) if rule.mapping is not None and rule.name in self._starts else None
-            if start is None or rule.mapping is None:
+            prefix = rule.mapping.name_start(key) if rule.mapping is not None and rule.name in self._prefixes else None
+            if prefix is None or rule.mapping is None:
                 continue
             found.append(rule)
-            if any(start.startswith(each) or each.startswith(start) for each in self._starts[rule.name]):
+            if any(prefix.startswith(each) or each.startswith(prefix) for each in self._prefixes[rule.name]):
                 if rule.mapping.only_field is not None:
                     fields[rule.mapping.only_field] = None
                 else:
-                    scans |= change.needs_field
-        return FieldEvent(key, change, found, list(fields), scans) if found and (fields or scans) else None
+                    reads_all |= change.is_present
+        return FieldEvent(key, change, found, list(fields), reads_all) if found and (fields or reads_all) else None
 
-    def posting(self, batch: MessageBatch, event: FieldEvent, replies: Sequence[RawReply]) -> Iterator[None]:
+    def post_in_steps(self, batch: MessageBatch, event: FieldEvent, replies: Sequence[RawReply]) -> Iterator[None]:
         """Add the messages of an event, in steps."""
         changed: list[bytes] = []
-        for some, reply in zip(event.chunks(), replies, strict=False):
-            present = set((yield from present_in(reply, some)))
-            changed += [field for field in some if (field in present) is event.change.needs_field]
+        for chunk, reply in zip(event.chunks(), replies, strict=False):
+            present = set((yield from present_in(reply, chunk)))
+            changed += [field for field in chunk if (field in present) is event.change.is_present]
             yield
-        if event.scans and not is_error(replies[-1]):  # the key is a hash
+        if event.reads_all and not is_error(replies[-1]):  # the key is a hash
             cursor, fields = yield from items_of(replies[-1])
             if text_of(cursor) == b"0":
                 known = set(event.fields)
                 changed += [field for field in (yield from texts_in(fields)) if field not in known]
         for field in changed:
             for name in self._rules.names(event.key, event.rules, field):
-                yield from self._posting(batch, event.change.event, name)
+                yield from self._post_in_steps(batch, event.change.event, name)
             yield
 
-    def _posting(self, batch: MessageBatch, event: bytes, name: bytes) -> Iterator[None]:
+    def _post_in_steps(self, batch: MessageBatch, event: bytes, name: bytes) -> Iterator[None]:
         def accepts(session: Session) -> bool:
             return session.user.is_unrestricted or session.user.can_read(name)
 
         if self._classes & TO_KEYSPACE:
-            yield from self._hub.posting(batch, KEYSPACE + name, event, accepts)
+            yield from self._pubsub.post_in_steps(batch, KEYSPACE + name, event, accepts)
         if self._classes & TO_KEYEVENT:
-            yield from self._hub.posting(batch, KEYEVENT + event, name, accepts)
+            yield from self._pubsub.post_in_steps(batch, KEYEVENT + event, name, accepts)

@@ -267,7 +267,7 @@ class RelayConnection(asyncio.Protocol):
             if reads is None:
                 later()
             else:
-                reads.then = later
+                reads.on_complete = later
             return
         self._delivery = None
         self._silent_checks = 0
@@ -284,9 +284,9 @@ class RelayConnection(asyncio.Protocol):
             for number, reply in enumerate(frames):
                 if isinstance(reply, hiredis.PushNotification):
                     yield from self._receive(batch, reply)
-                    read = None if reads is None else reads.of(number)
+                    read = None if reads is None else reads.event_and_replies(number)
                     if read is not None:
-                        yield from self._relay.fields.posting(batch, *read)
+                        yield from self._relay.fields.post_in_steps(batch, *read)
                 elif isinstance(reply, hiredis.ReplyError):
                     self._on_refusal(str(reply))
                 elif reply == b"PONG":
@@ -377,8 +377,8 @@ class PubsubRelay:
         self._needed: Counter[bytes] = Counter()
         self._counted_for: object = None  # the rules and events for which the above was made
         self._applications = applications
-        self._hub = server.message_bus.hub
-        self.fields = FieldListeners(self._hub)
+        self._pubsub = server.message_bus.pubsub
+        self.fields = FieldListeners(self._pubsub)
         # By (application, address). A server limits the subscriptions of a connection, so there may be several.
         self._connections: defaultdict[tuple[int, str], list[RelayConnection]] = defaultdict(list)
         # Names to assign, and callbacks that are called after the names before them were assigned.
@@ -393,8 +393,8 @@ class PubsubRelay:
         self._is_sync_scheduled = False
         self._disconnects = Deliveries(server.clients.defer)
         self._last_layout: object = None
-        self._next_on_change = self._hub.on_change
-        self._hub.on_change = self._subscriptions_changed
+        self._next_on_change = self._pubsub.on_change
+        self._pubsub.on_change = self._subscriptions_changed
 
     def stop(self) -> None:
         """Close all connections."""
@@ -423,7 +423,7 @@ class PubsubRelay:
         self._next_on_change(kind, name)
         self._changed[kind, name] = None
         if not self._update_sources():
-            self._count_sources(kind, name, is_added=name in self._hub.names(kind))
+            self._count_sources(kind, name, is_added=name in self._pubsub.names(kind))
         self.sync_soon()
 
     def _update_sources(self) -> bool:
@@ -438,9 +438,9 @@ class PubsubRelay:
         sources = self._mapped.sources(has_keyspace="K" in events)
         self._changed |= dict.fromkeys((SubscriptionKind.PATTERN, source) for source in {*self._sources, *sources})
         self._sources, self._needed = sources, Counter()
-        self.fields.begin(self._mapped.of_fields, classes_of(events))
+        self.fields.reset(self._mapped.of_fields, classes_of(events))
         for kind in (SubscriptionKind.CHANNEL, SubscriptionKind.PATTERN):
-            for name in self._hub.names(kind):
+            for name in self._pubsub.names(kind):
                 self._count_sources(kind, name, is_added=True)
         return True
 
@@ -451,7 +451,7 @@ class PubsubRelay:
         return letters_of(classes_of(events) | HASH_CLASS) if self.fields.is_needed else events
 
     def _count_sources(self, kind: SubscriptionKind, name: bytes, *, is_added: bool) -> None:
-        self.fields.count(kind, name, is_added=is_added)
+        self.fields.on_subscription_change(kind, name, is_added=is_added)
         for source, rules in self._sources.items():
             if may_name(kind, name, rules):
                 self._needed[source] += 1 if is_added else -1
@@ -483,7 +483,7 @@ class PubsubRelay:
         layout = self._layout()
         if layout != self._last_layout:
             self._last_layout = layout
-            self.enqueue(_each_name({kind: list(self._hub.names(kind)) for kind in SubscriptionKind}))
+            self.enqueue(_each_name({kind: list(self._pubsub.names(kind)) for kind in SubscriptionKind}))
             self.enqueue(_each_name({SubscriptionKind.PATTERN: list(self._sources)}))
         assigned = self._assign_some()
         self._close_empty()
@@ -528,7 +528,7 @@ class PubsubRelay:
 
     @property
     def _is_empty(self) -> bool:
-        return self._hub.is_empty and not self._hub.names(SubscriptionKind.SHARD)
+        return self._pubsub.is_empty and not self._pubsub.names(SubscriptionKind.SHARD)
 
     def _assign_some(self) -> list[Callable[[], None]]:
         """Assign names for a limited time; return the callbacks that were queued between them."""
@@ -565,7 +565,7 @@ class PubsubRelay:
         targets: list[tuple[int, str]] = []
         is_of_keys = may_match_notifications(kind, name)
         is_of_upstream = self._mapped is not None and (kind is SubscriptionKind.SHARD or not is_of_keys)
-        is_needed = name in self._hub.names(kind) or (kind is SubscriptionKind.PATTERN and self._needed[name] > 0)
+        is_needed = name in self._pubsub.names(kind) or (kind is SubscriptionKind.PATTERN and self._needed[name] > 0)
         is_own = kind is not SubscriptionKind.SHARD and name.startswith(OWN_CHANNELS)
         if not is_needed or is_own or is_of_upstream:
             pass
@@ -635,14 +635,14 @@ class PubsubRelay:
         if channel.startswith(OWN_CHANNELS) or not (is_of_keys or is_from_home or kind is SubscriptionKind.SHARD):
             return
         key, event = _event_in(channel, text)
-        if is_of_keys and self.fields.hides(event):
+        if is_of_keys and self.fields.is_hidden(event):
             return
         if kind is SubscriptionKind.PATTERN and name in self._sources:
             yield from self._deliver_mapped(batch, name, key, event)
         if self._mapped is not None and not (is_of_keys and self._mapped.is_state(key)):
             return
         frames: dict[int, bytes] = {}
-        for session in self._hub.sessions(kind, name):
+        for session in self._pubsub.sessions(kind, name):
             if not session.is_subscribed(kind, name):
                 continue  # the client has unsubscribed
             if is_of_keys and not (session.user.is_unrestricted or session.user.can_read(key)):
@@ -662,9 +662,9 @@ class PubsubRelay:
                 return session.user.is_unrestricted or session.user.can_read(name)
 
             if "K" in events:
-                yield from self._hub.posting(batch, KEYSPACE + name, event, accepts)
+                yield from self._pubsub.post_in_steps(batch, KEYSPACE + name, event, accepts)
             if "E" in events:
-                yield from self._hub.posting(batch, KEYEVENT + event, name, accepts)
+                yield from self._pubsub.post_in_steps(batch, KEYEVENT + event, name, accepts)
 
     def read_fields(self, connection: RelayConnection, frames: Sequence[Any]) -> Steps[FieldReads | None]:
         """Read the fields of hashes whose names clients listen to, for frames of a server; None: there are none."""
@@ -685,7 +685,7 @@ class PubsubRelay:
         def send(key: bytes, request: Request, sink: ReplySink, index: int) -> None:
             cluster.send(ServerRequest(pack(request), slot_of(key), 2, cluster.deadline_s(), sink, index))
 
-        yield from reads.sending(send)
+        yield from reads.send_in_steps(send)
         return reads
 
     def slow(self, recipients: Sequence[Session]) -> set[Session]:
@@ -730,7 +730,7 @@ class PubsubRelay:
 
     def _disconnecting(self, names: Changes, address: str) -> Iterator[None]:
         for kind, name in names:
-            for session in self._hub.sessions(kind, name):
+            for session in self._pubsub.sessions(kind, name):
                 if session.id in self.server.sessions:
                     self.server.clients.cut(
                         session.id, f"the connection to {address}, which sends its messages, was lost"
@@ -743,7 +743,7 @@ class PubsubRelay:
     def _names_for(self, rules: Sequence[Rule]) -> Changes:
         """Return the clients' channels and patterns of notifications with the names of rules, not the relay's own."""
         kinds = (SubscriptionKind.CHANNEL, SubscriptionKind.PATTERN)
-        found = _each_name({kind: list(self._hub.names(kind)) for kind in kinds})
+        found = _each_name({kind: list(self._pubsub.names(kind)) for kind in kinds})
         return ((kind, name) for kind, name in found if name not in self._sources and may_name(kind, name, rules))
 
 
@@ -779,7 +779,7 @@ class ProxyMessageBus(MessageBus):
     """Publishes at the proxy's home server, which also sends the message back for the proxy's own clients."""
 
     def __init__(self, server: ServerContext, applications: Applications, relay: PubsubRelay) -> None:
-        super().__init__(server, server.message_bus.hub)
+        super().__init__(server, server.message_bus.pubsub)
         self.applications = applications
         self.relay = relay
 
@@ -802,7 +802,7 @@ class ProxyMessageBus(MessageBus):
         def ask() -> None:
             cluster.send(ServerRequest(packed, slot_of(channel), 2, cluster.deadline_s(), sink, 0, address))
 
-        self._deliveries.add(self.hub.counting(found, kind, channel), lambda: None, ask)
+        self._deliveries.add(self.pubsub.count_in_steps(found, kind, channel), lambda: None, ask)
         return pending
 
     def subscription_reply(self, session: Session, frames: bytes) -> Reply:

@@ -35,7 +35,8 @@ KEYS_AT_ONCE = 128
 
 SLOT_BITS = SLOTS.bit_length() - 1
 
-NOTHING = (b"$-1\r\n", b"_\r\n")
+# The replies to RANDOMKEY without a key.
+NO_KEY = (b"$-1\r\n", b"_\r\n")
 
 
 class RequestPolicy(Enum):
@@ -148,7 +149,7 @@ def merge_all(name: str, replies: Sequence[RawReply], weights: Sequence[int]) ->
         return sum_of_replies(replies)
     if name == "keys":
         return joined(replies)
-    found = [row for row in zip(replies, weights, strict=True) if row[0] not in NOTHING]
+    found = [row for row in zip(replies, weights, strict=True) if row[0] not in NO_KEY]
     return choices([reply for reply, _ in found], [weight for _, weight in found])[0] if found else replies[0]
 
 

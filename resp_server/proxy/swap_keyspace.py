@@ -20,7 +20,8 @@ from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.field_names import FieldRules, may_match
-from resp_server.proxy.state_listing import KEYS_AT_ONCE, NOTHING, ListedNames, Shown, StatesPart
+from resp_server.proxy.request_policy import NO_KEY
+from resp_server.proxy.state_listing import KEYS_AT_ONCE, ListedNames, StateListing, VisibleNames
 from resp_server.session.epoch_feed import ReplyEpochs
 from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.key_matcher import all_upstreams
@@ -62,18 +63,18 @@ class KeyFilter(NamedTuple):
     """
 
     of_upstream: Callable[[bytes], bool]
-    of_states: Shown
+    of_states: VisibleNames
     has_common: bool = False
     is_named: bool = False
     fields: FieldRules = NO_FIELDS
     may_read: Callable[[bytes], bool] = lambda name: True
 
-    def states_part(self, request: Request) -> StatesPart:
-        """Return the states' part of a SCAN, KEYS or RANDOMKEY."""
+    def state_listing(self, request: Request) -> StateListing:
+        """Return the listing of states' keys for a SCAN, KEYS or RANDOMKEY."""
         if not self.is_named:
-            return StatesPart(request, self.of_states, NO_FIELDS)
+            return StateListing(request, self.of_states, NO_FIELDS)
         if len(request) == 1:
-            return StatesPart(request, self.of_states, self.fields, accepts=self.may_read)
+            return StateListing(request, self.of_states, self.fields, accepts=self.may_read)
         kept, pattern, type_name = _options_of(request)
         if type_name not in (None, b"string"):  # names of fields are strings
             return self._matching([*kept, b"TYPE", type_name], pattern, NO_FIELDS)
@@ -83,20 +84,20 @@ class KeyFilter(NamedTuple):
         part = self._matching(kept, pattern, self.fields._replace(rules=rules))
         return part._replace(is_of_strings=type_name is not None)
 
-    def _matching(self, request: Request, pattern: bytes | None, fields: FieldRules) -> StatesPart:
-        """Return the states' part whose names match a pattern."""
+    def _matching(self, request: Request, pattern: bytes | None, fields: FieldRules) -> StateListing:
+        """Return the listing of the names that match a pattern."""
         if pattern is None:
-            return StatesPart(request, self.of_states, fields, accepts=self.may_read)
+            return StateListing(request, self.of_states, fields, accepts=self.may_read)
         matches, of_states, may_read = matcher(pattern), self.of_states, self.may_read
 
-        def shown(key: bytes) -> Sequence[bytes]:
+        def visible_names(key: bytes) -> Sequence[bytes]:
             names = of_states(key)
             return [name for name in (names if isinstance(names, Sequence) else [key] * names) if matches(name)]
 
         def accepts(name: bytes) -> object:
             return matches(name) and may_read(name)
 
-        return StatesPart(request, shown, fields, partial(may_match, pattern), accepts)
+        return StateListing(request, visible_names, fields, partial(may_match, pattern), accepts)
 
 
 def _options_of(request: Request) -> tuple[Request, bytes | None, bytes | None]:
@@ -129,7 +130,7 @@ class SwapScan(ReplyStage):
         self._sides, self._of_upstream = sides, keys.of_upstream
         self._position = position_of(cursor_number(request[1]), sides.node_count)
         self._request: Request = (request[0], b"%d" % self._position.inner, *request[2:])
-        self._part = keys.states_part(self._request)
+        self._part = keys.state_listing(self._request)
         self._following = b""  # the next cursor
 
     def send(self) -> None:
@@ -214,7 +215,7 @@ def query_both(sides: KeyspaceSides, keys: KeyFilter, name: str, request: Reques
     if name == "dbsize":
         both.attempt(sides.send_to_states, request, both, count)
     else:
-        part = keys.states_part(request)
+        part = keys.state_listing(request)
         names = ListedNames(part, sides.send_to_owner, sides.defer, both, count)
         names.attempt(sides.send_to_states, part.request, names, ListedNames.KEYS)
 
@@ -223,13 +224,13 @@ def _draw(sides: KeyspaceSides, keys: KeyFilter, sink: ReplySink, index: int) ->
     """Reply a random key. A side is chosen in proportion to its visible names, estimated from its random keys."""
     count = sides.node_count
     size = count * (UPSTREAM_DRAWS + 1) + STATES_DRAWS + 1
-    part = keys.states_part(RANDOMKEY)
+    part = keys.state_listing(RANDOMKEY)
 
     def merge(replies: Sequence[RawReply]) -> Steps[RawReply]:
         at, candidates, weights, is_hidden = 0, [], [], False
         for side in range(count + 1):
             draws = UPSTREAM_DRAWS if side < count else STATES_DRAWS
-            drawn = [each for each in replies[at + 1 : at + 1 + draws] if each not in NOTHING]
+            drawn = [each for each in replies[at + 1 : at + 1 + draws] if each not in NO_KEY]
             found: list[RawReply] = []
             for each in drawn:
                 if side == count:

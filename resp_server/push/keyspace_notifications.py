@@ -155,9 +155,9 @@ class Notifications:
 
     def __init__(self, host: NotificationHost) -> None:
         self._host = host
-        self._hub = host.message_bus.hub
-        self._hub.on_change = self._subscriptions_changed
-        self._hub.on_leave = self._leave
+        self._pubsub = host.message_bus.pubsub
+        self._pubsub.on_change = self._subscriptions_changed
+        self._pubsub.on_leave = self._leave
         self._classes = classes_of(host.config.notify_events)
         self._classes_of_clients: dict[Session, int] = {}
         self._positions: dict[str, _Position | None] = {}
@@ -210,7 +210,7 @@ class Notifications:
     def _subscriptions_changed(self, kind: SubscriptionKind, name: bytes) -> None:
         """Update `_listeners`: a name got its first subscriber, or lost its last one."""
         if kind is not SubscriptionKind.SHARD and may_match_notifications(kind, name):
-            if name in self._hub.names(kind):
+            if name in self._pubsub.names(kind):
                 self._listeners[kind, name] = None
             else:
                 self._listeners.pop((kind, name), None)
@@ -218,7 +218,7 @@ class Notifications:
 
     def poll_soon(self) -> None:
         """Poll at once: subscriptions or an epoch may have changed."""
-        if self._task is None and not self._hub.is_empty:
+        if self._task is None and not self._pubsub.is_empty:
             self._skip_past_events()
             self._task = asyncio.get_running_loop().create_task(self._poll_forever())
         self._wakeup.set()
@@ -238,7 +238,7 @@ class Notifications:
 
     async def _poll_forever(self) -> None:
         try:
-            while not self._hub.is_empty:
+            while not self._pubsub.is_empty:
                 self._wakeup.clear()
                 try:
                     await self._publish()
@@ -314,7 +314,7 @@ class Notifications:
     def _cut_listeners(self) -> None:
         """Disconnect all listeners, because they would miss events; they reconnect and read again."""
         for kind, name in list(self._listeners):
-            for session in self._hub.sessions(kind, name):
+            for session in self._pubsub.sessions(kind, name):
                 if session.id in self._host.sessions:  # it may have been cut for another name
                     self._host.clients.cut(session.id, "its next notifications were lost")
 
@@ -338,8 +338,8 @@ class Notifications:
                 of_key, of_event = (
                     partial(self._accepts, key, event.event_class, target) for target in (TO_KEYSPACE, TO_KEYEVENT)
                 )
-                yield from self._hub.posting(batch, KEYSPACE + key, event.name, of_key)
-                yield from self._hub.posting(batch, KEYEVENT + event.name, key, of_event)
+                yield from self._pubsub.post_in_steps(batch, KEYSPACE + key, event.name, of_key)
+                yield from self._pubsub.post_in_steps(batch, KEYEVENT + event.name, key, of_event)
 
     def _accepts(self, key: bytes, event_class: int, target: int, session: Session) -> bool:
         """Tell whether a client has enabled a class for one of the two channels, and may read the key."""

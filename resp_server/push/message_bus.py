@@ -45,10 +45,10 @@ class MessageBusHost(Protocol):
 class MessageBus:
     """Publishes messages at one process."""
 
-    def __init__(self, host: MessageBusHost, hub: PubSub | None = None) -> None:
+    def __init__(self, host: MessageBusHost, pubsub: PubSub | None = None) -> None:
         self._host = host
         self._deliveries = Deliveries(host.clients.defer)
-        self.hub = PubSub() if hub is None else hub
+        self.pubsub = PubSub() if pubsub is None else pubsub
         self._waiting: deque[tuple[int, dict[str, str], Callable[[list[Any]], None]]] = deque()
         self._waiting_bytes = 0
         self._relayed_bytes = 0
@@ -114,21 +114,21 @@ class MessageBus:
             batch.send(self._host.clients.push)
 
         if kind is SubscriptionKind.SHARD:
-            steps = self.hub.posting_in_shard(batch, channel, text)
+            steps = self.pubsub.post_to_shard_in_steps(batch, channel, text)
         else:
-            steps = self.hub.posting(batch, channel, text, accepts)
+            steps = self.pubsub.post_in_steps(batch, channel, text, accepts)
         self._deliveries.add(steps, flush, lambda: done(batch.count, b"".join(own_frames)))
 
     def leave(self, session: Session) -> None:
         """End all subscriptions of a client without replies: in steps, as there may be many."""
-        self._deliveries.add(self.hub.leave(session), lambda: None, lambda: None)
+        self._deliveries.add(self.pubsub.leave(session), lambda: None, lambda: None)
 
     def leave_slots(self, slots: KeyGroups) -> None:
         """End subscriptions to shard channels of slots that this node lost, with SUNSUBSCRIBE replies."""
-        hub = self.hub
-        for channel in [each for each in hub.names(SubscriptionKind.SHARD) if slot_of(each) not in slots]:
-            for session in hub.sessions(SubscriptionKind.SHARD, channel):
-                self._host.clients.push(session.id, hub.unsubscribe(session, SubscriptionKind.SHARD, [channel]))
+        pubsub = self.pubsub
+        for channel in [each for each in pubsub.names(SubscriptionKind.SHARD) if slot_of(each) not in slots]:
+            for session in pubsub.sessions(SubscriptionKind.SHARD, channel):
+                self._host.clients.push(session.id, pubsub.unsubscribe(session, SubscriptionKind.SHARD, [channel]))
 
     def _answer(self, publisher: Session, count: int, own_frames: bytes) -> Reply:
         if not own_frames:

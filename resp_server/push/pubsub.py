@@ -1,4 +1,4 @@
-"""The subscriptions of one process, and the receivers of a message. No sockets."""
+"""The subscriptions at one process, and the receivers of each message. No sockets."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ class PubSub:
         """Return the subscribers of a channel, or of a pattern as it was written."""
         return [session for session in self._subscribed(kind, name) if session.is_subscribed(kind, name)]
 
-    def counting(self, found: ReceiverCount, kind: SubscriptionKind, channel: bytes) -> Iterator[None]:
-        """Count the receivers of a message on a channel, a name or pattern at each step."""
+    def count_in_steps(self, found: ReceiverCount, kind: SubscriptionKind, channel: bytes) -> Iterator[None]:
+        """Add the receivers of a message on a channel to `found`, one name or pattern at each step."""
         named = self._named[kind].get(channel, {})
         found.add(len(named))
         if kind is SubscriptionKind.SHARD:
@@ -191,10 +191,10 @@ class PubSub:
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def posting(
+    def post_in_steps(
         self, batch: MessageBatch, channel: bytes, text: bytes, accepts: Accepts | None = None
     ) -> Iterator[None]:
-        """Add a message for all subscribers of a channel, a client or a pattern at each step.
+        """Add a message to a batch for all subscribers of a channel, one client or pattern at each step.
 
         Subscribers by name come first, then those by pattern. Between steps subscriptions may change.
         """
@@ -208,8 +208,8 @@ class PubSub:
                 batch.add(session, frame)
             yield
 
-    def posting_in_shard(self, batch: MessageBatch, channel: bytes, text: bytes) -> Iterator[None]:
-        """Add a message for all subscribers of a shard channel, a client at each step."""
+    def post_to_shard_in_steps(self, batch: MessageBatch, channel: bytes, text: bytes) -> Iterator[None]:
+        """Add a message to a batch for all subscribers of a shard channel, one client at each step."""
         subscribed = self._named[SubscriptionKind.SHARD].get(channel, {})
         for session in list(subscribed):
             if session.is_subscribed(SubscriptionKind.SHARD, channel):

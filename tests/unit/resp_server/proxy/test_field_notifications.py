@@ -57,17 +57,19 @@ class Listening:
     """A client with subscriptions, and what it gets."""
 
     def __init__(self, events: str = "KEA") -> None:
-        self.hub, self.session = PubSub(), Session(1, "", "", User.default(), 0)
-        self.listeners = FieldListeners(self.hub)
-        self.hub.on_change = lambda kind, name: self.listeners.count(kind, name, is_added=name in self.hub.names(kind))
-        self.listeners.begin(FieldRules(RULES, KeyMatcher((), RULES).decide), classes_of(events))
+        self.pubsub, self.session = PubSub(), Session(1, "", "", User.default(), 0)
+        self.listeners = FieldListeners(self.pubsub)
+        self.pubsub.on_change = lambda kind, name: self.listeners.on_subscription_change(
+            kind, name, is_added=name in self.pubsub.names(kind)
+        )
+        self.listeners.reset(FieldRules(RULES, KeyMatcher((), RULES).decide), classes_of(events))
 
     def messages(self, event: bytes, fields: Sequence[bytes]) -> bytes:
         """Return the messages after an event of the hash, which now has these fields."""
         found = self.listeners.event_of(KEY, event, RULES)
         batch = MessageBatch()
         if found is not None:
-            for _ in self.listeners.posting(batch, found, [reply_to(each, fields) for each in found.requests()]):
+            for _ in self.listeners.post_in_steps(batch, found, [reply_to(each, fields) for each in found.requests()]):
                 pass
         return batch.take(self.session)
 
@@ -97,10 +99,10 @@ def test_subscribers_get_the_events_of_all_names_that_they_may_match(
     made, subscribed = Listening(), dict.fromkeys(())
     for kind, name in changes:  # twice the same: subscribed, and unsubscribed again
         if (kind, name) in subscribed:
-            made.hub.unsubscribe(made.session, kind, [name])
+            made.pubsub.unsubscribe(made.session, kind, [name])
             del subscribed[kind, name]
         else:
-            made.hub.subscribe(made.session, kind, [name])
+            made.pubsub.subscribe(made.session, kind, [name])
             subscribed[kind, name] = None
     names = [b"facts/7/" + field for field in fields] + [b"dash/7/apdex"] * (b"a" in fields)
     frames = made.messages(b"hset", fields)
@@ -121,42 +123,42 @@ def test_subscribers_get_the_events_of_all_names_that_they_may_match(
 def test_nothing_is_read_for_channels_that_no_name_matches() -> None:
     made = Listening()
     for kind, name in [(PATTERN, b"__keyspace@0__:facts/8/*"), (CHANNEL, b"__keyspace@0__:facts/8/x")]:
-        made.hub.subscribe(made.session, kind, [name])
+        made.pubsub.subscribe(made.session, kind, [name])
     assert made.listeners.is_needed and made.listeners.event_of(KEY, b"hset", RULES) is None
-    made.hub.subscribe(made.session, CHANNEL, [b"__keyevent@0__:lpush"])
+    made.pubsub.subscribe(made.session, CHANNEL, [b"__keyevent@0__:lpush"])
     assert made.listeners.event_of(KEY, b"hset", RULES) is None
-    made.hub.subscribe(made.session, CHANNEL, [b"__keyspace@0__:facts/7/x"])
+    made.pubsub.subscribe(made.session, CHANNEL, [b"__keyspace@0__:facts/7/x"])
     assert made.listeners.event_of(KEY, b"hset", RULES) == FieldEvent(KEY, CHANGES[b"hset"], RULES, [b"x"], False)
 
 
 def test_of_a_hash_with_too_many_fields_only_known_names_have_events() -> None:
     made, fields = Listening("KA"), [b"x%d" % number for number in range(FIELDS_MAX)]
-    made.hub.subscribe(made.session, PATTERN, [b"*"])
+    made.pubsub.subscribe(made.session, PATTERN, [b"*"])
     assert made.messages(b"hset", fields).count(b"facts/7/") == FIELDS_MAX
     assert not made.messages(b"hset", [*fields, b"more"])
-    made.hub.subscribe(made.session, CHANNEL, [b"__keyspace@0__:facts/7/x5"])
+    made.pubsub.subscribe(made.session, CHANNEL, [b"__keyspace@0__:facts/7/x5"])
     assert made.messages(b"hset", [*fields, b"more"]).count(b"facts/7/x5\r\n") == 2
 
 
 @pytest.mark.parametrize(("events", "is_sent"), [("K$", True), ("Kg", False), ("$", True), ("Kh", False)])
 def test_events_of_names_have_the_classes_of_strings(events: str, is_sent: bool) -> None:
     made = Listening(events)
-    made.hub.subscribe(made.session, CHANNEL, [b"__keyspace@0__:facts/7/x"])
+    made.pubsub.subscribe(made.session, CHANNEL, [b"__keyspace@0__:facts/7/x"])
     assert (made.listeners.event_of(KEY, b"hset", RULES) is not None) is is_sent
     assert bool(made.messages(b"hset", [b"x"])) is (is_sent and "K" in events)
-    assert made.listeners.hides(b"hset") is ("h" not in events) and not made.listeners.hides(b"set")
+    assert made.listeners.is_hidden(b"hset") is ("h" not in events) and not made.listeners.is_hidden(b"set")
 
 
 def test_a_read_that_fails_is_an_error_once_all_have_been_answered() -> None:
     events = {at: FieldEvent(KEY, CHANGES[b"hset"], RULES, [b"x"], False) for at in (3, 5)}
     reads, sent, done = FieldReads(events), [], []
-    reads.then = lambda: done.append(reads.is_complete)
-    assert list(reads.sending(lambda key, request, sink, index: sent.append((key, request, index)))) == [None] * 2
+    reads.on_complete = lambda: done.append(reads.is_complete)
+    assert list(reads.send_in_steps(lambda key, request, sink, index: sent.append((key, request, index)))) == [None] * 2
     assert [(key, index) for key, _, index in sent] == [(KEY, 0), (KEY, 1)]
     reads.put(1, b"-TRYAGAIN later\r\n")
     assert not done
     reads.put(0, b"*1\r\n:-1\r\n")
     assert done == [True]
-    assert reads.of(4) is None and reads.of(3) == (events[3], [b"*1\r\n:-1\r\n"])
+    assert reads.event_and_replies(4) is None and reads.event_and_replies(3) == (events[3], [b"*1\r\n:-1\r\n"])
     with pytest.raises(FieldReadError, match="the fields of 'golden:7' cannot be read"):
-        reads.of(5)
+        reads.event_and_replies(5)

@@ -17,40 +17,42 @@ def session(number: int) -> Session:
 
 
 @pytest.fixture
-def hub() -> PubSub:
+def pubsub() -> PubSub:
     return PubSub()
 
 
 @pytest.mark.parametrize("kind", SubscriptionKind)
 def test_a_client_that_leaves_gets_nothing_more_and_its_names_go_step_by_step(
-    hub: PubSub, kind: SubscriptionKind
+    pubsub: PubSub, kind: SubscriptionKind
 ) -> None:
     changed: list[bytes] = []
-    hub.on_change = lambda kind, name: changed.append(name)
+    pubsub.on_change = lambda kind, name: changed.append(name)
     going, staying = session(1), session(2)
-    hub.subscribe(going, kind, NAMES)
-    hub.subscribe(staying, kind, [b"b"])
+    pubsub.subscribe(going, kind, NAMES)
+    pubsub.subscribe(staying, kind, [b"b"])
     changed.clear()
-    steps = hub.leave(going)
-    assert [hub.sessions(kind, name) for name in NAMES] == [[], [staying], []]
+    steps = pubsub.leave(going)
+    assert [pubsub.sessions(kind, name) for name in NAMES] == [[], [staying], []]
     assert changed == []
     assert list(steps) == [None] * 3
-    assert (changed, list(hub.names(kind))) == ([b"a", b"c"], [b"b"])
+    assert (changed, list(pubsub.names(kind))) == ([b"a", b"c"], [b"b"])
 
 
 @pytest.mark.parametrize("kind", SubscriptionKind)
-def test_a_client_that_comes_again_while_it_leaves_is_there(hub: PubSub, kind: SubscriptionKind) -> None:
+def test_a_client_that_comes_again_while_it_leaves_is_there(pubsub: PubSub, kind: SubscriptionKind) -> None:
     client = session(1)
-    hub.subscribe(client, kind, NAMES)
-    steps = hub.leave(client)
-    hub.subscribe(client, kind, [b"a", b"c"])
-    hub.unsubscribe(client, kind, [b"c"])
+    pubsub.subscribe(client, kind, NAMES)
+    steps = pubsub.leave(client)
+    pubsub.subscribe(client, kind, [b"a", b"c"])
+    pubsub.unsubscribe(client, kind, [b"c"])
     assert list(steps) == [None] * 3
-    assert list(hub.names(kind)) == [b"a"]
-    assert hub.sessions(kind, b"a") == [client]
+    assert list(pubsub.names(kind)) == [b"a"]
+    assert pubsub.sessions(kind, b"a") == [client]
     mail = MessageBatch()
     posting = (
-        hub.posting_in_shard(mail, b"a", b"x") if kind is SubscriptionKind.SHARD else hub.posting(mail, b"a", b"x")
+        pubsub.post_to_shard_in_steps(mail, b"a", b"x")
+        if kind is SubscriptionKind.SHARD
+        else pubsub.post_in_steps(mail, b"a", b"x")
     )
     assert list(posting)
     assert mail.count == 1
