@@ -1,47 +1,82 @@
-"""The README's quick start and its second example run as they stand there."""
+"""The README's quick start and its second example run as they stand there: as a program, and in a notebook."""
 
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import nbformat
 import pytest
 import redis
-from pyspark.sql import SparkSession
+from nbclient import NotebookClient
 
-from compat.waiting import eventually
+from compat.waiting import WAIT_S_MAX, eventually
+from tests.examples.example import ROOT, environment
 
-README = Path(__file__).parents[2] / "README.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"[0-9.]+")
+QUICK_START, SEVERAL_STATES = BLOCK.findall((ROOT / "README.md").read_text())
 
 
-def test_the_readmes_examples_serve_state(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # The JVM's folder is that of the tests, so the folder of the example is named in full.
-    readme = README.read_text().replace('"quickstart/', f'"{tmp_path}/')
-    quick_start, several_states = BLOCK.findall(readme)
-    assert len(quick_start.strip().splitlines()) <= 12
-    names: dict[str, object] = {}
-    exec(compile(quick_start, "README.md", "exec"), names)
-    [told] = capsys.readouterr().out.splitlines()
-    address, command, key = told.split()[-3:]
-    with redis.Redis.from_url(address, decode_responses=True) as client:
-        assert 0 <= float(eventually(lambda: read(client, command, key))) <= 30
-        exec(compile(several_states, "README.md", "exec"), names)
-        assert int(eventually(lambda: read(client, "GET", "all:count:sensor_1"))) > 0
-        assert list(read(client, "HGETALL", "all:latest:sensor_1")) == ["temp", "timestamp"]
-        assert 0 < len(read(client, "LRANGE", "recent/sensor_1", "0", "-1")) <= 10
-        assert 0 < client.ttl("recent/sensor_1") <= 3600
-    for query in spark.streams.active:
-        query.stop()
-    names["endpoint"].stop()  # type: ignore[attr-defined]
-    spark.conf.unset("spark.sparkis.log")
+def test_the_quick_start_is_a_program_whose_line_reads_it(tmp_path: Path) -> None:
+    assert len(QUICK_START.strip().splitlines()) <= 16
+    (tmp_path / "quickstart.py").write_text(QUICK_START)
+    with (
+        (tmp_path / "stderr").open("w") as stderr,
+        subprocess.Popen(
+            [sys.executable, "quickstart.py"],
+            cwd=tmp_path,
+            # Unbuffered, as on a terminal. The server's record is in the cache.
+            env=environment(PYTHONUNBUFFERED="1", XDG_CACHE_HOME=str(tmp_path / "cache")),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as program,
+    ):
+        assert program.stdout is not None
+        command = program.stdout.readline()
+        try:
+            assert command.startswith("redis-cli -u redis://127.0.0.1:"), (tmp_path / "stderr").read_text()
+            assert 0 <= float(eventually(lambda: printed_by(command), NUMBER.fullmatch)) <= 30
+            assert program.poll() is None
+        finally:
+            program.send_signal(signal.SIGINT)
+            program.wait(WAIT_S_MAX)
+    assert "Connection refused" in printed_by(command)
 
 
-def read(client: redis.Redis, *words: str) -> object:
-    """Return a reply; None while the job is being opened."""
+def printed_by(command: str) -> str:
+    """Return what a command of redis-cli prints, as in a pipe: nil is an empty line."""
+    done = subprocess.run(command.split(), capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
+    return (done.stdout + done.stderr).strip()
+
+
+def test_both_examples_are_cells_of_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment(XDG_CACHE_HOME=str(tmp_path / "cache"), TMPDIR=str(tmp_path)).items():
+        monkeypatch.setenv(name, value)
+    cells = map(nbformat.v4.new_code_cell, [QUICK_START, SEVERAL_STATES, "endpoint.url", "endpoint.stop()"])
+    notebook = nbformat.v4.new_notebook(cells=list(cells))  # type: ignore[no-untyped-call]
+    kernel = NotebookClient(notebook, timeout=int(WAIT_S_MAX), resources={"metadata": {"path": str(tmp_path)}})
+    with kernel.setup_kernel():
+        for index in range(3):
+            kernel.execute_cell(notebook.cells[index], index)
+        [url] = notebook.cells[2].outputs
+        with redis.Redis.from_url(url.data["text/plain"].strip("'"), decode_responses=True) as client:
+            assert 0 <= float(eventually(lambda: read(client, "sensors:temperature:sensor_1"))) <= 30
+            assert int(eventually(lambda: read(client, "all:count:sensor_1"))) > 0
+            assert list(client.hgetall("all:latest:sensor_1")) == ["temp", "timestamp"]
+            assert 0 < len(client.lrange("recent/sensor_1", 0, -1)) <= 10
+            assert 0 < client.ttl("recent/sensor_1") <= 3600
+        kernel.execute_cell(notebook.cells[3], 3)
+
+
+def read(client: redis.Redis, key: str) -> Any:
+    """Return the value of a key; None while its job is being opened."""
     try:
-        return client.execute_command(*words)
+        return client.get(key)
     except redis.BusyLoadingError:
         return None
