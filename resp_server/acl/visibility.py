@@ -40,7 +40,7 @@ class Coverage(Enum):
 
 def coverage_of(patterns: Sequence[bytes], key_format: KeyFormat) -> Coverage:
     """Return the share of a key format's keys that match some globs; SOME where prefixes do not decide."""
-    literal = key_format.literals[0].encode()
+    literal = key_format.prefix
     found = Coverage.NOTHING
     for pattern in patterns:
         prefix = _LITERAL.match(pattern)

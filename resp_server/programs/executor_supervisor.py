@@ -47,6 +47,11 @@ LINE_BYTES_MAX = 2_000
 LINES_A_MINUTE_MAX = 60
 
 
+# Fields of /proc/<pid>/stat (`man 5 proc`), counted from the one after the process's name.
+STATE_FIELD, START_TIME_FIELD = 0, 19
+ENDED_STATES = "ZX"  # a zombie, and a process that is being removed
+
+
 def start_of(pid: int) -> str | None:
     """Return the start time of a process, which no later process with the same id has; None if there is no process."""
     try:
@@ -54,7 +59,7 @@ def start_of(pid: int) -> str | None:
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()  # a name may have spaces and brackets
-    return None if fields[0] in "ZX" else fields[19]
+    return None if fields[STATE_FIELD] in ENDED_STATES else fields[START_TIME_FIELD]
 
 
 class WatchedProcess:

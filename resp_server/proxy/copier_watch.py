@@ -70,7 +70,7 @@ class CopierWatch:
         watched = dict.fromkeys(rule for rules in all_rules for rule in rules if rule.owner is Owner.PREFER_STATE)
         self._matchers = [KeyMatcher((), rules) for rules in all_rules] if watched else ()
         self._copied = {rule: self._copied.get(rule) or Copied(self._clock()) for rule in watched}
-        return [rule.keys.literals[0].encode() for rule in watched]
+        return [rule.keys.prefix for rule in watched]
 
     def changed(self, keys: Sequence[bytes] | None) -> None:
         """Check keys that have changed at the upstream; None: any key may have changed, so none is checked."""

@@ -55,11 +55,15 @@ class JobKeys:
         self._compile()
 
     def _compile(self) -> None:
-        rows = [(each, job) for job, some in self._formats.items() for each in some]
-        rows = [row for row in rows if not row[0].literals[0].startswith(f"{row[1]}:")]
-        parts = [b"(" + each.pattern() + b")" for each, _ in rows]
-        self._pattern = re.compile(b"|".join(parts), re.DOTALL) if parts else None
-        self._pattern_jobs = [job for _, job in rows]
+        rows = [
+            (job, key_format)
+            for job, formats in self._formats.items()
+            for key_format in formats
+            if not key_format.prefix.startswith(f"{job}:".encode())
+        ]
+        groups = [b"(" + key_format.pattern() + b")" for _, key_format in rows]
+        self._pattern = re.compile(b"|".join(groups), re.DOTALL) if groups else None
+        self._pattern_jobs = [job for job, _ in rows]
 
     def job_of(self, key: bytes) -> str | None:
         """Return the job of this application that a key belongs to, or None."""

@@ -118,5 +118,5 @@ def may_name(kind: SubscriptionKind, name: bytes, rules: Iterable[Rule]) -> bool
     literal = literal_start(name) if is_pattern else name
     if literal.startswith(KEYEVENT) or (is_pattern and KEYEVENT.startswith(literal)):
         return True
-    prefixes = (KEYSPACE + rule.keys.literals[0].encode() for rule in rules)
+    prefixes = (KEYSPACE + rule.keys.prefix for rule in rules)
     return any(literal.startswith(prefix) or (is_pattern and prefix.startswith(literal)) for prefix in prefixes)

@@ -117,7 +117,7 @@ def _options_of(request: Request) -> tuple[Request, bytes | None, bytes | None]:
 
 
 def _may_name(rule: Rule, pattern: bytes) -> bool:
-    return may_match(pattern, rule.keys.literals[0].encode(), not rule.keys.columns)
+    return may_match(pattern, rule.keys.prefix, not rule.keys.columns)
 
 
 class SwapScan(ReplyStage):

@@ -58,14 +58,18 @@ class KeyMatcher:
 
     def __init__(self, formats: Sequence[OwnedFormat] = (), rules: Sequence[Rule] = ()) -> None:
         rows = [(KeyFormat.parse(each.text), each.owner) for each in formats]
-        # The longest literal start first: of two formats that cover a key, the more specific one names the owner.
-        rows.sort(key=lambda row: -len(row[0].literals[0]))
+        # The longest prefix first: of two formats that cover a key, the more specific one names the owner.
+        rows = sorted(rows, key=lambda row: len(row[0].prefix), reverse=True)
         self.format_count = len(rows)
         self.mappings = [(rule.database, rule.mapping) for rule in rules if rule.mapping is not None]
         by_format = [(key_format, Decision(Owner.STATE, owner)) for key_format, owner in rows]
         self._formats = _Alternatives(by_format)
         elsewhere = [rule.keys for rule in rules if rule.database and rule.has_state_keys]
-        by_format = [row for row in by_format if not any(covers(keys, row[0]) for keys in elsewhere)]
+        by_format = [
+            (key_format, decision)
+            for key_format, decision in by_format
+            if not any(covers(keys, key_format) for keys in elsewhere)
+        ]
         self._deciders: dict[int, Callable[[bytes], Decision]] = {}
         for database in {0, *(rule.database for rule in rules)}:
             by_rule = [(rule.keys, Decision(rule.answering, "", rule)) for rule in rules if rule.database == database]
@@ -138,7 +142,7 @@ class _Alternatives:
     def __init__(self, rows: Sequence[tuple[KeyFormat, Decision]]) -> None:
         tables: dict[tuple[int, int], dict[tuple[bytes, bytes], list[_Candidate]]] = {}
         for order, (key_format, decision) in enumerate(rows):
-            prefix, suffix = key_format.literals[0].encode(), key_format.literals[-1].encode()
+            prefix, suffix = key_format.prefix, key_format.suffix
             is_prefix = len(key_format.literals) == 2 and not key_format.literals[1]
             matches = None if is_prefix else re.compile(key_pattern(key_format), re.DOTALL).match
             table = tables.setdefault((len(prefix), len(suffix)), {})

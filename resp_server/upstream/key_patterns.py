@@ -32,8 +32,7 @@ def glob_of(key_format: KeyFormat) -> bytes:
 
 def may_share_keys(first: KeyFormat, second: KeyFormat) -> bool:
     """Tell whether two formats may have keys in common, by the literals with which they begin."""
-    one, other = first.literals[0], second.literals[0]
-    return one.startswith(other) or other.startswith(one)
+    return first.prefix.startswith(second.prefix) or second.prefix.startswith(first.prefix)
 
 
 def covers(wide: KeyFormat, narrow: KeyFormat) -> bool:

@@ -54,14 +54,14 @@ class NameMapping:
     @property
     def only_field(self) -> bytes | None:
         """The only field with a name; None: all fields that fit, or whole keys."""
-        return None if self.field is None or self.field.columns else self.field.literals[0].encode()
+        return None if self.field is None or self.field.columns else self.field.prefix
 
     def name_start(self, state_key: bytes) -> bytes | None:
         """Return how the names of a hash's fields begin; None: its fields have no names."""
         values = _values(self._of_state_key, self.state_key, state_key)
         if values is None:
             return None
-        start = self.keys.literals[0].encode()
+        start = self.keys.prefix
         for column, literal in zip(self.keys.columns, self.keys.literals[1:], strict=True):
             if column not in values:
                 break
@@ -112,7 +112,7 @@ def _values(pattern: re.Pattern[bytes], key_format: KeyFormat, key: bytes) -> Ma
 
 
 def _text(key_format: KeyFormat, values: Mapping[str, bytes]) -> bytes:
-    parts = [key_format.literals[0].encode()]
+    parts = [key_format.prefix]
     for column, literal in zip(key_format.columns, key_format.literals[1:], strict=True):
         parts += [values.get(column, b""), literal.encode()]
     return b"".join(parts)

@@ -170,7 +170,7 @@ class SwapRouter:
             others_at.extend([at for at, _ in found])
             if len(others) < (WATCHED_KEYS_MAX if routed.name == "watch" else OTHERS_MAX):
                 others += found
-            owned = [row for row in found if row[1].owner is Owner.STATE]
+            owned = [(at, decision) for at, decision in found if decision.owner is Owner.STATE]
             owned_count += len(owned)
             if owned and not routed.is_read and routed.name != "watch":
                 if long_at:
@@ -213,7 +213,7 @@ class SwapRouter:
         """Return the route of a request with keys. others: the positions and decisions of keys that states may have."""
         if long_at and not set(long_at).isdisjoint(positions):
             raise too_long()
-        owned = [row for row in others if row[1].owner is Owner.STATE]
+        owned = [(at, decision) for at, decision in others if decision.owner is Owner.STATE]
         if not others:
             route = self._to_upstream(routed, request)
             if self._ownership.has_cached and not (long_at and routed.is_read):

@@ -133,6 +133,16 @@ class KeyFormat:
             )
 
     @property
+    def prefix(self) -> bytes:
+        """The text before the first column: all keys begin with it. Without columns it is the whole key."""
+        return self.literals[0].encode()
+
+    @property
+    def suffix(self) -> bytes:
+        """The text after the last column: all keys end with it."""
+        return self.literals[-1].encode()
+
+    @property
     def text(self) -> str:
         """The format as text, the inverse of `parse`."""
         columns = [f"<{column}>" for column in self.columns] + [""]
@@ -151,10 +161,9 @@ class KeyFormat:
 
     def pattern(self) -> bytes:
         """Return a regular expression (bytes, DOTALL, from the key's start) that every key of this format matches."""
-        prefix, suffix = self.literals[0].encode(), self.literals[-1].encode()
         if not self.columns:
-            return re.escape(prefix) + rb"\Z"
-        return re.escape(prefix) + (b".*" + re.escape(suffix) + rb"\Z" if suffix else b"")
+            return re.escape(self.prefix) + rb"\Z"
+        return re.escape(self.prefix) + (b".*" + re.escape(self.suffix) + rb"\Z" if self.suffix else b"")
 
 
 class StateArguments(TypedDict, total=False):

@@ -148,10 +148,7 @@ def _formats(job: Job) -> list[KeyFormat]:
     """Return the job's own name space, `job:...`, and every key format outside of it."""
     name_space = KeyFormat((f"{job.name}:", ""), ("key",))
     formats = [state.format_for(job.name) for state in job.states]
-    return [
-        name_space,
-        *(each for each in formats if not each.literals[0].startswith(name_space.literals[0])),
-    ]
+    return [name_space, *(each for each in formats if not each.prefix.startswith(name_space.prefix))]
 
 
 class KeyspaceView:
