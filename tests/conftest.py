@@ -20,8 +20,13 @@ from compat.conformance.servers import Running, sparkis_server, wait_for_keys
 
 HERE = Path(__file__).parent
 
-# Tests (by the start of their id) that may be skipped where CI is set, which has everything but old versions of Spark.
-EXPECTED_SKIPS: tuple[str, ...] = ("tests/spark/test_versions.py::test_what_spark_3_5_does_not_have_",)
+# Tests (by the start of their id) that may be skipped where CI is set, which has everything but old versions of Spark and,
+# in a container, systemd.
+EXPECTED_SKIPS: tuple[str, ...] = (
+    "tests/spark/test_versions.py::test_what_spark_3_5_does_not_have_",
+    "tests/unit/deploy/test_systemd.py::test_a_unit_is_as_hardened_as_",
+    "tests/unit/deploy/test_systemd.py::test_systemd_finds_no_mistake_",
+)
 if os.environ.get("SPARKIS_PURE"):  # `make test-pure`: but what is about the compiled core
     EXPECTED_SKIPS += (
         "tests/properties/test_core_agrees.py",
