@@ -1,4 +1,6 @@
-"""The child process that reads a RocksDB database: `python rocksdb_process.py FOLDER`; it writes all pairs to stdout.
+"""The child process that reads a RocksDB database, and writes all pairs to stdout.
+
+    python rocksdb_process.py FOLDER BYTES      BYTES: the limit of its address space
 
     [key bytes i32][key][value bytes i32][value] ... [-1 i32], big endian, as in a delta file
 
@@ -7,17 +9,21 @@ It imports nothing of sparkis. It writes nothing into the database.
 
 from __future__ import annotations
 
+import resource
 import struct
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 import rocksdict
 
 WRITE_BYTES = 1 << 18
 
 
-def main(folder: str) -> None:
+def main(folder: str, memory_bytes: int) -> None:
     """Write the pairs of a database."""
+    with suppress(ValueError, OSError):  # macOS refuses such limits
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     # Without options, rocksdict takes those that the database's own file OPTIONS has: with Spark's merge operator.
     database = rocksdict.Rdict(folder, access_type=rocksdict.AccessType.read_only())
     size = struct.Struct(">i")
@@ -41,4 +47,4 @@ def _items(database: rocksdict.Rdict) -> Iterator[tuple[bytes, bytes]]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

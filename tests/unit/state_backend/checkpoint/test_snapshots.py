@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import sys
 import zipfile
 from pathlib import Path
 
@@ -75,11 +76,86 @@ def test_metadata_with_other_names_is_refused(folder: Path, described: object) -
         rows(folder)
 
 
-def test_a_member_that_unpacks_to_too_much_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "MEMBER_BYTES_MAX", 100_000)
-    (folder / ZIP).write_bytes(changed((folder / ZIP).read_bytes(), name="000001.log", body=bytes(1_000_000)))
-    with pytest.raises(CheckpointDamagedError, match="longer than 100000 bytes"):
+def test_members_that_unpack_to_too_much_together_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "MEMBERS_BYTES_MAX", 100_000)
+    expected, content = rows(folder), (folder / ZIP).read_bytes()
+    for number in range(3):
+        content = changed(content, name=f"00000{number}.log", body=bytes(40_000))
+        (folder / ZIP).write_bytes(content)
+        if number == 0:
+            assert rows(folder) == expected
+    with pytest.raises(CheckpointDamagedError, match="its members are longer than 100000 bytes"):
         rows(folder)
+
+
+def test_too_many_members_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = (folder / ZIP).read_bytes()
+    monkeypatch.setattr(snapshots, "MEMBERS_MAX", 3)
+    with pytest.raises(CheckpointDamagedError, match="more than 3 members"):
+        rows(folder)
+    monkeypatch.undo()
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        for number in range(10_000):
+            archive.writestr(f"{number:06}.log", b"")
+    for hostile in (target.getvalue(), content[:-22] + bytes(20) + content[-22:], content + b"comment"):
+        (folder / ZIP).write_bytes(hostile)
+        with pytest.raises(CheckpointDamagedError):
+            rows(folder)
+    (folder / ZIP).write_bytes(target.getvalue())
+    with pytest.raises(CheckpointDamagedError, match="its list of members is longer than 256000 bytes"):
+        rows(folder)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_member_that_is_there_twice_is_refused(folder: Path) -> None:
+    (folder / ZIP).write_bytes(changed((folder / ZIP).read_bytes(), name="CURRENT", body=b"MANIFEST-000001\n"))
+    with pytest.raises(CheckpointDamagedError, match="has a member twice"):
+        rows(folder)
+
+
+def test_a_list_of_members_in_the_form_of_large_zips_is_refused(folder: Path) -> None:
+    content = (folder / ZIP).read_bytes()
+    (folder / ZIP).write_bytes(content[:-22] + b"PK\x06\x07" + bytes(16) + content[-22:])
+    with pytest.raises(CheckpointDamagedError, match="its list of members is longer"):
+        rows(folder)
+
+
+def test_a_file_that_is_named_twice_is_refused(folder: Path) -> None:
+    [one] = sst()["sstFiles"]  # type: ignore[misc]
+    for other in ({"dfsSstFileName": "y.sst"}, {"localFileName": "000009.sst"}):
+        described = {"sstFiles": [one, {**one, **other}]}
+        (folder / ZIP).write_bytes(changed((folder / ZIP).read_bytes(), described=described))
+        with pytest.raises(CheckpointDamagedError, match="names a file twice"):
+            rows(folder)
+
+
+def test_a_database_that_needs_too_much_memory_ends_its_process_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = rows(folder)
+    monkeypatch.setattr(snapshots, "CHILD_BYTES_MAX", 100 << 20)
+    with pytest.raises(CheckpointDamagedError, match=r"5\.zip is damaged: RocksDB cannot read it"):
+        rows(folder)
+    monkeypatch.undo()
+    assert rows(folder) == expected
+
+
+def output_of(script: str) -> bytes:
+    return b"".join(snapshots.output_of([sys.executable, "-c", script], "5.zip"))
+
+
+def test_complaints_longer_than_a_pipe_holds_do_not_stop_the_output() -> None:
+    complain = "import sys; sys.stderr.write('x' * (1 << 20)); sys.stderr.flush(); "
+    assert output_of(complain + "sys.stdout.write('rows')") == b"rows"
+    with pytest.raises(CheckpointDamagedError, match="RocksDB cannot read it: the reason"):
+        output_of(complain + "sys.exit('\\nthe reason')")
+
+
+def test_a_process_that_is_silent_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "SILENCE_S_MAX", 0.1)
+    with pytest.raises(CheckpointError, match=r"has been silent for 0\.1 s"):
+        output_of("import threading; threading.Event().wait()")
 
 
 def test_a_missing_or_changed_sst_file_is_an_error(folder: Path) -> None:
