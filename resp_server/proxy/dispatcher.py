@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from functools import partial
+from itertools import repeat
 from time import perf_counter_ns
 from typing import Any, NamedTuple, cast
 
@@ -226,14 +227,19 @@ class ProxyDispatcher(Dispatcher):
         if context.session.transaction is None:
             return
         policy = policy_of(command)
-        if policy not in (RequestPolicy.LOCAL, RequestPolicy.BY_KEYS) or command.name in NOT_IN_TRANSACTION:
-            raise PlainError(f"command '{command.name}' cannot be in a transaction through a proxy")
+        self._check_queued(context.session, command, request)
         if type(request) is LongRequest and (split := self._split_of(command, request)) and split.shape is Frames:
             raise too_long(command, PORTION_WORDS)  # EXEC could not wait for its portions
         if policy is RequestPolicy.BY_KEYS and not (
             SPLIT in command.facts.tips and self._applications.only is not None
         ):
             split_by_slot(command.facts, request, self.target_of)  # raises for keys of several slots
+
+    def _check_queued(self, session: Session, command: Command, request: Request) -> None:
+        """Raise PlainError for a command that cannot be queued here."""
+        is_known = policy_of(command) in (RequestPolicy.LOCAL, RequestPolicy.BY_KEYS)
+        if not is_known or command.name in NOT_IN_TRANSACTION:
+            raise PlainError(f"command '{command.name}' cannot be in a transaction through a proxy")
 
     def _split_of(self, command: Command, request: Request) -> RequestSplit | None:
         """Return how a long request is split; None: it is not forwarded, or not split."""
@@ -392,8 +398,8 @@ class ProxyDispatcher(Dispatcher):
                     raise ExecAbortError(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
                 yield
         is_tracked = session.tracking_state is not None and not session.tracking_state.is_bcast
-        for each in requests if is_tracked or session.is_observed else ():
-            if not self._is_of_states(session, each):
+        for each, is_of_states in self._with_sides(session, requests) if is_tracked or session.is_observed else ():
+            if not is_of_states:
                 continue
             command = self.command(each)
             if policy_of(command) is RequestPolicy.BY_KEYS:
@@ -423,9 +429,9 @@ class ProxyDispatcher(Dispatcher):
         else:
             batch.add(b"" if session.is_silent else b"+OK\r\n")
 
-    def _is_of_states(self, session: Session, request: Request) -> bool:
-        """Tell whether state servers answer a queued request, or this proxy."""
-        return True
+    def _with_sides(self, session: Session, requests: Sequence[Request]) -> Iterable[tuple[Request, bool]]:
+        """Return each queued request, and whether state servers, or this proxy, answer it."""
+        return zip(requests, repeat(True), strict=False)
 
     def portions_of(self, request: Request) -> Iterable[Request]:
         """Split a queued request into portions, to check the rights to all of its keys."""

@@ -51,6 +51,11 @@ class PinnedRequests:
         pinned = (pool.pinned.get(session.id) for pool in self._logins.pools)
         return any(each is not None and each.holds_state for each in pinned)
 
+    def listens(self, session: Session) -> bool:
+        """Tell whether a client is subscribed at the upstream, monitors it, or tracks keys there."""
+        pinned = (pool.pinned.get(session.id) for pool in self._logins.pools)
+        return any(each is not None and (each.is_listening or each.is_monitor or each.is_tracking) for each in pinned)
+
     def leave(self, session: Session) -> None:
         """Close the connection of a client that has left, or sent RESET."""
         for pool in self._logins.pools:

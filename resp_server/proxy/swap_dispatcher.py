@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import Any, cast
 
 from resp_server.command_table.facts import Facts
+from resp_server.command_table.table import Command
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import QUEUED, keys_read
 from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX
@@ -37,7 +39,7 @@ from resp_server.proxy.swap_exec import OK, SwapExec, Watched
 from resp_server.proxy.swap_long_requests import LongRequests, is_long, portions_of
 from resp_server.proxy.swap_sending import SideSender
 from resp_server.proxy.swap_sides import OwnRequests
-from resp_server.proxy.swap_subscriptions import LISTENING, SwapSubscriptions, is_about_keys
+from resp_server.proxy.swap_subscriptions import LISTENING, MONITOR, SwapSubscriptions, is_about_keys
 from resp_server.proxy.swap_watch import watch_both
 from resp_server.proxy.transactions import StartableExec
 from resp_server.proxy.upstream_events import UpstreamEvents
@@ -62,6 +64,8 @@ from state_backend import VERSION
 
 # Requests that states answer, or may answer, together with the upstream or under other names.
 PARTLY_OF_STATES = (Side.BOTH, Side.PREFERRED, Side.MAPPED)
+NOT_WHILE_WATCHING = "another database cannot be selected between WATCH and EXEC"
+NOT_BY_SUBSCRIBERS = "another database cannot be selected by a subscriber, or a client that tracks keys"
 # Takes the place of a watched key's mark when the key gets another owner: no digest equals it, so EXEC replies nil.
 CHANGED = Mark("", -1, "owner", covers_value=False)
 
@@ -281,7 +285,7 @@ class SwapDispatcher(SideSender):
         if not session.is_authenticated:
             return Taken.NO  # the error is a server's: it does not reveal the owner of a key
         if not is_long(request):
-            return self._take_routed(context, self.router.route(request, session.db), request, batch)
+            return self._take_routed(context, self.router.route(request, session.next_db), request, batch)
         route = self._long.route_of(context, request, batch)
         return route if isinstance(route, Taken) else self._take_routed(context, route, request, batch)
 
@@ -370,14 +374,18 @@ class SwapDispatcher(SideSender):
     ) -> Taken:
         """Queue a request for EXEC that is not, or not only, about states."""
         routed = route.routed
-        if route.side in (Side.ALL_KEYS, Side.SELECT) or routed.name == "watch":
+        if routed.name == "watch":
             return Taken.NO  # the general path refuses it
         self.router.commands.check_form(routed, request)
         if not is_long(request):
             self.check_rights(context, routed, request)
+        if route.side is Side.SELECT and self._pinned.listens(context.session):
+            raise PlainError(NOT_BY_SUBSCRIBERS)
         context.session.last_command = routed.name
         if not transaction.is_aborted:
             transaction.add(request)
+            if route.side is Side.SELECT:
+                transaction.db = self._queued_database(request[1], context.session)
         batch.add(b"" if context.session.is_silent else QUEUED)
         return Taken.YES
 
@@ -395,11 +403,34 @@ class SwapDispatcher(SideSender):
         routed = self.router.commands.of(request) if isinstance(request, LongRequest) else None
         return (request,) if routed is None else portions_of(routed, cast(LongRequest, request))
 
-    def _is_of_states(self, session: Session, request: Request) -> bool:
+    def _queued_database(self, word: bytes, session: Session) -> int:
+        """Return the database after a queued SELECT: the same if its number is invalid."""
+        try:
+            return self.databases_of(session).number_of(word)
+        except PlainError:
+            return session.next_db
+
+    def _with_sides(self, session: Session, requests: Sequence[Request]) -> Iterable[tuple[Request, bool]]:
+        database = session.db
+        for request in requests:
+            yield request, self._is_of_states(request, database)
+            if len(request) == 2 and request[0].lower() == b"select":
+                with suppress(PlainError):
+                    database = self.databases_of(session).number_of(request[1])
+
+    def _is_of_states(self, request: Request, database: int) -> bool:
         if len(request) > UNSPLIT_WORDS_MAX:
             return False  # a transaction of states refuses such a request when it is queued
-        route = self.router.route(request, session.db)
+        route = self.router.route(request, database)
         return route is None or route.side in (Side.LOCAL, Side.STATES) or route.side in PARTLY_OF_STATES
+
+    def databases_of(self, session: Session) -> Databases:
+        """Return the databases of the upstream as a client's user has them."""
+        return self._logins.of(session.id)
+
+    def has_states(self, database: int) -> bool:
+        """Tell whether states may have keys in a database."""
+        return database in self._ownership.matcher.databases
 
     @property
     def owners(self) -> Ownership:
@@ -416,7 +447,7 @@ class SwapDispatcher(SideSender):
         if number != session.db and len(batch):
             return Taken.IN_NEXT_BATCH
         if number != session.db and self._pinned.holds_state(session):
-            raise PlainError("another database cannot be selected between WATCH and EXEC, and by a subscriber")
+            raise PlainError(NOT_BY_SUBSCRIBERS if self._pinned.listens(session) else NOT_WHILE_WATCHING)
         session.last_command = "select"
         self._stats.command_stats("select").calls += 1
         if databases.is_open(number) or number in self._ownership.matcher.databases:
@@ -451,8 +482,13 @@ class SwapDispatcher(SideSender):
         """Have the upstream confirm SUBSCRIBE, UNSUBSCRIBE or MONITOR before the general path runs it here."""
         session, command = context.session, routed.command
         assert command is not None
+        if session.transaction is not None and routed.name == MONITOR:
+            return Taken.NO  # EXEC replies Redis' error
         if session.transaction is not None:
-            raise PlainError(f"command '{routed.name}' cannot be in a transaction through --upstream")
+            raise PlainError(
+                f"command '{routed.name}' cannot be in a transaction through --upstream: its replies would be "
+                "more, or pushes, within the reply to EXEC"
+            )
         command.check_arity(request)
         self.check_rights(context, routed, request)
         if len(batch):
@@ -464,6 +500,22 @@ class SwapDispatcher(SideSender):
             self._subscriptions.send(routed.name, request, session, batch)
             return Taken.IN_NEXT_BATCH
         return Taken.YES if is_confirmed is False else Taken.NO
+
+    def _check_queued(self, session: Session, command: Command, request: Request) -> None:
+        if command.name == "hello":
+            if len(request) > 1 and request[1] in (b"2", b"3") and int(request[1]) != session.protocol:
+                raise PlainError(
+                    "HELLO with another version of the protocol cannot be in a transaction through --upstream: "
+                    "the reply to EXEC would be in two versions"
+                )
+        elif command.name == "client|reply":
+            if len(request) == 3 and request[2].upper() != b"ON":
+                raise PlainError(
+                    "CLIENT REPLY OFF and SKIP cannot be in a transaction through --upstream: "
+                    "the reply to EXEC would have too few items"
+                )
+        else:
+            super()._check_queued(session, command, request)
 
     def check_rights(self, context: CommandContext, routed: RoutedCommand, request: Request) -> None:
         """Raise NoPermError if the user may not run a request. Commands of modules are for unrestricted users."""

@@ -3,11 +3,16 @@
 The states' part is one `ProxyExec`, at one epoch of each job. It also checks the watched keys of states; if one has
 changed, the upstream's part is not sent. The upstream's part goes out in one write, so it needs no connection of the
 client's own, unless the client watches keys there. The replies of the two sides are not from one instant.
+
+A queued SELECT is part of the upstream's transaction if commands for the upstream follow it. The connection may be a
+shared one, so a last SELECT returns it to its database.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import reduce
 from typing import Protocol
 
 from resp_server.execution.exec_runner import NOTHING_RUN
@@ -25,12 +30,15 @@ from resp_server.protocol.errors import CrossSlotError, ExecAbortError, PlainErr
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.proxy.cached_reads import CachedReads
 from resp_server.proxy.side_split import STATES_PART, UPSTREAM_PART, SideSplit, mapped_split, split_over_sides
+from resp_server.proxy.swap_exec_listings import QueuedSides
+from resp_server.proxy.swap_keyspace import KeyspaceSides
 from resp_server.proxy.transaction_plan import EXEC, MULTI
 from resp_server.proxy.transactions import StartableExec
-from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
+from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs, latest, union_of
 from resp_server.session.session import Session
 from resp_server.session.transaction import Mark
 from resp_server.upstream.connection import UnansweredError, UpstreamRequest
+from resp_server.upstream.databases import OUT_OF_RANGE, Databases
 from resp_server.upstream.pinned import PinnedConnection
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.routed_commands import RoutedCommand, Side
@@ -52,6 +60,24 @@ class Sides(Protocol):
     def defer(self) -> Defer: ...
     def upstream_of(self, session: Session) -> Upstream:
         """Return the connections to the database that a client has selected."""
+
+    def databases_of(self, session: Session) -> Databases:
+        """Return the databases of the upstream as a client's user has them."""
+
+    def has_states(self, database: int) -> bool:
+        """Tell whether states may have keys in a database."""
+
+    def keyspace_query(
+        self,
+        name: str,
+        request: Request,
+        session: Session,
+        database: int,
+        sink: ReplySink,
+        index: int,
+        through: Callable[[KeyspaceSides], KeyspaceSides],
+    ) -> Callable[[], None]:
+        """Return what sends a request about all keys of a database to both sides."""
 
     def error_reply(self, error: Exception) -> bytes:
         """Return the error reply for an exception."""
@@ -84,9 +110,17 @@ class SwapExec(ReplyStage):
         self._of_states: list[Request] = []
         # For each queued command: its reply; or the side that runs it, and its position there; or, if it is split, the
         # split and the positions of its first requests at both sides.
-        self._parts: list[bytes | tuple[int, int] | tuple[SideSplit, int, int]] = []
+        self._parts: list[RawReply | tuple[int, int] | tuple[SideSplit, int, int]] = []
+        # The database of the next command, and that of the upstream's connection then.
+        self._database = self._selected = session.db
+        self._listings: list[QueuedSides] = []  # of commands about all keys
+        self._missing_listings = 0
+        # The databases that the upstream may not have, with the error of a check.
+        self._unchecked = _selected_in(requests, sides, session)
+        self._refusals: dict[int, ReplyError] = {}
         self._needs_states = bool(watched)
         self._replies: list[RawReply] = [b"*0\r\n", b"*0\r\n"]
+        self._items: dict[int, Sequence[RawReply]] = {}  # of the replies
         self._epochs = NO_EPOCHS
 
     @property
@@ -99,6 +133,29 @@ class SwapExec(ReplyStage):
 
     def start(self, before: Steps[None]) -> None:
         """Run the transaction. before: steps to run first; a ReplyError of theirs is the reply."""
+        if self._unchecked:
+            self.attempt(self._check_database, before)
+        else:
+            self._start(before)
+
+    def _check_database(self, before: Steps[None]) -> None:
+        """Check whether the upstream has the next database that a SELECT names, then start again."""
+        number = self._unchecked.pop()
+        sink = _DatabaseSink(self, number, before)
+        try:
+            self._sides.databases_of(self._session).open(number, _nothing, sink, 0)
+        except ReplyError as error:
+            sink.fail(0, error)
+
+    def checked_database(self, number: int, error: Exception | None, before: Steps[None]) -> None:
+        """Take the result of such a check."""
+        if error is not None:
+            if not isinstance(error, ReplyError):
+                raise error
+            self._refusals[number] = error
+        self.start(before)
+
+    def _start(self, before: Steps[None]) -> None:
         self.attempt(self.run_steps, self._plan(before), lambda _: self._send(), self._sides.defer)
 
     def _plan(self, before: Steps[None]) -> Steps[None]:
@@ -107,6 +164,8 @@ class SwapExec(ReplyStage):
             for request in self._requests:
                 yield from self._add(request)
                 yield
+            if self._selected != self._session.db:
+                self._select_at_upstream(self._session.db)
             if self._sides.is_strict and self._needs_states and self._needs_upstream:
                 raise PlainError("it has keys of states and of the upstream, which '--transactions strict' refuses")
         except ExecAbortError as error:
@@ -116,22 +175,29 @@ class SwapExec(ReplyStage):
 
     def _add(self, request: Request) -> Steps[None]:
         if type(request) is LongRequest:
-            route = yield from self._sides.router.route_in_steps(request, self._session.db)
+            route = yield from self._sides.router.route_in_steps(request, self._database)
         else:
-            route = self._sides.router.route(request, self._session.db)
+            route = self._sides.router.route(request, self._database)
         if route is not None and route.side is Side.PORTIONS:  # it was short enough to be queued
-            route = self._sides.router.route(request, self._session.db)
+            route = self._sides.router.route(request, self._database)
         if route is not None:
             self._changes_any_key |= route.changed is None
             self._changed += route.changed or ()
         if route is not None and route.side is Side.DROPPED:
             self._parts.append(OK)
+        elif route is not None and route.side is Side.SELECT:
+            self._parts.append(self._select(request[1]))
+        elif route is not None and route.side is Side.ALL_KEYS:
+            self._add_listing(route.routed, request)
         elif route is not None and route.side is Side.UPSTREAM:
+            self._before_upstream()
             self._parts.append((UPSTREAM_PART, len(self._packed)))
             yield from self._add_upstream(route.routed, request if route.request is None else route.request)
         elif route is not None and route.side in (Side.BOTH, Side.PREFERRED, Side.MAPPED):
             split = mapped_split(route) if route.side is Side.MAPPED else split_over_sides(route, request)
             self._needs_states = True
+            if split.upstream:
+                self._before_upstream()
             self._parts.append((split, len(self._packed), len(self._of_states)))
             for part in split.upstream:
                 yield from self._add_upstream(route.routed, part)
@@ -140,6 +206,58 @@ class SwapExec(ReplyStage):
             self._needs_states |= route is not None and route.side is Side.STATES
             self._parts.append((STATES_PART, len(self._of_states)))
             self._of_states.append(request)
+
+    def _select(self, word: bytes) -> bytes:
+        """Apply a queued SELECT; return its reply."""
+        try:
+            number = self._sides.databases_of(self._session).number_of(word)
+        except PlainError as error:
+            return self._sides.error_reply(error)
+        refusal = self._refusals.get(number)
+        if refusal is not None and not self._sides.has_states(number):
+            if OUT_OF_RANGE not in str(refusal) and not self._upstream.url.is_cluster:
+                raise ExecAbortError(refusal)  # the upstream may have the database
+            return self._sides.error_reply(refusal)  # the selected one stays
+        self._database = number
+        return OK
+
+    def _select_at_upstream(self, number: int) -> None:
+        """Have the upstream's next commands run in a database."""
+        refusal = self._refusals.get(number)
+        if refusal is not None:
+            raise ExecAbortError(refusal)
+        self._selected = number
+        self._packed.append(pack((b"SELECT", b"%d" % (number or self._upstream.url.database))))
+
+    def _add_listing(self, routed: RoutedCommand, request: Request) -> None:
+        """Add a command about all keys."""
+        place = len(self._parts)
+        self._parts.append(b"")
+
+        def queue(part: Request) -> int:
+            self._before_upstream()
+            self._any_pool = self._upstream.pool_of(routed, part)
+            self._packed.append(pack(part))
+            return len(self._packed) - 1
+
+        def through(sides: KeyspaceSides) -> KeyspaceSides:
+            self._listings.append(QueuedSides(sides, queue))
+            return self._listings[-1]
+
+        self._needs_states |= self._sides.has_states(self._database)
+        sink = _ListingSink(self)
+        try:
+            self._sides.keyspace_query(routed.name, request, self._session, self._database, sink, place, through)()
+            self._missing_listings += 1
+        except ExecAbortError:
+            raise
+        except ReplyError as error:  # such as an invalid cursor
+            self._parts[place] = self._sides.error_reply(error)
+
+    def _before_upstream(self) -> None:
+        """Select the database of the upstream's next command there."""
+        if self._selected != self._database:
+            self._select_at_upstream(self._database)
 
     def _add_upstream(self, routed: RoutedCommand, request: Request) -> Steps[None]:
         self._any_pool = pool = self._upstream.pool_of(routed, request)
@@ -194,21 +312,55 @@ class SwapExec(ReplyStage):
             self._merge()
 
     def _merge(self) -> None:
+        """Merge the replies. All commands have run, so the client is in the last database that one has selected."""
+        if self._session.db != self._database:
+            self._session.select(self._database)
         if all(type(part) is tuple and part[0] == UPSTREAM_PART for part in self._parts):
             self.finish(self._replies[UPSTREAM_PART], self._epochs)
         elif all(type(part) is tuple and part[0] == STATES_PART for part in self._parts):
             self.finish(self._replies[STATES_PART], self._epochs)
         else:
-            self.run_steps(self._merged(), lambda reply: self.finish(reply, self._epochs), self._sides.defer)
+            self.run_steps(self._read_items(), self._start_listings, self._sides.defer)
 
-    def _merged(self) -> Steps[RawReply]:
+    def _read_items(self) -> Steps[dict[int, Sequence[RawReply]]]:
+        items: dict[int, Sequence[RawReply]] = {}
         try:
-            items = {}
             for side in (UPSTREAM_PART, STATES_PART):
                 items[side] = yield from items_of(self._replies[side])
+        except MALFORMED_REPLY_ERRORS as error:
+            self.finish(malformed_reply(error))
+        return items
+
+    def _start_listings(self, items: dict[int, Sequence[RawReply]]) -> None:
+        if self._is_over:
+            return
+        self._items = items
+        self._missing_listings += 1  # one too many, so that the last one comes after this loop
+        for each in self._listings:
+            each.start(items[UPSTREAM_PART])
+        self._end_listing()
+
+    def take_listing(self, place: int, reply: RawReply, epochs: ReplyEpochs) -> None:
+        """Take the reply to a command about all keys."""
+        self._parts[place] = reply
+        self._epochs = union_of(self._epochs, epochs)
+        self._end_listing()
+
+    def _end_listing(self) -> None:
+        self._missing_listings -= 1
+        if not self._missing_listings:
+            self.run_steps(self._merged(), lambda reply: self.finish(reply, self._epochs), self._sides.defer)
+
+    def seen_epochs(self, index: int) -> Epochs:
+        """Return the epochs that the client has seen; those of this transaction's reads, too."""
+        return reduce(latest, self._epochs, super().seen_epochs(index))
+
+    def _merged(self) -> Steps[RawReply]:
+        items = self._items
+        try:
             replies: list[RawReply] = []
             for part in self._parts:
-                if isinstance(part, bytes):
+                if not isinstance(part, tuple):
                     replies.append(part)
                 elif len(part) == 2:
                     replies.append(items[part[0]][part[1]])
@@ -232,6 +384,50 @@ class SwapExec(ReplyStage):
         if self._pinned is not None:
             self._pinned.unwatch()
         super().fail(index, error)
+
+
+class _ListingSink(ReplySink):
+    """Takes the reply to a queued command about all keys. Its index is the place of the command."""
+
+    def __init__(self, run: SwapExec) -> None:
+        self._run = run
+
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
+        self._run.attempt(self._run.take_listing, index, reply, epochs)
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._run.fail(index, error)
+
+    def seen_epochs(self, index: int) -> Epochs:
+        return self._run.seen_epochs(index)
+
+
+class _DatabaseSink(ReplySink):
+    """Takes the reply about the existence of a database."""
+
+    def __init__(self, run: SwapExec, number: int, before: Steps[None]) -> None:
+        self._run, self._number, self._before = run, number, before
+
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
+        self._run.attempt(self._run.checked_database, self._number, None, self._before)
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._run.attempt(self._run.checked_database, self._number, error, self._before)
+
+
+def _selected_in(requests: Sequence[Request], sides: Sides, session: Session) -> set[int]:
+    """Return the databases in the queued SELECTs of which it is not known whether the upstream has them."""
+    found = set()
+    databases = sides.databases_of(session)
+    for request in requests:
+        if len(request) == 2 and request[0].lower() == b"select":
+            with suppress(PlainError):
+                found.add(databases.number_of(request[1]))
+    return {number for number in found if number != session.db and not databases.is_open(number)}
+
+
+def _nothing() -> None:
+    """Do nothing when a database is found."""
 
 
 def _watching(upstream: Upstream, session: Session) -> tuple[UpstreamPool | None, PinnedConnection | None]:

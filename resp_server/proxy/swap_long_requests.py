@@ -121,7 +121,7 @@ class LongRequests:
 
     def _decided(self, context: CommandContext, request: LongRequest) -> Steps[Route | None]:
         session = context.session
-        route = yield from self._dispatcher.router.route_in_steps(request, session.db)
+        route = yield from self._dispatcher.router.route_in_steps(request, session.next_db)
         if route is None or route.side in (Side.LOCAL, Side.STATES):
             return route
         yield from self.check_rights(context, route.routed, request)
@@ -129,7 +129,7 @@ class LongRequests:
             if len(request) > UNSPLIT_WORDS_MAX:
                 assert route.routed.command is not None  # `routing.SPLIT` has commands of Redis only
                 raise too_long(route.routed.command)  # EXEC could not wait for its portions
-            return self._dispatcher.router.route(request, session.db)
+            return self._dispatcher.router.route(request, session.next_db)
         return route
 
     def check_rights(self, context: CommandContext, routed: RoutedCommand, request: LongRequest) -> Steps[None]:

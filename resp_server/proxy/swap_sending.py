@@ -25,7 +25,7 @@ from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.shadow import Shadow
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.swap_exec import OK
-from resp_server.proxy.swap_keyspace import SwapScan, query_both
+from resp_server.proxy.swap_keyspace import KeyspaceSides, SwapScan, query_both
 from resp_server.proxy.swap_long_requests import is_long
 from resp_server.proxy.swap_sides import ClientSides, visible_keys
 from resp_server.session.session import Session
@@ -211,21 +211,35 @@ class SideSender(ProxyDispatcher):
         send()
 
     def _query_keyspace(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
-        keys = visible_keys(self._ownership, session.user, session.db)
-        sides = ClientSides(
-            self.upstream_of(session),
-            self._applications,
-            session,
-            self._server.clients.defer,
-            partial(self._send_to_owner, session.protocol),
-            has_states=session.db in self._ownership.matcher.databases,
-            is_named=keys.is_named,
-        )
         index = batch.expect(session.is_silent)
-        send: Callable[[], None]
-        if name == "scan":
-            send = SwapScan(sides, keys, request, batch, index).send
-        else:
-            send = partial(query_both, sides, keys, name, request, batch, index)
+        send = self.keyspace_query(name, request, session, session.db, batch, index)
         batch.set_retry(index, send)
         send()
+
+    def keyspace_query(
+        self,
+        name: str,
+        request: Request,
+        session: Session,
+        database: int,
+        sink: ReplySink,
+        index: int,
+        through: Callable[[KeyspaceSides], KeyspaceSides] = lambda sides: sides,
+    ) -> Callable[[], None]:
+        """Return what sends a request about all keys of a database to both sides. through: changes how it is sent."""
+        keys = visible_keys(self._ownership, session.user, database)
+        sides = through(
+            ClientSides(
+                self.upstream_of(session),
+                self._applications,
+                session,
+                self._server.clients.defer,
+                partial(self._send_to_owner, session.protocol),
+                database=database,
+                has_states=database in self._ownership.matcher.databases,
+                is_named=keys.is_named,
+            )
+        )
+        if name == "scan":
+            return SwapScan(sides, keys, request, sink, index).send
+        return partial(query_both, sides, keys, name, request, sink, index)

@@ -90,11 +90,12 @@ class ClientSides:
         defer: Defer,
         send_to_owner: ToOwner,
         *,
+        database: int,
         has_states: bool,
         is_named: bool,
     ) -> None:
         self._upstream, self._applications, self._session = upstream, applications, session
-        self._has_states, self._is_named = has_states, is_named
+        self._database, self._has_states, self._is_named = database, has_states, is_named
         self.node_count = upstream.node_count
         self.defer, self.send_to_owner = defer, send_to_owner
 
@@ -107,7 +108,7 @@ class ClientSides:
         """Send a request to all state servers, or for SCAN to that of the cursor."""
         session, name = self._session, request[0].lower()
         # Counting states' keys in a database other than 0 would mean reading all their names.
-        if not self._has_states or (session.db and name == b"dbsize"):
+        if not self._has_states or (self._database and name == b"dbsize"):
             sink.put(index, NO_KEYS[name])
             return
         # State servers check which keys the user may read, but do not know their other names.

@@ -198,6 +198,12 @@ class Session(SessionFields):
         """Apply changed rights of the user."""
         self._update_flags()
 
+    @property
+    def next_db(self) -> int:
+        """The database of the next request: within MULTI the one that a queued SELECT names."""
+        queued = None if self.transaction is None else self.transaction.db
+        return self.db if queued is None else queued
+
     def select(self, db: int) -> None:
         """Select a database."""
         self.db = db

@@ -20,7 +20,8 @@ class Transaction:
     """The commands that a client queued since MULTI.
 
     is_aborted: a command was refused, so EXEC will be refused, too. needs_state: a command cannot run while jobs are
-    loading, so EXEC replies LOADING then. slots: the slots of the queued commands' keys, in order.
+    loading, so EXEC replies LOADING then. slots: the slots of the queued commands' keys, in order. db: the database
+    that a queued SELECT names, at a proxy with an upstream; None: there is no such command.
     """
 
     def __init__(self) -> None:
@@ -28,6 +29,7 @@ class Transaction:
         self.size_bytes = 0
         self.is_aborted = False
         self.needs_state = False
+        self.db: int | None = None
         self.slots: dict[int, None] = {}
 
     def add(self, request: Request) -> None:

@@ -15,7 +15,7 @@ from compat.conformance.wire import Connection, Reply, replies_to, request
 from compat.waiting import eventually
 from state_backend.model.slots import slot_of
 from tests.server.redis_cluster import RedisCluster
-from tests.server.swap import Swap
+from tests.server.swap import VALUES, Swap
 
 NAMES = [f"key{number}" for number in range(300)]
 
@@ -262,6 +262,26 @@ def test_a_transaction_runs_at_the_master_of_its_keys(proxy: Running, client: Co
     client.call("SET", "b", "1")
     assert client.call("EXEC").plain.startswith(b"EXECABORT")
     assert client.call("EXISTS", "a", "b").plain == 0
+
+
+def test_a_transaction_lists_the_keys_of_all_nodes(client: Connection) -> None:
+    client.call("MSET", *(word for name in NAMES for word in (name, "x")))
+    lines = [
+        "MULTI",
+        "SET {a}new 1",
+        "DBSIZE",
+        "KEYS key1*",
+        "KEYS {a}*",
+        "SELECT 1",
+        "SELECT 0",
+        "GET job:speed:2",
+        "EXEC",
+    ]
+    size, keys, new, *others = [client.call(*line.split()).plain for line in lines][-1][1:]
+    assert size == len(NAMES) + 1 + len(VALUES)
+    assert sorted(keys) == sorted(name.encode() for name in NAMES if name.startswith("key1"))
+    assert new == [b"{a}new"]
+    assert others == [b"ERR SELECT is not allowed in cluster mode", b"OK", b"20"]
 
 
 def test_messages_of_channels_arrive_from_any_node(cluster: RedisCluster, proxy: Running, client: Connection) -> None:

@@ -119,10 +119,7 @@ def test_a_transaction_runs_in_its_database(client: Connection) -> None:
     client.call("SELECT", "1")
     client.call("SET", "t", "one")
     assert client.call("WATCH", "t").plain == b"OK"
-    assert (
-        client.call("SELECT", "0").plain
-        == b"ERR another database cannot be selected between WATCH and EXEC, and by a subscriber"
-    )
+    assert client.call("SELECT", "0").plain == b"ERR another database cannot be selected between WATCH and EXEC"
     client.send(b"MULTI\r\nGET t\r\nSET t more\r\nEXEC\r\nSELECT 0\r\nGET t\r\n")
     assert [client.read().plain for _ in range(6)][3:] == [[b"one", b"OK"], b"OK", b"zero"]
     client.call("SELECT", "1")

@@ -194,8 +194,8 @@ def test_what_is_not_allowed_is_not_sent_to_the_upstream(swap: Swap, client: Con
     assert client.call("SUBSCRIBE").plain == b"ERR wrong number of arguments for 'subscribe' command"
     assert client.call("SUBSCRIBE", "x" * 2000).is_error
     client.call("MULTI")
-    assert (
-        client.call("SUBSCRIBE", "a").plain == b"ERR command 'subscribe' cannot be in a transaction through --upstream"
+    assert client.call("SUBSCRIBE", "a").plain.startswith(
+        b"ERR command 'subscribe' cannot be in a transaction through --upstream: "
     )
     assert client.call("EXEC").plain.startswith(b"EXECABORT")
     assert direct.call("PUBSUB", "CHANNELS").plain == []

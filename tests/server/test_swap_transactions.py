@@ -104,7 +104,7 @@ def test_what_ends_a_watch_ends_it_at_the_upstream(client: Connection, direct: C
 
 
 def test_a_refused_command_aborts_the_transaction(client: Connection, direct: Connection) -> None:
-    for line in ("SET job:speed:1 2", "SADD", "DEBUG SLEEP 0", "KEYS *", "SINTER a job:speed:1", "OBJECT NOPE a"):
+    for line in ("SET job:speed:1 2", "SADD", "DEBUG SLEEP 0", "KEYS", "SINTER a job:speed:1", "OBJECT NOPE a"):
         replies = call_each(client, "MULTI", "SET a 1", line, "EXEC")
         assert replies[1] == b"QUEUED" and replies[3] == (
             b"EXECABORT Transaction discarded because of previous errors."
@@ -201,3 +201,91 @@ def test_with_strict_a_transaction_over_both_sides_is_refused(swap: Swap, direct
         assert direct.call("EXISTS", "a").plain == 0
         assert call_each(client, "MULTI", "SET a 1", "PING", "EXEC")[-1] == [b"OK", b"PONG"]
         assert call_each(client, "MULTI", "GET job:speed:1", "PING", "EXEC")[-1] == [b"10", b"PONG"]
+
+
+def test_commands_about_all_keys_are_answered_within_a_transaction(client: Connection, direct: Connection) -> None:
+    states = sorted(VALUES)
+    lines = [
+        "SET a 1",
+        "DBSIZE",
+        "SET job:x 1",
+        "DBSIZE",
+        "KEYS job:speed:*",
+        "KEYS [ad]*",
+        "RANDOMKEY",
+        "SCAN x",
+        "GET a",
+    ]
+    found = call_each(client, "MULTI", *lines, "EXEC")[-1]
+    assert isinstance(found, list)
+    assert found[:4] == [b"OK", 1 + len(states), b"OK", 2 + len(states)]
+    assert sorted(found[4]) == [key for key in states if key.startswith(b"job:")]
+    assert sorted(found[5]) == [b"a", b"dash/7/apdex"] and found[6] in [b"a", b"job:x", *states]
+    assert found[7:] == [b"ERR invalid cursor", b"1"]
+    assert call_each(client, "MULTI", "KEYS", "EXEC")[1].startswith(b"ERR wrong number")  # type: ignore[attr-defined]
+
+
+def test_a_scan_within_transactions_lists_the_keys_of_both_sides(client: Connection, direct: Connection) -> None:
+    direct.call("MSET", "a", 1, "b", 2, *(word for key in VALUES for word in (key, "old")))
+    seen: list[bytes] = []
+    cursor = b""
+    while cursor != b"0":
+        found = call_each(client, "MULTI", f"SCAN {(cursor or b'0').decode()} COUNT 4", "PING", "EXEC")[-1]
+        (cursor, keys), pong = found  # type: ignore[misc]
+        assert pong == b"PONG"
+        seen += keys
+    assert sorted(seen) == sorted([b"a", b"b", *VALUES])
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_select_within_a_transaction_has_the_effect_that_it_has_in_redis(
+    client: Connection, direct: Connection, protocol: int
+) -> None:
+    lines = [
+        *("SET n zero", "SELECT 3", "SET n three", "SELECT 99", "SELECT x", "GET n", "GET job:speed:1", "DBSIZE"),
+        *("SELECT 0", "GET n", "GET job:speed:1", "SELECT 3"),
+    ]
+    for each in (direct, client):
+        each.call("HELLO", protocol)
+    expected = call_each(direct, "MULTI", *lines, "EXEC", "GET n", "SELECT 0")
+    expected[-3][10] = b"10"  # type: ignore[index]
+    direct.call("FLUSHALL")
+    assert call_each(client, "MULTI", *lines, "EXEC", "GET n", "SELECT 0") == expected
+    # The connection, which other clients share, is in its database.
+    assert call_each(client, "GET n", "MULTI", "GET n", "EXEC") == [b"zero", b"OK", b"QUEUED", [b"zero"]]
+    # States' keys are in database 0, so the write after SELECT is no write of one.
+    lines = ["SELECT 3", "SET job:speed:1 mine", "SELECT 0", "SET job:speed:1 mine"]
+    assert call_each(client, "MULTI", *lines)[2:] == [
+        b"QUEUED",
+        b"QUEUED",
+        b"ERR key 'job:speed:1' is owned by state job:speed",
+    ]
+    assert call_each(client, "EXEC", "SELECT 0", "GET n") == [
+        b"EXECABORT Transaction discarded because of previous errors.",
+        b"OK",
+        b"zero",
+    ]
+
+
+def test_a_select_and_a_watch_are_of_one_transaction(client: Connection, direct: Connection) -> None:
+    for is_changed in (True, False):
+        assert call_each(client, "WATCH n", "MULTI", "SELECT 3", "INCR n")[-1] == b"QUEUED"
+        if is_changed:
+            direct.call("SET", "n", "5")
+        assert call_each(client, "EXEC", "GET n") == ([None, b"5"] if is_changed else [[b"OK", 1], b"1"])
+    assert call_each(client, "SELECT 0", "GET n") == [b"OK", b"5"]
+
+
+def test_commands_about_the_connection_are_answered_within_a_transaction(
+    client: Connection, direct: Connection
+) -> None:
+    lines = ["SET a 1", "MONITOR", "CLIENT REPLY ON", "GET a"]
+    assert (
+        call_each(client, "MULTI", *lines, "EXEC")[-1]
+        == call_each(direct, "MULTI", *lines, "EXEC")[-1]
+        == [b"OK", b"ERR MONITOR isn't allowed for DENY BLOCKING client", b"OK", b"1"]
+    )
+    found = call_each(client, "MULTI", "HELLO", "HELLO 2", "GET a", "EXEC")[-1]
+    assert isinstance(found, list) and b"proto" in found[0] and found[2] == b"1"
+    for line in ("HELLO 3", "CLIENT REPLY OFF", "CLIENT REPLY SKIP"):
+        assert b"cannot be in a transaction" in call_each(client, "MULTI", line, "DISCARD")[1]  # type: ignore[operator]
