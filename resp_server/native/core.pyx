@@ -23,7 +23,9 @@ from resp_server.native.wire cimport (
     NUMBER_LINE_BYTES, Output, Spec, Word, command_of, cut, number_line, put, put_line, reserve, set_spec, write_line
 )
 from state_backend.native.little_endian cimport f64, u16, u32, u64
-from state_backend.native.lookup cimport FOUND, MISSING, Lookup, Pages, crc16_of, crc32_of, slot_of
+from state_backend.native.lookup cimport (
+    EXPIRY_AT, FORM_AT, FOUND, HEADER_BYTES, MISSING, Lookup, Pages, crc16_of, crc32_of, slot_of
+)
 
 from resp_server.protocol.doubles import double_text
 from state_backend.model.errors import StoreError
@@ -36,7 +38,6 @@ cdef extern from "Python.h":
 
 # The records of `state_backend.lmdb.layout`.
 cdef enum:
-    HEADER_BYTES = 15
     VALUE = 0
     SMALL_MAP = 1
     SHORT_LIST = 2
@@ -364,12 +365,12 @@ cdef inline int read_record(const Lookup* lookup, const Word* name, int64_t now_
         return GENERAL
     if memcmp(lookup.record + HEADER_BYTES, name.at, name_size) != 0:
         return GENERAL
-    record.expire_at_ms = <int64_t>u64(lookup.record + 4)
+    record.expire_at_ms = <int64_t>u64(lookup.record + EXPIRY_AT)
     if record.expire_at_ms < 0:
         return GENERAL
     if 0 < record.expire_at_ms <= now_ms:
         return ABSENT
-    record.form = lookup.record[14]
+    record.form = lookup.record[FORM_AT]
     record.payload = lookup.record + HEADER_BYTES + name_size
     record.size = lookup.size - HEADER_BYTES - name_size
     if record.form == LARGE_MAP and (record.size < 32 or 0 < <int64_t>u64(record.payload + 24) <= now_ms):

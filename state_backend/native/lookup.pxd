@@ -10,6 +10,12 @@ cdef enum Outcome:
 cdef enum:
     IN_STEP_MAX = 128  # names that one walk takes
 
+cdef enum:  # where the parts of a record begin: see `state_backend.lmdb.layout`
+    EXPIRY_AT = 4
+    STATE_AT = 12
+    FORM_AT = 14
+    HEADER_BYTES = 15
+
 cdef struct Tree:
     uint64_t root
     uint32_t depth  # 0: the table is empty

@@ -74,8 +74,7 @@ cdef enum:
     LEAVES_PER_LOOKUP = 8
     LEAVES_MAX = 1 << 20
     DIRECTORY_BITS_MAX = 20
-    # The layout of records: see `state_backend.lmdb.layout`.
-    HEADER_BYTES = 15
+    # Forms of records, and a payload: see `state_backend.lmdb.layout`.
     LARGE_MAP = 5
     LARGE_SORTED_SET = 9
     LARGE_MAP_BYTES = 32
@@ -852,8 +851,8 @@ cdef class Pages:
                 visited += lookup.size + CHECK_BYTES
                 if lookup.size < HEADER_BYTES or u32(lookup.record) > lookup.size - HEADER_BYTES:
                     return None
-                key_bytes, form = u32(lookup.record), lookup.record[14]
-                expire_at_ms = <int64_t>u64(lookup.record + 4)
+                key_bytes, form = u32(lookup.record), lookup.record[FORM_AT]
+                expire_at_ms = <int64_t>u64(lookup.record + EXPIRY_AT)
                 if form > LARGE_SORTED_SET:
                     return None
                 if form == LARGE_MAP:

@@ -21,7 +21,9 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
 
-from state_backend.native.lookup cimport FOUND, MISSING, IN_STEP_MAX, Lookup, Pages, crc32_of
+from state_backend.native.lookup cimport (
+    EXPIRY_AT, FOUND, HEADER_BYTES, IN_STEP_MAX, MISSING, STATE_AT, Lookup, Pages, crc32_of
+)
 
 cdef extern from *:
     """
@@ -39,7 +41,6 @@ cdef enum:
     BYTES_AHEAD = 12
     PUT = 1  # see `state_backend.model.records.Op`
     SMALL_MAP = 1  # see `state_backend.lmdb.layout`
-    HEADER_BYTES = 15
     NAME_BYTES = 6
     CHECK_BYTES = 4
     SLOT_SHIFT = 32  # of a position
@@ -424,8 +425,8 @@ cdef class Packing:
             lane.record = record
             key_bytes = lane.key_bytes
             memcpy(record, &key_bytes, 4)
-            memcpy(record + 4, b"\0\0\0\0\0\0\0\0", 8)
-            memcpy(record + 12, &lane.tag, 3)
+            memcpy(record + EXPIRY_AT, b"\0\0\0\0\0\0\0\0", 8)
+            memcpy(record + STATE_AT, &lane.tag, 3)
             memcpy(record + HEADER_BYTES, lane.key, lane.key_bytes)
             memcpy(record + HEADER_BYTES + lane.key_bytes, lane.value, lane.value_bytes)
             record += lane.size
