@@ -257,30 +257,23 @@ def main(folder: str, chosen: list[str]) -> None:
     target = Path(folder) / pyspark.__version__
     files, rows = _read_made(target)
     with tempfile.TemporaryDirectory() as scratch:
-        spark = _session(scratch)
-        inputs = _write_inputs(Path(scratch))
+        spark = session(scratch)
+        inputs = write_inputs(Path(scratch))
         for job in JOBS:
             if job.since > VERSION or (chosen and job.name not in chosen):
                 continue
             checkpoint = Path(scratch, "checkpoints", job.name)
-            for name, value in job.settings.items():
-                spark.conf.set(name, value)
             try:
-                _run(
-                    job, spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", "1").json(str(inputs)), checkpoint
-                )
+                run_job(spark, job, inputs, checkpoint)
                 # RocksDB's background threads may still write; a copy is complete when the query has ended.
-                files[job.name] = _files(checkpoint)
-                rows[job.name] = _read_all(spark, checkpoint)
+                files[job.name] = files_of(checkpoint)
+                rows[job.name] = read_all(spark, checkpoint)
             except Exception:
                 print(f"{job.name}: FAILED\n{traceback.format_exc()[-3000:]}", flush=True)
                 continue
-            finally:
-                for name in job.settings:
-                    spark.conf.unset(name)
             print(f"{job.name}: {len(rows[job.name].get('states', {}))} states", flush=True)
         spark.stop()
-    _write_made(target, files, rows)
+    write_made(target, files, rows)
 
 
 def _read_made(target: Path) -> tuple[dict[str, dict[str, bytes]], dict[str, Any]]:
@@ -297,7 +290,7 @@ def _read_made(target: Path) -> tuple[dict[str, dict[str, bytes]], dict[str, Any
     return files, json.loads(lzma.decompress((target / ROWS).read_bytes())) if (target / ROWS).exists() else {}
 
 
-def _write_made(target: Path, files: dict[str, dict[str, bytes]], rows: dict[str, Any]) -> None:
+def write_made(target: Path, files: dict[str, dict[str, bytes]], rows: dict[str, Any]) -> None:
     """Write all jobs, in a fixed order."""
     target.mkdir(parents=True, exist_ok=True)
     with tarfile.open(target / CHECKPOINTS, "w:xz", preset=PRESET) as archive:
@@ -311,7 +304,8 @@ def _write_made(target: Path, files: dict[str, dict[str, bytes]], rows: dict[str
         (target / ROWS).write_bytes(lzma.compress(text.encode(), preset=PRESET))
 
 
-def _session(scratch: str) -> SparkSession:
+def session(scratch: str) -> SparkSession:
+    """Start Spark."""
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # A JVM that lives for minutes gains little from the optimising compiler.
     os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -329,22 +323,31 @@ def _session(scratch: str) -> SparkSession:
     return spark
 
 
-def _write_inputs(scratch: Path) -> Path:
+def write_inputs(scratch: Path, batches: range = range(BATCHES)) -> Path:
+    """Write the input of some batches, a file for each, and return the folder."""
     inputs = scratch / "inputs"
-    inputs.mkdir()
-    for batch in range(BATCHES):
+    inputs.mkdir(exist_ok=True)
+    for batch in batches:
         path = inputs / f"{batch}.json"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows_of(batch)))
         os.utime(path, (1_700_000_000 + batch, 1_700_000_000 + batch))
     return inputs
 
 
-def _run(job: Job, rows: DataFrame, checkpoint: Path) -> None:
-    writer = job.query(rows.coalesce(1)).writeStream.outputMode(job.mode)
-    writer = writer.foreachBatch(_consume_slowly) if job.has_snapshots else writer.format("noop")
-    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-    query.awaitTermination(300)
-    query.stop()
+def run_job(spark: SparkSession, job: Job, inputs: Path, checkpoint: Path) -> None:
+    """Run a job until it has read its input."""
+    rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", "1").json(str(inputs)).coalesce(1)
+    for name, value in job.settings.items():
+        spark.conf.set(name, value)
+    try:
+        writer = job.query(rows).writeStream.outputMode(job.mode)
+        writer = writer.foreachBatch(_consume_slowly) if job.has_snapshots else writer.format("noop")
+        query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+        query.awaitTermination(300)
+        query.stop()
+    finally:
+        for name in job.settings:
+            spark.conf.unset(name)
 
 
 def _consume_slowly(frame: DataFrame, batch: int) -> None:
@@ -352,7 +355,7 @@ def _consume_slowly(frame: DataFrame, batch: int) -> None:
     time.sleep(0.5)  # maintenance writes snapshots between the batches
 
 
-def _read_all(spark: SparkSession, checkpoint: Path) -> dict[str, Any]:
+def read_all(spark: SparkSession, checkpoint: Path) -> dict[str, Any]:
     """Return the rows of each state of the operator, and each batch's changes, as Spark's reader shows them."""
     if VERSION < (4, 0):
         return {}
@@ -392,7 +395,7 @@ def _states(operators: list[Any]) -> Iterator[tuple[str, dict[str, str]]]:
         yield "default", {}
 
 
-def _files(checkpoint: Path) -> dict[str, bytes]:
+def files_of(checkpoint: Path) -> dict[str, bytes]:
     """Return the files of a checkpoint that a reader needs."""
     paths = {path.relative_to(checkpoint): path for path in checkpoint.rglob("*") if path.is_file()}
     return {

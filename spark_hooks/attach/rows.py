@@ -50,7 +50,7 @@ from state_backend.attach.states import (
     descriptor_of,
     key_columns_of,
 )
-from state_backend.checkpoint.states import StateForm
+from state_backend.checkpoint.states import StateForm, lasting_name
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
@@ -311,7 +311,7 @@ class BoundState:
         """The source of the state, as plain JSON. If the source changes, the log needs a new generation."""
         return {
             "operator_id": self.source.operator_id,
-            "operator": self.source.operator,
+            "operator": lasting_name(self.source.operator),
             "variable": self.source.variable,
             "schema": self.source.schema.simpleString(),
             "columns": {name: each.text for name, each in self.results.items() if name in self.descriptor.value}

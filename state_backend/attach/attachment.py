@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
+from state_backend.checkpoint.states import lasting_name
 from state_backend.codec.row_encoding import RowError
 from state_backend.log.catch_up import CatchUp
 from state_backend.log.change_log import ChangeLog
@@ -163,6 +164,14 @@ class QueryHooks:
     wait: Callable[[str, int, float], bool] = lambda job, epoch, timeout_s: True
 
 
+def _with_lasting_names(source: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the source in a log with the operators' names as attachments write them; earlier ones wrote Spark's."""
+    if source is None:
+        return None
+    states = {name: {**each, "operator": lasting_name(each["operator"])} for name, each in source["states"].items()}
+    return {**source, "states": states}
+
+
 class Attachment:
     """A thread that follows a query's checkpoint and publishes its state; `attach` returns it.
 
@@ -275,7 +284,7 @@ class Attachment:
         if current is None:
             return
         described = log.description(current.generation)
-        identity = described.source
+        identity = _with_lasting_names(described.source)
         if identity is None:
             raise DescriptorError(
                 f"the query itself writes job {self.job!r} in the log {self.log} (sparkis.queryable or "
@@ -324,7 +333,7 @@ class Attachment:
         if term is None or term.description is None:
             return True
         current = tuple(state.for_job(self.job) for state in self._descriptors)
-        return (term.description.states, term.description.source) == (current, self._source)
+        return (term.description.states, _with_lasting_names(term.description.source)) == (current, self._source)
 
     def _announce(self) -> None:
         self._hooks.announce(self.job, self.batch)

@@ -18,6 +18,7 @@ from state_backend.attach.record_writer import RecordWriter
 from state_backend.attach.rows import BoundState
 from state_backend.attach.shard import Place, Share, joined, places_of, processes_for, rows_at, write_in_processes
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
+from state_backend.checkpoint.states import State, lasting_name
 from state_backend.log.epochs import EpochContent
 from state_backend.model.errors import DescriptorError, PurgedVersionError
 
@@ -87,11 +88,7 @@ class FilesReader(StateReader):
         found = {(state.operator, state.name): state for state in layout.states}
         for bound in self._states:
             state = found.get((bound.state.operator, bound.state.name))
-            if state is None or (state.key, state.value, state.operator_name) != (
-                bound.state.key,
-                bound.state.value,
-                bound.state.operator_name,
-            ):
+            if state is None or _form(state) != _form(bound.state):
                 raise DescriptorError(
                     f"state {bound.descriptor.name!r}: {bound.columns.names.source} has another schema since batch "
                     f"{batch}, or is gone: the query's plan has changed. Attach again, with --on-mismatch replace"
@@ -107,6 +104,11 @@ class FilesReader(StateReader):
         self._compares_snapshots = compares
         self._newest = layout
         return layout
+
+
+def _form(state: State) -> tuple[object, ...]:
+    """Return what stays the same while an attachment follows a state, also if another version of Spark continues it."""
+    return state.key, state.value, lasting_name(state.operator_name)
 
 
 class FollowedFiles:

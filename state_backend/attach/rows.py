@@ -15,7 +15,7 @@ from state_backend.attach.columns import AnyColumn, Columns, is_nested, is_plain
 from state_backend.attach.states import DELETED, EXPIRE_AT, ORDER, RESETS, AttachedState, descriptor_of, key_columns_of
 from state_backend.checkpoint.records import Op
 from state_backend.checkpoint.spark_types import VARIANT, type_name
-from state_backend.checkpoint.states import State, StateForm
+from state_backend.checkpoint.states import State, StateForm, lasting_name
 from state_backend.codec.json_text import has_json, json_objects, json_texts
 from state_backend.codec.row_encoding import RowError, RowPlan, changes_of
 from state_backend.model.descriptor import Encoding, Kind, StateDescriptor
@@ -61,7 +61,7 @@ class BoundState:
         state = self.state
         return {
             "operator_id": state.operator,
-            "operator": state.operator_name,
+            "operator": lasting_name(state.operator_name),
             "variable": variable_of(state),
             "schema": schema_text(state),
             "columns": self.columns.texts(self.descriptor.value),

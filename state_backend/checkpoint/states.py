@@ -55,6 +55,8 @@ OPERATORS = {
     "flatMapGroupsWithState": ("groupState", StateForm.GROUP),
     "applyInPandasWithState": ("groupState", StateForm.GROUP),
 }
+# Operators with one form of state: Spark 3.5 writes no names, so a newer version names what was inferred before.
+LASTING_NAMES = {"applyInPandasWithState": "flatMapGroupsWithState", **dict.fromkeys(TRANSFORMS, TRANSFORMS[0])}
 VARIABLES = {"ValueState": StateForm.VALUE, "ListState": StateForm.LIST, "MapState": StateForm.MAP}
 
 
@@ -162,6 +164,11 @@ def state_names(states: Sequence[State]) -> list[str]:
     return [
         name if names.count(name) == 1 else f"{name}{state.operator}" for name, state in zip(names, states, strict=True)
     ]
+
+
+def lasting_name(operator: str) -> str:
+    """Return a name of an operator that stays the same if another version of Spark continues the query."""
+    return LASTING_NAMES.get(operator, operator)
 
 
 def infer_operator(schemas: Mapping[str, Sequence[StoreSchema]]) -> tuple[str, int]:
