@@ -2,8 +2,8 @@
 
 The ACL file is Redis': a line `user <name> <rule> ...` for each user. It is loaded completely or not at all.
 
-One process makes a change for all: it turns a `Change` into an `Outcome` with the users' new rules, which the other
-processes adopt.
+One process makes a change for all: it turns a `UserChange` into a `UserChangeResult` with the users' new rules, which
+the other processes adopt.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AccessError(SparkisError):
 RuleLists = list[list[str]]
 
 
-class Change(TypedDict, total=False):
+class UserChange(TypedDict, total=False):
     """A change of users. Texts are bytes as latin-1."""
 
     set: list[str]  # a user's name and rules
@@ -54,8 +54,8 @@ class Change(TypedDict, total=False):
 
 
 @dataclass
-class Outcome:
-    """The result of a change: an error, or the new rules by user; None for a deleted user."""
+class UserChangeResult:
+    """The result of a change of users: an error, or the new rules by user; None for a deleted user."""
 
     error: str | None = None
     rules: dict[str, RuleLists | None] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class Users:
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
-    def change(self, change: Change) -> Outcome:
+    def change(self, change: UserChange) -> UserChangeResult:
         """Make a change completely, or not at all."""
         try:
             if "set" in change:
@@ -141,13 +141,15 @@ class Users:
                 self.load()
                 return self._outcome(*before, *self._by_name)
             self.save()
-            return Outcome()
+            return UserChangeResult()
         except AccessError as error:
-            return Outcome(str(error))
+            return UserChangeResult(str(error))
 
-    def _outcome(self, *names: bytes) -> Outcome:
+    def _outcome(self, *names: bytes) -> UserChangeResult:
         found = {name: self._by_name.get(name) for name in names}
-        return Outcome(rules={_text(name): None if user is None else _rule_lists(user) for name, user in found.items()})
+        return UserChangeResult(
+            rules={_text(name): None if user is None else _rule_lists(user) for name, user in found.items()}
+        )
 
     @property
     def rules(self) -> dict[str, RuleLists | None]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from resp_server.acl.log import AclLogEntry, merge_entries
 from resp_server.acl.rules import CATEGORIES, Denial, Selector, User, denial_text
-from resp_server.acl.users import Change, Outcome
+from resp_server.acl.users import UserChange, UserChangeResult
 from resp_server.command_table.declaration import OneOrMore, command, integer, peer_query
 from resp_server.command_table.table import Command
 from resp_server.execution.context import CommandContext, ServerContext
@@ -83,7 +83,7 @@ def acl_setuser(context: CommandContext, name: bytes, *rules: bytes) -> Reply:
 @command("acl|deluser")
 def acl_deluser(context: CommandContext, *names: OneOrMore) -> Reply:
     """Deletes ACL users, and terminates their connections."""
-    change: Change = {"delete": [each.decode("latin-1") for each in names]}
+    change: UserChange = {"delete": [each.decode("latin-1") for each in names]}
     return context.server.change_users(change, context.session, lambda outcome: len(_checked(outcome).rules))
 
 
@@ -99,15 +99,15 @@ def acl_save(context: CommandContext) -> Reply:
     return _change(context, {"save": True})
 
 
-def _change(context: CommandContext, change: Change) -> Reply:
-    def finish(outcome: Outcome) -> Reply:
+def _change(context: CommandContext, change: UserChange) -> Reply:
+    def finish(outcome: UserChangeResult) -> Reply:
         _checked(outcome)
         return OK
 
     return context.server.change_users(change, context.session, finish)
 
 
-def _checked(outcome: Outcome) -> Outcome:
+def _checked(outcome: UserChangeResult) -> UserChangeResult:
     if outcome.error is not None:
         raise PlainError(outcome.error)
     return outcome

@@ -13,7 +13,7 @@ from typing import Any
 
 from resp_server.command_table.declaration import command, peer_query
 from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.metrics.latency import Event, LatencyEvents, Sample
+from resp_server.metrics.latency import LatencyEvents, LatencySample, LatencyTimeSeries
 from resp_server.metrics.stats import CommandStats, Stats
 from resp_server.protocol.errors import PlainError, client_text
 from resp_server.protocol.replies import Reply, Verbatim
@@ -108,7 +108,7 @@ def latency_graph(context: CommandContext, event: bytes) -> Reply:
     return context.server.gather(latency_events, None, merge)
 
 
-def graph(name: str, event: Event, now_s: int) -> str:
+def graph(name: str, event: LatencyTimeSeries, now_s: int) -> str:
     """Draw an event's samples as Redis does; below each sample is its age, written downwards."""
     times = [milliseconds for _, milliseconds in event.samples]
     least, most = min(times), max(times)
@@ -120,7 +120,7 @@ def graph(name: str, event: Event, now_s: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _draw(samples: Sequence[Sample], least: int, most: int, now_s: int) -> Iterator[str]:
+def _draw(samples: Sequence[LatencySample], least: int, most: int, now_s: int) -> Iterator[str]:
     steps = GRAPH_ROWS * len(GRAPH_STEPS)
     heights = [min((each - least) * steps // ((most - least) or 1), steps - 1) for _, each in samples]
     for row in reversed(range(GRAPH_ROWS)):

@@ -155,10 +155,10 @@ class InputSets(NamedTuple):
     sizes: Sequence[int]
 
 
-Combine = Callable[[KeyspaceView, InputSets], Iterator[Sequence[Reply]]]
+CombineSets = Callable[[KeyspaceView, InputSets], Iterator[Sequence[Reply]]]
 
 
-def _combined(context: ReadContext, keys: Sequence[bytes], combine: Combine, shape: type) -> Reply:
+def _combined(context: ReadContext, keys: Sequence[bytes], combine: CombineSets, shape: type) -> Reply:
     """Return the reply of an operation on several sets. A key of another type is always an error."""
     total = CHUNK_ITEMS_MAX + 1
     if len(keys) <= CHUNK_ITEMS_MAX:

@@ -138,7 +138,7 @@ def _operand(view: KeyspaceView, key: bytes, weight: float) -> WeightedSet:
     return WeightedSet(key, size, kind is Kind.SET, weight)
 
 
-Combine = Callable[[KeyspaceView, Sequence[WeightedSet], AlgebraQuery], Iterator[Sequence[Scored]]]
+CombineWeightedSets = Callable[[KeyspaceView, Sequence[WeightedSet], AlgebraQuery], Iterator[Sequence[Scored]]]
 
 
 @command("zunion")
@@ -159,7 +159,9 @@ def zdiff(context: ReadContext, number: bytes, *words: OneOrMore) -> Reply:
     return _combined(context, "zdiff", number, words, _difference)
 
 
-def _combined(context: ReadContext, name: str, number: bytes, words: Sequence[bytes], combine: Combine) -> Reply:
+def _combined(
+    context: ReadContext, name: str, number: bytes, words: Sequence[bytes], combine: CombineWeightedSets
+) -> Reply:
     """Return the reply of an operation on several sets, ordered by score."""
     query = AlgebraQuery(*_keys(name, number, words)[:1])
     is_small = _are_small(context, query.keys)

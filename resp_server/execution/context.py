@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from resp_server.acl.rules import Reason
-from resp_server.acl.users import Change, Outcome, Users
+from resp_server.acl.users import UserChange, UserChangeResult, Users
 from resp_server.acl.visibility import Visibility
 from resp_server.cluster.node_view import NodeView
 from resp_server.command_table.declaration import PeerQuery
@@ -319,14 +319,16 @@ class ServerContext:
         self.peers.query(query.name, argument, lambda others: pending.resolve(lambda: join([own_response, *others])))
         return pending
 
-    def change_users(self, change: Change, caller: Session, finish: Callable[[Outcome], Reply]) -> Reply:
+    def change_users(self, change: UserChange, caller: Session, finish: Callable[[UserChangeResult], Reply]) -> Reply:
         """Change users in all processes that serve this port. `finish` turns the outcome into the reply, or raises."""
         if self.peers is None:
             outcome = self.users.change(change)
             self.apply_user_changes(caller.id)
             return finish(outcome)
         pending = Pending(GATHER_S_MAX, users_not_changed)
-        self.peers.change_users(change, caller.id, lambda answer: pending.resolve(lambda: finish(Outcome(**answer))))
+        self.peers.change_users(
+            change, caller.id, lambda answer: pending.resolve(lambda: finish(UserChangeResult(**answer)))
+        )
         return pending
 
     def apply_user_changes(self, caller_id: int = 0) -> None:

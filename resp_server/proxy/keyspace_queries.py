@@ -17,7 +17,7 @@ from resp_server.forwarding.reply_stages import Merge, ReplySink, ReplyStage, me
 from resp_server.protocol.errors import ClusterDownError, ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
-from resp_server.proxy.request_policy import POSITION_BITS, merge_all, scan_reply
+from resp_server.proxy.request_policy import POSITION_BITS, merge_all, scan_reply_up_to_slot
 from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs, union_of
@@ -137,7 +137,10 @@ class KeyspaceQuery(ReplyStage):
                 self._fail(TryAgainError("the servers do not have the same version of the topology"))
         elif self._is_scan:
             count = len(self._applications)
-            self._merge(lambda replies: scan_reply(as_bytes(replies[0]), self._last, self._number, count), replies[1:2])
+            self._merge(
+                lambda replies: scan_reply_up_to_slot(as_bytes(replies[0]), self._last, self._number, count),
+                replies[1:2],
+            )
         else:
             weights = [shard.slots for shard in self._shards]
             self._merge(lambda replies: merge_all(self._name, replies, weights), replies[1::REQUESTS_PER_SHARD])

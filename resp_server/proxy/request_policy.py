@@ -159,7 +159,7 @@ POSITION_BITS = SLOT_BITS + HASH_BITS
 APPLICATIONS_MAX = 1 << (53 - POSITION_BITS)
 
 
-def scan_reply(reply: bytes, last_slot: int, application: int = 0, applications: int = 1) -> bytes:
+def scan_reply_up_to_slot(reply: bytes, last_slot: int, application: int = 0, applications: int = 1) -> bytes:
     """Return a reply to SCAN without keys after the last slot of a run. Other servers own the slots after it."""
     reader = hiredis.Reader()
     reader.feed(reply)

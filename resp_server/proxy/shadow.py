@@ -29,7 +29,7 @@ from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.requests import ServerRequest
-from resp_server.proxy.shadow_counts import Lag, Sample, ShadowCounts
+from resp_server.proxy.shadow_counts import Difference, Lag, ShadowCounts
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
 from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.routing import Shadowed
@@ -175,7 +175,7 @@ class Comparison(ReplySink):
         self._routed, self._protocol, self._upstream = routed, protocol, upstream
         self._first: _Replies | None = None
         self._next_s = FIRST_RETRY_S  # the time of the next retry, from the first replies
-        self._sample: Sample | None = None
+        self._sample: Difference | None = None
         self._replies: list[bytes | None] = [None, None]
         self._epochs = NO_EPOCHS
         self._retry: asyncio.TimerHandle | None = None
@@ -246,7 +246,7 @@ class Comparison(ReplySink):
             return
         if self._next_s > COUNTS_AFTER_S and self._sample is None:
             self._count(outcome)
-            self._sample = self._sample_of(outcome, now)
+            self._sample = self._difference(outcome, now)
             self._counts.samples.append(self._sample)
             if not self._shadow.follow(self):
                 self.stop()
@@ -276,9 +276,9 @@ class Comparison(ReplySink):
             self._counts.compared += 1
             self._counts.outcomes[outcome] += 1
 
-    def _sample_of(self, outcome: Outcome, now: _Replies) -> Sample:
+    def _difference(self, outcome: Outcome, now: _Replies) -> Difference:
         upstream, state = (each[:SAMPLE_BYTES_MAX] for each in (now.upstream, now.state))
-        return Sample(outcome, self._shadowed.key, upstream, state, now.epoch, time.monotonic())
+        return Difference(outcome, self._shadowed.key, upstream, state, now.epoch, time.monotonic())
 
     def _retry_later(self, first: _Replies) -> None:
         pause_s = first.at_s + self._next_s - time.monotonic()

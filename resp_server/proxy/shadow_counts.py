@@ -23,7 +23,7 @@ class Lag(NamedTuple):
 
 
 @dataclass
-class Sample:
+class Difference:
     """A difference. epoch: that of the key's job in the state's reply; None: unknown. taken_s: monotonic.
 
     lag: how far the side was behind that caught up later; None: none has caught up yet.
@@ -92,7 +92,7 @@ class ShadowCounts:
     lags: dict[str, SideLags] = field(default_factory=lambda: {side: SideLags() for side in SIDES})
     skipped: int = 0
     failed: int = 0
-    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    samples: deque[Difference] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
 
     def fields(self) -> Mapping[str, int]:
         """Return the counts by name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from resp_server.acl.users import Change
+from resp_server.acl.users import UserChange
 from resp_server.session.session import Session
 from resp_server.session.tracking import TrackingState
 
@@ -41,7 +41,7 @@ class PeerProcesses(Protocol):
     def query(self, name: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
         """Send a `command_table.declaration.PeerQuery` to each process; call back with the responses."""
 
-    def change_users(self, change: Change, caller_id: int, then: Callable[[dict[str, Any]], None]) -> None:
+    def change_users(self, change: UserChange, caller_id: int, then: Callable[[dict[str, Any]], None]) -> None:
         """Change users in all processes; call back with the fields of an `Outcome`."""
 
 

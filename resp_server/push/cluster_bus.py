@@ -28,7 +28,7 @@ PAUSE_S = 0.5
 KINDS = {SubscriptionKind.CHANNEL: "CHANNEL", SubscriptionKind.SHARD: "SHARD"}
 
 
-class Peer(asyncio.Protocol):
+class NodeConnection(asyncio.Protocol):
     """The connection to one other node."""
 
     def __init__(self, address: str, password: str | None, certificates: Certificates | None) -> None:
@@ -111,7 +111,7 @@ class ClusterBus:
     def __init__(self, host: ClusterBusHost) -> None:
         self._host = host
         self._certificates: Certificates | None = None
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, NodeConnection] = {}
 
     def forward(self, kind: SubscriptionKind, channel: bytes, text: bytes) -> None:
         """Forward a message to the other nodes; on a shard channel, to those of this node's shard."""
@@ -131,7 +131,7 @@ class ClusterBus:
                     self._certificates = certificates_of(self._host.config.tls)
                 config = self._host.config
                 password = config.server_password or config.password
-                self._peers[address] = Peer(address, password, self._certificates)
+                self._peers[address] = NodeConnection(address, password, self._certificates)
             self._peers[address].send(packed)
 
     def stop(self) -> None:

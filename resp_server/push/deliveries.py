@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import NamedTuple
 
+from resp_server.forwarding.reply_stages import Defer
+
 # The time for deliveries in one turn (guess: the writes to the sockets take about five times as long in addition).
 TURN_NS_MAX = 1_000_000
-
-# Calls a function in a later turn.
-Defer = Callable[[Callable[[], None]], object]
 
 
 class _Delivery(NamedTuple):
@@ -40,9 +39,9 @@ class Deliveries:
             self._waiting.append(delivery)
         elif not _is_done(delivery, perf_counter_ns() + TURN_NS_MAX):
             self._waiting.append(delivery)
-            self._defer(self._go_on)
+            self._defer(self._continue)
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         ends_ns = perf_counter_ns() + TURN_NS_MAX
         try:
             while self._waiting and _is_done(self._waiting[0], ends_ns):
@@ -54,7 +53,7 @@ class Deliveries:
             raise
         finally:
             if self._waiting:
-                self._defer(self._go_on)
+                self._defer(self._continue)
 
 
 def _is_done(delivery: _Delivery, ends_ns: int) -> bool:

@@ -59,30 +59,30 @@ TO_KEYSPACE, TO_KEYEVENT = CLASSES["K"], CLASSES["E"]
 ALL = sum(CLASSES[letter] for letter in ALL_CLASSES)
 
 
-class Event(NamedTuple):
+class KeyspaceEvent(NamedTuple):
     """The name of an event in Redis, and its class."""
 
     name: bytes
     event_class: int
 
 
-EVENTS: Mapping[int, Event] = {
-    KeyEvent.NEW: Event(b"new", CLASSES["n"]),
-    KeyEvent.SET: Event(b"set", CLASSES["$"]),
-    KeyEvent.DELETED: Event(b"del", CLASSES["g"]),
-    KeyEvent.EXPIRED: Event(b"expired", CLASSES["x"]),
-    KeyEvent.EXPIRY_SET: Event(b"expire", CLASSES["g"]),
-    KeyEvent.EXPIRY_REMOVED: Event(b"persist", CLASSES["g"]),
-    KeyEvent.FIELDS_SET: Event(b"hset", CLASSES["h"]),
-    KeyEvent.FIELDS_DELETED: Event(b"hdel", CLASSES["h"]),
-    KeyEvent.FIELDS_EXPIRED: Event(b"hexpired", CLASSES["h"]),
-    KeyEvent.FIELD_EXPIRY_SET: Event(b"hexpire", CLASSES["h"]),
-    KeyEvent.APPENDED: Event(b"rpush", CLASSES["l"]),
-    KeyEvent.TRIMMED: Event(b"ltrim", CLASSES["l"]),
-    KeyEvent.MEMBERS_ADDED: Event(b"sadd", CLASSES["s"]),
-    KeyEvent.MEMBERS_REMOVED: Event(b"srem", CLASSES["s"]),
-    KeyEvent.SCORES_SET: Event(b"zadd", CLASSES["z"]),
-    KeyEvent.SCORES_REMOVED: Event(b"zrem", CLASSES["z"]),
+EVENTS: Mapping[int, KeyspaceEvent] = {
+    KeyEvent.NEW: KeyspaceEvent(b"new", CLASSES["n"]),
+    KeyEvent.SET: KeyspaceEvent(b"set", CLASSES["$"]),
+    KeyEvent.DELETED: KeyspaceEvent(b"del", CLASSES["g"]),
+    KeyEvent.EXPIRED: KeyspaceEvent(b"expired", CLASSES["x"]),
+    KeyEvent.EXPIRY_SET: KeyspaceEvent(b"expire", CLASSES["g"]),
+    KeyEvent.EXPIRY_REMOVED: KeyspaceEvent(b"persist", CLASSES["g"]),
+    KeyEvent.FIELDS_SET: KeyspaceEvent(b"hset", CLASSES["h"]),
+    KeyEvent.FIELDS_DELETED: KeyspaceEvent(b"hdel", CLASSES["h"]),
+    KeyEvent.FIELDS_EXPIRED: KeyspaceEvent(b"hexpired", CLASSES["h"]),
+    KeyEvent.FIELD_EXPIRY_SET: KeyspaceEvent(b"hexpire", CLASSES["h"]),
+    KeyEvent.APPENDED: KeyspaceEvent(b"rpush", CLASSES["l"]),
+    KeyEvent.TRIMMED: KeyspaceEvent(b"ltrim", CLASSES["l"]),
+    KeyEvent.MEMBERS_ADDED: KeyspaceEvent(b"sadd", CLASSES["s"]),
+    KeyEvent.MEMBERS_REMOVED: KeyspaceEvent(b"srem", CLASSES["s"]),
+    KeyEvent.SCORES_SET: KeyspaceEvent(b"zadd", CLASSES["z"]),
+    KeyEvent.SCORES_REMOVED: KeyspaceEvent(b"zrem", CLASSES["z"]),
 }
 
 

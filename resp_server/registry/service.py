@@ -65,7 +65,7 @@ SAVE_S_MAX = 0.5
 CHECK_EVERY_S = 1.0
 
 
-class Peer:
+class RegistryConnection:
     """One connection: of a server, a watcher or a driver."""
 
     def __init__(self, registry: Registry, writer: asyncio.StreamWriter) -> None:
@@ -105,7 +105,7 @@ class MemberState:
     join_order: int
     first_seen_s: float
     last_seen_s: float
-    peer: Peer | None
+    peer: RegistryConnection | None
     is_admitted: bool = False
     is_silent: bool = False
     is_ending: bool = False
@@ -156,7 +156,7 @@ class Registry:
         )
         self._assignment = Assignment(record.replicas, record.topology)
         self._members: dict[str, MemberState] = {}
-        self._peers: set[Peer] = set()
+        self._peers: set[RegistryConnection] = set()
         self._waiters: set[tuple[str, int, asyncio.Future[None]]] = set()
         self._join_count = 0
         # This clock stops while the process is stopped, so that servers do not seem silent when it resumes.
@@ -304,12 +304,12 @@ class Registry:
 
     # -- connections --------------------------------------------------------------------------------------------------
 
-    def _accept(self, writer: asyncio.StreamWriter) -> Peer:
-        peer = Peer(self, writer)
+    def _accept(self, writer: asyncio.StreamWriter) -> RegistryConnection:
+        peer = RegistryConnection(self, writer)
         self._peers.add(peer)
         return peer
 
-    def disconnected(self, peer: Peer) -> None:
+    def disconnected(self, peer: RegistryConnection) -> None:
         """Handle the loss of a connection."""
         self._peers.discard(peer)
         for member in self._members.values():
@@ -320,7 +320,7 @@ class Registry:
                 logger.log(level, "server %s has disconnected", _label(member.report))
         self._wake.set()
 
-    async def answer(self, peer: Peer, request: Request) -> Reply:
+    async def answer(self, peer: RegistryConnection, request: Request) -> Reply:
         """Answer a request of a peer that has authenticated."""
         try:
             match [bytes(request[0]).upper(), *(bytes(word).decode() for word in request[1:])]:
@@ -348,7 +348,7 @@ class Registry:
         verbs = "REPORT json, WATCH, NOTICE job epoch, WAIT job epoch timeout_ms, MEMBERS, END driver"
         return PlainError(f"not a request of a registry; there are {verbs}")
 
-    def _accept_report(self, peer: Peer, report: Report) -> Reply:
+    def _accept_report(self, peer: RegistryConnection, report: Report) -> Reply:
         now_s = self._clock()
         member = self._members.get(report.id)
         address = _address(report)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from resp_server.net import children
-from resp_server.serving.job_catalog import Event, JobCatalog
+from resp_server.serving.job_catalog import ApplierEvent, JobCatalog
 from state_backend.apply.resting import PROBE_INTERVAL_S, RestingJob
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.past import Moment
@@ -100,7 +100,7 @@ class ApplierProcess:
         self._readable = -1
         self._rest_after_s = rest_after_s
         self._has_rested = False
-        self._rest: Event | None = None  # the last line of a process that ended because the job rests
+        self._rest: ApplierEvent | None = None  # the last line of a process that ended because the job rests
         self._woken = asyncio.Event()
         self._newest_epoch: tuple[int, int] | None = None
         self._recent_epochs: deque[tuple[int, int]] = deque(maxlen=RECENT_EPOCHS)
@@ -184,7 +184,7 @@ class ApplierProcess:
             logger.warning("job %s: its applier ended; starting another in %s s", self.name, pause_s)
             await asyncio.sleep(pause_s)
 
-    async def _wait_for_work(self, rest: Event) -> None:
+    async def _wait_for_work(self, rest: ApplierEvent) -> None:
         """Poll the log of the job at rest until there is work for an applier, or a caller wakes the job."""
         logger.info("job %s: at rest", self.name)
         job = RestingJob(self.log, self.name, rest)
@@ -253,7 +253,7 @@ class ApplierProcess:
             process.kill()
             await process.wait()
 
-    async def _take(self, event: Event) -> None:
+    async def _take(self, event: ApplierEvent) -> None:
         if event["event"] == "open":
             await self._open(event)
         elif event["event"] == "rest":
@@ -279,7 +279,7 @@ class ApplierProcess:
                 self._apply_event(event)
                 self._wake_waiters(event["applied"])
 
-    def _recent_epochs_with(self, event: Event) -> list[tuple[int, int]]:
+    def _recent_epochs_with(self, event: ApplierEvent) -> list[tuple[int, int]]:
         """Add a newly applied epoch to the recent ones; return them."""
         epoch = event["term"], event["applied"]
         if epoch != self._newest_epoch and event["applied"] >= 0:
@@ -296,7 +296,7 @@ class ApplierProcess:
         self._catalog.hide(self.name)
         self._changed()
 
-    def _apply_event(self, event: Event) -> None:
+    def _apply_event(self, event: ApplierEvent) -> None:
         """Apply an applier's event about the served store."""
         slots = KeyGroups.parse(event["slots"])
         if self.owned is None or event["slots_lines"] == self._slots_lines:
@@ -332,7 +332,7 @@ class ApplierProcess:
             if epoch >= epoch_to_reach and not reached.done():
                 reached.set_result(True)
 
-    async def _open(self, event: Event) -> None:
+    async def _open(self, event: ApplierEvent) -> None:
         """Have a store served; the events that follow are about this store."""
         self._is_served = False
         try:

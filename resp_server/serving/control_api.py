@@ -44,11 +44,16 @@ class ControlListener:
         certificates: Certificates | None = None,
         driver_leases: DriverLeases | None = None,
     ) -> None:
-        def make_peer(writer: asyncio.StreamWriter) -> _Caller:
+        def make_connection(writer: asyncio.StreamWriter) -> _Caller:
             return _Caller(appliers, topology_source, driver_leases)
 
         self._port = TokenPort(
-            "the server", token, make_peer, peers_max=CONNECTIONS_MAX, protocol=PROTOCOL, certificates=certificates
+            "the server",
+            token,
+            make_connection,
+            peers_max=CONNECTIONS_MAX,
+            protocol=PROTOCOL,
+            certificates=certificates,
         )
 
     async def start(self, port: int = 0) -> int:

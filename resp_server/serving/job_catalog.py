@@ -21,7 +21,7 @@ from state_backend.store.memory_store import MemoryStore
 logger = logging.getLogger("sparkis.server")
 
 # A line of JSON from an applier (see `state_backend.apply.applier`).
-Event = Mapping[str, Any]
+ApplierEvent = Mapping[str, Any]
 
 
 class JobCatalog(ABC):
@@ -32,7 +32,7 @@ class JobCatalog(ABC):
         """Add a job that a log has and that is not open yet: reads of its keys get LOADING."""
 
     @abstractmethod
-    async def open(self, job: str, event: Event) -> None:
+    async def open(self, job: str, event: ApplierEvent) -> None:
         """Serve a job from a store, in all processes at once. SparkisError: no process serves the store.
 
         If the job was not served before, reads of its keys get that error.
@@ -47,7 +47,7 @@ class JobCatalog(ABC):
         """Close a job's damaged store: reads of its keys get LOADING until another store is opened."""
 
     @abstractmethod
-    def update(self, job: str, fields: Event) -> None:
+    def update(self, job: str, fields: ApplierEvent) -> None:
         """Update fields of a `Job`, such as `is_stale` and `error`."""
 
 
@@ -61,14 +61,14 @@ class LocalJobCatalog(JobCatalog):
     def announce(self, job: str) -> None:
         self._keyspace.refuse(job, None)
 
-    async def open(self, job: str, event: Event) -> None:
+    async def open(self, job: str, event: ApplierEvent) -> None:
         try:
             self.serve(self.prepare(job, event))
         except Exception as error:
             self.refuse(job, str(error))
             raise
 
-    def update(self, job: str, fields: Event) -> None:
+    def update(self, job: str, fields: ApplierEvent) -> None:
         if fields.get("error"):
             self.refuse(job, fields["error"])
         served = self._keyspace.jobs.get(job)
@@ -92,7 +92,7 @@ class LocalJobCatalog(JobCatalog):
         """Reply with an error to reads of a job's keys, unless the job is served."""
         self._keyspace.refuse(job, reason)
 
-    def prepare(self, job: str, event: Event) -> Job:
+    def prepare(self, job: str, event: ApplierEvent) -> Job:
         """Open a store and return its job, ready for `serve`.
 
         StoreError if the store cannot be opened, DescriptorError if the job's keys could be another job's.

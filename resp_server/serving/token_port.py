@@ -40,7 +40,7 @@ REQUEST_BYTES_MAX = 1 << 20
 READ_BYTES_MAX = 64 << 10
 
 
-class Peer(Protocol):
+class AuthenticatedConnection(Protocol):
     """An authenticated connection; the owner of the port implements it."""
 
     async def answer(self, request: Request) -> bytes:
@@ -50,8 +50,8 @@ class Peer(Protocol):
         """Handle the end of the connection."""
 
 
-# Makes the peer of an authenticated connection.
-MakePeer = Callable[[asyncio.StreamWriter], Peer]
+# Makes the handler of a connection that has authenticated.
+MakeConnection = Callable[[asyncio.StreamWriter], AuthenticatedConnection]
 
 
 class _UnauthenticatedConnection(asyncio.Protocol):
@@ -143,7 +143,7 @@ class TokenPort:
         self,
         name: str,
         token: str,
-        make_peer: MakePeer,
+        make_connection: MakeConnection,
         *,
         peers_max: int,
         protocol: int,
@@ -153,10 +153,10 @@ class TokenPort:
         self.protocol = protocol
         self.certificates = certificates
         self._token = token.encode()
-        self._make_peer = make_peer
+        self._make_connection = make_connection
         self._peers_max = peers_max
         self._grace_s = GRACE_S if certificates is None else TLS_GRACE_S
-        self._peers: dict[Peer, asyncio.StreamWriter] = {}
+        self._peers: dict[AuthenticatedConnection, asyncio.StreamWriter] = {}
         self._unauthenticated: dict[_UnauthenticatedConnection, None] = {}
         self._listener: socket.socket | None = None
         self._pause: asyncio.Handle | None = None
@@ -244,7 +244,7 @@ class TokenPort:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, parser: RequestParser) -> None:
         """Answer an authenticated connection's requests until it ends. An exception becomes the request's reply."""
         writer.write(encode(OK, self.protocol))
-        peer = self._make_peer(writer)
+        peer = self._make_connection(writer)
         self._peers[peer] = writer
         try:
             data = b""
@@ -263,7 +263,7 @@ class TokenPort:
             writer.close()
             peer.connection_ended()
 
-    async def _answer(self, peer: Peer, request: Request) -> bytes:
+    async def _answer(self, peer: AuthenticatedConnection, request: Request) -> bytes:
         try:
             return await peer.answer(request)
         except Exception as error:

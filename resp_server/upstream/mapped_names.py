@@ -119,14 +119,14 @@ def _text(key_format: KeyFormat, values: Mapping[str, bytes]) -> bytes:
 
 
 # Makes the reply to a client's request of the replies to the reads in its place.
-Convert = Callable[[Sequence[RawReply]], RawReply]
+ConvertReplies = Callable[[Sequence[RawReply]], RawReply]
 
 
 class FieldRead(NamedTuple):
     """A read of a field, in place of one of a key. of_key: a read of the whole key, whose reply is needed as well."""
 
     request: Request
-    convert: Convert | None = None
+    convert: ConvertReplies | None = None
     of_key: Request | None = None
 
 

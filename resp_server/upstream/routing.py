@@ -18,7 +18,7 @@ from resp_server.session.transaction import WATCHED_KEYS_MAX
 from resp_server.upstream.command_facts import tells_all_keys
 from resp_server.upstream.key_matcher import Decision
 from resp_server.upstream.long_words import long_words, too_long, without_long_words
-from resp_server.upstream.mapped_names import Convert, FieldRead, StateName, field_read, with_names
+from resp_server.upstream.mapped_names import ConvertReplies, FieldRead, StateName, field_read, with_names
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.routed_commands import RoutedCommand, RoutedCommands, Side
 from resp_server.upstream.rules import Owner, Rule, Writes
@@ -71,7 +71,7 @@ class Route(NamedTuple):
     is_blocking: bool = False
     request: Request | None = None
     fields: Mapping[int, Request] = NO_FIELDS
-    convert: Convert | None = None
+    convert: ConvertReplies | None = None
     of_key: Request | None = None
     preferred: Sequence[int] = ()
     key_at: int = 0
@@ -95,7 +95,7 @@ class Shadowed(NamedTuple):
     upstream_request: Request
     state_key: bytes
     request: Request
-    convert: Convert | None = None
+    convert: ConvertReplies | None = None
 
 
 class SwapRouter:

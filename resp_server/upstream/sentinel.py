@@ -29,7 +29,7 @@ ASK_S_MAX = 1.0
 REPLY_BYTES_MAX = 4096
 
 
-class Follower(Protocol):
+class MovablePool(Protocol):
     """A pool of connections to the master."""
 
     def move(self, address: Address) -> None:
@@ -45,7 +45,7 @@ class MasterLocator:
 
     def __init__(self, url: UpstreamUrl, tls: UpstreamTls | None) -> None:
         self._url, self._tls = url, tls
-        self._followers: list[Follower] = []
+        self._pools: list[MovablePool] = []
         self._master: Address | None = None
         self._error = "no sentinel has replied yet"
         self._number = 0  # of the sentinel that is asked
@@ -53,19 +53,19 @@ class MasterLocator:
         self._is_due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, follower: Follower) -> None:
+    def add(self, pool: MovablePool) -> None:
         """Move a pool to the master, now and later."""
-        self._followers.append(follower)
+        self._pools.append(pool)
         if self._master is not None:
-            follower.move(self._master)
+            pool.move(self._master)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._follow())
 
-    def remove(self, follower: Follower) -> None:
+    def remove(self, pool: MovablePool) -> None:
         """Forget a pool."""
-        if follower in self._followers:
-            self._followers.remove(follower)
-        if not self._followers and self._task is not None:
+        if pool in self._pools:
+            self._pools.remove(pool)
+        if not self._pools and self._task is not None:
             self._task.cancel()
             self._task = None
 
@@ -106,8 +106,8 @@ class MasterLocator:
         if found != self._master:
             logger.info("the master %s is %s", self._url.master, found)
             self._master = found
-            for follower in list(self._followers):
-                follower.move(found)
+            for pool in list(self._pools):
+                pool.move(found)
 
     def _failed(self, reason: str) -> None:
         if reason != self._error:

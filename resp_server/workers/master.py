@@ -38,7 +38,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from resp_server.acl.users import AccessError, Outcome, Users
+from resp_server.acl.users import AccessError, UserChangeResult, Users
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.config import ServerConfig
@@ -50,7 +50,7 @@ from resp_server.net.children import CRASHES, RestartPause
 from resp_server.net.listeners import ACCEPT_PAUSE_S, accept_clients, listen_at_ports
 from resp_server.protocol.errors import PlainError
 from resp_server.push.keyspace_notifications import classes_of, enables_messages
-from resp_server.serving.job_catalog import Event, JobCatalog
+from resp_server.serving.job_catalog import ApplierEvent, JobCatalog
 from resp_server.workers.channel import Channel, Line
 from state_backend.lmdb.store import SUSPECT
 from state_backend.model.clock import now_ms
@@ -161,7 +161,7 @@ class Workers(JobCatalog):
         self._open_lock = asyncio.Lock()
         # The reason why no worker serves a job; None: it is not open yet.
         self._unavailable_jobs: dict[str, str | None] = {}
-        self._open_jobs: dict[str, Event] = {}
+        self._open_jobs: dict[str, ApplierEvent] = {}
         self._job_updates: dict[str, dict[str, Any]] = {}
         self._topology: Line | None = None
         # The fields of ServerConfig that CONFIG SET changed.
@@ -243,7 +243,7 @@ class Workers(JobCatalog):
         self._unavailable_jobs[job] = None
         self._send_all({"event": "found", "job": job})
 
-    async def open(self, job: str, event: Event) -> None:
+    async def open(self, job: str, event: ApplierEvent) -> None:
         async with self._open_lock:
             serving = list(self._serving)
             errors = await self._request_all(serving, {"event": "open", "job": job, "of": event})
@@ -268,7 +268,7 @@ class Workers(JobCatalog):
             self._unavailable_jobs[job] = None
         self._send_all({"event": "hide", "job": job})
 
-    def update(self, job: str, update: Event) -> None:
+    def update(self, job: str, update: ApplierEvent) -> None:
         if update.get("error") and job not in self._open_jobs:
             self._unavailable_jobs[job] = update["error"]
         self._job_updates.setdefault(job, {}).update(update)
@@ -441,7 +441,7 @@ class Workers(JobCatalog):
             raise AccessError(outcome.error)
         self._run_in_background(self._apply_to_workers(outcome, 0))
 
-    async def _apply_to_workers(self, outcome: Outcome, caller: int) -> None:
+    async def _apply_to_workers(self, outcome: UserChangeResult, caller: int) -> None:
         """Send a change of users to all workers; changes keep their order."""
         line = {"event": "users", "rules": outcome.rules, "caller": caller}
         requests = [worker.request(line, RESPONSE_S_MAX) for worker in self._serving]

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from resp_server.acl.rate_limits import RateLimit
-from resp_server.acl.users import Change
+from resp_server.acl.users import UserChange
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
 from resp_server.config import ServerConfig
@@ -215,7 +215,7 @@ class Worker:
         self._pending_requests[query_id] = then
         self._channel.send({"event": "query", "id": query_id, "name": name, "argument": argument})
 
-    def change_users(self, change: Change, caller_id: int, then: Callable[[dict[str, Any]], None]) -> None:
+    def change_users(self, change: UserChange, caller_id: int, then: Callable[[dict[str, Any]], None]) -> None:
         query_id, self._next_id = self._next_id, self._next_id + 1
         self._pending_requests[query_id] = then
         self._channel.send({"event": "users", "id": query_id, "change": change, "caller": caller_id})

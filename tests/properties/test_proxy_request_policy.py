@@ -13,7 +13,7 @@ from resp_server.commands import command_table
 from resp_server.forwarding.reply_splitter import ReplySplitter, items_of
 from resp_server.protocol.replies import ReplySet, encode
 from resp_server.proxy.epoch_floors import EpochFloors
-from resp_server.proxy.request_policy import scan_reply, split_by_slot
+from resp_server.proxy.request_policy import scan_reply_up_to_slot, split_by_slot
 from resp_server.proxy.slot_map import SlotMap, runs_of
 from state_backend.model.slots import SLOTS, position_of, slot_of
 from tests.properties.steps import result_of
@@ -157,7 +157,7 @@ def test_steps_of_a_scan_that_end_with_a_run_of_slots_find_each_key_once(
         taken = [key for key in left if not place or position_of(key) <= place]
         rest = [key for key in left if place and position_of(key) > place]
         reply = encode([b"%d" % (position_of(rest[0]) if rest else 0), taken], 2)
-        cursor_item, keys_item = result_of(items_of(scan_reply(reply, behind - 1)))
+        cursor_item, keys_item = result_of(items_of(scan_reply_up_to_slot(reply, behind - 1)))
         cursor = int(cursor_item.split(b"\r\n")[1])
         found += [item.split(b"\r\n", 1)[1][:-2] for item in result_of(items_of(keys_item))]
         if not cursor:

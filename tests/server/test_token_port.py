@@ -206,12 +206,12 @@ def played(
     async def run() -> None:
         peers: list[Echo] = []
 
-        def make_peer(writer: asyncio.StreamWriter) -> Echo:
+        def make_connection(writer: asyncio.StreamWriter) -> Echo:
             peers.append(Echo())
             return peers[-1]
 
         port = TokenPort(
-            "the test", CONTROL_TOKEN, make_peer, peers_max=peers_max, protocol=2, certificates=certificates
+            "the test", CONTROL_TOKEN, make_connection, peers_max=peers_max, protocol=2, certificates=certificates
         )
         listener = socket.create_server(("127.0.0.1", 0))
         number = listener.getsockname()[1]

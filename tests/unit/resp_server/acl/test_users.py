@@ -9,7 +9,7 @@ import pytest
 
 from resp_server.acl.rate_limits import RateLimit
 from resp_server.acl.rules import User
-from resp_server.acl.users import NO_FILE, NOT_SAVED, AccessError, Change, Outcome, Users
+from resp_server.acl.users import NO_FILE, NOT_SAVED, AccessError, UserChange, UserChangeResult, Users
 from resp_server.acl.visibility import Coverage, can_see_job, coverage_of
 from resp_server.commands import command_table
 from state_backend.model.descriptor import KeyFormat
@@ -159,7 +159,7 @@ def test_a_change_in_one_process_is_adopted_by_another(tmp_path: Path) -> None:
         assert limited is not None and limited.rate_limiter is not None and limited.rate_limiter.limit is limits[0]
         assert free is not None and free.rate_limiter is None
     limited = other.get(b"a")
-    assert one.change({"save": True}) == Outcome()
+    assert one.change({"save": True}) == UserChangeResult()
     assert list(one.change({"set": ["a", "+ping"]}).rules) == ["a"]  # nothing of other users
     other.adopt(one.rules)
     assert limited is other.get(b"a") and limited is not None and limited.text.endswith(b"+ping")
@@ -188,11 +188,11 @@ def test_a_change_in_one_process_is_adopted_by_another(tmp_path: Path) -> None:
         ({"save": True}, NO_FILE),
     ],
 )
-def test_a_wrong_change_is_an_error_and_changes_nothing(change: Change, error: str) -> None:
+def test_a_wrong_change_is_an_error_and_changes_nothing(change: UserChange, error: str) -> None:
     made = Users(TABLE)
     made.set(b"a", [b"on"])
     before = made.rules
-    assert made.change(change) == Outcome(error)
+    assert made.change(change) == UserChangeResult(error)
     assert made.rules == before
 
 
@@ -284,6 +284,6 @@ def test_users_that_cannot_be_saved_are_an_error_and_leave_no_file(
 ) -> None:
     path = tmp_path / "acl"
     path.mkdir()  # cannot be replaced by a file
-    assert Users(TABLE, path=str(path)).change({"save": True}) == Outcome(NOT_SAVED)
+    assert Users(TABLE, path=str(path)).change({"save": True}) == UserChangeResult(NOT_SAVED)
     assert [each.name for each in tmp_path.iterdir()] == ["acl"]
     assert caplog.messages == [f"the users cannot be written to {path}: Is a directory"]

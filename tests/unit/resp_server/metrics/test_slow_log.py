@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resp_server.metrics.latency import SAMPLES_MAX, Event, LatencyEvents
+from resp_server.metrics.latency import SAMPLES_MAX, LatencyEvents, LatencyTimeSeries
 from resp_server.metrics.slow_log import SlowLog, redacted, truncated
 from resp_server.metrics.stats import CommandStats, Stats
 
@@ -106,7 +106,7 @@ def test_the_slow_logs_of_several_processes_are_one(connect: Callable[..., Any])
 
 
 def test_an_event_has_its_longest_time_of_each_second() -> None:
-    event = Event()
+    event = LatencyTimeSeries()
     for second, milliseconds in [(1, 5), (1, 3), (2, 9), (2, 12)]:
         event.add(second, milliseconds)
     assert (list(event.samples), event.max_ms) == ([(1, 5), (2, 12)], 12)
