@@ -7,7 +7,8 @@ import json
 import re
 import sys
 
-from state_backend.history.key_history import COUNT_DEFAULT, COUNT_MAX, Version, history_of, to_json
+from state_backend.history.key_history import Version, history_of, to_json
+from state_backend.history.limits import COUNT_DEFAULT, COUNT_MAX
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.clock import iso_text
 from state_backend.model.errors import LogError, SparkisError

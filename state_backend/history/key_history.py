@@ -1,72 +1,95 @@
 """The values that a key had, from a job's log.
 
-Only the files that have the key's slot are opened, and only the key's rows are applied. The values of one key are in
-memory, at most COUNT_MAX of them and about VALUES_BYTES_MAX.
+Only the files that have the key's slot are opened, and only the key's rows are applied. The log is read from its newest
+snapshot on, then from the one before, until there are enough values. The values of one key are in memory, about
+VALUES_BYTES_MAX of them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_backend.apply.replay import epochs_of
+from state_backend.history.limits import VALUES_BYTES_MAX
 from state_backend.history.whole_values import WholeValue, whole_value
 from state_backend.log.change_log import JobLog
-from state_backend.log.past import AsOf, PastJobLog, moment_of, readable_epochs
+from state_backend.log.past import Moment, PastJobLog, ReadableEpochs, moment_of, readable_epochs
+from state_backend.model.descriptor import Kind
 from state_backend.model.key_groups import KeyGroups
 from state_backend.model.slots import slot_of
 from state_backend.store.memory_store import MemoryStore
 
-COUNT_DEFAULT = 10
-COUNT_MAX = 1_000
-# Older values are left out beyond this size of all values together (guess); the newest one never is.
-VALUES_BYTES_MAX = 16 << 20
-
 
 class Version(NamedTuple):
-    """A value that a key had from an epoch on; None: the key did not exist. clock_ms: the epoch's time.
+    """A value that a key had from an epoch on, and its kind; None: the key did not exist. clock_ms: the epoch's time.
 
     is_oldest: the log reaches back to this epoch only, and the key had the value there; it may be older.
     """
 
     epoch: int
     clock_ms: int
+    kind: Kind | None
     value: WholeValue | None
     is_oldest: bool
 
 
-def history_of(log: JobLog, key: bytes, count: int, until: int | None = None) -> list[Version]:
-    """Return the last versions of a key up to an epoch (default: the newest), the newest first.
+def history_of(log: JobLog, key: bytes, count: int, until: Moment | None = None) -> list[Version]:
+    """Return the last versions of a key up to a moment (default: the newest epoch), the newest first.
 
     A key that has expired has a version None from the next epoch on. LogError if the log cannot be read.
     """
-    versions: deque[Version] = deque(maxlen=count)
-    size = 0
-    for version in _versions(log, key, until):
-        if len(versions) == count:
-            size -= _size(versions[0].value)
-        versions.append(version)
-        size += _size(version.value)
-        while size > VALUES_BYTES_MAX and len(versions) > 1:
-            size -= _size(versions.popleft().value)
-    return list(reversed(versions))
-
-
-def _versions(log: JobLog, key: bytes, until: int | None) -> Iterator[Version]:
-    """Iterate over all versions of a key, the oldest first."""
-    past = PastJobLog(log, moment_of(log, None if until is None else AsOf(until)))
+    past = PastJobLog(log, until or moment_of(log, None))
     readable = readable_epochs(past)
     assert readable is not None, "the moment is one of its epochs"
-    states = log.description(past.moment.generation).all_states
+    versions: list[Version] = []
+    size = 0
+    for begin, end in _stretches(past, readable):
+        found = _versions(PastJobLog(log, past.moment._replace(epoch=end)), key, begin, readable)
+        newest, has_more = _newest(found, count - len(versions), VALUES_BYTES_MAX - size, 0 if versions else 1)
+        versions += newest
+        size += sum(_size(each.value) for each in newest)
+        if has_more or len(versions) == count:
+            break
+    return versions
+
+
+def _stretches(past: PastJobLog, readable: ReadableEpochs) -> Iterator[tuple[int, int]]:
+    """Iterate over stretches of the log, as (first epoch, last epoch), the newest first.
+
+    Each begins with a snapshot, which is of the last epoch of the stretch before it; the oldest with the first epoch.
+    """
+    first, last = readable.first.epoch, past.moment.epoch
+    snapshots = [each.epoch for each in past.complete_snapshots(readable.generation) if first < each.epoch < last]
+    yield from ((begin, end) for end, begin in pairwise([last, *snapshots, first]))
+
+
+def _newest(versions: Iterator[Version], count: int, bytes_max: int, at_least: int) -> tuple[list[Version], bool]:
+    """Return the last versions that fit, but at least some, the newest first; and whether older ones were left out."""
+    newest: deque[Version] = deque()
+    size, has_more = 0, False
+    for version in versions:
+        newest.append(version)
+        size += _size(version.value)
+        while len(newest) > count or (size > bytes_max and len(newest) > at_least):
+            size -= _size(newest.popleft().value)
+            has_more = True
+    return list(reversed(newest)), has_more
+
+
+def _versions(past: PastJobLog, key: bytes, begin: int, readable: ReadableEpochs) -> Iterator[Version]:
+    """Iterate over the versions of a key in a stretch of the log that begins at an epoch, the oldest first."""
+    states = past.description(past.moment.generation).all_states
     store = MemoryStore(past.moment.generation)
-    slot = slot_of(key)
     value: WholeValue | None = None
     is_expiring = False
-    for changes in epochs_of(past, KeyGroups.parse(str(slot)), readable.first.epoch):
+    first = readable.first.epoch
+    for changes in epochs_of(past, KeyGroups.parse(str(slot_of(key))), begin):
         runs = [rows for run in changes.runs if (rows := _rows_of(run, key)).num_rows]
         if runs or changes.replaces:
             store.apply(changes._replace(runs=runs), states)
@@ -77,9 +100,10 @@ def _versions(log: JobLog, key: bytes, until: int | None) -> Iterator[Version]:
             info = snapshot.key_info(key)
             value = None if info is None else whole_value(snapshot, info)
             is_expiring = info is not None and (info.expire_at_ms is not None or isinstance(value, dict))
-        if value != before:
-            is_oldest = changes.epoch == readable.first.epoch and not readable.is_begun
-            yield Version(changes.epoch, changes.clock_ms, value, is_oldest)
+        if value != before and (changes.epoch > begin or begin == first):
+            kind = None if info is None else info.kind
+            is_oldest = changes.epoch == first and not readable.is_begun
+            yield Version(changes.epoch, changes.clock_ms, kind, value, is_oldest)
 
 
 def _rows_of(run: pa.RecordBatch, key: bytes) -> pa.RecordBatch:

@@ -38,6 +38,7 @@ def test_the_values_are_shown_the_newest_first(log: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out) == {
         "epoch": 3,
         "committed_at": "2023-11-14T22:13:23.000Z",
+        "kind": None,
         "value": None,
         "is_oldest": False,
     }
