@@ -7,6 +7,8 @@ READY   := $(VENV)/.ready
 DEMO    := $(VENV)/.demo
 NATIVE  := $(VENV)/.native
 DOCS    := $(VENV)/docs
+DEPLOY  := $(VENV)/deploy
+RELEASE := $(VENV)/release
 CLASSES := $(VENV)/spark.jsa
 ARGS   ?=
 
@@ -33,7 +35,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
        PYSPARK_PYTHON="$(CURDIR)/$(VENV_PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster bench soak chaos conformance programs fuzz fuzz-native mutation demo example commands docs lock clean
+.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster bench soak chaos conformance programs fuzz fuzz-native mutation demo example commands docs release lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,11 +50,12 @@ fmt: $(READY) ## format the code, and fix what ruff can fix
 	$(VENV_PYTHON) -m ruff format .
 	$(VENV_PYTHON) -m ruff check --fix .
 
-check: $(READY) ## check format, lint, types and import rules
+check: $(READY) $(DEPLOY)/.ready ## check format, lint, types, import rules, and what is in deploy/ and .github/
 	$(VENV_PYTHON) -m ruff format --check .
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m mypy
 	$(VENV_PYTHON) scripts/lint_imports.py
+	$(DEPLOY)/bin/python scripts/lint_deploy.py
 
 test: setup-test ## run the tests; ARGS go to pytest
 	@$(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -119,11 +122,16 @@ docs: $(DOCS)/.ready ## build the site of the docs and the API in build/site; a 
 	@$(DOCS)/bin/zensical build --clean --strict
 	@$(DOCS)/bin/python scripts/site_links.py build/site
 
-lock: $(VENV_PYTHON) ## write new versions into requirements.lock and requirements-docs.lock, from pyproject.toml
+release: $(RELEASE)/.ready ## build sdist and wheel into dist/, check them, and install the wheel with and without each extra; ARGS="--help"
+	@$(RELEASE)/bin/python scripts/release.py $(ARGS)
+
+lock: $(VENV_PYTHON) ## write new versions into requirements.lock and requirements-*.lock, from pyproject.toml
 	$(VENV_PYTHON) scripts/lock.py > requirements.lock.new
 	mv requirements.lock.new requirements.lock
-	$(VENV_PYTHON) scripts/lock.py docs > requirements-docs.lock.new
-	mv requirements-docs.lock.new requirements-docs.lock
+	for group in docs deploy release; do \
+	    $(VENV_PYTHON) scripts/lock.py $$group > requirements-$$group.lock.new || exit 1; \
+	    mv requirements-$$group.lock.new requirements-$$group.lock; \
+	done
 
 clean: ## remove all files that the other targets made
 	rm -rf $(VENV) .clients tests/clients/node_modules build dist */*/*.so *.egg-info mutants .mypy_cache .ruff_cache .pytest_cache \
@@ -149,9 +157,10 @@ $(DEMO): pyproject.toml requirements.lock | $(VENV_PYTHON)
 	    -c requirements.lock -e '.[demo]'
 	@touch $@
 
-$(DOCS)/.ready: requirements-docs.lock | $(VENV_PYTHON)
-	@$(VENV_PYTHON) -m venv $(DOCS)
-	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --no-input -r requirements-docs.lock
+# The environments of dependency groups: their packages are not those of the project.
+$(DOCS)/.ready $(DEPLOY)/.ready $(RELEASE)/.ready: $(VENV)/%/.ready: requirements-%.lock | $(VENV_PYTHON)
+	@$(VENV_PYTHON) -m venv $(VENV)/$*
+	@$(VENV)/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-input -r $<
 	@touch $@
 
 $(CLASSES): $(READY) scripts/spark_archive.py | jdk

@@ -1,0 +1,155 @@
+"""The container's image and the manifests for Kubernetes: they fit together, and to the options of `sparkis`.
+
+`make check` lints the image's file, and validates the manifests against the schemas of Kubernetes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+import sparkis
+from tests.unit.deploy.command_lines import DEPLOY, ROOT, options_of
+
+CONTAINERFILE = (DEPLOY / "container" / "Containerfile").read_text()
+MANIFESTS = sorted(path.name for path in (DEPLOY / "kubernetes").glob("*.yaml"))
+WORKLOADS = ("Deployment", "StatefulSet")
+# What the image's user is in the manifests.
+USER = 10001
+
+
+def objects_of(manifest: str, *kinds: str) -> list[dict[str, Any]]:
+    """Return the objects of a manifest that are of some kinds, or all of them."""
+    found = yaml.safe_load_all((DEPLOY / "kubernetes" / manifest).read_text())
+    return [each for each in found if not kinds or each["kind"] in kinds]
+
+
+def workloads() -> list[Any]:
+    """Return a parameter for each workload of each manifest."""
+    return [
+        pytest.param(each, id=f"{manifest}-{each['metadata']['name']}")
+        for manifest in MANIFESTS
+        for each in objects_of(manifest, *WORKLOADS)
+    ]
+
+
+def container_of(workload: dict[str, Any]) -> dict[str, Any]:
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    return dict(container)
+
+
+def labels_of(workload: dict[str, Any]) -> dict[str, str]:
+    return dict(workload["spec"]["template"]["metadata"]["labels"])
+
+
+def instruction(name: str) -> str:
+    """Return the last such instruction of the image's file."""
+    return re.findall(rf"^{name} (.*)$", CONTAINERFILE, re.MULTILINE)[-1]
+
+
+def test_the_image_starts_a_server_with_options_that_exist() -> None:
+    assert json.loads(instruction("ENTRYPOINT"))[-1] == "sparkis"
+    options = options_of(json.loads(instruction("CMD")))
+    assert options.bind == ["0.0.0.0"] and instruction("EXPOSE") == str(options.port)
+    assert options.store.startswith(instruction("VOLUME"))
+
+
+def test_the_image_runs_as_a_user_without_rights_and_asks_whether_it_is_healthy() -> None:
+    assert instruction("USER") == f"{USER}:{USER}" and f"--uid {USER}" in CONTAINERFILE
+    assert "/opt/sparkis/healthcheck.py" in instruction("HEALTHCHECK")
+
+
+def test_the_image_has_every_package_and_no_compiler() -> None:
+    _, build, runtime = CONTAINERFILE.split("\nFROM ")
+    packages = [path.parent.name for path in ROOT.glob("*/py.typed")]
+    assert set(packages) <= set(re.findall(r"^COPY (\w+) \1$", build, re.MULTILINE))
+    assert "gcc" in build and "gcc" not in runtime
+
+
+def test_what_the_image_copies_is_in_its_context() -> None:
+    context = set(re.findall(r"^!(.+)$", (ROOT / ".containerignore").read_text(), re.MULTILINE))
+    copied = {
+        word for line in re.findall(r"^COPY (?!--from)(.+) \S+$", CONTAINERFILE, re.MULTILINE) for word in line.split()
+    }
+    assert copied == context
+    assert [name for name in sorted(copied) if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("workload", workloads())
+def test_a_pod_starts_a_command_with_options_that_exist(workload: dict[str, Any]) -> None:
+    container = container_of(workload)
+    variables = {each["name"] for each in container["env"]}
+    named = set(re.findall(r"\$\((\w+)\)", " ".join(container["args"])))
+    assert named <= variables
+    options = options_of([re.sub(r"\$\(\w+\)", "10.0.0.1", word) for word in container["args"]])
+    (port,) = [each["containerPort"] for each in container["ports"]]
+    assert options.port == port
+
+
+@pytest.mark.parametrize("workload", workloads())
+def test_a_pod_has_no_more_rights_than_it_needs(workload: dict[str, Any]) -> None:
+    pod, container = workload["spec"]["template"]["spec"], container_of(workload)
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == USER
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    rights = container["securityContext"]
+    assert rights["readOnlyRootFilesystem"] and not rights["allowPrivilegeEscalation"]
+    assert rights["capabilities"] == {"drop": ["ALL"]}
+    assert {"cpu", "memory"} <= set(container["resources"]["requests"]) and "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("workload", workloads())
+def test_a_pod_s_probes_ask_its_own_port(workload: dict[str, Any]) -> None:
+    container = container_of(workload)
+    probes = [container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe") if name in container]
+    if "--standby" in container["args"]:  # it listens only while it has taken over
+        assert probes == []
+        return
+    (port,) = [each["containerPort"] for each in container["ports"]]
+    asked = [each["tcpSocket"]["port"] if "tcpSocket" in each else int(each["exec"]["command"][-1]) for each in probes]
+    assert asked == [port] * 3
+
+
+@pytest.mark.parametrize("workload", workloads())
+def test_a_pod_mounts_volumes_that_it_has_and_its_secrets_have_known_keys(workload: dict[str, Any]) -> None:
+    claims = [each["metadata"]["name"] for each in workload["spec"].get("volumeClaimTemplates", [])]
+    volumes = [each["name"] for each in workload["spec"]["template"]["spec"]["volumes"]]
+    container = container_of(workload)
+    assert sorted(each["name"] for each in container["volumeMounts"]) == sorted(claims + volumes)
+    secrets = [each["valueFrom"]["secretKeyRef"] for each in container["env"] if "secretKeyRef" in each["valueFrom"]]
+    assert {(each["name"], each["key"]) for each in secrets} <= {
+        ("sparkis", "password"),
+        ("sparkis", "control-token"),
+        ("sparkis", "upstream"),
+    }
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS)
+def test_services_and_budgets_choose_the_pods_of_one_workload(manifest: str) -> None:
+    pods = [labels_of(each) for each in objects_of(manifest, *WORKLOADS)]
+    assert len({json.dumps(labels) for labels in pods}) == len(pods)
+    chosen = [each["spec"]["selector"] for each in objects_of(manifest, "Service")]
+    budgets = [each["spec"]["selector"]["matchLabels"] for each in objects_of(manifest, "PodDisruptionBudget")]
+    assert chosen and budgets and [each for each in chosen + budgets if each not in pods] == []
+    for each in objects_of(manifest, *WORKLOADS):
+        assert each["spec"]["selector"]["matchLabels"] == labels_of(each)
+    served = [each["metadata"]["name"] for each in objects_of(manifest, "Service")]
+    named = [each["spec"]["serviceName"] for each in objects_of(manifest, "StatefulSet")]
+    assert [name for name in named if name not in served] == []
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS)
+def test_more_than_one_pod_has_a_budget(manifest: str) -> None:
+    budgets = [each["spec"]["selector"]["matchLabels"] for each in objects_of(manifest, "PodDisruptionBudget")]
+    many = [labels_of(each) for each in objects_of(manifest, *WORKLOADS) if each["spec"]["replicas"] > 1]
+    assert many and budgets == many
+
+
+def test_manifests_and_image_have_one_version() -> None:
+    images = {container_of(each)["image"] for name in MANIFESTS for each in objects_of(name, *WORKLOADS)}
+    assert images == {f"sparkis:{sparkis.__version__}"}
+    assert set(re.findall(r"\bsparkis:\d\S+", CONTAINERFILE)) <= {*images, "7379:7379"}
