@@ -16,14 +16,15 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter_ns
 from typing import NamedTuple
 
 import hiredis
 
-from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
-from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import STEPS_NS_MAX, Defer, ReplySink
+from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
+from resp_server.forwarding.reply_splitter import items_of, pack
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, STEPS_NS_MAX, Defer, ReplySink
 from resp_server.protocol.errors import internal_error
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
@@ -81,6 +82,36 @@ class Shadow:
     ) -> ReplySink:
         """Return a sink that passes on the upstream's reply, and then compares it."""
         return _TappedSink(sink, lambda reply: self._compare_all(shadowed, routed, protocol, upstream, reply))
+
+    def compare_queued(self, reads: Sequence[QueuedRead], protocol: int, reply: RawReply) -> None:
+        """Compare the reads of a transaction, after its client got the reply. reply: the upstream's to EXEC."""
+        self._run(self._compare_queued(reads, protocol, reply))
+
+    def _compare_queued(self, reads: Sequence[QueuedRead], protocol: int, reply: RawReply) -> Steps[None]:
+        items = yield from items_of(reply)
+        for each in reads:
+            self._compare_all(each.shadowed, each.routed, protocol, each.upstream, items[each.at])
+            yield
+
+    def _run(self, steps: Steps[None]) -> None:
+        """Run steps, some in later turns."""
+        ends_ns = perf_counter_ns() + STEPS_NS_MAX
+        try:
+            while perf_counter_ns() < ends_ns:
+                next(steps)
+        except StopIteration:
+            return
+        except MALFORMED_REPLY_ERRORS:
+            return  # the client has got an error
+        except Exception as error:
+            internal_error(error)
+            return
+        self._defer(partial(self._run, steps))
+
+    def skip(self, shadowed: Sequence[Shadowed]) -> None:
+        """Count reads that are not compared."""
+        for counts in filter(None, [self._counts.get(each.rule) for each in shadowed]):
+            counts.skipped += 1
 
     def _compare_all(
         self, shadowed: Sequence[Shadowed], routed: RoutedCommand, protocol: int, upstream: Upstream, reply: RawReply
@@ -157,6 +188,15 @@ class Shadow:
             )
             for number, (rule, counts) in enumerate(self._counts.items())
         }
+
+
+class QueuedRead(NamedTuple):
+    """A read within MULTI that is to be compared. at: its position in the upstream's reply to EXEC."""
+
+    at: int
+    shadowed: Sequence[Shadowed]
+    routed: RoutedCommand
+    upstream: Upstream
 
 
 class Comparison(ReplySink):

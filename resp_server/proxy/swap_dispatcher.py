@@ -27,7 +27,7 @@ from resp_server.proxy.batch import ReplyBatch
 from resp_server.proxy.cached_reads import CachedReads
 from resp_server.proxy.client_login import LoginRequest, login_in
 from resp_server.proxy.copier_watch import CopierWatch, exists
-from resp_server.proxy.dispatcher import HOP_NAME_BYTES_MAX, Taken
+from resp_server.proxy.dispatcher import HISTORY, HOP_NAME_BYTES_MAX, Taken
 from resp_server.proxy.mapped_keys import MappedKeys
 from resp_server.proxy.new_format_check import NewFormatChecks
 from resp_server.proxy.pinned_requests import PinnedRequests
@@ -120,7 +120,7 @@ class SwapDispatcher(SideSender):
         self._checks = NewFormatChecks(ownership, OwnRequests(upstream), server.clients.defer)
         ownership.on_new = self._checks.add
         ownership.on_changed = self._owners_changed
-        self._shadow = Shadow(
+        self.shadow = Shadow(
             applications,
             self.target_of,
             lambda key: ownership.matcher.job_of(key),
@@ -128,12 +128,12 @@ class SwapDispatcher(SideSender):
             server.clients.defer,
         )
         self.copiers = CopierWatch(
-            lambda key, sink, index: self._shadow.send_to_states(key, exists(key), 2, sink, index),
+            lambda key, sink, index: self.shadow.send_to_states(key, exists(key), 2, sink, index),
             self.check_upstream,
             time.monotonic,
         )
         reload = RulesReload(ownership, self.copiers, self.watch_copiers, lambda: self._key_changes.status)
-        self.control = server.swap_control = OwnershipControl(ownership, self._shadow, reload)
+        self.control = server.swap_control = OwnershipControl(ownership, self.shadow, reload)
         self._long = LongRequests(self, applications, server.clients.defer)
         self._set_hop_commands()
         self._set_hop_patterns()
@@ -169,7 +169,7 @@ class SwapDispatcher(SideSender):
     def _owners_changed(self, change: OwnershipChange) -> None:
         """Fail the EXEC of clients that watch a key with a new owner, and invalidate all cached keys."""
         self._set_hop_patterns()
-        self._shadow.take_rules(self._ownership.rules)
+        self.shadow.take_rules(self._ownership.rules)
         self.mapped.forget_read()
         self._follow_changes()
         for session in self._server.sessions.values():
@@ -271,7 +271,7 @@ class SwapDispatcher(SideSender):
             "upstream_key_changes": self._key_changes.status,
             **self._cache.info_fields(),
             **self.copiers.info_fields(),
-            **self._shadow.info_fields(),
+            **self.shadow.info_fields(),
         }
 
     def take(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Taken:
@@ -476,7 +476,25 @@ class SwapDispatcher(SideSender):
             self.check_rights(context, routed, request)
             if self._pinned.unblock(request, session, batch):
                 return Taken.YES
+        if routed.name == HISTORY and transaction is None:
+            return self._take_history(context, routed, request, batch)
         return Taken.NO
+
+    def _take_history(
+        self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch
+    ) -> Taken:
+        """Request the history of a state's key from its server; PlainError for a key that is not a state's."""
+        session, command = context.session, routed.command
+        assert command is not None
+        command.check_arity(request)
+        if not self._may_forward(context, command, request):
+            return Taken.NO
+        named = self.router.of_states(request, command.facts.first_key, session.db)
+        session.last_command = command.name
+        self._stats.command_stats(command.name).calls += 1
+        self._monitor(session, command, request)
+        self._send_history(named, session, batch, request[command.facts.first_key])
+        return Taken.LAST
 
     def _listen(self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch) -> Taken:
         """Have the upstream confirm SUBSCRIBE, UNSUBSCRIBE or MONITOR before the general path runs it here."""
@@ -530,5 +548,5 @@ class SwapDispatcher(SideSender):
         super().stop()
         self._checks.stop()
         self._key_changes.stop()
-        self._shadow.stop()
+        self.shadow.stop()
         self._logins.stop()

@@ -29,6 +29,7 @@ from resp_server.forwarding.reply_stages import (
 from resp_server.protocol.errors import CrossSlotError, ExecAbortError, PlainError, ReplyError
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.proxy.cached_reads import CachedReads
+from resp_server.proxy.shadow import COMPARISONS_MAX, QueuedRead, Shadow
 from resp_server.proxy.side_split import STATES_PART, UPSTREAM_PART, SideSplit, mapped_split, split_over_sides
 from resp_server.proxy.swap_exec_listings import QueuedSides
 from resp_server.proxy.swap_keyspace import KeyspaceSides
@@ -42,7 +43,7 @@ from resp_server.upstream.databases import OUT_OF_RANGE, Databases
 from resp_server.upstream.pinned import PinnedConnection
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.routed_commands import RoutedCommand, Side
-from resp_server.upstream.routing import SwapRouter
+from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.upstream import Upstream
 
 OK = b"+OK\r\n"
@@ -50,11 +51,15 @@ Watched = dict[tuple[int, bytes], Mark]
 
 
 class Sides(Protocol):
-    """The dispatcher that runs both parts. is_strict: it refuses a transaction over both sides. cached: its cache."""
+    """The dispatcher that runs both parts. is_strict: it refuses a transaction over both sides. cached: its cache.
+
+    shadow: compares reads.
+    """
 
     router: SwapRouter
     cached: CachedReads
     is_strict: bool
+    shadow: Shadow
 
     @property
     def defer(self) -> Defer: ...
@@ -115,6 +120,7 @@ class SwapExec(ReplyStage):
         self._database = self._selected = session.db
         self._listings: list[QueuedSides] = []  # of commands about all keys
         self._missing_listings = 0
+        self._shadowed: list[QueuedRead] = []
         # The databases that the upstream may not have, with the error of a check.
         self._unchecked = _selected_in(requests, sides, session)
         self._refusals: dict[int, ReplyError] = {}
@@ -191,6 +197,8 @@ class SwapExec(ReplyStage):
             self._add_listing(route.routed, request)
         elif route is not None and route.side is Side.UPSTREAM:
             self._before_upstream()
+            if route.shadowed:
+                self._add_shadowed(route)
             self._parts.append((UPSTREAM_PART, len(self._packed)))
             yield from self._add_upstream(route.routed, request if route.request is None else route.request)
         elif route is not None and route.side in (Side.BOTH, Side.PREFERRED, Side.MAPPED):
@@ -206,6 +214,20 @@ class SwapExec(ReplyStage):
             self._needs_states |= route is not None and route.side is Side.STATES
             self._parts.append((STATES_PART, len(self._of_states)))
             self._of_states.append(request)
+
+    def _add_shadowed(self, route: Route) -> None:
+        """Remember a read that is to be compared, the next one for the upstream."""
+        if len(self._shadowed) >= COMPARISONS_MAX:
+            self._sides.shadow.skip(route.shadowed)
+            return
+        upstream = self._sides.databases_of(self._session).of(self._database)
+        self._shadowed.append(QueuedRead(len(self._packed), route.shadowed, route.routed, upstream))
+
+    def _answer(self, reply: RawReply) -> None:
+        """Reply to the client, then compare its reads."""
+        self.finish(reply, self._epochs)
+        if self._shadowed:
+            self._sides.shadow.compare_queued(self._shadowed, self._protocol, self._replies[UPSTREAM_PART])
 
     def _select(self, word: bytes) -> bytes:
         """Apply a queued SELECT; return its reply."""
@@ -316,7 +338,7 @@ class SwapExec(ReplyStage):
         if self._session.db != self._database:
             self._session.select(self._database)
         if all(type(part) is tuple and part[0] == UPSTREAM_PART for part in self._parts):
-            self.finish(self._replies[UPSTREAM_PART], self._epochs)
+            self._answer(self._replies[UPSTREAM_PART])
         elif all(type(part) is tuple and part[0] == STATES_PART for part in self._parts):
             self.finish(self._replies[STATES_PART], self._epochs)
         else:
@@ -349,7 +371,7 @@ class SwapExec(ReplyStage):
     def _end_listing(self) -> None:
         self._missing_listings -= 1
         if not self._missing_listings:
-            self.run_steps(self._merged(), lambda reply: self.finish(reply, self._epochs), self._sides.defer)
+            self.run_steps(self._merged(), self._answer, self._sides.defer)
 
     def seen_epochs(self, index: int) -> Epochs:
         """Return the epochs that the client has seen; those of this transaction's reads, too."""

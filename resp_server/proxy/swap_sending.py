@@ -42,7 +42,7 @@ class SideSender(ProxyDispatcher):
 
     _logins: Logins
     _ownership: Ownership
-    _shadow: Shadow
+    shadow: Shadow
     _pinned: PinnedRequests
     _has_client_logins: bool
     cached: CachedReads
@@ -87,7 +87,7 @@ class SideSender(ProxyDispatcher):
                 return False
             sink = self.cached.filling(route, read, request, sink)
         elif route.shadowed:
-            sink = self._shadow.sink(route.shadowed, routed, session.protocol, upstream, sink)
+            sink = self.shadow.sink(route.shadowed, routed, session.protocol, upstream, sink)
         else:
             sink = self.cached.changing(route.changed, session, sink)
         sent, index = route.request or request, batch.expect(session.is_silent)

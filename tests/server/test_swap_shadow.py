@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import redis
 
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
@@ -137,6 +138,20 @@ def test_comparisons_are_bounded_and_states_that_do_not_answer_delay_nobody(swap
         for node in swap.nodes:
             node.process.send_signal(signal.SIGCONT)
     eventually(lambda: shadow(swap)["compared"] + shadow(swap)["failed"] == 256)
+
+
+def test_reads_within_a_transaction_are_compared(swap: Swap, client: Connection) -> None:
+    client.call("MSET", "job:speed:1", "10", "job:speed:2", "1", "board/7", "0.9")
+    with redis.Redis(port=swap.proxy.port) as app, app.pipeline() as pipe:
+        pipe.get("job:speed:1").set("n", 1).mget("job:speed:2", "n", "job:speed:none").get("board/7").ttl("job:speed:1")
+        assert pipe.execute() == [b"10", True, [b"1", b"1", None], b"0.9", -1]
+        for _ in range(300):
+            pipe.get("job:speed:1").get("dash/7/apdex")  # a transaction over both sides
+        assert pipe.execute() == [b"10", b"0.9"] * 300
+    eventually(lambda: shadow(swap)["compared"] + shadow(swap)["skipped"] == 303 and shadow(swap)["different"] == 1)
+    assert shadow(swap)["equal"] == shadow(swap)["compared"] - 1 and 44 <= shadow(swap)["skipped"] < 60
+    eventually(lambda: shadow(swap, "board")["equal"] == 1)
+    assert shadow(swap)["samples"][0]["key"] == "job:speed:2"
 
 
 def test_counts_stay_when_other_rules_change(swap: Swap, client: Connection) -> None:
