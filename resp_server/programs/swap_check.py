@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 from resp_server.net.client import Client
 from resp_server.net.tls import add_tls_options, files_of
+from resp_server.programs.analyzed_states import compare, states_of_log, states_of_server
 from resp_server.programs.command_line import message_of, whole_number
 from resp_server.programs.status import table
-from resp_server.programs.surveyed_states import compare, states_of_log, states_of_server
 from resp_server.programs.swap_copies import add_copies_options, delete_copies
 from resp_server.programs.upstream_calls import UpstreamCalls
 from resp_server.programs.upstream_options import MS_PER_S, VARIABLE, add_url_options, upstream_of
 from resp_server.upstream.first_rules import first_rules
-from resp_server.upstream.key_survey import KeySurvey, SurveyedState, SurveyRow, decisions, shown
+from resp_server.upstream.key_analysis import AnalyzedKeys, AnalyzedState, KeyAnalysis, decisions, printable
 from resp_server.upstream.rules import RulesFile, parse_rules
 from state_backend.model.errors import SparkisError
 from state_backend.progress_bar import ProgressBar
@@ -44,13 +44,13 @@ EXAMPLES_SHOWN = 2
 INTERRUPTED = 130
 
 
-class Survey(NamedTuple):
-    """A survey. keys: the number of keys of the upstream."""
+class Analysis(NamedTuple):
+    """The result of an analysis. keys: the number of keys of the upstream."""
 
     address: str
     keys: int
     read: int
-    rows: Sequence[SurveyRow]
+    rows: Sequence[AnalyzedKeys]
 
     @property
     def is_complete(self) -> bool:
@@ -87,7 +87,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the survey; return the exit code."""
+    """Print the analysis; return the exit code."""
     # Connections log each failure; the command's error reports a failure that lasts.
     logging.getLogger("sparkis.proxy").addHandler(logging.NullHandler())
     try:
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
         if options.delete_copies:
             asyncio.run(delete_copies(options))
         else:
-            _print_survey(options)
+            _print_analysis(options)
     except (SparkisError, ValueError, OSError) as error:
         print(f"sparkis swap-check: {message_of(error)}", file=sys.stderr)
         return 1
@@ -104,17 +104,17 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_survey(options: argparse.Namespace) -> None:
+def _print_analysis(options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         server = None
         if options.server:
             server = stack.enter_context(Client.from_url(options.server, tls=files_of(options)))
-        survey = asyncio.run(_survey(options, _states(options, server)))
+        analysis = asyncio.run(_analyze(options, _states(options, server)))
         if server is not None:
-            compare(server, survey.rows)
+            compare(server, analysis.rows)
     if options.write_rules is not None:
-        _write(options.write_rules, first_rules(survey.rows))
-    print(json.dumps(_as_json(survey), indent=1) if options.json else _as_text(survey))
+        _write(options.write_rules, first_rules(analysis.rows))
+    print(json.dumps(_as_json(analysis), indent=1) if options.json else _as_text(analysis))
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -137,7 +137,7 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError(f"--write-rules: {options.write_rules} exists; give another name, or remove it")
 
 
-def _states(options: argparse.Namespace, server: Client | None) -> Sequence[SurveyedState]:
+def _states(options: argparse.Namespace, server: Client | None) -> Sequence[AnalyzedState]:
     found = [state for root in options.log for state in states_of_log(root)]
     if server is not None:
         found += [state for state in states_of_server(server) if state not in found]
@@ -146,8 +146,8 @@ def _states(options: argparse.Namespace, server: Client | None) -> Sequence[Surv
     return found
 
 
-async def _survey(options: argparse.Namespace, states: Sequence[SurveyedState]) -> Survey:
-    survey = KeySurvey(states, () if options.routes is None else RulesFile(options.routes).read())
+async def _analyze(options: argparse.Namespace, states: Sequence[AnalyzedState]) -> Analysis:
+    analysis = KeyAnalysis(states, () if options.routes is None else RulesFile(options.routes).read())
     async with UpstreamCalls(upstream_of(options), options.upstream_timeout / MS_PER_S) as upstream:
         keys = await upstream.key_count()
         with ProgressBar("keys") as progress:
@@ -156,16 +156,16 @@ async def _survey(options: argparse.Namespace, states: Sequence[SurveyedState]) 
                 until = options.keys_max * (node + 1) // upstream.node_count
                 async for portion in upstream.scan(node):
                     for key in portion:
-                        survey.add(key)
-                    progress.show(survey.count, min(keys, options.keys_max))
-                    if survey.count >= until:
+                        analysis.add(key)
+                    progress.show(analysis.count, min(keys, options.keys_max))
+                    if analysis.count >= until:
                         break
-        rows = survey.rows()
+        rows = analysis.rows()
         await _add_types(upstream, rows)
-        return Survey(upstream.address, keys, survey.count, rows)
+        return Analysis(upstream.address, keys, analysis.count, rows)
 
 
-async def _add_types(upstream: UpstreamCalls, rows: Sequence[SurveyRow]) -> None:
+async def _add_types(upstream: UpstreamCalls, rows: Sequence[AnalyzedKeys]) -> None:
     for row in rows:
         replies = await upstream.call_all([(each.node, (b"TYPE", each.name)) for each in row.samples])
         found = [reply.decode() for reply in replies if isinstance(reply, bytes)]
@@ -178,12 +178,12 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _as_json(survey: Survey) -> dict[str, Any]:
+def _as_json(analysis: Analysis) -> dict[str, Any]:
     return {
-        "upstream": survey.address,
-        "keys": survey.keys,
-        "read": survey.read,
-        "is_complete": survey.is_complete,
+        "upstream": analysis.address,
+        "keys": analysis.keys,
+        "read": analysis.read,
+        "is_complete": analysis.is_complete,
         "rows": [
             {
                 "keys": row.keys,
@@ -195,26 +195,26 @@ def _as_json(survey: Survey) -> dict[str, Any]:
                 "state_type": None if row.state is None else row.state.type,
                 "compared": row.compared,
                 "absent": row.absent,
-                "examples": [shown(each.name) for each in row.samples[:EXAMPLES_SHOWN]],
+                "examples": [printable(each.name) for each in row.samples[:EXAMPLES_SHOWN]],
             }
-            for row in survey.rows
+            for row in analysis.rows
         ],
-        "decisions": list(decisions(survey.rows)),
+        "decisions": list(decisions(analysis.rows)),
     }
 
 
-def _as_text(survey: Survey) -> str:
-    states = [row for row in survey.rows if row.state is not None and row.rule is None]
-    ruled = [row for row in survey.rows if row.rule is not None]
-    groups = [row for row in survey.rows if row.state is None and row.rule is None]
+def _as_text(analysis: Analysis) -> str:
+    states = [row for row in analysis.rows if row.state is not None and row.rule is None]
+    ruled = [row for row in analysis.rows if row.rule is not None]
+    groups = [row for row in analysis.rows if row.state is None and row.rule is None]
     copied, not_copied = [row for row in states if row.count], [row for row in states if not row.count]
-    how = "all were read" if survey.is_complete else f"{survey.read:,} were read, a random sample"
-    parts = [f"{survey.address} has {survey.keys:,} keys; {how}."]
+    how = "all were read" if analysis.is_complete else f"{analysis.read:,} were read, a random sample"
+    parts = [f"{analysis.address} has {analysis.keys:,} keys; {how}."]
     if ruled:
-        rows = [(row.keys, row.owner.value, *_cells(row, survey)) for row in ruled]
+        rows = [(row.keys, row.owner.value, *_cells(row, analysis)) for row in ruled]
         parts.append(f"Keys of rules:\n{table([('KEYS', 'OWNER', *CELLS), *rows])}")
     if copied:
-        rows = [(row.keys, _name(row), *_cells(row, survey)) for row in copied]
+        rows = [(row.keys, _name(row), *_cells(row, analysis)) for row in copied]
         parts.append(f"Keys that states would answer:\n{table([('KEYS', 'STATE', *CELLS), *rows])}")
     if not_copied:
         rows = [(row.keys, _name(row)) for row in not_copied]
@@ -223,11 +223,11 @@ def _as_text(survey: Survey) -> str:
             + table([("KEYS", "STATE"), *rows])
         )
     if groups:
-        rows = [(row.keys, *_cells(row, survey)) for row in groups[:GROUPS_SHOWN]]
+        rows = [(row.keys, *_cells(row, analysis)) for row in groups[:GROUPS_SHOWN]]
         more = groups[GROUPS_SHOWN:]
         rest = f"\nand {sum(row.count for row in more):,} keys of {len(more):,} other names" if more else ""
         parts.append(f"Keys that stay the upstream's:\n{table([('KEYS', *CELLS), *rows])}{rest}")
-    decided = [f"- {each}." for each in decisions(survey.rows)]
+    decided = [f"- {each}." for each in decisions(analysis.rows)]
     parts.append("\n".join(["To decide, by a rule for each:", *decided]) if decided else "Nothing has to be decided.")
     return "\n\n".join(parts)
 
@@ -235,11 +235,11 @@ def _as_text(survey: Survey) -> str:
 CELLS = ("COUNT", "SHARE", "TYPE", "EXAMPLES")
 
 
-def _cells(row: SurveyRow, survey: Survey) -> tuple[str, ...]:
-    share = f"{row.count / survey.read:.1%}" if survey.read else "-"
-    examples = ", ".join(shown(each.name) for each in row.samples[:EXAMPLES_SHOWN])
+def _cells(row: AnalyzedKeys, analysis: Analysis) -> tuple[str, ...]:
+    share = f"{row.count / analysis.read:.1%}" if analysis.read else "-"
+    examples = ", ".join(printable(each.name) for each in row.samples[:EXAMPLES_SHOWN])
     return (f"{row.count:,}", share, ", ".join(sorted(row.types)) or "-", examples or "-")
 
 
-def _name(row: SurveyRow) -> str:
+def _name(row: AnalyzedKeys) -> str:
     return "" if row.state is None else f"{row.state.name} ({row.state.type})"

@@ -21,7 +21,7 @@ from resp_server.programs.status import table
 from resp_server.programs.upstream_calls import UpstreamCalls, UpstreamError
 from resp_server.programs.upstream_options import MS_PER_S, upstream_of
 from resp_server.upstream.copies import Copies, KeyOwner
-from resp_server.upstream.key_survey import shown
+from resp_server.upstream.key_analysis import printable
 from resp_server.upstream.name_groups import FoundKey
 from state_backend.progress_bar import ProgressBar
 
@@ -40,7 +40,7 @@ def add_copies_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--delete-copies",
         action="store_true",
-        help="delete the upstream's old copies of keys that states own, instead of a survey; asks before",
+        help="delete the upstream's old copies of keys that states own, instead of an analysis; asks before",
     )
     group.add_argument(
         "--proxy",
@@ -151,7 +151,7 @@ def _as_text(address: str, copies: Copies) -> str:
     parts = []
     if copies.deletable:
         rows = [
-            (state, f"{count:,}", ", ".join(map(shown, copies.examples[state])))
+            (state, f"{count:,}", ", ".join(map(printable, copies.examples[state])))
             for state, count in sorted(copies.deletable.items())
         ]
         parts.append(

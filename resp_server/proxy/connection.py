@@ -56,8 +56,8 @@ class ProxyConnection(Connection):
             self.send_delayed_pushes()
             self.answer_soon(data)
 
-    def go_on(self) -> None:
-        """Continue after a reply: send pushes, and handle the input that arrived meanwhile."""
+    def continue_after_reply(self) -> None:
+        """Send pushes, and handle the input that arrived while the client waited for a reply."""
         self.send_delayed_pushes()
         data = self.take_input()
         if self.takes_requests and self.session.can_use_fast_path:

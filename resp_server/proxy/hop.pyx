@@ -1032,6 +1032,6 @@ cdef class ClientForwarder(InputInterceptor):
             if connection.is_drained:
                 connection.is_idle = True
             else:
-                connection.go_on()
+                connection.continue_after_reply()
         except Exception as error:
             connection.close_on_error(error)

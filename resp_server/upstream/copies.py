@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from resp_server.upstream.key_survey import shown
+from resp_server.upstream.key_analysis import printable
 from resp_server.upstream.rules import Owner, Writes
 from state_backend.model.errors import SparkisError
 
@@ -48,14 +48,14 @@ class Copies:
         first, *others = owners
         if any(each != first for each in others):
             raise UnclearOwnerError(
-                f"the proxies do not agree about the key '{shown(key)}': {', '.join(map(_text, owners))}. Give all of "
-                "them the same rules, releases and confirmations"
+                f"the proxies do not agree about the key '{printable(key)}': {', '.join(map(_text, owners))}. Give all "
+                "of them the same rules, releases and confirmations"
             )
         if not first.is_state:
             return False
         if not first.state:
             raise UnclearOwnerError(
-                f"a rule gives the key '{shown(key)}' to the states, and no state has such keys: correct the rule"
+                f"a rule gives the key '{printable(key)}' to the states, and no state has such keys: correct the rule"
             )
         if first.is_written:
             self.written[first.state] += 1

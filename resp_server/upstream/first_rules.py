@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from functools import cmp_to_key
 
+from resp_server.upstream.key_analysis import AnalyzedKeys, printable
 from resp_server.upstream.key_patterns import covers
-from resp_server.upstream.key_survey import SurveyRow, shown
 from state_backend.model.descriptor import KeyFormat
 
 HEAD = """\
@@ -22,7 +22,7 @@ HEAD = """\
 EXAMPLES_SHOWN = 2
 
 
-def first_rules(rows: Sequence[SurveyRow]) -> str:
+def first_rules(rows: Sequence[AnalyzedKeys]) -> str:
     """Return the text of a rules file, with a rule for each state whose keys the upstream has."""
     copied = [row for row in rows if row.state is not None and row.rule is None and row.count]
     written, rules = list[KeyFormat](), [HEAD]
@@ -36,9 +36,9 @@ def first_rules(rows: Sequence[SurveyRow]) -> str:
     return "\n".join(rules)
 
 
-def _rule(row: SurveyRow) -> str:
+def _rule(row: AnalyzedKeys) -> str:
     assert row.state is not None
-    examples = ", ".join(shown(each.name) for each in row.samples[:EXAMPLES_SHOWN])
+    examples = ", ".join(printable(each.name) for each in row.samples[:EXAMPLES_SHOWN])
     lines = [f"{row.state.name} would answer {row.count:,} keys of the upstream, such as {examples}"]
     if row.other_types:
         lines.append(f"Look first: some are of the type {', '.join(row.other_types)}, the state's are {row.state.type}")
@@ -48,7 +48,7 @@ def _rule(row: SurveyRow) -> str:
     return f'{text}[[rule]]\nkeys = {_quoted(row.keys)}\nowner = "upstream"\n'
 
 
-def _narrow_first(one: SurveyRow, other: SurveyRow) -> int:
+def _narrow_first(one: AnalyzedKeys, other: AnalyzedKeys) -> int:
     """Order a rule before those that cover it, and otherwise by the text."""
     first, second = KeyFormat.parse(one.keys), KeyFormat.parse(other.keys)
     if covers(first, second) != covers(second, first):

@@ -176,7 +176,7 @@ class _RuleReader:
         tolerance = self._tolerance(owner)
         cache_s = self._cache(owner)
         name = self._text("name", keys.text if keys is not None else "")
-        self.mistakes += [f"unknown setting {_shown(key)}" for key in self._row]
+        self.mistakes += [f"unknown setting {_shortened(key)}" for key in self._row]
         if self.mistakes or keys is None or owner is None or name is None or writes is None:
             return None
         return Rule(name, keys, owner, writes, database, mapping, tolerance, cache_s)
@@ -208,8 +208,8 @@ class _RuleReader:
         if not text:
             return None
         if "*" in text:
-            remedy = _shown(text.replace("*", "<any>", 1))
-            self.mistakes.append(f"{setting} {_shown(text)} has a '*': write a placeholder, such as {remedy}")
+            remedy = _shortened(text.replace("*", "<any>", 1))
+            self.mistakes.append(f"{setting} {_shortened(text)} has a '*': write a placeholder, such as {remedy}")
             return None
         try:
             return KeyFormat.parse(text)
@@ -223,7 +223,7 @@ class _RuleReader:
         value = self._row.pop(setting)
         if isinstance(value, str) and value:
             return value
-        self.mistakes.append(f"{setting} is {_shown(value)}; it must be a text that is not empty")
+        self.mistakes.append(f"{setting} is {_shortened(value)}; it must be a text that is not empty")
         return None
 
     def _tolerance(self, owner: Owner | None) -> float | None:
@@ -234,7 +234,7 @@ class _RuleReader:
             self.mistakes.append("'compare' is for owner = \"shadow\"")
         found = NUMBER.fullmatch(value) if isinstance(value, str) else None
         if found is None and value != "exact":
-            self.mistakes.append(f'compare is {_shown(value)}; it must be "exact", or such as "number:1e-9"')
+            self.mistakes.append(f'compare is {_shortened(value)}; it must be "exact", or such as "number:1e-9"')
         return float(found[1]) if found is not None else None
 
     def _cache(self, owner: Owner | None) -> float:
@@ -247,7 +247,7 @@ class _RuleReader:
         time_s = 0.0 if found is None else float(found[1]) * UNITS_S[found[2]]
         if not 0 < time_s <= CACHE_S_MAX:
             self.mistakes.append(
-                f'cache is {_shown(value)}; it must be a time such as "500ms", "5s" or "2m", at most 1h'
+                f'cache is {_shortened(value)}; it must be a time such as "500ms", "5s" or "2m", at most 1h'
             )
         return time_s
 
@@ -255,7 +255,7 @@ class _RuleReader:
         value = self._row.pop("database", 0)
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= DATABASE_MAX:
             return value
-        self.mistakes.append(f"database is {_shown(value)}; it must be a number from 0 to {DATABASE_MAX}")
+        self.mistakes.append(f"database is {_shortened(value)}; it must be a number from 0 to {DATABASE_MAX}")
         return 0
 
     def _option(self, setting: str, options: type[Option], default: Option | None) -> Option | None:
@@ -267,7 +267,7 @@ class _RuleReader:
         value = self._row.pop(setting)
         found = next((each for each in options if each.value == value), None)
         if found is None:
-            self.mistakes.append(f"{setting} is {_shown(value)}; it must be one of {names}")
+            self.mistakes.append(f"{setting} is {_shortened(value)}; it must be one of {names}")
         return found
 
 
@@ -295,13 +295,13 @@ def _places(text: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     places = []
     for number, row in enumerate(rows):
         label = next((row[word] for word in ("name", "keys") if isinstance(row.get(word), str)), None)
-        name = "" if label is None else f" {_shown(label)}"
+        name = "" if label is None else f" {_shortened(label)}"
         # Tables within a text of several lines, or rules in one line, have no lines that are certain.
         line = f" (line {lines[number]})" if len(lines) == len(rows) else ""
         places.append(f"rule {number + 1}{name}{line}")
     return places
 
 
-def _shown(value: object) -> str:
+def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}..."

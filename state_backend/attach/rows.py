@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from state_backend.attach.columns import AnyColumn, Columns, is_nested, is_plain, source_of, variable_of
 from state_backend.attach.states import DELETED, EXPIRE_AT, ORDER, RESETS, AttachedState, descriptor_of, key_columns_of
-from state_backend.checkpoint.records import Op
+from state_backend.checkpoint.records import RecordType
 from state_backend.checkpoint.spark_types import VARIANT, type_name
 from state_backend.checkpoint.states import State, StateForm, lasting_name
 from state_backend.codec.json_text import has_json, json_objects, json_texts
@@ -76,7 +76,7 @@ class BoundState:
     def encoded(self, rows: pa.RecordBatch, number: int, names: pa.Array) -> pa.RecordBatch:
         """Return decoded rows as changes of the state `names[number]`, in their order."""
         ops, key, value = rows.column("op"), rows.column("key"), rows.column("value")
-        is_deleted = pc.equal(ops, int(Op.DELETE))
+        is_deleted = pc.equal(ops, int(RecordType.DELETE))
         resets: pa.Array | None = None
         if self.state.is_list:
             key, value, is_deleted, resets = _elements(ops.to_numpy(), key, value)
@@ -143,7 +143,7 @@ def _elements(
 
     The columns are the keys, the elements, whether a row deletes, and whether it is the first element of a new list.
     """
-    is_deleted = ops == Op.DELETE
+    is_deleted = ops == RecordType.DELETE
     lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy().astype(np.int64)
     counts = np.where(is_deleted, 1, lengths)
     owner = np.repeat(np.arange(len(ops)), counts)
@@ -152,7 +152,7 @@ def _elements(
     places = np.cumsum(~row_is_deleted) - 1
     elements = values.flatten().take(pa.array(places, pa.int64(), mask=row_is_deleted))
     is_first = np.zeros(len(owner), bool)
-    is_first[starts[(ops == Op.PUT) & (lengths > 0)]] = True
+    is_first[starts[(ops == RecordType.PUT) & (lengths > 0)]] = True
     return keys.take(pa.array(owner)), elements, pa.array(row_is_deleted), pa.array(is_first)
 
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from state_backend.checkpoint.frames import damaged
 from state_backend.checkpoint.hashes import crc32c
-from state_backend.checkpoint.records import Numbers, Op, Records
+from state_backend.checkpoint.records import Numbers, Records, RecordType
 from state_backend.checkpoint.schemas import KeyForm
 from state_backend.checkpoint.states import State
 from state_backend.checkpoint.unsafe_rows import decode_rows
@@ -51,7 +51,7 @@ class RowFormat:
 def without_delete_checksums(blocks: Iterable[Records], row_format: RowFormat) -> Iterator[Records]:
     """Yield records whose deleted keys have lost their checksums, so that keys can be compared."""
     for records in blocks:
-        is_deleted = records.ops == Op.DELETE
+        is_deleted = records.ops == RecordType.DELETE
         if row_format.has_checksums and is_deleted.any():
             _check_deletes(records, is_deleted, row_format.name)
             skipped = np.where(is_deleted, CHECKSUM_BYTES, 0)
@@ -86,11 +86,11 @@ def of_family(records: Records, family: int) -> Records:
 
 
 def decoded(records: Records, state: State, row_format: RowFormat) -> pa.RecordBatch:
-    """Return records of one state as the columns `op` (see `records.Op`), `key` and `value`.
+    """Return records of one state as the columns `op` (see `records.RecordType`), `key` and `value`.
 
     The value is a struct, null where the key is deleted; a list of structs if the state is a list.
     """
-    is_present = records.ops != Op.DELETE
+    is_present = records.ops != RecordType.DELETE
     present = records if is_present.all() else records.select(is_present)
     key = _keys(records, state, row_format)
     value = (_lists if state.is_list else _values)(present, state, row_format)

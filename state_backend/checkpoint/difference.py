@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from state_backend.checkpoint.records import Op, Records
+from state_backend.checkpoint.records import Records, RecordType
 
 
 def difference(older: Iterable[Records], newer: Iterable[Records]) -> Iterator[Records]:
@@ -17,14 +17,14 @@ def difference(older: Iterable[Records], newer: Iterable[Records]) -> Iterator[R
         while last_old <= last and (block := next(blocks, None)) is not None:
             old.update((key, value) for _, key, value in block.items())
             last_old = block.last_key()
-        changed = [(Op.PUT, key, value) for _, key, value in records.items() if old.pop(key, None) != value]
+        changed = [(RecordType.PUT, key, value) for _, key, value in records.items() if old.pop(key, None) != value]
         missing = [key for key in old if key <= last]
         for key in missing:
             del old[key]
-        changed += [(Op.DELETE, key, b"") for key in missing]
+        changed += [(RecordType.DELETE, key, b"") for key in missing]
         if changed:
             yield Records.of(changed)
     if old:
-        yield Records.of((Op.DELETE, key, b"") for key in old)
+        yield Records.of((RecordType.DELETE, key, b"") for key in old)
     for block in blocks:
-        yield Records.of((Op.DELETE, key, b"") for _, key, _ in block.items())
+        yield Records.of((RecordType.DELETE, key, b"") for _, key, _ in block.items())

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from state_backend.checkpoint.key_numbers import KeyNumbers, key_numbers
-from state_backend.checkpoint.records import Numbers, Op, Records
+from state_backend.checkpoint.records import Numbers, Records, RecordType
 
 # Records with merged values are made in blocks of so many.
 BLOCK_RECORDS = 1 << 15
@@ -52,7 +52,7 @@ def laid_over(snapshot: Iterable[Records], files: Sequence[ReadFile]) -> Iterato
             is_part = changes.is_part[part]
             if is_part.any():
                 collect(records.select(is_part), changes.numbers[part][is_part])
-    items = ((Op.PUT, keys[number], b"".join(values)) for number, values in merged.items())
+    items = ((RecordType.PUT, keys[number], b"".join(values)) for number, values in merged.items())
     while block := list(islice(items, BLOCK_RECORDS)):
         yield Records.of(block)
 
@@ -74,15 +74,15 @@ class _Changes:
         self._known = known
         self.numbers = numbers
         places = np.arange(len(numbers))
-        is_merge = ops == Op.MERGE
+        is_merge = ops == RecordType.MERGE
         self.base = np.full(len(known) + 1, -1)
         self.base[numbers[~is_merge]] = places[~is_merge]  # the last one of a key stays
         self.is_merged = np.zeros(len(known) + 1, bool)
         self.is_merged[numbers[is_merge & (places > self.base[numbers])]] = True
         of_merged = self.is_merged[numbers]
         is_base = places == self.base[numbers]
-        self.is_newest = is_base & (ops == Op.PUT) & ~of_merged
-        self.is_part = of_merged & (places >= self.base[numbers]) & (ops != Op.DELETE)
+        self.is_newest = is_base & (ops == RecordType.PUT) & ~of_merged
+        self.is_part = of_merged & (places >= self.base[numbers]) & (ops != RecordType.DELETE)
 
     @classmethod
     def of(cls, files: Sequence[ReadFile]) -> _Changes:

@@ -40,8 +40,8 @@ HEADER_BYTES = 4
 Numbers = npt.NDArray[np.int64]
 
 
-class Op(IntEnum):
-    """The kinds of records; the numbers are those of changelog v2."""
+class RecordType(IntEnum):
+    """The types of records; the numbers are those of changelog v2."""
 
     PUT = 1
     DELETE = 16
@@ -73,12 +73,12 @@ class Records:
             self.value_sizes[which],
         )
 
-    def items(self) -> Iterator[tuple[Op, bytes, bytes]]:
+    def items(self) -> Iterator[tuple[RecordType, bytes, bytes]]:
         """Yield kind, key and value; the value of a deleted key is empty."""
         content = self.content
         columns = (self.ops, self.keys, self.key_sizes, self.values, self.value_sizes)
         for op, key, key_size, value, value_size in zip(*(each.tolist() for each in columns), strict=True):
-            yield Op(op), content[key : key + key_size], content[value : value + max(0, value_size)]
+            yield RecordType(op), content[key : key + key_size], content[value : value + max(0, value_size)]
 
     def last_key(self) -> bytes:
         """Return the key of the last record."""
@@ -101,14 +101,14 @@ class Records:
         )
 
     @classmethod
-    def of(cls, items: Iterable[tuple[Op, bytes, bytes]]) -> Records:
+    def of(cls, items: Iterable[tuple[RecordType, bytes, bytes]]) -> Records:
         """Return records of given keys and values."""
         given = list(items)
         pieces = list(chain.from_iterable((key, value) for _, key, value in given))
         sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
         starts = np.cumsum(sizes) - sizes
         ops = np.fromiter((op for op, _, _ in given), np.uint8, len(given))
-        value_sizes = np.where(ops == Op.DELETE, -1, sizes[1::2])
+        value_sizes = np.where(ops == RecordType.DELETE, -1, sizes[1::2])
         return cls(b"".join(pieces), ops, starts[::2], sizes[::2], starts[1::2], value_sizes)
 
 
@@ -217,7 +217,7 @@ def split_in_python(
             if op == 0:
                 at, has_ended = at + 1, True
                 break
-            if op not in (Op.PUT, Op.DELETE, Op.MERGE):
+            if op not in (RecordType.PUT, RecordType.DELETE, RecordType.MERGE):
                 wrong = f"a record has the unknown kind {op}"
                 break
         if at + lead + 4 > end:
@@ -234,13 +234,13 @@ def split_in_python(
         if value > end:
             break
         (value_size,) = read(content, value - 4)
-        if not -1 <= value_size <= record_bytes_max or (has_kinds and (value_size == -1) != (op == Op.DELETE)):
+        if not -1 <= value_size <= record_bytes_max or (has_kinds and (value_size == -1) != (op == RecordType.DELETE)):
             wrong = f"a value has the size {value_size}"
             break
         after = value + max(0, value_size)
         if after > end:
             break
-        ops.append(op or (Op.DELETE if value_size == -1 else Op.PUT))
+        ops.append(op or (RecordType.DELETE if value_size == -1 else RecordType.PUT))
         table.extend((key, key_size, value, value_size))
         at = after
     return bytes(ops), table.tobytes(), at, has_ended, wrong

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state_backend.checkpoint.difference import difference
-from state_backend.checkpoint.records import Op, Records
+from state_backend.checkpoint.records import Records, RecordType
 
 STATES = st.dictionaries(st.binary(max_size=2), st.binary(max_size=1))
 SIZES = st.integers(1, 4)
@@ -22,7 +22,7 @@ def test_the_difference_leads_from_one_state_to_the_other(
     items = [each for block in difference(blocks(older, size), blocks(newer, other_size)) for each in block.items()]
     for op, key, value in items:
         assert older.get(key) != newer.get(key)
-        if op is Op.DELETE:
+        if op is RecordType.DELETE:
             del found[key]
         else:
             found[key] = value
@@ -31,5 +31,5 @@ def test_the_difference_leads_from_one_state_to_the_other(
 
 
 def blocks(state: dict[bytes, bytes], size: int) -> Iterator[Records]:
-    items = [(Op.PUT, key, value) for key, value in sorted(state.items())]
+    items = [(RecordType.PUT, key, value) for key, value in sorted(state.items())]
     return (Records.of(items[start : start + size]) for start in range(0, len(items), size))

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
-from state_backend.checkpoint.records import Op
+from state_backend.checkpoint.records import RecordType
 from state_backend.checkpoint.states import State, StateForm
 from tests.golden_checkpoints import NEWEST, expected, jobs, last_batch, of_spark, plain, unpack
 
 # By Spark's change types: the operations that make them.
-CHANGE_TYPES = {"update": Op.PUT, "append": Op.MERGE, "delete": Op.DELETE}
+CHANGE_TYPES = {"update": RecordType.PUT, "append": RecordType.MERGE, "delete": RecordType.DELETE}
 Row = tuple[Any, Any]
 
 
@@ -53,10 +53,10 @@ def test_the_changes_of_a_batch_lead_to_the_next_whole_state(version: str, job: 
                 for state, rows in store.changes([partition], batch):
                     for op, key, value in zip(*map(plain, rows.columns), strict=True):
                         place = (partition, state.name, repr(key))
-                        if op == Op.DELETE:
+                        if op == RecordType.DELETE:
                             values.pop(place, None)
                         else:
-                            values[place] = values.get(place, []) + value if op == Op.MERGE else value
+                            values[place] = values.get(place, []) + value if op == RecordType.MERGE else value
         found = {
             (partition, state.name, repr(key)): value
             for store in layout.stores
@@ -114,7 +114,7 @@ def whole(checkpoint: Checkpoint, name: str, batch: int) -> list[Row]:
     ]
 
 
-def changes(checkpoint: Checkpoint, name: str, newest: int) -> dict[tuple[int, str], list[tuple[Op, Any]]]:
+def changes(checkpoint: Checkpoint, name: str, newest: int) -> dict[tuple[int, str], list[tuple[RecordType, Any]]]:
     """Return the changes of each key in each batch, in their order."""
     found = defaultdict(list)
     for batch in range(newest + 1):
@@ -126,11 +126,11 @@ def changes(checkpoint: Checkpoint, name: str, newest: int) -> dict[tuple[int, s
     return dict(found)
 
 
-def rows_of(state: State, rows: pa.RecordBatch) -> Iterator[tuple[Op, Row]]:
+def rows_of(state: State, rows: pa.RecordBatch) -> Iterator[tuple[RecordType, Row]]:
     for op, key, value in zip(*map(plain, rows.columns), strict=True):
         for index, each in enumerate(value if state.is_list and value is not None else [value]):
             # Spark shows the elements after the first one of a new list as appended.
-            yield Op.MERGE if index else Op(op), (key, each)
+            yield RecordType.MERGE if index else RecordType(op), (key, each)
 
 
 def row_of(given: dict[str, Any], state: State) -> Row:
@@ -148,7 +148,7 @@ def key_type(state: State) -> pa.DataType:
     return state.key.field(0).type if state.form is StateForm.MAP else state.key
 
 
-def changes_of(given: list[Any], state: State) -> dict[tuple[int, str], list[tuple[Op, Any]]]:
+def changes_of(given: list[Any], state: State) -> dict[tuple[int, str], list[tuple[RecordType, Any]]]:
     found = defaultdict(list)
     for pairs in given:
         row = dict(pairs)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from state_backend.checkpoint.key_numbers import KeyNumbers, key_numbers
 from state_backend.checkpoint.overlay import laid_over
-from state_backend.checkpoint.records import Op, Records
+from state_backend.checkpoint.records import Records, RecordType
 
-Item = tuple[Op, bytes, bytes]
+Item = tuple[RecordType, bytes, bytes]
 KEYS = st.integers(0, 9).map(lambda number: b"key %d" % number)
 ITEMS = st.one_of(
-    st.tuples(st.sampled_from((Op.PUT, Op.MERGE)), KEYS, st.binary(max_size=3)),
-    st.tuples(st.just(Op.DELETE), KEYS, st.just(b"")),
+    st.tuples(st.sampled_from((RecordType.PUT, RecordType.MERGE)), KEYS, st.binary(max_size=3)),
+    st.tuples(st.just(RecordType.DELETE), KEYS, st.just(b"")),
 )
 BLOCKS = st.lists(st.lists(ITEMS, max_size=8), max_size=4)
 
@@ -27,14 +27,14 @@ def test_a_whole_state_has_the_newest_value_of_each_key(
 ) -> None:
     expected = dict(snapshot)
     for op, key, value in (item for blocks in files for block in blocks for item in block):
-        if op is Op.DELETE:
+        if op is RecordType.DELETE:
             expected.pop(key, None)
         else:
-            expected[key] = expected.get(key, b"") + value if op is Op.MERGE else value
-    base = [Records.of((Op.PUT, key, value) for key, value in snapshot.items())] if snapshot else []
+            expected[key] = expected.get(key, b"") + value if op is RecordType.MERGE else value
+    base = [Records.of((RecordType.PUT, key, value) for key, value in snapshot.items())] if snapshot else []
     whole = laid_over(base, [partial(map, Records.of, blocks) for blocks in files])
     found = [item for records in whole for item in records.items()]
-    assert {op for op, _, _ in found} <= {Op.PUT}
+    assert {op for op, _, _ in found} <= {RecordType.PUT}
     assert len(found) == len(expected)
     assert {key: value for _, key, value in found} == expected
 
@@ -58,5 +58,5 @@ def test_the_compiled_core_numbers_many_keys() -> None:
 
 def packed(keys: list[bytes]) -> tuple[bytes, np.ndarray, np.ndarray]:
     """Return keys as a buffer, their places and their sizes."""
-    records = Records.of((Op.PUT, key, b"") for key in keys)
+    records = Records.of((RecordType.PUT, key, b"") for key in keys)
     return records.content, records.keys, records.key_sizes

@@ -9,8 +9,8 @@ import pytest
 
 from state_backend.checkpoint import records as records_module
 from state_backend.checkpoint.records import (
-    Op,
     Records,
+    RecordType,
     change_log_records,
     delta_records,
     lineage_of,
@@ -20,10 +20,10 @@ from state_backend.checkpoint.records import (
 from state_backend.model.errors import CheckpointDamagedError, UnsupportedStateError
 
 ITEMS = [
-    (Op.PUT, b"a", b"first"),
-    (Op.DELETE, b"bb", b""),
-    (Op.PUT, b"a", b""),
-    (Op.PUT, b"", b"value of an empty key"),
+    (RecordType.PUT, b"a", b"first"),
+    (RecordType.DELETE, b"bb", b""),
+    (RecordType.PUT, b"a", b""),
+    (RecordType.PUT, b"", b"value of an empty key"),
 ]
 LINEAGE = b'[{"version":3,"checkpointUniqueId":"x-1"},{"version":4,"checkpointUniqueId":"y-2"}]'
 
@@ -32,20 +32,22 @@ def sized(content: bytes) -> bytes:
     return struct.pack(">i", len(content)) + content
 
 
-def plain(items: list[tuple[Op, bytes, bytes]]) -> bytes:
+def plain(items: list[tuple[RecordType, bytes, bytes]]) -> bytes:
     end = struct.pack(">i", -1)
-    return b"".join(sized(key) + (end if op is Op.DELETE else sized(value)) for op, key, value in items) + end
+    return b"".join(sized(key) + (end if op is RecordType.DELETE else sized(value)) for op, key, value in items) + end
 
 
-def with_kinds(items: list[tuple[Op, bytes, bytes]]) -> bytes:
+def with_kinds(items: list[tuple[RecordType, bytes, bytes]]) -> bytes:
     end = struct.pack(">i", -1)
     return (
-        b"".join(bytes([op]) + sized(key) + (end if op is Op.DELETE else sized(value)) for op, key, value in items)
+        b"".join(
+            bytes([op]) + sized(key) + (end if op is RecordType.DELETE else sized(value)) for op, key, value in items
+        )
         + b"\0"
     )
 
 
-MERGED = [*ITEMS, (Op.MERGE, b"a", b"appended")]
+MERGED = [*ITEMS, (RecordType.MERGE, b"a", b"appended")]
 HEADER = struct.pack(">H", len(LINEAGE)) + LINEAGE
 FILES = {
     "v1": (plain(ITEMS), ITEMS),
@@ -59,7 +61,7 @@ def parts(content: bytes, size: int) -> Iterator[bytes]:
     return (content[at : at + size] for at in range(0, len(content), size))
 
 
-def items(blocks: Iterator[Records]) -> list[tuple[Op, bytes, bytes]]:
+def items(blocks: Iterator[Records]) -> list[tuple[RecordType, bytes, bytes]]:
     return [item for records in blocks for item in records.items()]
 
 

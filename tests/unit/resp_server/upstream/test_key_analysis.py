@@ -1,26 +1,33 @@
-"""A survey says whose keys are, and what has to be decided; the first rules leave all keys where they are."""
+"""A analysis says whose keys are, and what has to be decided; the first rules leave all keys where they are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from resp_server.upstream.first_rules import first_rules
+from resp_server.upstream.key_analysis import (
+    SHOWN_CHARACTERS_MAX,
+    AnalyzedKeys,
+    AnalyzedState,
+    KeyAnalysis,
+    decisions,
+    printable,
+)
 from resp_server.upstream.key_matcher import KeyMatcher
-from resp_server.upstream.key_survey import SHOWN_CHARACTERS_MAX, KeySurvey, SurveyedState, SurveyRow, decisions, shown
 from resp_server.upstream.name_groups import FoundKey
 from resp_server.upstream.rules import Owner, parse_rules
 
-SPEED = SurveyedState("job:speed", "job:speed:<car>", "string")
-APDEX = SurveyedState("dash:apdex", "dash/<account>/apdex", "string")
-WIDE = SurveyedState("dash:all", "dash/<any>", "hash")
+SPEED = AnalyzedState("job:speed", "job:speed:<car>", "string")
+APDEX = AnalyzedState("dash:apdex", "dash/<account>/apdex", "string")
+WIDE = AnalyzedState("dash:all", "dash/<any>", "hash")
 KEYS = [b"job:speed:1", b"job:speed:2", b"session:1", b"session:2", b"dash/7/title"]
 
 
-def rows_of(keys: Sequence[bytes], states: Sequence[SurveyedState], rules: str = "") -> list[SurveyRow]:
-    survey = KeySurvey(states, parse_rules(rules, ""))
+def rows_of(keys: Sequence[bytes], states: Sequence[AnalyzedState], rules: str = "") -> list[AnalyzedKeys]:
+    analysis = KeyAnalysis(states, parse_rules(rules, ""))
     for key in keys:
-        survey.add(FoundKey(0, key))
-    return list(survey.rows())
+        analysis.add(FoundKey(0, key))
+    return list(analysis.rows())
 
 
 def test_keys_are_counted_by_rule_by_state_and_by_name() -> None:
@@ -65,7 +72,7 @@ def test_two_states_with_the_same_keys_are_told() -> None:
 
 def test_first_rules_are_valid_and_change_nothing() -> None:
     keys = [b"dash/7/apdex", b"dash/7/title", *KEYS]
-    states = [WIDE, APDEX, SPEED, SurveyedState("quoted:state", 'a"\\\x7f:<x>', "string")]
+    states = [WIDE, APDEX, SPEED, AnalyzedState("quoted:state", 'a"\\\x7f:<x>', "string")]
     rows = rows_of([*keys, b'a"\\\x7f:1'], states)
     rules = parse_rules(first_rules(rows), "first")
     assert {rule.owner for rule in rules} == {Owner.UPSTREAM}
@@ -75,16 +82,19 @@ def test_first_rules_are_valid_and_change_nothing() -> None:
 
 
 def test_a_narrow_rule_comes_before_a_wide_one_and_equal_ones_are_one() -> None:
-    wide, narrow = SurveyRow("a:<x>", Owner.STATE, WIDE, count=1), SurveyRow("a:<x>:b", Owner.STATE, APDEX, count=1)
-    same = SurveyRow("a:<y>", Owner.STATE, SPEED, count=1)
+    wide, narrow = (
+        AnalyzedKeys("a:<x>", Owner.STATE, WIDE, count=1),
+        AnalyzedKeys("a:<x>:b", Owner.STATE, APDEX, count=1),
+    )
+    same = AnalyzedKeys("a:<y>", Owner.STATE, SPEED, count=1)
     assert [rule.keys.text for rule in parse_rules(first_rules([wide, narrow, same]), "")] == ["a:<x>:b", "a:<x>"]
 
 
 def test_a_format_that_no_rule_can_have_is_a_comment() -> None:
-    text = first_rules([SurveyRow("a*:<x>", Owner.STATE, SPEED, count=1)])
+    text = first_rules([AnalyzedKeys("a*:<x>", Owner.STATE, SPEED, count=1)])
     assert parse_rules(text, "") == [] and "a*:<x>" in text
 
 
 def test_keys_are_shown_in_one_line_without_control_characters() -> None:
-    assert shown(b"a\x1b[2J\nb\xff\xc3\xa9") == "a\\x1b[2J\\nb\\xffé"
-    assert len(shown(b"x" * 1000)) == SHOWN_CHARACTERS_MAX + 3
+    assert printable(b"a\x1b[2J\nb\xff\xc3\xa9") == "a\\x1b[2J\\nb\\xffé"
+    assert len(printable(b"x" * 1000)) == SHOWN_CHARACTERS_MAX + 3

@@ -1,4 +1,4 @@
-"""A survey of an upstream's keys before a swap: the owner that each key would have. Pure.
+"""An analysis of an upstream's keys before a swap: the owner that each key would have. Pure.
 
 Each key is counted for a rule, for a state by its key format, or for a group of similar names.
 """
@@ -21,7 +21,7 @@ SAMPLES_MAX = 100
 SHOWN_CHARACTERS_MAX = 60
 
 
-class SurveyedState(NamedTuple):
+class AnalyzedState(NamedTuple):
     """A state. name: `job:state`. type: what TYPE replies for its keys."""
 
     name: str
@@ -30,7 +30,7 @@ class SurveyedState(NamedTuple):
 
 
 @dataclass
-class SurveyRow:
+class AnalyzedKeys:
     """Keys of one rule, of one state, or of one group. keys: a key format. state: the state that has such keys.
 
     types: of the samples. compared: samples that were looked for in the states; absent: those that they do not have.
@@ -38,7 +38,7 @@ class SurveyRow:
 
     keys: str
     owner: Owner
-    state: SurveyedState | None = None
+    state: AnalyzedState | None = None
     rule: Rule | None = None
     count: int = 0
     samples: list[FoundKey] = field(default_factory=list)
@@ -58,17 +58,17 @@ class SurveyRow:
         return () if self.state is None else sorted(each for each in self.types if each != self.state.type)
 
 
-class KeySurvey:
+class KeyAnalysis:
     """The keys of an upstream that were read."""
 
-    def __init__(self, states: Sequence[SurveyedState], rules: Sequence[Rule] = ()) -> None:
+    def __init__(self, states: Sequence[AnalyzedState], rules: Sequence[Rule] = ()) -> None:
         self._matcher = KeyMatcher([OwnedFormat(each.key_format, each.name) for each in states], rules)
         self.by_rule = {
-            rule.name: SurveyRow(rule.keys.text, rule.owner, _state_of(rule, states), rule)
+            rule.name: AnalyzedKeys(rule.keys.text, rule.owner, _state_of(rule, states), rule)
             for rule in rules
             if not rule.database
         }
-        self.by_state = {each.name: SurveyRow(each.key_format, Owner.STATE, each) for each in states}
+        self.by_state = {each.name: AnalyzedKeys(each.key_format, Owner.STATE, each) for each in states}
         self._names = NameGroups()
         self.count = 0
 
@@ -83,16 +83,16 @@ class KeySurvey:
         else:
             self._names.add(key)
 
-    def rows(self) -> Sequence[SurveyRow]:
+    def rows(self) -> Sequence[AnalyzedKeys]:
         """Return the rules, the states and the groups. To be called once, after all keys."""
         return [*self.by_rule.values(), *self.by_state.values(), *self._groups()]
 
-    def _groups(self) -> Iterator[SurveyRow]:
+    def _groups(self) -> Iterator[AnalyzedKeys]:
         for group in self._names.groups():
-            yield SurveyRow(group.pattern, Owner.UPSTREAM, count=group.key_count, samples=list(group.examples))
+            yield AnalyzedKeys(group.pattern, Owner.UPSTREAM, count=group.key_count, samples=list(group.examples))
 
 
-def decisions(rows: Sequence[SurveyRow]) -> Sequence[str]:
+def decisions(rows: Sequence[AnalyzedKeys]) -> Sequence[str]:
     """Return the decisions that the owner of the upstream has to make, as sentences."""
     found: list[str] = []
     states = [row for row in rows if row.state is not None and row.rule is None]
@@ -104,7 +104,7 @@ def decisions(rows: Sequence[SurveyRow]) -> Sequence[str]:
     return found
 
 
-def _about_copies(row: SurveyRow) -> Iterator[str]:
+def _about_copies(row: AnalyzedKeys) -> Iterator[str]:
     assert row.state is not None
     keys = f"{row.count:,} {'key' if row.count == 1 else 'keys'} {row.keys}"
     state, looked_at = row.state.name, sum(row.types.values())
@@ -124,13 +124,13 @@ def _about_copies(row: SurveyRow) -> Iterator[str]:
         yield f"{keys}: from the upstream, as today, or from {state}"
 
 
-def _make_one_key(one: SurveyRow, other: SurveyRow) -> bool:
+def _make_one_key(one: AnalyzedKeys, other: AnalyzedKeys) -> bool:
     """Tell whether all keys of one row have the format of the other one."""
     first, second = KeyFormat.parse(one.keys), KeyFormat.parse(other.keys)
     return covers(first, second) or covers(second, first)
 
 
-def _both(one: SurveyRow, other: SurveyRow) -> str:
+def _both(one: AnalyzedKeys, other: AnalyzedKeys) -> str:
     names = [row.state.name for row in (one, other) if row.state is not None]
     return (
         f"keys {one.keys} and {other.keys}: {' and '.join(names)} may have the same keys, and only one of them "
@@ -138,7 +138,7 @@ def _both(one: SurveyRow, other: SurveyRow) -> str:
     )
 
 
-def _state_of(rule: Rule, states: Sequence[SurveyedState]) -> SurveyedState | None:
+def _state_of(rule: Rule, states: Sequence[AnalyzedState]) -> AnalyzedState | None:
     """Return the state whose keys a rule is about, if all are of one state, and it has no other names for them."""
     if rule.mapping is not None:
         return None
@@ -146,7 +146,7 @@ def _state_of(rule: Rule, states: Sequence[SurveyedState]) -> SurveyedState | No
     return found[0] if len(found) == 1 else None
 
 
-def shown(key: bytes) -> str:
-    """Return a key for a person: one line, without control characters."""
+def printable(key: bytes) -> str:
+    """Return a key as text in one line, without control characters."""
     text = "".join(each if each.isprintable() else repr(each)[1:-1] for each in key.decode("utf-8", "backslashreplace"))
     return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}..."

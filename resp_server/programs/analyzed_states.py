@@ -1,4 +1,4 @@
-"""The states of a survey: from a log, or from a server, in which keys can be looked up, too."""
+"""The states of a analysis: from a log, or from a server, in which keys can be looked up, too."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from resp_server.commands.generic import TYPE_NAMES
 from resp_server.net.client import Client, ClientError
-from resp_server.upstream.key_survey import SurveyedState, SurveyRow
+from resp_server.upstream.key_analysis import AnalyzedKeys, AnalyzedState
 from resp_server.upstream.rules import Owner
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.descriptor import Kind
 
 
-def states_of_log(root: str) -> Iterator[SurveyedState]:
+def states_of_log(root: str) -> Iterator[AnalyzedState]:
     """Iterate over the states of a log's jobs."""
     log = ChangeLog(root)
     for name in log.jobs():
@@ -21,10 +21,10 @@ def states_of_log(root: str) -> Iterator[SurveyedState]:
         if generation is None:
             continue
         for state in job.description(generation.generation).states:
-            yield SurveyedState(f"{name}:{state.name}", state.format_for(name).text, TYPE_NAMES[state.kind])
+            yield AnalyzedState(f"{name}:{state.name}", state.format_for(name).text, TYPE_NAMES[state.kind])
 
 
-def states_of_server(server: Client) -> Iterator[SurveyedState]:
+def states_of_server(server: Client) -> Iterator[AnalyzedState]:
     """Iterate over the states of a server, or of a proxy without an upstream; ClientError."""
     server.call("HELLO", "3")
     if "upstream_status:" in str(server.call("INFO", "proxy")):
@@ -32,12 +32,12 @@ def states_of_server(server: Client) -> Iterator[SurveyedState]:
     for job in server.call("STATE", "JOBS"):
         formats = dict(zip(job["state_names"], job["key_formats"], strict=True))
         for state in server.call("STATE", "LIST", job["name"]):
-            yield SurveyedState(
+            yield AnalyzedState(
                 f"{job['name']}:{state['name']}", formats[state["name"]], TYPE_NAMES[Kind(state["kind"])]
             )
 
 
-def compare(server: Client, rows: Sequence[SurveyRow]) -> None:
+def compare(server: Client, rows: Sequence[AnalyzedKeys]) -> None:
     """Look up the samples of each row that states may own in the states."""
     for row in rows:
         if row.owner is Owner.UPSTREAM or (row.rule is not None and row.rule.mapping is not None):
