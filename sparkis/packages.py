@@ -2,7 +2,8 @@
 
 Python finds packages by name alone, and pip lets a distribution overwrite the files of another. For example, PyPI has a
 `resp-server`, which also has a package `resp_server`. Without this check, sparkis would fail later, with an error that
-names neither distribution.
+names neither distribution. The programs (`resp_server.programs`) and Spark's Python workers (`spark_hooks`) import
+`sparkis` only to raise this error.
 """
 
 from __future__ import annotations

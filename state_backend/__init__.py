@@ -1,7 +1,7 @@
-"""State as bytes: descriptors, the change log, stores. Knows neither Redis replies nor Spark.
+"""State as bytes: descriptors, the change log, stores, Spark's state files. Knows neither Redis replies nor Spark.
 
-`apply` -> `lmdb` -> `store`, `log` -> `codec` -> `model`: each folder imports only from those to its right
-(docs/design/0007-layers.md).
+`history` -> `apply`, `attach` -> `lmdb`, `checkpoint` -> `store`, `log` -> `codec` -> `model` -> `native`: each folder
+imports only from those to its right (docs/design/0007-layers.md).
 """
 
 # The distribution of this package. `sparkis.packages` checks it: other distributions may have a package of this name.

@@ -54,9 +54,20 @@ def test_a_distribution_that_overwrote_a_package_is_named(stranger: Path, instal
     assert "pip install --force-reinstall --no-deps sparkis" in said
 
 
-def test_the_command_says_it_too(stranger: Path, installed: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("-m", "sparkis", "--version"),
+        ("-m", "resp_server.programs.serve", "--help"),
+        ("-c", "import spark_hooks.publish.task"),
+    ],
+    ids=["command", "program", "worker"],
+)
+def test_commands_programs_and_workers_of_spark_say_it_too(
+    stranger: Path, installed: Path, command: tuple[str, ...]
+) -> None:
     install_other(installed)
-    assert "pip uninstall resp-server" in refusal(stranger, installed, command=("-m", "sparkis", "--version"))
+    assert "pip uninstall resp-server" in refusal(stranger, installed, command=command)
 
 
 def test_one_that_cannot_even_be_imported_is_named(stranger: Path, installed: Path) -> None:
