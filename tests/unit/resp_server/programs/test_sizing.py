@@ -1,0 +1,169 @@
+"""What a load needs: the numbers are those of the pages, and `sparkis size` prints them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from resp_server.programs import unit_costs
+from resp_server.programs.sizing import (
+    Load,
+    SizeError,
+    change_bytes,
+    reply_bytes,
+    request_bytes,
+    size_of,
+    store_bytes_of_a_key,
+)
+from spark_hooks.cli import main
+
+ROOT = Path(__file__).parents[4]
+# The load of docs/scale.md, whose tables leave no reserve.
+AT_SCALE = Load(keys=100e6, updates=71e6 / 60, reads=10e6, share_used=1.0)
+COMMAND = ["size", "--keys", "100M", "--updates", "71M/min", "--reads", "10M/s"]
+
+
+def page(name: str) -> str:
+    """Return a page's text in one line."""
+    return " ".join((ROOT / name).read_text().split())
+
+
+@pytest.mark.parametrize("cost", unit_costs.ALL, ids=lambda cost: cost.meaning)
+def test_the_page_of_a_cost_has_its_words(cost: unit_costs.Cost) -> None:
+    assert cost.words in page(cost.page)
+
+
+def test_numbers_of_the_pages_follow_from_the_costs() -> None:
+    scale = page("docs/scale.md")
+    measured = Load(keys=1, updates=1, reads=1)
+    assert change_bytes(measured) == 72 and change_bytes(replace(measured, key_bytes=30, value_bytes=20)) == 81
+    assert "| 72 bytes; one file" in scale and "81 bytes with 30 and 20" in scale
+    assert int(store_bytes_of_a_key(measured)) == 108 and "| 108 bytes |" in scale
+    for cost, number in (
+        (unit_costs.SUPERVISOR, 12),
+        (unit_costs.SERVER, 42),
+        (unit_costs.APPLIER, 67),
+        (unit_costs.REGISTRY, 75),
+    ):
+        assert cost.value == number * 1e6
+
+
+def test_the_estimate_of_71_million_updates_a_minute_is_that_of_the_page() -> None:
+    section = page("docs/scale.md").partition("## 71 million updates a minute")[2].partition("## 10 million reads")[0]
+    size = size_of(replace(AT_SCALE, reads=0))
+    assert f"{size.writing_cores_all:.1f} cores of executors" in section
+    assert f"{size.log_bytes_per_s / 1e6:.0f} MB/s to the log's storage" in section
+    assert f"{size.log_files_per_s:.0f} new files a second" in section
+    assert f"{size.store_bytes_all / 1e9:.0f} GB of store for each 100 million" in section
+    assert size.shards == 1 and "**one server at least**" in section
+    assert f"{size.applying_cores:.1f} cores in all" in section
+    in_python = size_of(replace(AT_SCALE, reads=0, in_python=True, share_used=1.0))
+    assert (
+        in_python.shards == 7 and "6 cores, so 6 servers" in section
+    )  # the page leaves out the reading of others' changes
+
+
+@pytest.mark.parametrize("pipeline", [1, 16, 100])
+def test_the_table_of_10_million_reads_is_that_of_the_page(pipeline: int) -> None:
+    size = size_of(replace(AT_SCALE, pipeline=pipeline, updates=0))
+    how = "one request at a time" if pipeline == 1 else f"pipelines of {pipeline}"
+    table = page("docs/scale.md").partition("## 10 million reads a second")[2]
+    assert f"| cluster clients, {how} | {size.servers} | none |" in table
+    assert re.search(rf"\| plain clients through proxies, {how} \| {size.servers} \| {size.proxies} cores \|", table)
+
+
+def test_more_of_anything_never_needs_less() -> None:
+    load = Load(keys=1e6, updates=1e5, reads=1e5)
+    for name, factors in (("keys", (1, 10, 1000)), ("updates", (1, 10, 50)), ("reads", (1, 10, 1000))):
+        sizes = [size_of(replace(load, **{name: getattr(load, name) * factor})) for factor in factors]
+        for what in ("servers", "proxies", "store_bytes_all", "log_bytes_max", "log_bytes_per_s"):
+            amounts = [getattr(size, what) for size in sizes]
+            assert amounts == sorted(amounts), (name, what)
+
+
+def test_appliers_and_clients_stay_within_the_part_of_a_core_that_may_be_busy() -> None:
+    for load in (
+        AT_SCALE,
+        replace(AT_SCALE, in_python=True),
+        Load(keys=1e6, updates=2e6, reads=3e6, jobs=3, pipeline=16),
+    ):
+        chosen = replace(load, share_used=0.5)
+        size = size_of(chosen)
+        assert size.serving_cores <= 0.5 + 1e-6 and size.applying_cores <= 0.5 * chosen.jobs + 1e-6
+
+
+def test_each_replica_is_a_copy_of_all_that_a_server_has() -> None:
+    alone, copied = size_of(AT_SCALE), size_of(replace(AT_SCALE, replicas=2))
+    assert copied.servers == 3 * alone.servers and copied.store_bytes_all == 3 * alone.store_bytes_all
+    assert copied.log_read_bytes_per_s_all == 3 * alone.log_read_bytes_per_s_all
+    assert copied.log_bytes_max == alone.log_bytes_max
+
+
+def test_updates_that_no_number_of_servers_takes_need_several_jobs() -> None:
+    load = Load(keys=1e6, updates=100e6, reads=0)
+    with pytest.raises(SizeError, match=r"too many for one job.*--jobs"):
+        size_of(load)
+    assert size_of(replace(load, jobs=10)).servers > 1
+
+
+def test_no_load_needs_one_server() -> None:
+    size = size_of(Load(keys=0, updates=0, reads=0))
+    assert (size.servers, size.proxies, size.store_bytes_all, size.log_bytes_max) == (1, 0, 0, 0)
+
+
+def test_a_log_keeps_what_its_page_says() -> None:
+    # Epochs of a second: an interval of at most 1,000 s, so an hour and a half and one interval.
+    load = Load(keys=1e6, updates=1e4, reads=0)
+    size, snapshot = size_of(load), 1e6 * 72
+    assert size.log_bytes_max == pytest.approx(5 * snapshot + 1e4 * 72 * (5400 + 200))
+    # Two intervals where they are longer than the retention.
+    rare = replace(load, updates=1, epoch_s=60)
+    assert size_of(rare).log_bytes_max == pytest.approx(2 * snapshot + 72 * 2 * 60_000)
+
+
+def test_requests_and_replies_have_the_bytes_of_the_protocol() -> None:
+    assert request_bytes(3) == len(b"*2\r\n$3\r\nGET\r\n$3\r\nkey\r\n")
+    assert reply_bytes(4) == len(b"$4\r\n12.5\r\n")
+
+
+def test_bottlenecks_are_named() -> None:
+    assert size_of(Load(keys=1e6, updates=1e3, reads=0)).warnings == ()
+    many = size_of(Load(keys=1e8, updates=71e6 / 60, reads=10e6))
+    assert len(many.warnings) == 2 and "files of the log" in many.warnings[0] and "GB of the log" in many.warnings[1]
+
+
+def test_the_command_prints_the_estimate_its_assumptions_and_its_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--pipeline", "100", "--busy", "100"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^servers +3 +3 with a part of the keys each$", printed, re.MULTILINE)
+    assert re.search(r"^proxies +2 ", printed, re.MULTILINE)
+    assert "assumptions:" in printed and "docs/scale.md" in printed
+
+
+def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["load"]["updates"] == pytest.approx(71e6 / 60)
+    assert printed["size"]["servers"] == size_of(Load(keys=1e8, updates=71e6 / 60, reads=1e7, share_used=0.67)).servers
+    assert {cost["page"] for cost in printed["costs"]} <= {"docs/scale.md", "docs/performance.md", "docs/change-log.md"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--keys", "many"], "'many' is not a number such as 500, 10k, 71M\n"),
+        (["--keys", "1/s"], "'1/s' is not a number such as 500, 10k, 71M\n"),
+        (["--updates", "5/day"], "'5/day' is not a number such as 500, 10k, 71M or 71M/min\n"),
+        (["--epoch", "0"], "'0' is not a number of seconds up to 86400\n"),
+    ],
+)
+def test_a_wrong_number_is_refused_with_an_example(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*COMMAND, *words])
+    assert capsys.readouterr().err.endswith(said)
