@@ -20,7 +20,7 @@ from state_backend.attach.shard import Place, Share, joined, places_of, processe
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
 from state_backend.checkpoint.states import State, lasting_name
 from state_backend.log.epochs import EpochContent
-from state_backend.model.errors import DescriptorError, PurgedVersionError
+from state_backend.model.errors import DescriptorError, PurgedVersionError, UnsupportedStateError
 
 logger = logging.getLogger("sparkis.attach")
 
@@ -88,6 +88,9 @@ class FilesReader(StateReader):
         found = {(state.operator, state.name): state for state in layout.states}
         for bound in self._states:
             state = found.get((bound.state.operator, bound.state.name))
+            for unread in layout.unread:
+                if state is None and unread.operator == bound.state.operator:
+                    raise UnsupportedStateError(str(unread))
             if state is None or _form(state) != _form(bound.state):
                 raise DescriptorError(
                     f"state {bound.descriptor.name!r}: {bound.columns.names.source} has another schema since batch "

@@ -25,7 +25,7 @@ from state_backend.checkpoint.states import state_names
 from state_backend.log.catch_up import CATCH_UP_TIMEOUT_S
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.descriptor import check_name, check_states
-from state_backend.model.errors import CheckpointError, DescriptorError, PurgedVersionError
+from state_backend.model.errors import CheckpointError, DescriptorError, PurgedVersionError, UnsupportedStateError
 
 logger = logging.getLogger("sparkis.attach")
 
@@ -97,8 +97,9 @@ def bind(
     requested: Sequence[AttachedState],
     functions: Sequence[Sequence[PlannedFunction]] = (),
 ) -> list[BoundState]:
-    """Return the requested states as of the last batch; all states if none is requested.
+    """Return the requested states as of the last batch; all states that can be read if none is requested.
 
+    What cannot be read is named in the log. If it is all, or it is requested, that is an UnsupportedStateError.
     functions: of each aggregation of the query, in the order of their operators' numbers, if its plan is known.
     """
     for _ in range(TRIES_MAX):
@@ -106,13 +107,19 @@ def bind(
         if batch is None:
             raise CheckpointError(f"{checkpoint.location} has no committed micro-batch any more")
         try:
-            found = checkpoint.layout(batch).states
+            layout = checkpoint.layout(batch)
             break
         except PurgedVersionError:
             if checkpoint.newest_batch() == batch:
                 raise
     else:
         raise CheckpointError(f"{checkpoint.location}: Spark removes batches faster than they can be read")
+    layout.check()
+    found = layout.states
+    for unread in layout.unread:
+        if any(each.operator == unread.operator and each.variable in (None, unread.variable) for each in requested):
+            raise UnsupportedStateError(str(unread))
+        logger.warning("job %s: a state is left out, because sparkis does not read it: %s", job, unread)
     if not found:
         raise DescriptorError(
             f"the query of {checkpoint.location} has no state that can be read, so there is nothing to attach to"

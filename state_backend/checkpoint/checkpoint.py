@@ -26,7 +26,7 @@ from state_backend.checkpoint import metadata
 from state_backend.checkpoint.files import NUMBER, CheckpointFiles
 from state_backend.checkpoint.metadata import BatchCommit, BatchOffsets, OperatorInfo, StoreInfo
 from state_backend.checkpoint.schemas import StoreSchema, parse_store_schemas
-from state_backend.checkpoint.states import DEFAULT_STORE, State, infer_operator, states_of
+from state_backend.checkpoint.states import DEFAULT_STORE, State, Unread, has_states, infer_operator, states_of
 from state_backend.checkpoint.stores import PROVIDERS, StateStore, store_folder
 from state_backend.model.errors import (
     CheckpointDamagedError,
@@ -37,6 +37,7 @@ from state_backend.model.errors import (
 
 PREFIX = "spark.sql.streaming.stateStore."
 PROVIDER, ENCODING, ROW_CHECKSUMS = f"{PREFIX}providerClass", f"{PREFIX}encodingFormat", f"{PREFIX}rowChecksum.enabled"
+DEFAULT_PROVIDER, DEFAULT_ENCODING = "HDFSBackedStateStoreProvider", "unsaferow"
 PARTITIONS = "spark.sql.shuffle.partitions"
 SCHEMA_FOLDER = "_stateSchema"
 # Commits that a layout caches: of a batch and the one before it, and of some more that are read at the same time.
@@ -47,8 +48,9 @@ COMMITS_CACHED = 4
 class Layout:
     """The state of a query as of a batch. operators: also those without a readable state.
 
-    has_metadata: whether the operators have metadata, which Spark writes since 4.0. partition_count: changes if the
-    state is repartitioned; some partitions may have no rows yet, and no files.
+    unread: the operators and variables that sparkis does not know how to read. has_metadata: whether the operators have
+    metadata, which Spark writes since 4.0. partition_count: changes if the state is repartitioned; some partitions may
+    have no rows yet, and no files.
     """
 
     batch: int
@@ -57,6 +59,12 @@ class Layout:
     partition_count: int
     operators: tuple[OperatorInfo, ...]
     stores: tuple[StateStore, ...]
+    unread: tuple[Unread, ...] = ()
+
+    def check(self) -> None:
+        """Raise UnsupportedStateError if the query has state, and none of it can be read."""
+        if self.unread and not self.stores:
+            raise UnsupportedStateError("; ".join(str(each) for each in self.unread))
 
     @property
     def states(self) -> list[State]:
@@ -129,35 +137,25 @@ class Checkpoint:
         return tuple(lines[2:]) if lines[:1] == ["v1"] else ()
 
     def layout(self, batch: int) -> Layout:
-        """Return the operators and states as of a committed batch.
-
-        UnsupportedStateError names a provider, an encoding or an operator that sparkis does not read.
-        """
+        """Return the operators and states as of a committed batch, and what of them sparkis does not read."""
         settings = self.offsets(batch).settings
-        provider = settings.get(PROVIDER, "HDFSBackedStateStoreProvider").rpartition(".")[2]
-        if provider not in PROVIDERS:
-            raise UnsupportedStateError(
-                f"{self.location}: the state store provider {settings[PROVIDER]} is not known to sparkis, which reads "
-                f"{' and '.join(PROVIDERS)}"
-            )
-        if settings.get(ENCODING, "unsaferow").lower() != "unsaferow":
-            raise UnsupportedStateError(
-                f"{self.location}: the state is encoded as {settings[ENCODING]}, which sparkis does not read; it reads "
-                f"unsaferow, the default of {ENCODING}"
-            )
+        provider = settings.get(PROVIDER, DEFAULT_PROVIDER).rpartition(".")[2]
+        refusal = self._refusal(settings)
         has_checksums = settings.get(ROW_CHECKSUMS, "false").lower() == "true"
         count = self._partition_count(batch, settings)
         # All partitions of a batch share its commit.
         commit_of = lru_cache(COMMITS_CACHED)(self.commit)
-        operators, stores, has_metadata = [], [], False
+        operators, stores, unread, has_metadata = [], [], [], False
         for number in self._files.numbers("state"):
-            operator, schemas = self._operator(number, batch)
-            operators.append(operator)
             names = self._files.names(f"state/{number}")
             has_metadata |= "_metadata" in names
+            operator, found, not_found = self._states(number, batch)
+            operators.append(operator)
+            if refusal is not None and (found or not_found):
+                found, not_found = [], [Unread(number, operator.name, None, refusal)]
+            unread += not_found
             # After a repartition, folders of other partitions remain.
             partitions = sorted(int(name) for name in names if NUMBER.fullmatch(name) and int(name) < count)
-            found = states_of(operator, schemas, self._files.name(f"state/{number}"))
             places = {store.name: place for place, store in enumerate(operator.stores)}
             for store, states in groupby(found, key=lambda state: state.store):
                 stores.append(
@@ -173,28 +171,57 @@ class Checkpoint:
                         commit_of,
                     )
                 )
-        return Layout(batch, provider, has_metadata, count, tuple(operators), tuple(stores))
+        return Layout(batch, provider, has_metadata, count, tuple(operators), tuple(stores), tuple(unread))
 
-    def _operator(self, number: int, batch: int) -> tuple[OperatorInfo, dict[str, list[StoreSchema]]]:
-        """Return an operator, and the schemas of its stores."""
+    def _refusal(self, settings: Mapping[str, str]) -> str | None:
+        """Return why no state can be read: the provider, or the encoding. None if they are known."""
+        if settings.get(PROVIDER, DEFAULT_PROVIDER).rpartition(".")[2] not in PROVIDERS:
+            return (
+                f"{self.location}: the state store provider {settings[PROVIDER]} is not known to sparkis, which reads "
+                f"{' and '.join(PROVIDERS)}"
+            )
+        if settings.get(ENCODING, DEFAULT_ENCODING).lower() != DEFAULT_ENCODING:
+            return (
+                f"{self.location}: the state is encoded as {settings[ENCODING]}, which sparkis does not read; it reads "
+                f"{DEFAULT_ENCODING}, the default of {ENCODING}"
+            )
+        return None
+
+    def _states(self, number: int, batch: int) -> tuple[OperatorInfo, list[State], list[Unread]]:
+        """Return an operator, its states, and what of it cannot be read."""
+        operator = OperatorInfo(number, "", ())
+        try:
+            described = self._operator(number, batch)
+            operator, schemas = self._inferred(number) if described is None else (described, None)
+            if schemas is None:
+                # An operator that is not known may have stores of another form.
+                schemas = self._schemas_of(operator) if has_states(operator.name) else {}
+            found, unread = states_of(operator, schemas, self._files.name(f"state/{number}"))
+        except UnsupportedStateError as error:
+            return operator, [], [Unread(number, operator.name, None, str(error))]
+        return operator, found, unread
+
+    def _operator(self, number: int, batch: int) -> OperatorInfo | None:
+        """Return an operator; None if it has no metadata."""
         folder = f"state/{number}"
         versions = [each for each in self._files.numbers(f"{folder}/_metadata/v2") if each <= batch]
         path = f"{folder}/_metadata/v2/{versions[-1]}" if versions else f"{folder}/_metadata/metadata"
         stored = self._files.read(path)
-        if stored is None:
-            return self._operator_without_metadata(number)
-        operator = metadata.parse_operator(stored, self._files.name(path))
+        return None if stored is None else metadata.parse_operator(stored, self._files.name(path))
+
+    def _schemas_of(self, operator: OperatorInfo) -> dict[str, list[StoreSchema]]:
+        """Return the schemas of an operator's stores."""
         schemas = {}
         for store in operator.stores:
             if store.schema_paths:
-                schema_path = self._path_here(store.schema_paths[-1], folder)
+                path = self._path_here(store.schema_paths[-1], f"state/{operator.number}")
             else:
-                schema_path = f"{store_folder(number, 0, store.name)}/_metadata/schema"
-            schemas[store.name] = self._schemas(schema_path, store.prefix_columns)
-        return operator, schemas
+                path = f"{store_folder(operator.number, 0, store.name)}/_metadata/schema"
+            schemas[store.name] = self._schemas(path, store.prefix_columns)
+        return schemas
 
-    def _operator_without_metadata(self, number: int) -> tuple[OperatorInfo, dict[str, list[StoreSchema]]]:
-        """Return an operator of Spark 3.5, inferred from its schemas."""
+    def _inferred(self, number: int) -> tuple[OperatorInfo, dict[str, list[StoreSchema]]]:
+        """Return an operator of Spark 3.5, inferred from the schemas of its stores, and the schemas."""
         folder = f"state/{number}/0"
         names = self._files.names(folder)
         stores = [DEFAULT_STORE] if "_metadata" in names else sorted(name for name in names if name.count("-") == 1)

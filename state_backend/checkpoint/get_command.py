@@ -32,14 +32,14 @@ def run(options: argparse.Namespace) -> int:
         with ProgressBar("partitions") as progress:
             checkpoint = Checkpoint.at(options.checkpoint)
             batch, found = look_up(checkpoint, options.key, options.state, options.batch, progress.show)
-            forms = {} if found else key_forms(checkpoint, batch)
+            forms, unread = ({}, "") if found else key_forms(checkpoint, batch)
     except SparkisError as error:
         print(f"sparkis get: {error}", file=sys.stderr)
         return 1
     if not found:
         forms_of = [f"{form} (state {name})" for name, form in forms.items() if options.state in (None, name)]
         hint = f"; keys have the form {', '.join(forms_of)}" if forms_of else ""
-        print(f"sparkis get: no state has the key {options.key!r} after batch {batch}{hint}", file=sys.stderr)
+        print(f"sparkis get: no state has the key {options.key!r} after batch {batch}{hint}{unread}", file=sys.stderr)
         return 1
     print(json.dumps(found, indent=1, ensure_ascii=False))
     return 0

@@ -10,6 +10,7 @@ from typing import Any
 
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.checkpoint.inspection import inspect
+from state_backend.checkpoint.states import Unread
 from state_backend.log.inspection import facts_of_log, is_log, lines_of
 from state_backend.model.errors import SparkisError
 from state_backend.progress_bar import ProgressBar
@@ -64,9 +65,19 @@ def _lines(facts: dict[str, Any], has_partitions: bool) -> Iterator[str]:
         yield f"watermark  {facts['watermark']}"
     settings = ", ".join(f"{name}={value}" for name, value in facts["settings"].items())
     yield f"store      {facts['provider']}{': ' if settings else ''}{settings}"
+    refusals = [
+        f"not read: {Unread(operator['operator'], operator['name'], each['state'], each['reason'])}"
+        for operator in facts["operators"]
+        for each in operator["unread"]
+    ]
     states = [(operator, state) for operator in facts["operators"] for state in operator["states"]]
-    if not states:
+    if not states and not refusals:
         yield "no state: the query has no stateful operator that sparkis can show"
+        return
+    for line in refusals:
+        yield ""
+        yield line
+    if not states:
         return
     yield ""
     yield from _table([COLUMNS, *(_row(operator, state) for operator, state in states)])

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
 from state_backend.checkpoint.keys import fields, key_form, key_texts, served_key, served_type
 from state_backend.checkpoint.rows import plain_values
-from state_backend.checkpoint.states import State, state_names
+from state_backend.checkpoint.states import State, Unread, state_names
 from state_backend.checkpoint.stores import StateStore
-from state_backend.model.errors import CheckpointError, PurgedVersionError
+from state_backend.model.errors import CheckpointError, PurgedVersionError, UnsupportedStateError
 
 # Spark may remove a batch while it is read. Then a newer batch is read, up to this many batches.
 TRIES_MAX = 3
@@ -77,7 +77,7 @@ def inspect(checkpoint: Checkpoint, batch: int | None, progress: Progress, *, co
 def _inspect(checkpoint: Checkpoint, batch: int, progress: Progress, *, counts: bool) -> dict[str, Any]:
     layout = checkpoint.layout(batch)
     batches, offsets = checkpoint.batches(), checkpoint.offsets(batch)
-    sizes = _sizes(layout, progress) if counts else {}
+    sizes, uncounted = _sizes(layout, progress) if counts else ({}, [])
     names = _names(layout)
     return {
         "location": checkpoint.location,
@@ -105,10 +105,15 @@ def _inspect(checkpoint: Checkpoint, batch: int, progress: Progress, *, counts: 
                         "ttl": state.has_ttl,
                         "served_as": served_key(state, names[state]),
                         "type": served_type(state),
-                        **({"partitions": sizes[state]} if counts else {}),
+                        **({"partitions": sizes[state]} if state in sizes else {}),
                     }
                     for state in layout.states
                     if state.operator == operator.number
+                ],
+                "unread": [
+                    {"state": each.variable, "reason": each.reason}
+                    for each in (*layout.unread, *uncounted)
+                    if each.operator == operator.number
                 ],
             }
             for operator in layout.operators
@@ -128,18 +133,26 @@ def _names(layout: Layout) -> dict[State, str]:
     return dict(zip(layout.states, state_names(layout.states), strict=True))
 
 
-def _sizes(layout: Layout, progress: Progress) -> dict[State, list[dict[str, int]]]:
-    """Return the rows and decoded bytes of each state in each partition."""
-    found: dict[State, list[dict[str, int]]] = {}
+def _sizes(layout: Layout, progress: Progress) -> tuple[dict[State, list[dict[str, int]]], list[Unread]]:
+    """Return the rows and decoded bytes of each state in each partition, and the states whose rows cannot be read."""
+    found: dict[State, list[dict[str, int]]] = {state: [] for state in layout.states}
+    unread: list[Unread] = []
     for store, partition in _partitions(layout, progress):
+        if not all(state in found for state in store.states):
+            continue
         rows, size = dict.fromkeys(store.states, 0), dict.fromkeys(store.states, 0)
-        for state, batch in store.whole([partition], layout.batch):
-            rows[state] += batch.num_rows
-            size[state] += batch.nbytes
+        try:
+            for state, batch in store.whole([partition], layout.batch):
+                rows[state] += batch.num_rows
+                size[state] += batch.nbytes
+        except UnsupportedStateError as error:
+            for state in store.states:
+                del found[state]
+                unread.append(Unread(state.operator, state.operator_name, state.name, str(error)))
+            continue
         for state in store.states:
-            part = {"partition": partition, "rows": rows[state], "bytes": size[state]}
-            found.setdefault(state, []).append(part)
-    return {state: found.get(state, []) for state in layout.states}
+            found[state].append({"partition": partition, "rows": rows[state], "bytes": size[state]})
+    return found, unread
 
 
 def _partitions(layout: Layout, progress: Progress) -> Iterator[tuple[StateStore, int]]:
@@ -157,17 +170,24 @@ def look_up(
     return with_batch(checkpoint, batch, lambda chosen: (chosen, _look_up(checkpoint, key, name, chosen, progress)))
 
 
-def key_forms(checkpoint: Checkpoint, batch: int) -> dict[str, str]:
-    """Return how the keys of each state look, by the state's name."""
-    return {name: key_form(state) for state, name in _names(checkpoint.layout(batch)).items()}
+def key_forms(checkpoint: Checkpoint, batch: int) -> tuple[dict[str, str], str]:
+    """Return how the keys of each state look, by the state's name, and the end of an error: what is not read."""
+    layout = checkpoint.layout(batch)
+    return {name: key_form(state) for state, name in _names(layout).items()}, _not_read(layout)
+
+
+def _not_read(layout: Layout) -> str:
+    """Return the end of an error: what may have the key, and is not read."""
+    return "".join(f"; not read: {each}" for each in layout.unread)
 
 
 def _look_up(checkpoint: Checkpoint, key: str, name: str | None, batch: int, progress: Progress) -> dict[str, Any]:
     layout = checkpoint.layout(batch)
+    layout.check()
     names = _names(layout)
     if name is not None and name not in names.values():
         known = ", ".join(sorted(names.values())) or "none"
-        raise CheckpointError(f"{checkpoint.location} has no state {name!r}; its states: {known}")
+        raise CheckpointError(f"{checkpoint.location} has no state {name!r}; its states: {known}{_not_read(layout)}")
     found: dict[str, Any] = {}
     for store, partition in _partitions(layout, progress):
         if name is not None and not any(names[state] == name for state in store.states):

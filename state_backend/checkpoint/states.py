@@ -23,7 +23,6 @@ import pyarrow as pa
 from state_backend.checkpoint.frames import damaged
 from state_backend.checkpoint.metadata import OperatorInfo
 from state_backend.checkpoint.schemas import KeyEncoding, KeyForm, StoreSchema
-from state_backend.model.errors import UnsupportedStateError
 
 DEFAULT_STORE = "default"
 JOIN = "symmetricHashJoin"
@@ -86,14 +85,40 @@ class State:
         return f"operator {self.operator} ({self.operator_name}), {self.name!r}"
 
 
-def states_of(operator: OperatorInfo, schemas: Mapping[str, Sequence[StoreSchema]], name: str) -> list[State]:
-    """Return the readable states of an operator. schemas: of each of its stores. name: of its folder, for errors."""
+@dataclass(frozen=True)
+class Unread:
+    """An operator, or one variable of it, whose state sparkis does not read, and why. name: "" if it is not known."""
+
+    operator: int
+    name: str
+    variable: str | None
+    reason: str
+
+    def __str__(self) -> str:
+        """Return what is not read, and the reason."""
+        variable = "" if self.variable is None else f", {self.variable!r}"
+        return f"operator {self.operator} ({self.name or 'unknown'}{variable}): {self.reason}"
+
+
+def has_states(operator: str) -> bool:
+    """Tell whether sparkis reads the states of an operator."""
+    return operator == JOIN or operator in TRANSFORMS or operator in OPERATORS
+
+
+def states_of(
+    operator: OperatorInfo, schemas: Mapping[str, Sequence[StoreSchema]], name: str
+) -> tuple[list[State], list[Unread]]:
+    """Return the states of an operator, and what of it cannot be read.
+
+    schemas: of each of its stores. name: of its folder, for errors.
+    """
+    found: list[State | Unread]
     if operator.name == JOIN:
         found = list(_sides(operator, schemas, name))
     elif operator.name in TRANSFORMS:
         found = list(_variables(operator, schemas, name))
     elif operator.name in COUNTERS:
-        return []
+        found = []
     elif operator.name in OPERATORS:
         state, form = OPERATORS[operator.name]
         given = schemas.get(DEFAULT_STORE, ())
@@ -101,11 +126,18 @@ def states_of(operator: OperatorInfo, schemas: Mapping[str, Sequence[StoreSchema
             raise damaged(name, f"its state store has {len(given)} schemas, not one")
         found = [_state(operator, state, form, DEFAULT_STORE, given[0])]
     else:
-        raise UnsupportedStateError(f"{name}: the state of the operator {operator.name!r} is not known to sparkis")
-    for each in found:
-        if each.encoding.form in (KeyForm.RANGE, KeyForm.TIME_FIRST):
-            raise UnsupportedStateError(f"{name}: keys of {each.name!r} are encoded by {each.encoding.form.value}")
-    return found
+        reason = f"{name}: the state of the operator {operator.name!r} is not known to sparkis"
+        found = [Unread(operator.number, operator.name, None, reason)]
+    checked = [_with_readable_keys(each, name) for each in found]
+    states = [each for each in checked if isinstance(each, State)]
+    return states, [each for each in checked if isinstance(each, Unread)]
+
+
+def _with_readable_keys(state: State | Unread, name: str) -> State | Unread:
+    if isinstance(state, Unread) or state.encoding.form not in (KeyForm.RANGE, KeyForm.TIME_FIRST):
+        return state
+    reason = f"{name}: keys of {state.name!r} are encoded by {state.encoding.form.value}"
+    return Unread(state.operator, state.operator_name, state.name, reason)
 
 
 def _state(operator: OperatorInfo, name: str, form: StateForm, store: str, schema: StoreSchema) -> State:
@@ -137,7 +169,9 @@ def _sides(operator: OperatorInfo, schemas: Mapping[str, Sequence[StoreSchema]],
             raise damaged(name, f"the join has no state for its {side} side")
 
 
-def _variables(operator: OperatorInfo, schemas: Mapping[str, Sequence[StoreSchema]], name: str) -> Iterator[State]:
+def _variables(
+    operator: OperatorInfo, schemas: Mapping[str, Sequence[StoreSchema]], name: str
+) -> Iterator[State | Unread]:
     families = {schema.family: schema for schema in schemas.get(DEFAULT_STORE, ())}
     try:
         variables = [
@@ -150,7 +184,9 @@ def _variables(operator: OperatorInfo, schemas: Mapping[str, Sequence[StoreSchem
         if kind == "TimerState":
             continue
         if kind not in VARIABLES:
-            raise UnsupportedStateError(f"{name}: the variable {variable!r} is a {kind}, which sparkis does not read")
+            reason = f"{name}: the variable {variable!r} is a {kind}, which sparkis does not read"
+            yield Unread(operator.number, operator.name, variable, reason)
+            continue
         if variable not in families:
             raise damaged(name, f"there is no schema of the variable {variable!r}")
         form = VARIABLES[kind]

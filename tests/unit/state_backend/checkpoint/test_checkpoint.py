@@ -31,9 +31,11 @@ def read_all(folder: Path) -> int:
     checkpoint = Checkpoint.at(str(folder))
     batch = checkpoint.newest_batch()
     assert batch is not None
+    layout = checkpoint.layout(batch)
+    layout.check()
     return sum(
         rows.num_rows
-        for store in checkpoint.layout(batch).stores
+        for store in layout.stores
         for read in (store.whole, store.changes)
         for _, rows in read(store.partitions, batch)
     )

@@ -122,7 +122,7 @@ def test_a_list_of_members_in_the_form_of_large_zips_is_refused(folder: Path) ->
 
 
 def test_a_file_that_is_named_twice_is_refused(folder: Path) -> None:
-    [one] = sst()["sstFiles"]  # type: ignore[misc]
+    one = {"localFileName": "000008.sst", "dfsSstFileName": "x.sst", "sizeBytes": 1}
     for other in ({"dfsSstFileName": "y.sst"}, {"localFileName": "000009.sst"}):
         described = {"sstFiles": [one, {**one, **other}]}
         (folder / ZIP).write_bytes(changed((folder / ZIP).read_bytes(), described=described))

@@ -1,0 +1,141 @@
+"""What sparkis does not know of a checkpoint is named, by inspect, get and attach; the rest is shown and served."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_hooks.cli import main
+from state_backend.attach.start import attach_files, bind
+from state_backend.attach.states import AttachedState
+from state_backend.checkpoint.checkpoint import Checkpoint
+from state_backend.model.errors import DescriptorError, UnsupportedStateError
+from tests.golden_checkpoints import NEWEST, unpack
+from tests.unit.state_backend.attach.following import JOB, WAIT_S, following, shown
+
+UNKNOWN = ("stateStoreSave", "quantumSave")
+AVRO = ('"unsaferow"', '"avro"')
+PROVIDER = ("HDFSBackedStateStoreProvider", "CassandraStateStoreProvider")
+OPERATOR = "state/0/_metadata/metadata"
+
+
+def put(path: Path, old: str, new: str) -> None:
+    """Replace a text in a file."""
+    content = path.read_text()
+    assert old in content
+    path.write_text(content.replace(old, new))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a checkpoint with an aggregation, and an operator that is not known."""
+    found = unpack(NEWEST, "hdfs-whole-stream", tmp_path / "checkpoint")
+    other = unpack(NEWEST, "hdfs-dedupe-within", tmp_path / "other")
+    (other / "state/0").rename(found / "state/1")
+    put(found / "state/1/_metadata/metadata", '"operatorId":0', '"operatorId":1')
+    put(found / "state/1/_metadata/metadata", "dedupeWithinWatermark", "quantumSave")
+    for path in (found / "state/1").rglob("schema"):
+        path.unlink()  # it may have any form
+    return found
+
+
+def facts(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    assert main(["inspect", *map(str, arguments), "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_inspect_shows_the_other_operators(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known, unknown = facts(capsys, folder)["operators"]
+    assert (unknown["name"], unknown["states"]) == ("quantumSave", [])
+    [refusal] = unknown["unread"]
+    assert refusal["state"] is None and "the operator 'quantumSave' is not known to sparkis" in refusal["reason"]
+    assert known["unread"] == []
+    assert sum(each["rows"] for each in known["states"][0]["partitions"]) > 0
+    assert main(["inspect", str(folder)]) == 0
+    output = capsys.readouterr().out
+    assert "not read: operator 1 (quantumSave): " in output and "0 stateStoreSave  aggregation" in output
+
+
+@pytest.mark.parametrize(("old", "new"), [AVRO, PROVIDER], ids=["avro", "provider"])
+def test_inspect_shows_batches_and_operators_without_a_state_that_can_be_read(
+    folder: Path, old: str, new: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(folder / "offsets/4", old, new)
+    found = facts(capsys, folder)
+    assert found["batches"] == {"first": 0, "last": 4}
+    assert found["time"] and found["settings"]
+    assert [each["name"] for each in found["operators"]] == ["stateStoreSave", "quantumSave"]
+    assert all(new.strip('"') in each["unread"][0]["reason"] for each in found["operators"])
+    assert main(["inspect", str(folder)]) == 0
+    output = capsys.readouterr().out
+    assert "batches 0 to 4 are kept" in output and "not read: operator 0 (stateStoreSave): " in output
+    for arguments in (["get", str(folder), "all"], ["attach", "--list", "--checkpoint", str(folder)]):
+        assert main(arguments) == 1
+        assert new.strip('"') in capsys.readouterr().err
+
+
+def test_a_state_whose_rows_cannot_be_read_has_no_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = unpack(NEWEST, "hdfs-whole-stream", tmp_path)
+    for delta in folder.rglob("*.delta"):
+        delta.write_bytes(b"ZV" + delta.read_bytes())
+    [operator] = facts(capsys, folder)["operators"]
+    assert "partitions" not in operator["states"][0]
+    assert operator["unread"][0]["state"] == "aggregation" and "LZF" in operator["unread"][0]["reason"]
+
+
+def test_get_reads_the_other_states(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["get", str(folder), "all"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {"aggregation"}
+    assert main(["get", str(folder), "none"]) == 1
+    assert "not read: operator 1 (quantumSave): " in capsys.readouterr().err
+    assert main(["get", str(folder), "all", "--state", "seen"]) == 1
+    assert "its states: aggregation; not read: operator 1 (quantumSave): " in capsys.readouterr().err
+
+
+def test_an_attachment_serves_the_other_states(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = tmp_path / "log"
+    with caplog.at_level(logging.WARNING), following(folder, log) as attachment:
+        assert attachment.wait(4, WAIT_S)
+    assert "a state is left out, because sparkis does not read it: operator 1 (quantumSave)" in caplog.text
+    assert set(shown(log)) == {b"j:aggregation:all"}
+
+
+def test_a_requested_state_that_cannot_be_read_is_refused_by_name(folder: Path) -> None:
+    checkpoint = Checkpoint.at(str(folder))
+    with pytest.raises(UnsupportedStateError, match=r"operator 1 \(quantumSave\)"):
+        bind(checkpoint, JOB, [AttachedState("x", operator=1)])
+    with pytest.raises(DescriptorError, match="no state with operator=2"):
+        bind(checkpoint, JOB, [AttachedState("x", operator=2)])
+    assert len(bind(checkpoint, JOB, [AttachedState("x")])) == 1
+
+
+def test_an_attachment_without_a_state_that_can_be_read_is_refused(folder: Path, tmp_path: Path) -> None:
+    put(folder / OPERATOR, "stateStoreSave", "newSave")
+    with pytest.raises(UnsupportedStateError, match=r"\(newSave\): .*; operator 1 \(quantumSave\): "):
+        attach_files(str(folder), job=JOB, log=str(tmp_path / "log"))
+
+
+def test_a_variable_of_an_unknown_kind_leaves_the_others(tmp_path: Path) -> None:
+    folder = unpack(NEWEST, "transform", tmp_path)
+    for path in (folder / "state/0/_metadata/v2").iterdir():
+        put(path, "MapState", "SetState")
+    layout = Checkpoint.at(str(folder)).layout(4)
+    assert {state.name for state in layout.states} == {"last", "recent"}
+    [unread] = layout.unread
+    assert (unread.variable, "is a SetState" in unread.reason) == ("bySide", True)
+
+
+def test_an_operator_that_becomes_unknown_ends_its_attachment(tmp_path: Path) -> None:
+    folder, log = unpack(NEWEST, "hdfs-whole-stream", tmp_path / "checkpoint"), tmp_path / "log"
+    (folder / "commits/4").rename(folder / "4")
+    with following(folder, log) as attachment:
+        assert attachment.wait(3, WAIT_S)
+        put(folder / OPERATOR, *UNKNOWN)
+        (folder / "4").rename(folder / "commits/4")
+        with pytest.raises(UnsupportedStateError, match=r"operator 0 \(quantumSave\)"):
+            attachment.wait(4, WAIT_S)
