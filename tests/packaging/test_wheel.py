@@ -73,7 +73,7 @@ def test_it_needs_five_packages_and_spark_only_as_an_extra(metadata: Message) ->
 
 def test_its_metadata_is_whole(metadata: Message) -> None:
     urls = dict(each.split(", ", 1) for each in metadata.get_all("Project-URL", ()))
-    assert set(urls) == {"Repository", "Documentation", "Changelog", "Issues"}
+    assert set(urls) == {"Homepage", "Repository", "Documentation", "Changelog", "Issues"}
     assert metadata["Author"]
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
