@@ -6,19 +6,22 @@ They are read commands: a user sees the jobs and states of keys that it may read
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from resp_server.acl.rules import RuleError, User
 from resp_server.acl.visibility import VisibleJob
-from resp_server.command_table.declaration import OneOrMore, command
+from resp_server.command_table.declaration import OneOrMore, command, integer
 from resp_server.command_table.facts import ANY_SLOTS, Facts
 from resp_server.commands.string import values_reply
 from resp_server.execution.context import CommandContext
+from resp_server.execution.histories import HistoryRequest
 from resp_server.protocol.errors import NoPermError, PlainError, client_text, cluster_disabled, syntax_error
 from resp_server.protocol.replies import OK, Frames, Reply, encode
 from resp_server.session.session import Account
+from state_backend.history.limits import COUNT_DEFAULT, COUNT_MAX
 from state_backend.model.clock import iso_text
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.slots import slot_of
@@ -213,6 +216,51 @@ def _owning_job(context: CommandContext, key: bytes) -> str | None:
 def state_mget(context: CommandContext, *keys: OneOrMore) -> Reply:
     """Returns the values of keys as MGET does, at one epoch of each job; the keys may be in several slots."""
     return values_reply(context, keys)
+
+
+@command(
+    "state|history",
+    own=Facts(
+        SINCE,
+        "server",
+        complexity="O(N) where N is the number of epochs that are read in the log",
+        flags=("readonly", "noscript", "no_multi"),
+        acl_categories=("@read", "@slow"),
+        arguments=[
+            {"name": "key", "type": "key", "display_text": "key", "key_spec_index": 0},
+            {"name": "count", "type": "integer", "display_text": "n", "token": "COUNT", "flags": ["optional"]},
+        ],
+        first_key=2,
+        last_key=2,
+        step=1,
+        key_specs=[ONE_KEY],
+    ),
+)
+def state_history(context: CommandContext, key: bytes, *options: bytes) -> Reply:
+    """Returns the values that a key had, the newest first, as far back as its job's log can be read."""
+    count = _history_count(options)
+    name = context.view.job_of(key)
+    job = next((each for each in context.view.jobs() if each.name == name), None)
+    if job is None or not any(re.match(state.format_for(job.name).pattern(), key, re.DOTALL) for state in job.states):
+        raise PlainError(f"no state makes keys like '{client_text(key)}'; STATE JOBS lists the key formats")
+    if not job.log:
+        raise PlainError(f"job '{job.name}' is served without its log, so it has no history here")
+    applied = context.at(key).applied
+    if applied.epoch < 0:
+        return []
+    request = HistoryRequest(job.log, job.name, job.generation, applied.epoch, key, count, context.session.protocol)
+    return context.server.histories.read(request)
+
+
+def _history_count(options: Sequence[bytes]) -> int:
+    if not options:
+        return COUNT_DEFAULT
+    if len(options) != 2 or options[0].upper() != b"COUNT":
+        raise syntax_error()
+    count = integer(options[1])
+    if not 1 <= count <= COUNT_MAX:
+        raise PlainError(f"COUNT must be from 1 to {COUNT_MAX}")
+    return count
 
 
 @command("state|lag", own=_facts())

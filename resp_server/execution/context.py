@@ -15,6 +15,7 @@ from resp_server.cluster.node_view import NodeView
 from resp_server.command_table.declaration import PeerQuery
 from resp_server.command_table.table import CommandTable
 from resp_server.config import ServerConfig
+from resp_server.execution.histories import Histories
 from resp_server.execution.loading_waits import LoadingWaits
 from resp_server.execution.slow_requests import SlowRequests
 from resp_server.metrics.process_stats import Memory, memory_now
@@ -128,6 +129,7 @@ class ServerContext:
         self.monitors = Monitors(self)
         self.paused_until_ms = 0  # by CLIENT PAUSE
         self.loading_waits = LoadingWaits(self)
+        self.histories = Histories()
         self.update_observation()
         self.pinned_epochs = PinnedEpochs(self.keyspace)
         self.cluster_bus = ClusterBus(self)

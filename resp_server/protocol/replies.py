@@ -142,7 +142,8 @@ class Pending:
     """A reply that depends on responses of other processes. The client's next requests wait for it.
 
     `resolve` provides the reply, at once or later; only its first call counts. After `seconds_max`, `on_timeout`
-    returns the reply, or raises. is_blocking: the reply is that of a blocking command, which waits for other clients.
+    returns the reply, or raises. is_blocking: the command ends when its client leaves: a blocking one, which waits
+    for other clients, or one that costs much. on_abandon: called when the client has left.
     """
 
     is_blocking = False
@@ -151,6 +152,7 @@ class Pending:
         self.seconds_max = seconds_max
         self.make = on_timeout
         self.is_resolved = False
+        self.on_abandon: Callable[[], object] = lambda: None
         self._wake: Callable[[], object] | None = None
 
     def resolve(self, make: Callable[[], Reply]) -> None:
@@ -169,6 +171,7 @@ class Pending:
     def abandon(self) -> None:
         """Forget the reply, because the client has disconnected."""
         self._wake = None
+        self.on_abandon()
 
 
 class Retry(Pending):

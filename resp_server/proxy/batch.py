@@ -68,7 +68,7 @@ class ReplyBatch(Pending, ReplySink):
     """The replies to requests that arrived together, in request order.
 
     The requests are sent to several servers at once. If a reply is from an earlier epoch than a reply before it, its
-    request is sent again, until the deadline.
+    request is sent again, until the deadline. is_last: later requests of the client wait for these replies.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class ReplyBatch(Pending, ReplySink):
         self._ends_at: int | None = None
         self._last: SlicedEncoder | None = None
         self.missing = 0
+        self.is_last = False
 
     def add(self, reply: bytes) -> None:
         """Add a complete reply."""

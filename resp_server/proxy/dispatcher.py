@@ -65,6 +65,7 @@ PORTION_KEYS = 256
 # Commands with longer names take the general path.
 HOP_NAME_BYTES_MAX = 16
 LOCATE = "state|locate"
+HISTORY = "state|history"
 TRANSACTIONS = "transactions"
 # Commands that proxies send to servers. A proxy itself does not serve them.
 INTERNAL_COMMANDS = ("state|at", "state|expect", "state|within", "state|publish", "state|notify")
@@ -194,7 +195,7 @@ class ProxyDispatcher(Dispatcher):
                     later = self._answer_locally(context, request, batch)
                 end_caching(session, request)
                 # The upstream has connections for each protocol: later requests must not overtake those before HELLO.
-                must_wait |= self.has_upstream and session.protocol != protocol
+                must_wait |= batch.is_last or (self.has_upstream and session.protocol != protocol)
             except Exception as error:  # it fails this request only
                 release_reply(later)
                 later = None
@@ -512,6 +513,9 @@ class ProxyDispatcher(Dispatcher):
             if session.tracking_state is not None and session.tracking_state.records_reads
             else None
         )
+        if command.name == HISTORY:
+            self._send_history(request, session, batch, request[2])
+            return True
         if command.name == "mget" and tracking_state is None and self._forward_mget(command, request, session, batch):
             return True
         found = split_by_slot(command.facts, request, self.target_of)
@@ -527,6 +531,33 @@ class ProxyDispatcher(Dispatcher):
         batch.set_retry(index, send)
         send()
         return True
+
+    def _send_history(self, request: Request, session: Session, batch: ReplyBatch, cached_key: bytes) -> None:
+        """Request a key's history after all earlier replies. It may take long, so later requests wait for it.
+
+        cached_key: the name by which the client caches the key.
+        """
+        batch.is_last = True
+        if session.is_silent:  # a read whose reply is suppressed has no effect
+            return
+        before, tracking_state = batch.missing, session.tracking_state
+        number, slot = self.target_of(request[2])
+        cluster, index = self._applications.each[number], batch.expect()
+        sink: ReplySink = batch
+        if tracking_state is not None and tracking_state.records_reads:
+            sink = TrackingRecorder(batch, index, self._tracking, tracking_state, [cached_key])
+
+        def send() -> None:
+            deadline_s = cluster.deadline_s(is_long=True)
+            packed, protocol = pack(request), session.protocol
+            made = ServerRequest(packed, slot, protocol, deadline_s, sink, index, is_long=True, is_history=True)
+            cluster.send(made)
+
+        batch.set_retry(index, send)
+        if before:
+            batch.before_last_reply(send)
+        else:
+            send()
 
     def _send_parts(
         self,

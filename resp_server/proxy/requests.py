@@ -52,6 +52,7 @@ class ServerRequest:
 
     floor: the epochs that the server must have reached; set when the server is chosen. queued_until_s: the time until
     which the request waits for these epochs and for a connection. redirects: the number of MOVED errors so far.
+    is_history: it is STATE HISTORY, for which no other long request waits.
     """
 
     packed: bytes
@@ -63,6 +64,7 @@ class ServerRequest:
     address: str | None = None
     master: str | None = None
     is_long: bool = False
+    is_history: bool = False
     sends: int = 0
     redirects: int = 0
     floor: Epochs | None = None

@@ -44,11 +44,12 @@ CHANGED = b">2\r\n$7\r\nchanged\r\n"
 
 
 class ConnectionKey(NamedTuple):
-    """Identifies a connection to a server. is_long: it is for requests that may take long."""
+    """Identifies a connection to a server. is_long: for requests that may take long; is_history: for histories."""
 
     address: str
     protocol: int
     is_long: bool
+    is_history: bool = False
 
 
 class ClusterFacts(Protocol):

@@ -1,9 +1,9 @@
 """The servers of one application: routing of requests, handling of errors and of lost connections.
 
-For each protocol version, a server has one connection for look-ups and one for long requests such as KEYS and DBSIZE
-(`server_connection`). A request has a deadline. It is sent at most twice, the second time only after its connection was
-lost. That is safe, because all requests only read. A MOVED updates the slot map and redirects the request. After two
-redirects, or if a server is not ready, the proxy pauses before it sends the request again.
+For each protocol version, a server has one connection for look-ups, one for long requests such as KEYS and DBSIZE, and
+one for STATE HISTORY (`server_connection`). A request has a deadline. It is sent at most twice, the second time only
+after its connection was lost. That is safe, because all requests only read. A MOVED updates the slot map and redirects
+the request. After two redirects, or if a server is not ready, the proxy pauses before it sends the request again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from operator import ne
 from typing import Any
 
 from resp_server.cluster.topology import Topology, TopologyError
+from resp_server.execution.histories import HISTORIES_MAX
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer
@@ -162,7 +163,12 @@ class StateCluster:
             request.floor = self._floors.by_slot[request.slot] if request.master is None else self._floor_of(master)
             if not self.is_aligned:
                 request.floor = latest(request.floor, self.client_floor(request.sink.seen_epochs(request.index)))
-        self.connection(ConnectionKey(address, request.protocol, request.is_long)).add(request)
+        key = ConnectionKey(address, request.protocol, request.is_long, request.is_history)
+        connection = self.connection(key)
+        if request.is_history and connection.pending_count >= HISTORIES_MAX:
+            request.refuse(TryAgainError(f"{HISTORIES_MAX} histories are being read at {address}; retry in a moment"))
+        else:
+            connection.add(request)
 
     def send_again(self, request: ServerRequest) -> None:
         """Send a request that has a reply already again, as a new request."""

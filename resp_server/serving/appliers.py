@@ -336,7 +336,7 @@ class ApplierProcess:
         """Have a store served; the events that follow are about this store."""
         self._is_served = False
         try:
-            await self._catalog.open(self.name, event)
+            await self._catalog.open(self.name, {**event, "log": self.log})
         except SparkisError as error:
             logger.error("%s", error)
             self.opened.set()

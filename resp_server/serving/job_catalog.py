@@ -111,6 +111,7 @@ class LocalJobCatalog(JobCatalog):
             is_incomplete=event["is_incomplete"],
             renamed_from=event["renamed_from"],
             as_of_ms=event.get("as_of_ms"),
+            log=event.get("log", ""),
         )
         try:
             self._keyspace.check(made)

@@ -189,6 +189,7 @@ class Server:
         for connection in list(self._connections.values()):
             connection.abort("the server stops")
         await asyncio.sleep(0)
+        await self.context.histories.stop()
         self.dispatcher.stop()
         if self._poller is not None:
             self._poller.close()

@@ -246,6 +246,18 @@ class SwapRouter:
             )
         raise PlainError(self._owners_text(request, [owned[0][0]], database))
 
+    def of_states(self, request: Request, at: int, database: int = 0) -> Request:
+        """Return a request that only states answer, with the state's name of its key; PlainError for another key."""
+        self._check_known()
+        found = self._ownership.matcher.decider(database)(request[at])
+        names = _state_names(request, [(at, found)])
+        is_upstreams = found.owner is Owner.UPSTREAM
+        if is_upstreams or (at in names and names[at].field is not None):
+            what = "keys of the upstream" if is_upstreams else "fields of a state's key"
+            name = b" ".join(request[:at]).decode("utf-8", "replace").upper()
+            raise PlainError(f"{name} is not available for {what}: {self._owners_text(request, [at], database)}")
+        return with_names(request, names)
+
     def _preferred(
         self,
         routed: RoutedCommand,

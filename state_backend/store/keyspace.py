@@ -41,7 +41,7 @@ class Job:
     held_back_epoch, held_back_since_ms: the last epoch of a newer generation that is held back, and when that
     generation began. recent_epochs: the commit time and the number of changes of up to RECENT_EPOCHS epochs, the newest
     last. renamed_from: the former name of the job, under which it is served until this one is open.
-    as_of_ms: the past moment that is served, if the log is not followed.
+    as_of_ms: the past moment that is served, if the log is not followed. log: the log root; empty: there is no log.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Job:
     error: str = ""
     renamed_from: str | None = None
     as_of_ms: int | None = None
+    log: str = ""
 
     def lag_epochs(self, applied: AppliedEpoch) -> int:
         """Return how many committed epochs are not visible yet."""

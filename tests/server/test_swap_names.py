@@ -89,6 +89,15 @@ def test_a_key_is_read_by_its_other_name(client: Connection, protocol: int) -> N
     assert client.call("SET", "dash/1/score", "x").plain == b"ERR key 'dash/1/score' is owned by state golden:byAccount"
 
 
+def test_a_whole_key_has_its_history_by_its_other_name(client: Connection) -> None:
+    [row] = client.call("STATE", "HISTORY", "dash/2/score").plain
+    assert row[4:8] == [b"kind", b"value", b"value", b"2"]
+    told = (
+        "STATE HISTORY is not available for fields of a state's key: key 'dash/1/apdex' is owned by state golden:facts"
+    )
+    assert client.call("STATE", "HISTORY", "dash/1/apdex").plain.decode() == f"ERR {told}"
+
+
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_key_is_read_from_a_field(client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)

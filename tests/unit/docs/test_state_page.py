@@ -12,20 +12,28 @@ from resp_server.proxy.dispatcher import INTERNAL_COMMANDS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "state.md").read_text()
 SECTION = re.compile(
-    r"^## (STATE \w+)\n\n```\n(.*?)\n```\n\nAvailable since (\S+)\. Time complexity: (.*?)\.\n", re.MULTILINE
+    r"^## (STATE \w+)\n\n```\n(.*?)\n```\n\nAvailable since (\S+)\. Time complexity: (.*?)\.\n"
+    r"ACL categories: (.*?)\.\n\n(.*?)(?=^## )",
+    re.MULTILINE | re.DOTALL,
 )
 INTERNAL = re.compile(r"^\| `(STATE \w+)", re.MULTILINE)
 STATE = command_table().find([b"STATE"])
 HELP = dict(zip(*[iter(command_table().help("state")[1:])] * 2, strict=True))
 
 
-@pytest.mark.parametrize(("title", "syntax", "since", "complexity"), SECTION.findall(PAGE))
-def test_a_section_has_the_facts_of_its_command(title: str, syntax: str, since: str, complexity: str) -> None:
+@pytest.mark.parametrize(("title", "syntax", "since", "complexity", "categories", "text"), SECTION.findall(PAGE))
+def test_a_section_has_the_facts_of_its_command_a_reply_and_an_example(
+    title: str, syntax: str, since: str, complexity: str, categories: str, text: str
+) -> None:
     name = title.removeprefix("STATE ")
     facts = STATE.subcommands[name.lower().encode()].facts
     assert (facts.since, facts.complexity) == (since, complexity)
+    assert [f"`{each}`" for each in facts.acl_categories] == categories.split(", ")
     [told] = [line for line in HELP if line.split()[0] == name]
     assert syntax == "STATE " + told.replace("<", "").replace(">", "")
+    assert re.search("^Reply: ", text, re.MULTILINE)
+    [example] = re.findall(r"^```\n\$ redis-cli(.*?)^```\n", text, re.MULTILINE | re.DOTALL)
+    assert title in example
 
 
 def test_every_subcommand_is_on_the_page() -> None:

@@ -1,0 +1,114 @@
+"""The processes that read histories: they are reused, replaced, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compat.waiting import eventually_async
+from resp_server.execution import histories
+from resp_server.execution.histories import Histories, HistoryRequest
+from resp_server.protocol.errors import PlainError
+from resp_server.protocol.replies import Frames
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> HistoryRequest:
+    with LogWriter(tmp_path, "job", [StateDescriptor("temp", key="k", value="v")], "query") as writer:
+        writer.publish([Change("temp", Op.PUT, b"job:temp:\xff", value=b"1")], clock_ms=1_700_000_000_000)
+        generation = writer.generation
+    return HistoryRequest(str(tmp_path), "job", generation, 0, b"job:temp:\xff", 10, 2)
+
+
+def on_a_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
+    """Run a test on an event loop of its own."""
+
+    @wraps(test)
+    def run(*arguments: object, **named: object) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return run
+
+
+def children() -> set[int]:
+    """Return the processes of this one that read histories."""
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    found = [child for task in tasks for child in task.read_text().split()]
+    return {int(each) for each in found if b"history_reader" in Path(f"/proc/{each}/cmdline").read_bytes()}
+
+
+async def read(reader: Histories, asked: HistoryRequest) -> Any:
+    """Return the reply, or raise its error."""
+    pending, done = reader.read(asked), asyncio.Event()
+    pending.when_resolved(done.set)
+    await done.wait()
+    return pending.make()
+
+
+@on_a_loop
+async def test_a_process_is_reused_and_replaced_when_it_has_ended(asked: HistoryRequest) -> None:
+    made = Histories()
+    first = await read(made, asked)
+    assert isinstance(first, Frames) and first.frames.startswith(b"*1\r\n*10\r\n$5\r\nepoch\r\n:0\r\n")
+    (process,) = children()
+    assert await read(made, asked) == first
+    with pytest.raises(PlainError, match="its state was replaced"):
+        await read(made, replace(asked, generation="another"))
+    with pytest.raises(PlainError, match="epoch 7 is not committed"):
+        await read(made, replace(asked, epoch=7))
+    with pytest.raises(PlainError, match="internal error"):
+        await read(made, replace(asked, count="ten"))  # type: ignore[arg-type]
+    assert children() == {process}
+    os.kill(process, signal.SIGKILL)
+    with suppress(PlainError):  # it may not be known yet that the process has ended
+        await read(made, asked)
+    assert await read(made, asked) == first
+    assert children() and process not in children()
+    await made.stop()
+    assert not children()
+
+
+@on_a_loop
+async def test_a_history_that_takes_too_long_is_an_error_and_ends_its_process(
+    asked: HistoryRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(histories, "HISTORY_S_MAX", 0.01)  # shorter than the start of a process
+    with pytest.raises(PlainError, match="the history was not read in 0 s; a smaller COUNT"):
+        await read(Histories(), asked)
+    assert not children()
+
+
+@on_a_loop
+async def test_a_process_that_ends_while_it_reads_is_an_error(asked: HistoryRequest) -> None:
+    made = Histories()
+    await read(made, asked)
+    (process,) = children()
+    os.kill(process, signal.SIGSTOP)
+    reading = asyncio.create_task(read(made, asked))
+    await asyncio.sleep(0)
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(PlainError, match="the process that reads histories ended"):
+        await reading
+    await made.stop()
+
+
+@on_a_loop
+async def test_an_idle_process_ends(asked: HistoryRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(histories, "IDLE_S", 0.01)
+    made = Histories()
+    await read(made, asked)
+    await eventually_async(lambda: not children())
+    await read(made, asked)
+    await made.stop()
