@@ -108,11 +108,14 @@ def _delay(folder: Path, case: Case, keys: int, options: Options) -> Iterator[Ro
 
 def _await_count(client: Client, count: int) -> None:
     """Poll until the count of key 0, which each batch changes, has a value."""
-    ends_s = time.monotonic() + TIMEOUT_S
-    while client.call("HGET", f"{JOB}:{STATE}:{key_of(0)}", "count") != str(count):
-        if time.monotonic() > ends_s:
-            raise BenchmarkError(f"batch {count - 1} could not be read within {TIMEOUT_S:g} s")
-        time.sleep(POLL_PAUSE_S)
+    eventually(
+        lambda: client.call("HGET", f"{JOB}:{STATE}:{key_of(0)}", "count"),
+        lambda found: found == str(count),
+        f"batch {count - 1} is readable",
+        timeout_s=TIMEOUT_S,
+        interval_s=POLL_PAUSE_S,
+        error=BenchmarkError,
+    )
 
 
 def _whole(folder: Path, keys: int, options: Options) -> Iterator[Row]:

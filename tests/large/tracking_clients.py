@@ -17,11 +17,14 @@ import asyncio
 import json
 import sys
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 import hiredis
 import uvloop
+
+from compat.waiting import eventually_async
 
 KEYS = 1_000_000
 # Each client has so many keys before it that nobody else reads as its own, and reads every fifth of them.
@@ -172,9 +175,12 @@ class Clients:
         if len(self.wrong) < WRONG_MAX:
             self.wrong.append(what)
 
+    async def _until(self, is_so: Callable[[], bool], awaited: str) -> None:
+        """Wait until something is so, or is wrong."""
+        await eventually_async(lambda: is_so() or self.wrong, awaited=awaited, timeout_s=600, interval_s=0.001)
+
     async def answered(self) -> None:
-        while self.waits_for and not self.wrong:
-            await asyncio.sleep(0.001)
+        await self._until(lambda: not self.waits_for, "all replies")
 
     async def connect(self, port: int, count: int) -> None:
         loop = asyncio.get_running_loop()
@@ -200,8 +206,7 @@ class Clients:
             client.expect()
 
     async def told(self) -> None:
-        while len(self.told_at) < len(self.all) and not self.wrong:
-            await asyncio.sleep(0.001)
+        await self._until(lambda: len(self.told_at) >= len(self.all), "all invalidations")
         self.is_asking = False
         await self.answered()
 

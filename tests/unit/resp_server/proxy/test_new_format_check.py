@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from compat.waiting import eventually_async
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.replies import encode
 from resp_server.proxy.new_format_check import COUNT, STEPS_MAX, NewFormatChecks
@@ -87,11 +88,9 @@ def test_after_an_error_the_search_is_repeated_and_the_keys_stay_the_upstreams(
         ownership.learn(FORMATS)
         nodes.sent.pop()[2].put(0, reply)
         assert not nodes.sent and ownership.owner_of(b"sum:1") is None
-        while not nodes.sent:
-            await asyncio.sleep(0)
+        await eventually_async(lambda: nodes.sent, interval_s=0)
         nodes.sent.pop()[2].fail(0, ConnectionError("it is down"))
-        while not nodes.sent:
-            await asyncio.sleep(0)
+        await eventually_async(lambda: nodes.sent, interval_s=0)
         nodes.answer()
         assert ownership.owner_of(b"sum:1") == "new:sum"
 
