@@ -57,7 +57,7 @@ def read_table(
     """Return a state as a table of Arrow, read from a job's log.
 
     No server and no Spark are needed. The state is built on this machine's disk; memory grows with the table only.
-    `table.to_pandas()`, `polars.from_arrow(table)` and `duckdb.sql("from table")` take it from there.
+    `prices.to_pandas()`, `polars.from_arrow(prices)` and `duckdb.sql("from prices")` take a table `prices` from there.
 
     There is a row for each key and, by the state's kind, for each field, element or member of it:
 
