@@ -35,7 +35,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
        PYSPARK_PYTHON="$(CURDIR)/$(VENV_PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster bench soak chaos conformance programs fuzz fuzz-native mutation demo example commands docs release lock clean
+.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster bench soak chaos conformance programs fuzz fuzz-native mutation demo example commands errors docs release lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -116,6 +116,9 @@ example: setup ## run an example of examples/README.md: make example NAME=word_c
 
 commands: $(READY) ## write docs/commands.md from the command table
 	$(VENV_PYTHON) -m compat.commands_page
+
+errors: $(READY) ## write docs/errors.md from the errors in the sources
+	$(VENV_PYTHON) scripts/errors_page.py
 
 docs: $(DOCS)/.ready ## build the site of the docs and the API in build/site; a broken link is an error
 	@$(DOCS)/bin/python scripts/pages.py build/pages
