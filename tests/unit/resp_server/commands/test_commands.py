@@ -323,6 +323,17 @@ def test_state_locates_keys(client: Any) -> None:
     assert encode(b"job", 3) * 2 in there
 
 
+def test_a_history_needs_a_key_of_a_state_and_a_log(client: Any) -> None:
+    unknown = b"-ERR no state makes keys like '%b'; STATE JOBS lists the key formats\r\n"
+    assert client.ask("STATE HISTORY foo") == unknown % b"foo"
+    assert client.ask("STATE HISTORY job:stats:a") == (
+        b"-ERR job 'job' is served without its log, so it has no history here\r\n"
+    )
+    client.ask("SELECT 1")
+    assert client.ask("STATE HISTORY job:stats:a") == unknown % b"job:stats:a"
+    assert client.ask("COMMAND GETKEYS STATE HISTORY job:stats:a COUNT 5") == encode([b"job:stats:a"], 2)
+
+
 def test_state_lag_counts_epochs_and_milliseconds(client: Any, keyspace: Keyspace) -> None:
     client.session.protocol = 3
     lag = {
