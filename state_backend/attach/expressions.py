@@ -3,7 +3,8 @@
     column, `column`, 12, 'text', NULL, and 1.5, which is a double, as Spark's 1.5D
     + - * / with parentheses     of integers and floats; `/` gives a double, and null where the divisor is 0
     coalesce(..), concat(..), concat_ws('sep', ..), lower(..), upper(..), abs(..)
-    cast(.. AS string | int | bigint | double | date)
+    cast(.. AS type)             see `casts`
+    year(..), date_format(..)    and other functions of times: see `time_functions`
 
 Names of columns are case-sensitive. Anything else is a DescriptorError that points to Spark's reader.
 """
@@ -18,6 +19,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from state_backend.attach.casts import DECIMAL, DECIMAL_DEFAULT, DECIMAL_DIGITS_MAX, TYPES, cast
+from state_backend.attach.casts import text as text_of
+from state_backend.attach.time_functions import FUNCTIONS as TIME_FUNCTIONS
+from state_backend.attach.time_functions import formatted_as, truncated_to
 from state_backend.codec.json_text import join_present
 from state_backend.model.errors import DescriptorError
 
@@ -28,13 +33,6 @@ TOKEN = re.compile(
     r"\s*(?:(?P<number>\d+\.\d+|\d+)|'(?P<text>(?:[^'\\]|'')*)'|`(?P<quoted>[^`]+)`|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<sign>[-+*/(),]))"
 )
-CASTS = {
-    "string": pa.string(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "double": pa.float64(),
-    "date": pa.date32(),
-}
 HINT = "write an expression of docs/attach.md, or use Spark's reader: reader='spark' (--reader spark)"
 
 
@@ -58,7 +56,7 @@ class Expression:
         """Return the results for some rows."""
         try:
             return self.evaluate(columns, rows)
-        except (pa.ArrowException, TypeError) as error:
+        except (pa.ArrowException, TypeError, ValueError) as error:
             raise DescriptorError(f"columns= cannot compute {self.text!r}: {error}; {HINT}") from None
 
 
@@ -120,11 +118,19 @@ class _Parser:
     def _call(self, name: str) -> Evaluate:
         if name == "cast":
             argument = self.sum()
-            words = (self._word(), self._word())
-            self._expect(")")
-            if words[0] != "as" or words[1] not in CASTS:
+            if self._word() != "as":
                 raise self._error()
-            return _cast(argument, CASTS[words[1]])
+            kind = self._type()
+            self._expect(")")
+            return lambda columns, rows: cast(argument(columns, rows), kind)
+        if name == "date_trunc":
+            change = truncated_to(self._literal())
+            self._expect(",")
+            return self._changed(self.sum(), change)
+        if name == "date_format":
+            argument = self.sum()
+            self._expect(",")
+            return self._changed(argument, formatted_as(self._literal()))
         function = FUNCTIONS.get(name)
         if function is None:
             raise self._error()
@@ -133,6 +139,39 @@ class _Parser:
             arguments.append(self.sum())
         self._expect(")")
         return lambda columns, rows: function([each(columns, rows) for each in arguments])
+
+    def _changed(self, argument: Evaluate, change: Callable[[pa.Array], pa.Array] | None) -> Evaluate:
+        """Return the function that changes an argument; an error if its unit or its pattern is not known."""
+        if change is None:
+            raise self._error()
+        self._expect(")")
+        return lambda columns, rows: change(argument(columns, rows))
+
+    def _type(self) -> pa.DataType:
+        name = self._word()
+        if name in TYPES:
+            return TYPES[name]
+        if name != DECIMAL:
+            raise self._error()
+        numbers = DECIMAL_DEFAULT
+        if self._sign("("):
+            numbers = (self._integer(), self._integer() if self._sign(",") else 0)
+            self._expect(")")
+        if not 0 < numbers[0] <= DECIMAL_DIGITS_MAX or numbers[1] > numbers[0]:
+            raise self._error()
+        return pa.decimal128(*numbers)
+
+    def _integer(self) -> int:
+        token = self._take()["number"] or ""
+        if not token.isdigit():
+            raise self._error()
+        return int(token)
+
+    def _literal(self) -> str:
+        token = self._take()["text"]
+        if token is None:
+            raise self._error()
+        return token.replace("''", "'")
 
     def _column(self, name: str) -> Evaluate:
         self.names.add(name)
@@ -185,38 +224,6 @@ def _arithmetic(sign: str, left: Evaluate, right: Evaluate) -> Evaluate:
     return evaluate
 
 
-def _cast(argument: Evaluate, kind: pa.DataType) -> Evaluate:
-    def evaluate(columns: Columns, rows: int) -> pa.Array:
-        values = argument(columns, rows)
-        if pa.types.is_string(kind):
-            return _text(values)
-        is_number = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
-        if pa.types.is_date(kind):
-            if not pa.types.is_timestamp(values.type):
-                raise TypeError(f"a date is made of a timestamp, not of {values.type}")
-            return values.cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
-        if not (is_number or (pa.types.is_decimal(values.type) and pa.types.is_floating(kind))):
-            raise TypeError(f"{values.type} cannot be cast to {kind}")
-        if pa.types.is_integer(kind) and pa.types.is_floating(values.type):
-            values = pc.trunc(values)
-        return values.cast(kind)
-
-    return evaluate
-
-
-def _text(values: pa.Array) -> pa.Array:
-    kind = values.type
-    if not (
-        pa.types.is_string(kind)
-        or pa.types.is_integer(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_date(kind)
-        or pa.types.is_null(kind)
-    ):
-        raise TypeError(f"{kind} is not made text in an expression")
-    return values.cast(pa.string())
-
-
 def _coalesce(arguments: Sequence[pa.Array]) -> pa.Array:
     kinds = {each.type for each in arguments if not pa.types.is_null(each.type)}
     if len(kinds) == 2 and all(pa.types.is_integer(kind) for kind in kinds):
@@ -228,11 +235,11 @@ def _coalesce(arguments: Sequence[pa.Array]) -> pa.Array:
 
 
 def _concat(arguments: Sequence[pa.Array]) -> pa.Array:
-    return pc.binary_join_element_wise(*map(_text, arguments), "")
+    return pc.binary_join_element_wise(*map(text_of, arguments), "")
 
 
 def _concat_ws(arguments: Sequence[pa.Array]) -> pa.Array:
-    separator, *texts = map(_text, arguments)
+    separator, *texts = map(text_of, arguments)
     if not texts or len(separator.unique()) > 1 or separator.null_count:
         raise TypeError("concat_ws takes a text as separator, and other texts")
     return join_present(texts, separator[0].as_py()) if len(separator) else separator
@@ -247,6 +254,7 @@ def _of_one(function: Callable[[pa.Array], pa.Array]) -> Callable[[Sequence[pa.A
 
 
 FUNCTIONS: Mapping[str, Callable[[Sequence[pa.Array]], pa.Array]] = {
+    **TIME_FUNCTIONS,
     "coalesce": _coalesce,
     "ifnull": _coalesce,
     "nvl": _coalesce,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -42,7 +44,119 @@ def test_results(text: str, values: list[Any]):
     )
 
 
-@pytest.mark.parametrize("text", ["", "n +", "sqrt(n)", "n; drop", "n % 2", "cast(n AS date2)", "(n", "n n", "'open"])
+# Spark's documentation has these results.
+T, D = datetime(2015, 3, 5, 9, 32, 5, 123456, UTC), date(2016, 7, 30)
+TIMES = {
+    "t": pa.array([T, None], pa.timestamp("us", "UTC")),
+    "d": pa.array([D, None], pa.date32()),
+    "sunday": pa.array([date(2019, 8, 4), None], pa.date32()),
+    "before": pa.array([datetime(1969, 12, 31, 23, 59, 59, 500_000, UTC), None], pa.timestamp("us", "UTC")),
+    "ntz": pa.array([datetime(2009, 7, 30, 12, 58, 59), None], pa.timestamp("us")),
+    "v": pa.array([2.675, None], pa.float64()),
+    "price": pa.array([Decimal("12.345"), None], pa.decimal128(9, 3)),
+    "b": pa.array([True, None], pa.bool_()),
+    "n": pa.array([70_000, None], pa.int64()),
+}
+
+
+def at(*parts: int) -> datetime:
+    return datetime(*parts, tzinfo=UTC)  # type: ignore[misc, arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("date_trunc('YEAR', t)", at(2015, 1, 1)),
+        ("date_trunc('mm', t)", at(2015, 3, 1)),
+        ("date_trunc('quarter', d)", at(2016, 7, 1)),
+        ("date_trunc('WEEK', sunday)", at(2019, 7, 29)),
+        ("date_trunc('DD', t)", at(2015, 3, 5)),
+        ("date_trunc('HOUR', t)", at(2015, 3, 5, 9)),
+        ("date_trunc('millisecond', t)", at(2015, 3, 5, 9, 32, 5, 123000)),
+        ("date_trunc('second', before)", at(1969, 12, 31, 23, 59, 59)),
+        ("date_format(d, 'y')", "2016"),
+        ("date_format(t, 'yyyy-MM-dd''T''HH:mm:ss.SSS')", "2015-03-05T09:32:05.123"),
+        ("date_format(ntz, 'EEE, d MMM yyyy hh:mm a')", "Thu, 30 Jul 2009 12:58 PM"),
+        ("date_add(d, 1)", date(2016, 7, 31)),
+        ("date_sub(d, 1)", date(2016, 7, 29)),
+        ("datediff(date_add(d, 1), d)", 1),
+        ("datediff(d, to_date(t))", 513),
+        ("unix_timestamp(cast(d AS timestamp))", 1_469_836_800),
+        ("unix_timestamp(before)", 0),
+        ("year(d)", 2016),
+        ("month(d) * 100 + day(d)", 730),
+        ("hour(ntz)", 12),
+        ("minute(ntz)", 58),
+        ("second(t)", 5),
+        ("to_date(before)", date(1969, 12, 31)),
+        ("cast(ntz AS timestamp)", at(2009, 7, 30, 12, 58, 59)),
+        ("cast(1460073600 AS timestamp)", at(2016, 4, 8)),
+        ("cast(d AS date)", D),
+        ("cast(v AS decimal(10,2))", Decimal("2.68")),
+        ("cast(v AS decimal)", Decimal(3)),
+        ("cast(price AS decimal(4, 1))", Decimal("12.3")),
+        ("cast(price AS int)", 12),
+        ("cast(v AS smallint)", 2),
+        ("cast(b AS bigint)", 1),
+        ("cast(price AS boolean)", True),
+        ("cast(0.1 AS float)", 0.10000000149011612),
+        ("cast(9007199254740993 AS double)", 9007199254740992.0),
+    ],
+)
+def test_times_and_casts(text: str, value: Any):
+    expression = parse(text)
+    found = expression.values(TIMES, 2)
+    assert found.to_pylist() == ([value, None] if expression.names else [value, value])
+    assert expression.kind({name: column.type for name, column in TIMES.items()}) == found.type
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "year(v)",
+        "date_add(t, 1)",
+        "date_add(d, v)",
+        "date_add(d, 3000000)",
+        "unix_timestamp(d, 'yyyy')",
+        "to_date(n)",
+        "cast(n AS smallint)",
+        "cast(n AS decimal(4,0))",
+        "cast(v AS decimal(2,2))",
+        "cast(t AS boolean)",
+        "cast(d AS int)",
+        "cast('2016-04-08' AS timestamp)",
+    ],
+)
+def test_what_spark_computes_in_another_way_or_refuses_is_refused(text: str):
+    with pytest.raises(DescriptorError, match=r"cannot compute .*reader='spark'"):
+        parse(text).values(TIMES, 2)
+
+
+def test_a_year_that_sql_does_not_have_is_refused():
+    times = pa.array([400_000_000_000_000_000], pa.int64()).cast(pa.timestamp("us", "UTC"))
+    with pytest.raises(DescriptorError, match="a year is not one of 1 to 9999"):
+        parse("year(t)").values({"t": times}, 1)
+
+
+REFUSED = (
+    "date_trunc('century', n)",
+    "date_trunc(n, n)",
+    "date_format(n, 'G')",
+    "date_format(n, 'yyyy-[MM]')",
+    "date_format(n, 'yyyyT')",
+    "date_format(n, 'MMMMM')",
+    "date_format(n, '')",
+    "unix_timestamp()",
+    "cast(n AS decimal(39,1))",
+    "cast(n AS decimal(3,4))",
+    "cast(n AS decimal(3.5))",
+    "cast(n AS timestamp",
+)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "n +", "sqrt(n)", "n; drop", "n % 2", "cast(n AS date2)", "(n", "n n", "'open", *REFUSED]
+)
 def test_what_is_no_expression_is_refused(text: str):
     with pytest.raises(DescriptorError, match="--reader spark"):
         parse(text)
