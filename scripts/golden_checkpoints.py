@@ -51,6 +51,7 @@ CHANGELOG = {**ROCKSDB, f"{STORE}rocksdb.changelogCheckpointing.enabled": "true"
 FORMAT_2 = {**CHANGELOG, f"{STORE}checkpointFormatVersion": "2"}
 SNAPSHOTS = {f"{STORE}minDeltasForSnapshot": "2"}
 CHECKSUMS = {f"{STORE}rowChecksum.enabled": "true"}
+AVRO = {f"{STORE}encodingFormat": "avro"}
 JOIN = "spark.sql.streaming.join.stateFormatVersion"
 CODEC = f"{STORE}compression.codec"
 
@@ -248,6 +249,7 @@ JOBS = (
     Job("transform-no-changelog", transformed, ROCKSDB, since=(4, 0)),
     Job("transform-snapshots", transformed, {**CHANGELOG, **SNAPSHOTS}, since=(4, 0), has_snapshots=True),
     Job("transform-format2", transformed, FORMAT_2, since=(4, 0)),
+    Job("transform-avro", transformed, {**CHANGELOG, **AVRO}, since=(4, 3)),  # sparkis refuses it by name
     Job("transform-checksums", transformed, {**CHANGELOG, **CHECKSUMS}, since=(4, 3)),
 )
 

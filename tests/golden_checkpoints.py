@@ -26,6 +26,8 @@ VERSIONS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
 NEWEST = VERSIONS[-1]
 DAY_TIME = re.compile(r"INTERVAL '(-?)(\d+) (\d+):(\d+):(\d+)(?:\.(\d+))?' DAY TO SECOND")
 YEAR_MONTH = re.compile(r"INTERVAL '(-?)(\d+)-(\d+)' YEAR TO MONTH")
+# Jobs whose state sparkis refuses to read, with the reason.
+REFUSED = ("transform-avro",)
 # Jobs whose rows this or another version of Spark cannot read: the same query with other settings of its store.
 SAME_ROWS = {
     "rocksdb-no-changelog": "rocksdb-aggregation",
@@ -49,10 +51,11 @@ def last_batch(version: str, job: str) -> int:
 
 
 def jobs() -> Iterator[tuple[str, str]]:
-    """Yield version and name of each golden checkpoint."""
+    """Yield version and name of each golden checkpoint that sparkis reads."""
     for version in VERSIONS:
         for job in _files(version):
-            yield version, job
+            if job not in REFUSED:
+                yield version, job
 
 
 def unpack(version: str, job: str, folder: Path) -> Path:

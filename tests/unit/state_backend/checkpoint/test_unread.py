@@ -79,6 +79,18 @@ def test_inspect_shows_batches_and_operators_without_a_state_that_can_be_read(
         assert new.strip('"') in capsys.readouterr().err
 
 
+def test_a_checkpoint_in_avro_is_named_and_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = unpack(NEWEST, "transform-avro", tmp_path / "checkpoint")
+    found = facts(capsys, folder)
+    assert found["batches"] == {"first": 0, "last": 4}
+    [operator] = found["operators"]
+    assert operator["name"] == "transformWithStateInPandasExec"
+    [refusal] = operator["unread"]
+    assert "the state is encoded as avro, which sparkis does not read" in refusal["reason"]
+    with pytest.raises(UnsupportedStateError, match="encoded as avro"):
+        attach_files(str(folder), job=JOB, log=str(tmp_path / "log"))
+
+
 def test_a_state_whose_rows_cannot_be_read_has_no_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack(NEWEST, "hdfs-whole-stream", tmp_path)
     for delta in folder.rglob("*.delta"):
