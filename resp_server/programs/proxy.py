@@ -167,12 +167,14 @@ async def answer_clients(
     supervised: Mapping[str, int] = MappingProxyType({}),
     *,
     loading_grace_s: float = 0.0,
+    unused: asyncio.Event | None = None,
     **further_ports: int | None,
 ) -> None:
     """Answer clients from the servers of all sources, and an upstream, until a signal or the end of the parent.
 
     supervised: as in `programs.supervisor`. loading_grace_s: the proxy listens when the owners of keys are known, or
-    after this time; then it replies LOADING. further_ports: more fields for the line of JSON that a child prints.
+    after this time; then it replies LOADING. unused: the event that ends the proxy in place of the end of its parent.
+    further_ports: more fields for the line of JSON that a child prints.
     """
     raise_file_limit(config.clients_max + (options.upstream_pinned if swap else 0))
     applications = Applications([source.cluster for source in sources], needs_key_formats=swap is not None)
@@ -224,7 +226,11 @@ async def answer_clients(
         report_ports({"port": server.port, "tls_port": server.tls_port, **further_ports}, options.child, supervised)
         log_started(config, server.port, server.tls_port)
         lifeline = supervised.get("lifeline")
-        await until_shutdown(watches_input=options.child, users=server, lifeline=lifeline, reload=reload)
+        watches_input = options.child and unused is None
+        ends = [until_shutdown(watches_input=watches_input, users=server, lifeline=lifeline, reload=reload)]
+        if unused is not None:
+            ends.append(unused.wait())
+        await next(asyncio.as_completed(ends))
     finally:
         for task in source_tasks:
             task.cancel()

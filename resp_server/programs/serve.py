@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import sys
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -43,9 +42,10 @@ from resp_server.programs.supervisor import SUPERVISED, supervise
 from resp_server.programs.upstream_options import add_upstream_options, swap_of
 from resp_server.serving.appliers import Appliers
 from resp_server.serving.control_api import ControlListener
-from resp_server.serving.driver_leases import DriverLeases
+from resp_server.serving.driver_leases import UNUSED_CODE, DriverLeases
 from resp_server.serving.job_catalog import JobCatalog, LocalJobCatalog
 from resp_server.serving.server import Server
+from resp_server.serving.server_record import remove_record, remove_store
 from resp_server.workers.master import Workers
 from state_backend.apply.compact import add_retention_option
 from state_backend.log.change_log import ChangeLog, check_writable
@@ -163,11 +163,11 @@ def serve(options: argparse.Namespace) -> int:
         return event_loop.run(serve_with_upstream(options, config, swap, supervised))
     if moments is not None and not is_supervisor:
         with TemporaryDirectory(prefix="sparkis-", dir=options.store) as temporary:
-            event_loop.run(_serve(options, config, roots, Path(temporary), supervised, moments))
+            return event_loop.run(_serve(options, config, roots, Path(temporary), supervised, moments))
     elif moments is None:
         with store_folder(options.store, roots, PREDECESSOR_S_MAX if options.behind_proxy else 0.0) as folder:
             if not is_supervisor:
-                event_loop.run(_serve(options, config, roots, folder, supervised))
+                return event_loop.run(_serve(options, config, roots, folder, supervised))
     if is_supervisor:
         supervise()
     return 0
@@ -306,7 +306,8 @@ async def _serve(
     folder: Path,
     supervised: Mapping[str, int],
     moments: Mapping[tuple[str, str], Moment] | None = None,
-) -> None:
+) -> int:
+    """Serve until a signal, the end of the parent, or the end of the last driver's lease; return the exit code."""
     catalog: JobCatalog
     server: Server | Workers
     raise_file_limit(config.clients_max)
@@ -353,15 +354,15 @@ async def _serve(
         report_ports(ports, options.child, supervised)
         if options.behind_proxy:
             loading.add_done_callback(_report_loaded)
-        watches_input = options.child and driver_leases is None
+        # A state server behind a proxy ends with the proxy, which has the record of both.
+        watches_input = options.child and (driver_leases is None or options.behind_proxy)
         ends: list[Coroutine[None, None, object]] = [
             until_shutdown(watches_input=watches_input, users=server, lifeline=supervised.get("lifeline"))
         ]
         if driver_leases is not None:
             ends.append(driver_leases.wait_for_end())
         await next(asyncio.as_completed(ends))
-        if options.record is not None:
-            Path(options.record, "server.json").unlink(missing_ok=True)
+        remove_record(options.record)
     finally:
         for task in (loading, topology_task):
             if task is not None:
@@ -370,9 +371,10 @@ async def _serve(
             await control.stop()
         await server.stop()
         await appliers.stop()
-        if options.record is not None:
-            shutil.rmtree(Path(options.record, "store"), ignore_errors=True)
+        remove_store(options.record)
         logger.info("ended")
+    is_unused = driver_leases is not None and driver_leases.has_ended
+    return UNUSED_CODE if is_unused and options.behind_proxy else 0
 
 
 def _report_loaded(loading: asyncio.Task[None]) -> None:

@@ -5,6 +5,9 @@
 
 The state server listens at a free port of 127.0.0.1, with a password that only these two processes have. When it dies,
 it is restarted at the same port; meanwhile the upstream's keys are answered as before. It ends when the proxy ends.
+
+With a linger time, drivers have their leases at the state server (`driver_leases`). It ends when no driver needs it,
+and then the proxy ends.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from resp_server.programs.proxy import answer_clients
 from resp_server.programs.upstream_options import VARIABLE
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.topology_sources import ServerSource
+from resp_server.serving.driver_leases import UNUSED_CODE
+from resp_server.serving.server_record import remove_record, remove_store
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.upstream import Upstream
 
@@ -46,7 +51,7 @@ async def serve_with_upstream(
     swap: tuple[Upstream, Ownership],
     supervised: Mapping[str, int],
 ) -> int:
-    """Start both, and answer clients until a signal or the end of the parent; return the exit code."""
+    """Start both, and answer clients until a signal, the end of the parent or of the leases; return the exit code."""
     try:
         async with StateServerProcess(options) as server:
             source = ServerSource(server.address, server.is_loaded)
@@ -58,10 +63,14 @@ async def serve_with_upstream(
                 swap,
                 supervised,
                 loading_grace_s=LOADING_GRACE_S,
+                unused=None if options.linger is None else server.is_unused,
                 control_port=server.control_port,
             )
+            remove_record(options.record)
     except ServerEndedError as error:
         return error.code
+    finally:
+        remove_store(options.record)
     return 0
 
 
@@ -76,7 +85,8 @@ class ServerEndedError(Exception):
 class StateServerProcess:
     """The child process; an asynchronous context manager.
 
-    port, control_port: None before the first start. is_loaded: set when all jobs were loaded once.
+    port, control_port: None before the first start. is_loaded: set when all jobs were loaded once. is_unused: set when
+    the process has ended because no driver needs it.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -88,6 +98,7 @@ class StateServerProcess:
         self.port: int | None = None
         self.control_port: int | None = None
         self.is_loaded = asyncio.Event()
+        self.is_unused = asyncio.Event()
         self._pause = RestartPause()
         self._process: asyncio.subprocess.Process | None = None
         self._restarting: asyncio.Task[None] | None = None
@@ -149,7 +160,11 @@ class StateServerProcess:
     async def _keep_running(self) -> None:
         while True:
             assert self._process is not None
-            await self._wait_to_restart(await self._process.wait())
+            code = await self._process.wait()
+            if code == UNUSED_CODE:
+                self.is_unused.set()
+                return
+            await self._wait_to_restart(code)
             try:
                 await self._start()
             except OSError as error:
@@ -181,4 +196,5 @@ def _command(options: argparse.Namespace) -> list[str]:
         command += ["--log", log]
     command += ["--port", "0", "--bind", HOST, "--workers", str(options.workers), "--loglevel", options.loglevel]
     command += ["--retention", str(options.retention), *([f"--compact={options.compact}"] if options.compact else [])]
+    command += [] if options.linger is None else ["--linger", str(options.linger)]
     return command if options.store is None else [*command, "--store", options.store]

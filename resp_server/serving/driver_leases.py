@@ -11,6 +11,8 @@ import math
 
 # A server that has just been started or restarted waits at least this long for its driver (guess).
 FIRST_WAIT_S = 30.0
+# The exit code of a state server behind a proxy that ends because no driver needs it: the proxy then ends, too.
+UNUSED_CODE = 4
 
 
 class DriverLeases:
@@ -44,6 +46,11 @@ class DriverLeases:
             self._leases.discard(connection)
             if not self._leases:
                 self._wait_for_drivers(self._linger_s)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the server is to end."""
+        return self._has_ended.is_set()
 
     @property
     def count(self) -> int:

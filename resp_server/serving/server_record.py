@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -84,6 +85,18 @@ def folder_of(root: str) -> Path:
             (parent / named).chmod(0o700)
             return parent / named
     raise OSError(f"neither {cache} nor {temporary} can be written; set XDG_CACHE_HOME to a folder that can")
+
+
+def remove_record(folder: str | None) -> None:
+    """Remove the record of a server that ends in order; None: the server has none."""
+    if folder is not None:
+        Path(folder, "server.json").unlink(missing_ok=True)
+
+
+def remove_store(folder: str | None) -> None:
+    """Remove the store beside the record of a server that has ended; None: the server has no record."""
+    if folder is not None:
+        shutil.rmtree(Path(folder, "store"), ignore_errors=True)
 
 
 def last_port(folder: Path) -> int:

@@ -104,6 +104,4 @@ def _serve(log: str, port: int) -> DriverEndpoint:
     """Start a server of a log as a child process."""
     command = [sys.executable, "-m", "resp_server.programs.serve", "--log", log, "--child", "--loglevel", "warning"]
     environment = children.environment() | {TOKEN_VARIABLE: secrets.token_hex()}
-    return DriverEndpoint(
-        [*command, "--port", str(port)], environment, log=log, host="127.0.0.1", password=None, temporary=None
-    )
+    return DriverEndpoint([*command, "--port", str(port)], environment, log=log)

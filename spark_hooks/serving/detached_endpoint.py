@@ -19,6 +19,8 @@ logger = logging.getLogger("sparkis.serve")
 class DetachedEndpoint(endpoints.ServedEndpoint):
     """A server process beside the driver. It outlives a crash of the driver; if `port` is chosen, also its exit.
 
+    has_proxy: clients are answered by a proxy with an upstream, and the server is behind it, without TLS.
+
     If the server dies, it is restarted on the same port with the same store.
     """
 
@@ -34,6 +36,7 @@ class DetachedEndpoint(endpoints.ServedEndpoint):
         store: str | None,
         linger_s: float,
         tls: TlsFiles | None = None,
+        has_proxy: bool = False,
     ) -> None:
         super().__init__()
         self.log = log
@@ -45,7 +48,7 @@ class DetachedEndpoint(endpoints.ServedEndpoint):
             log=log,
             port=port,
             store=store,
-            tls=tls,
+            tls=None if has_proxy else tls,
             linger_s=linger_s,
         )
         self._server.on_change = self._on_change

@@ -1,4 +1,4 @@
-"""The endpoint of a proxy with an upstream, and a server behind it, beside the driver. Both end with the driver."""
+"""The endpoint of a server that ends with this process: that of `sparkis attach`."""
 
 from __future__ import annotations
 
@@ -10,34 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from resp_server.net.children import TOKEN_VARIABLE
-from resp_server.net.tls import TlsFiles
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.supervised_process import SupervisedProcess
 
 
 class DriverEndpoint(endpoints.ServedEndpoint):
-    """A proxy beside the driver, and a server behind it. If they die, they restart with the same port and store."""
+    """A server as a child process. If it dies, it restarts with the same port and store."""
 
-    def __init__(
-        self,
-        command: list[str],
-        environment: dict[str, str],
-        *,
-        log: str,
-        host: str,
-        password: str | None,
-        temporary: Path | None,
-        tls: TlsFiles | None = None,
-    ) -> None:
+    def __init__(self, command: list[str], environment: dict[str, str], *, log: str) -> None:
         super().__init__()
         self.log = log
-        self._temporary = temporary
         self.address_file = temporary_folder("server") / "address.json"  # other users cannot read the folder
         self._token = environment[TOKEN_VARIABLE]
         self._process = SupervisedProcess("the sparkis server", command, environment, self._on_restart)
         self.port = self._process.port
         self._address().write(self.address_file)
-        self.url = endpoints.url_of(host, self.port, password, tls)
+        self.url = endpoints.url_of("127.0.0.1", self.port, None)
         endpoints.add(log, self)
         atexit.register(self.stop)
 
@@ -55,8 +43,6 @@ class DriverEndpoint(endpoints.ServedEndpoint):
             self._disconnect()
         self._process.stop()
         shutil.rmtree(self.address_file.parent, ignore_errors=True)
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _on_restart(self, ready_report: dict[str, Any]) -> None:
         with self._lock:
@@ -68,7 +54,6 @@ class DriverEndpoint(endpoints.ServedEndpoint):
         return self._address_in(self._process.ready_report)
 
     def _address_in(self, ready_report: dict[str, Any]) -> endpoints.ControlAddress:
-        # Without TLS: the proxy has the certificates, and the server behind it listens on 127.0.0.1 only.
         return endpoints.ControlAddress(ready_report["control_port"], self._token)
 
 

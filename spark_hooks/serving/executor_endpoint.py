@@ -90,6 +90,7 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
         super().__init__()
         self.log = log
         self._spark = spark
+        self._options = (options, port, bind)
         # With a token from the environment, state servers that a user starts can register as well.
         self._token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(16)
         # Servers that listen on other addresses than loopback always have a password; an ACL file has the users' own.
@@ -146,6 +147,11 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
     def pids(self) -> tuple[int, int]:
         """The process ids of the registry and of the proxy."""
         return self._registry_process.pid, self._proxy_process.pid
+
+    def has_options(self, options: ClusterOptions, port: int, bind: list[str]) -> bool:
+        """Tell whether these options would start the same servers, and this endpoint has not ended."""
+        has_ended = self._registry_process.has_ended or self._proxy_process.has_ended or is_stopped(self._spark)
+        return self._options == (options, port, bind) and not (has_ended or self._stopping.is_set())
 
     def members(self) -> list[dict[str, Any]]:
         """Return the registry's record of each connected state server; SparkisError if the registry does not answer."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,14 +23,12 @@ from resp_server.commands import command_table
 from resp_server.config import ServerConfig
 from resp_server.net import children
 from resp_server.net.addresses import PORT_MAX
-from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.tls import TlsFiles, server_context
 from resp_server.programs.serve import WORKERS_MAX
 from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.detached_endpoint import DetachedEndpoint
 from spark_hooks.serving.detached_server import seconds_of
-from spark_hooks.serving.driver_endpoint import DriverEndpoint, temporary_folder
 from spark_hooks.serving.endpoints import LOG_SETTING, ServedEndpoint
 from spark_hooks.serving.executor_endpoint import ClusterOptions, ExecutorsEndpoint
 from spark_hooks.serving.placement import ClientOptions, tls_arguments, with_passwords
@@ -49,6 +46,7 @@ TlsAuthClients = Literal["yes", "no", "optional"]
 PORTS = "7400-7500"
 # Long enough for a restart of the driver (guess).
 LINGER_S = 600.0
+REPLACED = "%r is replaced: it was ended, or sparkis.serve was called again with other options"
 # More copies than anybody needs (guess).
 REPLICAS_MAX = 10
 
@@ -94,7 +92,8 @@ def serve(
     """Start servers for a change log, set it as the session's log, and return their endpoint.
 
     All servers are processes without a JVM. If the log already has a server beside the driver, for example after a
-    crash of the driver, this driver takes it over. A state server ends with its executor. Most arguments can be
+    crash of the driver, this driver takes it over. A state server ends with its executor. A second call with the same
+    arguments returns the endpoint of the first; with others, it replaces the servers. Most arguments can be
     settings of Spark instead: see docs/access.md, docs/push.md, docs/tls.md and docs/placement.md.
 
     Args:
@@ -114,8 +113,7 @@ def serve(
         workers: With placement `driver`: the number of processes that serve the port; each can use a core.
         linger: With placement `driver`: how many seconds the server stays after this driver was killed or has crashed,
             or, if `port` was chosen, after its exit; None: for ever. The next `sparkis.serve` of the log on this
-            machine takes the server over. `endpoint.stop()` and `sparkis stop --log ...` end it at once. With
-            `upstream` the servers end with the driver.
+            machine takes the server over. `endpoint.stop()` and `sparkis stop --log ...` end it at once.
         tls_cert_file: The certificate, a PEM file on the host of each process. With it, every port accepts only TLS.
         tls_key_file: The key of the certificate.
         tls_ca_cert_file: The CA certificate by which servers, registry, proxy and driver verify each other.
@@ -216,11 +214,7 @@ def serve(
             server_host,
             registry_port,
         )
-        for before in endpoints.of_log(root):
-            if isinstance(before, ExecutorsEndpoint):  # a log has one registry
-                logger.warning("%r is stopped: sparkis.serve was called again for its log", before)
-                before.stop()
-        endpoint = ExecutorsEndpoint(spark, root, options, port=port, bind=hosts)
+        endpoint = _serve_beside_executors(spark, root, options, port, hosts)
     else:
         _reject_ineffective(
             "driver",
@@ -352,6 +346,18 @@ def _number(name: str, text: str | None, largest: int) -> int:
     return int(text)
 
 
+def _serve_beside_executors(
+    spark: SparkSession, root: str, options: ClusterOptions, port: int, hosts: list[str]
+) -> ServedEndpoint:
+    for before in endpoints.of_log(root):
+        if isinstance(before, ExecutorsEndpoint):  # a log has one registry
+            if before.has_options(options, port, hosts):
+                return before
+            logger.warning(REPLACED, before)
+            before.stop()
+    return ExecutorsEndpoint(spark, root, options, port=port, bind=hosts)
+
+
 def _serve_beside_driver(
     spark: SparkSession,
     root: str,
@@ -368,33 +374,19 @@ def _serve_beside_driver(
 ) -> ServedEndpoint:
     command = [sys.executable, "-m", "resp_server.programs.serve", "--log", root, "--bind", *hosts, "--role", role]
     command += ["--loglevel", "warning", "--workers", str(workers), *tls_arguments(tls), *client_options.arguments()]
+    command += upstream.arguments
     environment = with_passwords(upstream.environment(children.environment()), password, None)
     host = "127.0.0.1" if hosts[0] == "0.0.0.0" else hosts[0]
     permanent_store = None if store is None else str(Path(store).expanduser())
-    endpoint: DriverEndpoint | DetachedEndpoint | None = None
+    endpoint: DetachedEndpoint | None = None
     for before in endpoints.of_log(root):
-        if (
-            isinstance(before, DetachedEndpoint)
-            and upstream.url is None
-            and before.has_options(command, environment, port, permanent_store)
-        ):
+        if isinstance(before, DetachedEndpoint) and before.has_options(command, environment, port, permanent_store):
             before.set_linger(linger_s)
             endpoint = before
-        elif isinstance(before, DriverEndpoint | DetachedEndpoint):
-            logger.warning("%r is replaced: it was ended, or sparkis.serve was called again with other options", before)
+        elif isinstance(before, DetachedEndpoint):
+            logger.warning(REPLACED, before)
             before.stop()
-    if endpoint is None and upstream.url is not None:
-        temporary = temporary_folder("store") if store is None else None
-        endpoint = DriverEndpoint(
-            [*command, *upstream.arguments, "--child", "--port", str(port), "--store", str(temporary or store)],
-            environment | {TOKEN_VARIABLE: secrets.token_hex(16)},
-            log=root,
-            host=host,
-            password=password,
-            temporary=temporary,
-            tls=tls,
-        )
-    elif endpoint is None:
+    if endpoint is None:
         endpoint = DetachedEndpoint(
             command,
             environment,
@@ -405,6 +397,7 @@ def _serve_beside_driver(
             store=permanent_store,
             linger_s=linger_s,
             tls=tls,
+            has_proxy=upstream.url is not None,
         )
     spark.conf.set(endpoints.ADDRESS_SETTING, str(endpoint.address_file))
     return endpoint

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import redis
 
+from compat.conformance.servers import redis_server
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net import children
 from resp_server.programs.executor_supervisor import start_of
@@ -32,7 +33,7 @@ from spark_hooks.serving.detached_server import DetachedServer
 from state_backend.model.errors import SparkisError
 options = json.loads(sys.argv[1])
 command = [sys.executable, "-m", "resp_server.programs.serve", "--log", options["log"], "--bind", "127.0.0.1"]
-command += ["--loglevel", "warning", "--role", options["role"]]
+command += ["--loglevel", "warning", "--role", options["role"], *options["more"]]
 try:
     server = DetachedServer(command, children.environment(), log=options["log"], port=options["port"], store=None,
                            tls=None, linger_s=options["linger_s"])
@@ -80,7 +81,7 @@ def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     with ExitStack() as stack:
 
         def started(**options: Any) -> Driver:
-            given = {"log": str(tmp_path / "log"), "port": 0, "linger_s": 600.0, "role": "master"} | options
+            given = {"log": str(tmp_path / "log"), "port": 0, "linger_s": 600.0, "role": "master", "more": []} | options
             drivers.append(Driver(**given))
             stack.callback(_end, drivers[-1])
             return drivers[-1]
@@ -109,7 +110,10 @@ def record_in(cache: Path) -> ServerRecord | None:
 
 def read(driver: Driver) -> str:
     with redis.Redis(port=driver.said["port"], decode_responses=True) as client:
-        return str(client.get("job:s:a"))
+        try:
+            return str(client.get("job:s:a"))
+        except redis.ResponseError as error:
+            return str(error)
 
 
 def has_ended(driver: Driver) -> None:
@@ -200,3 +204,41 @@ def test_status_asks_the_server_of_a_log(drive: Callable[..., Driver], tmp_path:
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
     assert done.returncode == 1
     assert "has a server for" in done.stderr
+
+
+def test_a_server_with_an_upstream_outlives_its_driver_and_ends_with_its_proxy(
+    drive: Callable[..., Driver], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "upstream").mkdir()
+    with redis_server(tmp_path / "upstream") as upstream:
+        monkeypatch.setenv("SPARKIS_UPSTREAM", f"redis://127.0.0.1:{upstream.port}")
+        more = ["--ownership", str(tmp_path / "owners.json")]
+        first = drive(more=more)
+        with redis.Redis(port=first.said["port"], decode_responses=True) as client:
+            assert client.set("session:1", "ada")
+            eventually(lambda: read(first), lambda value: value == "v")
+            first.kill()
+            assert client.mget("session:1", "job:s:a") == ["ada", "v"]
+            second = drive(more=more)
+            assert second.said == first.said | {"is_taken_over": True}
+            # The state server dies alone: its proxy starts it again, and the driver takes a lease of it.
+            os.kill(child_of(second.said["pid"]), signal.SIGKILL)
+            eventually(lambda: read(second), lambda value: value == "v")
+            assert client.get("session:1") == "ada"
+        second.end("stop")
+        has_ended(second)
+        (folder,) = (tmp_path / "cache" / "sparkis").iterdir()
+        assert {path.name for path in folder.iterdir()} == {"lock", "port", "server.log"}
+
+        third = drive(more=more, linger_s=0.0)
+        state_server = child_of(third.said["pid"])
+        third.kill()
+        has_ended(third)
+        eventually(lambda: start_of(state_server), lambda start: start is None)
+        assert record_in(tmp_path / "cache") is None
+
+
+def child_of(pid: int) -> int:
+    """Return the process id of a proxy's state server."""
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)

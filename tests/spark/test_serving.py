@@ -285,12 +285,15 @@ def test_a_state_server_may_be_beside_a_local_driver_and_one_started_by_hand_joi
         assert server.process.poll() is None
 
 
-def test_serving_a_log_from_executors_again_ends_what_served_it_before(spark: SparkSession, tmp_path: Path):
+def test_serving_a_log_from_executors_again_returns_its_servers_and_other_options_replace_them(
+    spark: SparkSession, tmp_path: Path
+):
     first = public.serve(spark, log=tmp_path / "log", placement="executors")
     assert isinstance(first, ExecutorsEndpoint)
     eventually(first.members, bool)
     processes = placing.all_processes(first)
-    with public.serve(spark, log=tmp_path / "log", placement="executors") as second:
+    assert public.serve(spark, log=f"file://{tmp_path}/log", placement="executors") is first
+    with public.serve(spark, log=tmp_path / "log", placement="executors", ports="7400-7499") as second:
         assert endpoints.of_log(str(tmp_path / "log")) == [second]
         eventually(lambda: [pid for pid in processes if placing.is_running(pid)], lambda left: left == [])
         assert isinstance(second, ExecutorsEndpoint)

@@ -17,7 +17,7 @@ import sparkis
 from compat.conformance.certificates import Authority
 from compat.conformance.servers import Running, redis_server
 from compat.waiting import WAIT_S_MAX, eventually
-from spark_hooks.serving.driver_endpoint import DriverEndpoint
+from spark_hooks.serving.detached_endpoint import DetachedEndpoint
 from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 from tests.spark.micro_batches import Batches, start
 
@@ -64,7 +64,9 @@ def test_a_job_and_a_redis_have_one_address_also_when_their_server_was_killed(
         sparkis.serve(spark, log=tmp_path / "log", upstream=url, ownership=file, workers=2) as endpoint,
         redis.Redis.from_url(endpoint.url, decode_responses=True) as client,
     ):
-        assert isinstance(endpoint, DriverEndpoint)
+        assert isinstance(endpoint, DetachedEndpoint)
+        again = sparkis.serve(spark, log=tmp_path / "log", upstream=url, ownership=file, workers=2)
+        assert again is endpoint
         rows = publish(batches, tmp_path / "checkpoint")
         wait_for(client, "job:s:a", "1")
         assert client.get("session:1") == "ada"
