@@ -111,6 +111,17 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--serve", action="store_true", help="also serve the log")
     parser.add_argument("--port", type=tcp_port, default=DEFAULT_PORT, help="the port of --serve (default %(default)s)")
+    _add_state_options(parser)
+    parser.add_argument(
+        "--on-mismatch",
+        choices=("refuse", "replace"),
+        default="refuse",
+        help="the reaction if the log was written from an operator with another name or schema (default %(default)s)",
+    )
+    _add_reader_options(parser)
+
+
+def _add_state_options(parser: argparse.ArgumentParser) -> None:
     state = parser.add_argument_group("a single state (default: all states of the query)")
     state.add_argument("--state", metavar="NAME", help="the state's name in keys")
     state.add_argument("--operator", type=int, metavar="N", help="the operator's number")
@@ -131,12 +142,9 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
     )
     state.add_argument("--encoding", choices=("text", "json", "binary"), help="the encoding of values")
     state.add_argument("--length-max", type=int, metavar="N", help="the number of last elements to keep in a list")
-    parser.add_argument(
-        "--on-mismatch",
-        choices=("refuse", "replace"),
-        default="refuse",
-        help="the reaction if the log was written from an operator with another name or schema (default %(default)s)",
-    )
+
+
+def _add_reader_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reader",
         choices=("files", "spark"),

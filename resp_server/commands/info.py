@@ -158,6 +158,37 @@ def _clients(context: CommandContext, total: ProcessStats) -> Section:
     }
 
 
+# Fields about parts that only Redis has.
+MEMORY_OF_SCRIPTS: Section = {
+    "used_memory_lua": 0,
+    "used_memory_vm_eval": 0,
+    "used_memory_lua_human": "0B",
+    "used_memory_scripts_eval": 0,
+    "number_of_cached_scripts": 0,
+    "number_of_functions": 0,
+    "number_of_libraries": 0,
+    "used_memory_vm_functions": 0,
+    "used_memory_vm_total": 0,
+    "used_memory_vm_total_human": "0B",
+    "used_memory_functions": 0,
+    "used_memory_scripts": 0,
+    "used_memory_scripts_human": "0B",
+}
+MEMORY_LIMIT_AND_FRAGMENTATION: Section = {
+    "maxmemory": 0,
+    "maxmemory_human": "0B",
+    "maxmemory_policy": "noeviction",
+    "allocator_frag_ratio": "1.00",
+    "allocator_frag_bytes": 0,
+    "allocator_rss_ratio": "1.00",
+    "allocator_rss_bytes": 0,
+    "rss_overhead_ratio": "1.00",
+    "rss_overhead_bytes": 0,
+    "mem_fragmentation_ratio": "1.00",
+    "mem_fragmentation_bytes": 0,
+}
+
+
 def _memory(context: CommandContext, total: ProcessStats) -> Section:
     """Return the real memory of all processes of this server, by Redis' names.
 
@@ -186,30 +217,8 @@ def _memory(context: CommandContext, total: ProcessStats) -> Section:
         "allocator_muzzy": 0,
         "total_system_memory": machine,
         "total_system_memory_human": _human_bytes(machine),
-        "used_memory_lua": 0,
-        "used_memory_vm_eval": 0,
-        "used_memory_lua_human": "0B",
-        "used_memory_scripts_eval": 0,
-        "number_of_cached_scripts": 0,
-        "number_of_functions": 0,
-        "number_of_libraries": 0,
-        "used_memory_vm_functions": 0,
-        "used_memory_vm_total": 0,
-        "used_memory_vm_total_human": "0B",
-        "used_memory_functions": 0,
-        "used_memory_scripts": 0,
-        "used_memory_scripts_human": "0B",
-        "maxmemory": 0,
-        "maxmemory_human": "0B",
-        "maxmemory_policy": "noeviction",
-        "allocator_frag_ratio": "1.00",
-        "allocator_frag_bytes": 0,
-        "allocator_rss_ratio": "1.00",
-        "allocator_rss_bytes": 0,
-        "rss_overhead_ratio": "1.00",
-        "rss_overhead_bytes": 0,
-        "mem_fragmentation_ratio": "1.00",
-        "mem_fragmentation_bytes": 0,
+        **MEMORY_OF_SCRIPTS,
+        **MEMORY_LIMIT_AND_FRAGMENTATION,
         "mem_not_counted_for_evict": 0,
         "mem_replication_backlog": 0,
         "mem_total_replication_buffers": 0,
@@ -278,6 +287,31 @@ def _persistence(context: CommandContext, total: ProcessStats) -> Section:
     }
 
 
+# Fields about parts that only Redis has.
+STATS_OF_EVICTION: Section = {
+    "expired_stale_perc": "0.00",
+    "expired_time_cap_reached_count": 0,
+    "expire_cycle_cpu_milliseconds": 0,
+    "evicted_keys": 0,
+    "evicted_clients": 0,
+    "evicted_scripts": 0,
+    "total_eviction_exceeded_time": 0,
+    "current_eviction_exceeded_time": 0,
+}
+STATS_OF_FORKS_AND_DEFRAGMENTATION: Section = {
+    "latest_fork_usec": 0,
+    "total_forks": 0,
+    "migrate_cached_sockets": 0,
+    "slave_expires_tracked_keys": 0,
+    "active_defrag_hits": 0,
+    "active_defrag_misses": 0,
+    "active_defrag_key_hits": 0,
+    "active_defrag_key_misses": 0,
+    "total_active_defrag_time": 0,
+    "current_active_defrag_time": 0,
+}
+
+
 def _stats(context: CommandContext, total: ProcessStats) -> Section:
     stats = total.stats
     return {
@@ -298,29 +332,13 @@ def _stats(context: CommandContext, total: ProcessStats) -> Section:
         "sync_partial_err": 0,
         "expired_subkeys": sum(applied.expired_fields for applied in _applied(context)),
         "expired_keys": sum(applied.expired_keys for applied in _applied(context)),
-        "expired_stale_perc": "0.00",
-        "expired_time_cap_reached_count": 0,
-        "expire_cycle_cpu_milliseconds": 0,
-        "evicted_keys": 0,
-        "evicted_clients": 0,
-        "evicted_scripts": 0,
-        "total_eviction_exceeded_time": 0,
-        "current_eviction_exceeded_time": 0,
+        **STATS_OF_EVICTION,
         "keyspace_hits": stats.hits,
         "keyspace_misses": stats.misses,
         "pubsub_channels": total.channels,
         "pubsub_patterns": total.patterns,
         "pubsubshard_channels": total.shard_channels,
-        "latest_fork_usec": 0,
-        "total_forks": 0,
-        "migrate_cached_sockets": 0,
-        "slave_expires_tracked_keys": 0,
-        "active_defrag_hits": 0,
-        "active_defrag_misses": 0,
-        "active_defrag_key_hits": 0,
-        "active_defrag_key_misses": 0,
-        "total_active_defrag_time": 0,
-        "current_active_defrag_time": 0,
+        **STATS_OF_FORKS_AND_DEFRAGMENTATION,
         "tracking_total_keys": total.tracked_keys,
         "tracking_total_items": total.tracked_items,
         "tracking_total_prefixes": total.tracked_prefixes,

@@ -44,6 +44,20 @@ def add_listening_options(
         metavar="ADDRESS",
         help="addresses to listen on (default: loopback)",
     )
+    _add_user_options(parser)
+    parser.add_argument(
+        "--notify-keyspace-events",
+        type=_event_classes,
+        default="",
+        metavar="CLASSES",
+        help="the classes of keyspace notifications, as in Redis (default: none)",
+    )
+    _add_client_limits(parser)
+    add_level_option(parser)
+    add_tls_options(parser)
+
+
+def _add_user_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--requirepass",
         metavar="PASSWORD",
@@ -59,13 +73,9 @@ def add_listening_options(
         metavar="USER=COMMANDS[,BYTES]",
         help="the limits of a user: commands, and bytes, per second; may be repeated",
     )
-    parser.add_argument(
-        "--notify-keyspace-events",
-        type=_event_classes,
-        default="",
-        metavar="CLASSES",
-        help="the classes of keyspace notifications, as in Redis (default: none)",
-    )
+
+
+def _add_client_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--protected-mode",
         choices=("yes", "no"),
@@ -86,8 +96,6 @@ def add_listening_options(
         metavar="SECONDS",
         help="close clients that are idle for longer (default: never)",
     )
-    add_level_option(parser)
-    add_tls_options(parser)
 
 
 def add_tls_port_option(parser: argparse.ArgumentParser) -> None:

@@ -178,30 +178,7 @@ async def answer_clients(
     """
     raise_file_limit(config.clients_max + (options.upstream_pinned if swap else 0))
     applications = Applications([source.cluster for source in sources], needs_key_formats=swap is not None)
-
-    def dispatcher(server: ServerContext) -> ProxyDispatcher:
-        if swap is None:
-            return ProxyDispatcher(server, applications)
-        return SwapDispatcher(
-            server,
-            applications,
-            *swap,
-            is_strict=options.transactions == "strict",
-            has_client_logins=options.upstream_auth == "client",
-        )
-
-    if swap is not None:
-        config = replace(config, bulk_bytes_max=FIRST_WORD_BYTES_MAX, value_bytes_max=VALUE_BYTES_MAX)
-    if options.upstream_auth == "client":
-        config = replace(config, password=secrets.token_hex())  # so that clients have to log in
-
-    server = Server(
-        Keyspace(),
-        replace(config, server_password=None),  # no process logs in to a proxy with it
-        dispatcher=dispatcher,
-        connection=ProxyConnection,
-    )
-    load_users(server.users)
+    server = _make_server(options, config, applications, swap)
     server.context.state_servers = applications.info_fields
     reload: Callable[[], None] | None = None
     mapped: MappedKeys | None = None
@@ -238,6 +215,35 @@ async def answer_clients(
         relay.stop()
         applications.stop()
         logger.info("ended")
+
+
+def _make_server(
+    options: argparse.Namespace,
+    config: ServerConfig,
+    applications: Applications,
+    swap: tuple[Upstream, Ownership] | None,
+) -> Server:
+    """Return a proxy that does not listen yet."""
+
+    def dispatcher(server: ServerContext) -> ProxyDispatcher:
+        if swap is None:
+            return ProxyDispatcher(server, applications)
+        return SwapDispatcher(
+            server,
+            applications,
+            *swap,
+            is_strict=options.transactions == "strict",
+            has_client_logins=options.upstream_auth == "client",
+        )
+
+    if swap is not None:
+        config = replace(config, bulk_bytes_max=FIRST_WORD_BYTES_MAX, value_bytes_max=VALUE_BYTES_MAX)
+    if options.upstream_auth == "client":
+        config = replace(config, password=secrets.token_hex())  # so that clients have to log in
+    config = replace(config, server_password=None)  # no process logs in to a proxy with it
+    server = Server(Keyspace(), config, dispatcher=dispatcher, connection=ProxyConnection)
+    load_users(server.users)
+    return server
 
 
 async def _until_known(ownership: Ownership, seconds_max: float) -> None:

@@ -106,6 +106,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="with --cluster: this server's node in the topology, by address or id",
     )
+    _add_log_options(parser)
+    add_upstream_options(parser)
+    _add_internal_options(parser)
+
+
+def _add_log_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compact",
         choices=("yes", "no"),
@@ -124,7 +130,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_retention_option(
         parser, "if the log is compacted: how far back it can be read, also by readers that are behind"
     )
-    add_upstream_options(parser)
+
+
+def _add_internal_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of servers that sparkis itself starts."""
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--behind-proxy", action="store_true", help=argparse.SUPPRESS)  # see `serve_upstream`
     parser.add_argument("--control-port", type=tcp_port, default=0, help=argparse.SUPPRESS)
@@ -308,17 +317,8 @@ async def _serve(
     moments: Mapping[tuple[str, str], Moment] | None = None,
 ) -> int:
     """Serve until a signal, the end of the parent, or the end of the last driver's lease; return the exit code."""
-    catalog: JobCatalog
-    server: Server | Workers
     raise_file_limit(config.clients_max)
-    if options.workers > 1:
-        catalog = server = Workers(config, options.workers)
-        load_users(server.users)
-        await server.start_processes()
-    else:
-        keyspace = Keyspace()
-        catalog, server = LocalJobCatalog(keyspace), Server(keyspace, config)
-        load_users(server.users)
+    catalog, server = await _make_server(config, options.workers)
     choice = options.compact if moments is None else "no"
     compacted = await asyncio.to_thread(compacted_logs, roots, choice)
     retention_ms = int(options.retention * 60_000)
@@ -339,10 +339,7 @@ async def _serve(
             topology_task = asyncio.create_task(file.follow())
         await appliers.start()
         loading = asyncio.create_task(appliers.catch_up())
-        await asyncio.wait([loading], timeout=LOADING_GRACE_S)
-        # Before the jobs are loaded, a reply could be a wrong nil.
-        server.set_loading(not loading.done())
-        loading.add_done_callback(lambda _: server.set_loading(False))
+        await _wait_for_jobs(server, loading)
         await server.start()
         control_port = await control.start(options.control_port) if control else None
         if options.behind_proxy:
@@ -375,6 +372,26 @@ async def _serve(
         logger.info("ended")
     is_unused = driver_leases is not None and driver_leases.has_ended
     return UNUSED_CODE if is_unused and options.behind_proxy else 0
+
+
+async def _wait_for_jobs(server: Server | Workers, loading: asyncio.Task[None]) -> None:
+    """Wait for all jobs for a moment; then the server replies LOADING until they are loaded: a nil could be wrong."""
+    await asyncio.wait([loading], timeout=LOADING_GRACE_S)
+    server.set_loading(not loading.done())
+    loading.add_done_callback(lambda _: server.set_loading(False))
+
+
+async def _make_server(config: ServerConfig, workers: int) -> tuple[JobCatalog, Server | Workers]:
+    """Return a server that does not listen yet, of one process or with workers, and the jobs that it serves."""
+    if workers > 1:
+        master = Workers(config, workers)
+        load_users(master.users)
+        await master.start_processes()
+        return master, master
+    keyspace = Keyspace()
+    server = Server(keyspace, config)
+    load_users(server.users)
+    return LocalJobCatalog(keyspace), server
 
 
 def _report_loaded(loading: asyncio.Task[None]) -> None:

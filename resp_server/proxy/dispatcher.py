@@ -181,18 +181,10 @@ class ProxyDispatcher(Dispatcher):
                     session.set_reply_mode(mode)
                     answered -= 1
                     break
-                if taken is not Taken.NO:
+                if taken is Taken.NO:
+                    must_wait, later = self._forward_or_answer(context, route, request, batch)
+                else:
                     must_wait = taken is Taken.LAST
-                elif is_long and self._forward_long(context, request, batch):
-                    must_wait = True
-                elif route is not None and (
-                    session.transaction is not None or route.command.facts.group == TRANSACTIONS
-                ):
-                    must_wait = self._transact(context, route.command, request, batch)
-                    if not must_wait:
-                        later = self._answer_locally(context, request, batch)
-                elif not self._forward(context, request, batch):
-                    later = self._answer_locally(context, request, batch)
                 end_caching(session, request)
                 # The upstream has connections for each protocol: later requests must not overtake those before HELLO.
                 must_wait |= batch.is_last or (self.has_upstream and session.protocol != protocol)
@@ -211,6 +203,20 @@ class ProxyDispatcher(Dispatcher):
             return batch
         out += map(as_bytes, batch.replies())
         return later
+
+    def _forward_or_answer(
+        self, context: CommandContext, route: CommandRoute | None, request: Request, batch: ReplyBatch
+    ) -> tuple[bool, Sliced | None]:
+        """Forward a request, or answer it here; return whether the batch ends with it, and a reply that comes later."""
+        if type(request) is LongRequest and self._forward_long(context, request, batch):
+            return True, None
+        is_queued = context.session.transaction is not None
+        if route is not None and (is_queued or route.command.facts.group == TRANSACTIONS):
+            if self._transact(context, route.command, request, batch):
+                return True, None
+        elif self._forward(context, request, batch):
+            return False, None
+        return False, self._answer_locally(context, request, batch)
 
     def _reply_error(self, session: Session, request: Request, batch: ReplyBatch, index: int, error: Exception) -> None:
         """Reply the error that a request raised. Within MULTI, EXEC will be refused; an EXEC itself ends."""

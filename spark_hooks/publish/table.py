@@ -105,22 +105,37 @@ def publish_table(
     check_layout(df, [state], job)
     root = log_of(df.sparkSession, log)
     clock_ms = now_ms()
+    runs, digest = _encoded(df, state, job, clock_ms)
+    epoch = _commit(root, job, state, runs, digest, clock_ms)
+    endpoints.announce(root, job, epoch)
+    if not endpoints.wait(root, job, epoch, VISIBILITY_TIMEOUT_S):
+        logger.warning("job %s: epoch %d was not readable after %s s", job, epoch, VISIBILITY_TIMEOUT_S)
+    return epoch
+
+
+def _encoded(df: DataFrame, state: StateDescriptor, job: str, clock_ms: int) -> tuple[list[pa.RecordBatch], int]:
+    """Return the rows as runs of changes, and their digest; DescriptorError for too many rows, or duplicate ones."""
     layout = Layout.of(df, [state], job)
     batches = _batches_of(layout.rows(df.limit(ROWS_MAX + 1), 1))
     if sum(batch.num_rows for batch in batches) > ROWS_MAX:
         raise DescriptorError(
-            f"table {name!r}: the DataFrame has more than {ROWS_MAX} rows, and each call writes the whole table again; "
-            f"filter out rows that nobody reads, or publish changed rows from a stream with sparkis.queryable"
+            f"table {state.name!r}: the DataFrame has more than {ROWS_MAX} rows, and each call writes the whole table "
+            f"again; filter out rows that nobody reads, or publish changed rows from a stream with sparkis.queryable"
         )
     digest = [0]
     try:
         runs = list(encode(layout.plans(clock_ms), batches, digest))
     except DuplicateRowsError as error:
         raise DescriptorError(
-            f"table {name!r}: several rows have the {'member' if member else 'field'} "
-            f"{(error.field or b'')[:100]!r} in the column {member or field!r}; "
+            f"table {state.name!r}: several rows have the {'member' if state.member else 'field'} "
+            f"{(error.field or b'')[:100]!r} in the column {state.member or state.field!r}; "
             f"keep one of them, for example with dropDuplicates()"
         ) from None
+    return runs, digest[0] & DIGEST_MASK
+
+
+def _commit(root: str, job: str, state: StateDescriptor, runs: list[pa.RecordBatch], digest: int, clock_ms: int) -> int:
+    """Commit runs as the next epoch of a job, in place of a table's former rows; return the epoch's number."""
     with _writing:
         writer = _writer_of(root, job, state)
         epoch = writer.last.epoch + 1 if writer.last else 0
@@ -130,15 +145,12 @@ def publish_table(
                 clock_ms=clock_ms,
                 inline=[to_stream(runs)] if runs else [],
                 rows=sum(run.num_rows for run in runs),
-                digest=digest[0] & DIGEST_MASK,
-                replaces=(name,),
+                digest=digest,
+                replaces=(state.name,),
             )
         except FencedWriterError:
-            raise _fenced(name, job) from None
+            raise _fenced(state.name, job) from None
         writer.mark_final()
-    endpoints.announce(root, job, epoch)
-    if not endpoints.wait(root, job, epoch, VISIBILITY_TIMEOUT_S):
-        logger.warning("job %s: epoch %d was not readable after %s s", job, epoch, VISIBILITY_TIMEOUT_S)
     return epoch
 
 

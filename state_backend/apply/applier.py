@@ -772,8 +772,7 @@ def _slots(text: str) -> KeyGroups:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run an applier until its standard input ends."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m state_backend.apply.applier", description=__doc__)
     parser.add_argument("--log", required=True, help="the log root")
     parser.add_argument("--job", required=True, help="the job to apply")
@@ -789,13 +788,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--retention-ms", type=int, default=RETENTION_MS, help="how long --compact retains epochs")
     parser.add_argument("--moment", nargs=3, metavar=("GENERATION", "EPOCH", "MS"), help="serve this past moment only")
     parser.add_argument("--probe-interval-s", type=float, default=PROBE_INTERVAL_S)
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def _report(event: dict[str, Any]) -> None:
+    """Write an event to the server that started this process."""
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run an applier until its standard input ends."""
+    options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-
-    def report(event: dict[str, Any]) -> None:
-        sys.stdout.write(json.dumps(event) + "\n")
-        sys.stdout.flush()
-
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # only the server ends this process, not a closed terminal
 
     folder = Path(options.store) / options.job
@@ -813,7 +818,7 @@ def main(arguments: list[str] | None = None) -> None:
         log,
         options.job,
         options.store,
-        report,
+        _report,
         clock=clock,
         compactor=compactor,
         slots=options.slots,
