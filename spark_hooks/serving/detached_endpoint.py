@@ -57,9 +57,11 @@ class DetachedEndpoint(endpoints.ServedEndpoint):
         self.url = endpoints.url_of(host, self.port, password, tls)
         endpoints.add(log, self)
         atexit.register(self._exit)
-        # A process that stays behind is told at the level that programs show by default.
-        level = logging.WARNING if self._outlives_exit and linger_s else logging.INFO
-        logger.log(level, "%s", self._server.lifetime_text(outlives_exit=self._outlives_exit))
+        # Programs show warnings by default: a process that may stay behind is announced.
+        logger.log(logging.WARNING if linger_s else logging.INFO, "%s", self)
+
+    def __str__(self) -> str:
+        return self._server.lifetime_text(outlives_exit=self._outlives_exit)
 
     @property
     def pid(self) -> int:

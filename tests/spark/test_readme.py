@@ -43,6 +43,12 @@ def test_the_quick_start_is_a_program_whose_line_reads_it(tmp_path: Path) -> Non
             assert command.startswith("redis-cli -u redis://127.0.0.1:"), (tmp_path / "stderr").read_text()
             assert 0 <= float(eventually(lambda: printed_by(command), NUMBER.fullmatch)) <= 30
             assert program.poll() is None
+            (told,) = [line for line in (tmp_path / "stderr").read_text().splitlines() if "sparkis" in line]
+            assert told.startswith(f"started a server for {tmp_path}/quickstart/log at port ")
+            assert (
+                "it stays 600 s after a crash of the driver. To end it at once: endpoint.stop(), or: sparkis stop"
+                in told
+            )
         finally:
             program.send_signal(signal.SIGINT)
             program.wait(WAIT_S_MAX)

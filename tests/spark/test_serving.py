@@ -173,6 +173,7 @@ def test_a_server_ends_with_stop_which_may_be_called_twice(spark: SparkSession, 
     endpoint = public.serve(spark, log=tmp_path / "log")
     assert spark.conf.get("spark.sparkis.log") == str(tmp_path / "log")
     assert redis.Redis.from_url(endpoint.url).ping()
+    assert f"at port {endpoint.port}; it stays 600 s after a crash of the driver" in str(endpoint)
     store = endpoint._server.folder / "store"
     assert store.is_dir()
     endpoint.stop()
