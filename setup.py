@@ -20,6 +20,7 @@ MODULES = [
     "state_backend.native.lookup",
     "state_backend.native.packing",
     "state_backend.native.state_files",
+    "state_backend.native.change_records",
     "resp_server.native.core",
     "resp_server.proxy.hop",
 ]

@@ -12,6 +12,7 @@ from state_backend.checkpoint.stores import Decoded
 from state_backend.codec.row_encoding import in_runs, names_of, sorted_by_position
 from state_backend.log.epochs import ChangeFile, EpochContent
 from state_backend.log.log_writer import ChangeFileWriter
+from state_backend.model.records import positions_in
 
 # A whole state is written in files of about this size (guess).
 FILE_BYTES_MAX = 256 << 20
@@ -41,7 +42,10 @@ class RecordWriter:
 
     def _runs(self, decoded: Decoded, *, is_whole: bool) -> Iterator[pa.RecordBatch]:
         for run in in_runs(self._encoded(decoded)):
-            yield sorted_by_position(run if is_whole else newest_of_each(run, self._is_list))
+            ordered = sorted_by_position(run)
+            positions = positions_in(ordered)
+            may_repeat_keys = not is_whole and bool((positions[1:] == positions[:-1]).any())
+            yield newest_of_each(ordered, self._is_list) if may_repeat_keys else ordered
 
     def _encoded(self, decoded: Decoded) -> Iterator[pa.RecordBatch]:
         numbers: dict[tuple[int, str], list[int]] = {}

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from state_backend.checkpoint.spark_types import VARIANT
 from state_backend.model.errors import CheckpointDamagedError
+from state_backend.native import state_files
 
 WORD = 8
 Numbers = npt.NDArray[np.int64]
@@ -233,6 +234,9 @@ class _Decoder:
 
     def _gathered(self, starts: Numbers, sizes: Numbers) -> tuple[npt.NDArray[np.uint8], Numbers]:
         """Return pieces of the buffer one after the other, and the offsets of the pieces."""
+        if state_files is not None:
+            pieces, ends = state_files.gathered(self._content, starts, sizes)
+            return np.frombuffer(pieces, np.uint8), np.frombuffer(ends, np.int64)
         offsets = np.concatenate(([0], np.cumsum(sizes)))
         places = np.arange(int(offsets[-1])) + np.repeat(starts - offsets[:-1], sizes)
         return self._content[places], offsets
@@ -247,6 +251,8 @@ class _Decoder:
         """Return `width` bytes at each position, as rows of an array."""
         if not len(at):
             return np.empty((0, width), np.uint8)
+        if state_files is not None:
+            return np.frombuffer(state_files.words(self._content, at, width), np.uint8).reshape(-1, width)
         windows = np.lib.stride_tricks.sliding_window_view(self._content, width)
         return windows[at]
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 # Texts with an exponent, which Arrow and Java write for some numbers, are rewritten one by one.
 EXPONENT = "[eE]"
+EXPONENTS = (b"e", b"E")
 # The first character of the text that Arrow writes for a time whose year does not fit into 16 bits.
 YEAR_TOO_LARGE = "<"
 
@@ -48,6 +49,9 @@ def float_text(number: np.floating[Any]) -> str:
 
 def _rewrite(texts: pa.Array, rewrite: Any) -> pa.Array:
     """Rewrite the texts that have an exponent, which is rare; the others stay unchanged."""
+    content = texts.buffers()[2]
+    if content is None or not any(letter in content.to_pybytes() for letter in EXPONENTS):
+        return texts
     has_exponent = pc.fill_null(pc.match_substring_regex(texts, EXPONENT), False)
     if not pc.any(has_exponent).as_py():
         return texts

@@ -42,6 +42,7 @@ from state_backend.model.records import (
     schema,
 )
 from state_backend.model.slots import HASH_BITS, position_of
+from state_backend.native import change_records
 
 # The upper bits of the column g: the state's number. The sign bit stays 0, so there are up to 32,768 states.
 STATE_BITS = 16
@@ -268,7 +269,7 @@ def changes_of(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatc
             pc.if_else(is_deleted, pa.scalar(Op.DELETE, pa.uint8()), put),
             keys,
             field,
-            pc.if_else(is_deleted, nothing, value),
+            pc.if_else(is_deleted, nothing, value) if pc.any(is_deleted).as_py() else value,
             pc.if_else(is_deleted, pa.scalar(None, pa.int64()), expire_at_ms),
         ],
         schema=schema(),
@@ -440,6 +441,34 @@ def pack_columns(names: tuple[str, ...], values: list[pa.Array]) -> tuple[pa.Arr
 
     Returns the maps, and for each row whether its map is empty.
     """
+    if change_records is None or not len(values[0]):
+        return pack_columns_in_arrow(names, values)
+    fields = [name.encode() for name in names]
+    heads = [b"$%d\r\n%b\r\n$" % (len(field), field) for field in fields]
+    given = [(*_content(value), _validity(value)) for value in values]
+    ends, content, is_empty = change_records.packed_maps(heads, given, len(values[0]))
+    used = int.from_bytes(ends[-4:], "little")
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(content).slice(0, used)]
+    return pa.Array.from_buffers(pa.binary(), len(values[0]), buffers), pa.array(np.frombuffer(is_empty, np.bool_))
+
+
+def _content(column: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """Return the offsets of a binary array that is not empty, and the content that they refer to."""
+    _, offsets, content = column.buffers()
+    found = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    return found, np.frombuffer(content or b"\0", np.uint8)
+
+
+def _validity(column: pa.Array) -> npt.NDArray[np.uint8] | None:
+    """Return a byte for each row, which is 0 for null; None if there is no null."""
+    if not column.null_count:
+        return None
+    is_valid: npt.NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+    return is_valid.view(np.uint8)
+
+
+def pack_columns_in_arrow(names: tuple[str, ...], values: list[pa.Array]) -> tuple[pa.Array, pa.Array]:
+    """Encode maps without the compiled core."""
     n = len(values[0])
     count = np.zeros(n, np.uint16)
     offset = np.zeros(n, np.uint32)
@@ -549,6 +578,13 @@ CRC32_PAIRS = _crc32_step(_crc32_step(np.arange(1 << 16, dtype=np.uint32)))
 
 def positions_of(keys: pa.Array, prefix: bytes = b"") -> npt.NDArray[np.uint64]:
     """Return the positions (`slots.position_of`) of a binary array of keys without nulls; all begin with `prefix`."""
+    if change_records is None or not len(keys):
+        return positions_in_numpy(keys, prefix)
+    return np.frombuffer(change_records.positions(*_content(keys), len(prefix)), np.uint64)
+
+
+def positions_in_numpy(keys: pa.Array, prefix: bytes = b"") -> npt.NDArray[np.uint64]:
+    """Return positions without the compiled core."""
     n = len(keys)
     ends = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + n + 1].astype(np.int64)
     content = np.frombuffer(keys.buffers()[2] or b"\0", np.uint8)

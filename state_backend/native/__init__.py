@@ -2,7 +2,8 @@
 
 It writes nothing: all writes go through py-lmdb. It is optional. If it is not built, or if SPARKIS_PURE is set,
 `pages_of` returns None, py-lmdb does all look-ups, and Python builds all records. `state_files.pyx` has the hot loops
-of reading Spark's checkpoints; `state_backend.checkpoint` has the same functions in Python.
+of reading Spark's checkpoints, `change_records.pyx` those of encoding changes; `state_backend.checkpoint` and
+`state_backend.codec` have the same functions in Python.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def compiled_module(name: str) -> ModuleType | None:
 
 _lookup = compiled_module("state_backend.native.lookup")
 state_files = compiled_module("state_backend.native.state_files")
+change_records = compiled_module("state_backend.native.change_records")
 _packing = None if _lookup is None else compiled_module("state_backend.native.packing")
 
 

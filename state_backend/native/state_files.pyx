@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The hot loops of reading Spark's state files: checksums, the positions of records, and the numbers of keys.
+"""The hot loops of reading Spark's state files: checksums, the positions of records, their bytes, the numbers of keys.
 
-`state_backend.checkpoint.hashes`, `.records` and `.key_numbers` have the same in Python, and the formats. Every size is
-checked against the buffer before it is used.
+`state_backend.checkpoint.hashes`, `.records`, `.unsafe_rows` and `.key_numbers` have the same in Python, and the
+formats. Every size is checked against the buffer before it is used.
 """
 
 import os
@@ -154,6 +154,45 @@ def split_records(bytes content, bint has_kinds, int64_t record_bytes_max):
         count += 1
         at = after
     return ops[:count], table[: 32 * count], at, has_ended, wrong
+
+
+def words(const uint8_t[:] content, const int64_t[:] starts, int64_t width):
+    """Return `width` bytes at each position of a buffer, one after the other."""
+    cdef int64_t count = starts.shape[0], end = content.shape[0] - width, row
+    cdef bytes result = PyBytes_FromStringAndSize(NULL, width * count)
+    cdef uint8_t* at = <uint8_t*>PyBytes_AS_STRING(result)
+    if width < 1 or width > 16:
+        raise ValueError("a word has 1 to 16 bytes")
+    for row in range(count):
+        if starts[row] < 0 or starts[row] > end:
+            raise IndexError("a word is outside of its buffer")
+        if width == 8:  # a constant size is copied faster
+            memcpy(at, &content[starts[row]], 8)
+        else:
+            memcpy(at, &content[starts[row]], width)
+        at += width
+    return result
+
+
+def gathered(const uint8_t[:] content, const int64_t[:] starts, const int64_t[:] sizes):
+    """Return pieces of a buffer one after the other, and the offsets of the pieces, as i64."""
+    cdef int64_t count = starts.shape[0], end = content.shape[0], row, total = 0
+    if sizes.shape[0] != count:
+        raise ValueError("as many sizes as starts are needed")
+    for row in range(count):
+        if starts[row] < 0 or sizes[row] < 0 or starts[row] > end - sizes[row]:
+            raise IndexError("a piece is outside of its buffer")
+        total += sizes[row]
+    cdef bytes result = PyBytes_FromStringAndSize(NULL, total)
+    cdef bytes offsets_result = PyBytes_FromStringAndSize(NULL, 8 * (count + 1))
+    cdef uint8_t* at = <uint8_t*>PyBytes_AS_STRING(result)
+    cdef int64_t* offsets = <int64_t*>PyBytes_AS_STRING(offsets_result)
+    offsets[0] = 0
+    for row in range(count):
+        if sizes[row]:
+            memcpy(at + offsets[row], &content[starts[row]], sizes[row])
+        offsets[row + 1] = offsets[row] + sizes[row]
+    return result, offsets_result
 
 
 cdef struct Key:

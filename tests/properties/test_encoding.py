@@ -24,6 +24,8 @@ from state_backend.codec.row_encoding import (
     encode,
     pack_arrays,
     pack_columns,
+    pack_columns_in_arrow,
+    positions_in_numpy,
     positions_of,
 )
 from state_backend.model.descriptor import Reduce, StateDescriptor
@@ -43,7 +45,9 @@ KEYS = st.one_of(
 @example([b"", b"{}", b"{}{a}", b"{a}b", b"a{", b"x" * COLUMN_HASH_BYTES_MAX], 1, b"")
 def test_positions_of_a_column_are_the_positions_of_its_keys(keys: list[bytes], offset: int, prefix: bytes) -> None:
     column = pa.array([prefix + key for key in keys], pa.binary()).slice(offset)
-    assert positions_of(column, prefix).tolist() == [position_of(prefix + key) for key in keys[offset:]]
+    expected = [position_of(prefix + key) for key in keys[offset:]]
+    assert positions_of(column, prefix).tolist() == expected
+    assert positions_in_numpy(column, prefix).tolist() == expected
 
 
 COLUMNS = st.integers(1, 5).flatmap(
@@ -58,12 +62,12 @@ COLUMNS = st.integers(1, 5).flatmap(
 def test_columns_are_packed_as_a_row_at_a_time_is(table: list[list[bytes | None]], names: list[str]) -> None:
     fields = tuple(names[: len(table[0])])
     columns = [pa.array(column, pa.binary()) for column in zip(*table, strict=True)]
-    packed, is_empty = pack_columns(fields, columns)
     maps = [
         [(name.encode(), value) for name, value in zip(fields, row, strict=True) if value is not None] for row in table
     ]
-    assert packed.to_pylist() == [packed_map.pack(each) for each in maps]
-    assert is_empty.to_pylist() == [not each for each in maps]
+    for packed, is_empty in (pack_columns(fields, columns), pack_columns_in_arrow(fields, columns)):
+        assert packed.to_pylist() == [packed_map.pack(each) for each in maps]
+        assert is_empty.to_pylist() == [not each for each in maps]
 
 
 @settings(deadline=None)
