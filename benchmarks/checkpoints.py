@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -65,18 +66,18 @@ class WrittenCheckpoint:
             numbers = chance.permutation(np.arange(partition, keys, self._partitions))
             self._write(f"state/0/{partition}/{batch + 1}.snapshot", numbers, batch)
 
-    def write_changes(self, batch: int, numbers: npt.NDArray[np.int64]) -> None:
-        """Write the changes of a batch: new values of some keys."""
+    def write_changes(self, batch: int, numbers: npt.NDArray[np.int64], value: int | None = None) -> None:
+        """Write the changes of a batch: new values of some keys. value: their counts, if not the batch's number + 1."""
         for partition in range(self._partitions):
             chosen = numbers[numbers % self._partitions == partition]
-            self._write(f"state/0/{partition}/{batch + 1}.delta", chosen, batch)
+            self._write(f"state/0/{partition}/{batch + 1}.delta", chosen, batch if value is None else value - 1)
 
-    def plan(self, batch: int) -> None:
+    def plan(self, batch: int, settings: Mapping[str, str] | None = None) -> None:
         """Write a batch's offsets, as Spark does before it runs the batch."""
         header = {
             "batchWatermarkMs": 0,
             "batchTimestampMs": BATCH_TIME_MS + 1000 * batch,
-            "conf": {"spark.sql.shuffle.partitions": str(self._partitions)},
+            "conf": {"spark.sql.shuffle.partitions": str(self._partitions), **(settings or {})},
         }
         self._appear(self.folder / f"offsets/{batch}", f"v1\n{json.dumps(header)}\n{batch}".encode())
 
@@ -91,7 +92,9 @@ class WrittenCheckpoint:
         unfinished.rename(path)
 
     def _write(self, path: str, numbers: npt.NDArray[np.int64], batch: int) -> None:
-        with open(self.folder / path, "wb") as file:
+        """Write a file of the state; it gets its name when it is complete."""
+        unfinished = (self.folder / path).with_suffix(".tmp")
+        with open(unfinished, "wb") as file:
             rest = b""
             for start in range(0, len(numbers), PART_ROWS):
                 content = rest + _records(numbers[start : start + PART_ROWS], batch)
@@ -101,6 +104,7 @@ class WrittenCheckpoint:
                 rest = content[whole:]
             file.write(self._block(rest + END))
             file.write(LZ4_HEADER.pack(LZ4, LZ4_STORED, 0, 0, 0))
+        unfinished.rename(self.folder / path)
 
     def _block(self, content: bytes) -> bytes:
         packed = self._codec.compress(content, asbytes=True)

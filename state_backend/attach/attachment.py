@@ -41,11 +41,11 @@ OnMismatch = Literal["refuse", "replace"]
 
 # The pauses between two checks for the next commit, which is one file. A check takes microseconds on a local disk. On
 # an object store it costs money, so the progress of the query is checked in between, if the query runs in this driver.
-POLL_INTERVAL_LOCAL_S = 0.02
+POLL_INTERVAL_LOCAL_S = 0.01
 POLL_INTERVAL_REMOTE_S = 1.0
 PROGRESS_INTERVAL_S = 0.1
 # The number of checks between two listings of all commits, which show whether the checkpoint was set back.
-CHECKS_PER_LISTING = 50
+CHECKS_PER_LISTING = 100
 CHECKS_PER_LISTING_REMOTE = 10
 HEARTBEAT_INTERVAL_S = 1.0
 # A failed read is retried after pauses that double from the first to the longest (guess).
@@ -123,6 +123,9 @@ class StateReader(ABC):
     @abstractmethod
     def changes(self, writer: ChangeFiles, first: int, last: int) -> Iterator[tuple[int, EpochContent]]:
         """Write the changes of some batches, and yield them in order. The caller commits each before the next."""
+
+    def read_ahead(self, writer: ChangeFiles, batch: int) -> None:  # noqa: B027  # not all readers do it
+        """Begin to read the changes of the next batch before its commit; called repeatedly, until it is committed."""
 
     def pause_s(self, read_s: float) -> float:
         """Return the pause after a read that took `read_s` seconds."""
@@ -400,6 +403,8 @@ class Attachment:
             interval_s, checks = POLL_INTERVAL_LOCAL_S, CHECKS_PER_LISTING
         else:
             interval_s, checks = POLL_INTERVAL_REMOTE_S, CHECKS_PER_LISTING_REMOTE
+        if last is not None:
+            self._reader.read_ahead(self._writer, batch)
         for _ in range(checks):
             self._wait_for_progress(interval_s)
             if self._stopping.is_set() or self._checkpoint.is_committed(batch):

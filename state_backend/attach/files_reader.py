@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from state_backend.attach.attachment import ChangeFiles, StateReader
+from state_backend.attach.read_ahead import ReadAhead
 from state_backend.attach.record_writer import RecordWriter
 from state_backend.attach.rows import BoundState
 from state_backend.attach.shard import Place, Share, joined, places_of, processes_for, rows_at, write_in_processes
@@ -47,6 +48,7 @@ class FilesReader(StateReader):
         self._writer = RecordWriter(states)
         self._compares_snapshots = False
         self._newest: Layout | None = None  # the last one that was read
+        self._ahead: ReadAhead | None = None
 
     def snapshot(self, writer: ChangeFiles, batch: int) -> EpochContent:
         """Write the whole state as of a batch."""
@@ -74,9 +76,33 @@ class FilesReader(StateReader):
             layout = self._layout(batch)
             if layout.partition_count != before:
                 yield batch, self.snapshot(writer, batch)
-            else:
+                continue
+            content = None
+            if (ahead := self._ahead_of(writer, batch)) is not None:
+                self._ahead = None
+                content = ahead.content(layout)
+            if content is None:
                 decoded = (each for store in layout.stores for each in store.changes(store.partitions, batch))
-                yield batch, self._writer.write(writer.change_files(batch), decoded, is_whole=False)
+                content = self._writer.write(writer.change_files(batch), decoded, is_whole=False)
+            yield batch, content
+
+    def read_ahead(self, writer: ChangeFiles, batch: int) -> None:
+        """Begin to read the changes of the next batch before its commit, in a thread."""
+        is_remote = "://" in self._checkpoint.location
+        if is_remote or self._compares_snapshots or self._ahead_of(writer, batch) is not None:
+            return
+        self.close()
+        self._ahead = ReadAhead(self._checkpoint, self._writer, writer, batch)
+
+    def _ahead_of(self, writer: ChangeFiles, batch: int) -> ReadAhead | None:
+        ahead = self._ahead
+        return ahead if ahead is not None and ahead.place == (writer.folder, batch) else None
+
+    def close(self) -> None:
+        """End the reading ahead."""
+        ahead = self._ahead
+        if ahead is not None:
+            ahead.stop()
 
     def pause_s(self, read_s: float) -> float:
         """Return the pause after a read that took `read_s` seconds."""

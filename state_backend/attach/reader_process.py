@@ -4,7 +4,8 @@
 pickled objects through the child's stdin and stdout:
 
     to the child    _Read, one at a time; before the first one the location and the states
-    from the child  records of its log, then one EpochContent with the pause after the read, or an exception
+    from the child  records of its log, then one EpochContent with the pause after the read, or an exception; nothing
+                    for a request to read ahead
 
 The child, and the processes that it has started (see `shard`), are ended by `close`, and when its stdin is closed,
 because the parent has died.
@@ -41,16 +42,23 @@ from state_backend.model.errors import CheckpointError, SparkisError
 logger = logging.getLogger("sparkis.attach")
 
 SOURCE = str(Path(__file__).resolve().parents[2])
+# The child leaves the processor to the query if both need it. The query does not wait for the child (guess).
+NICENESS = 5
+AUTOGROUP = Path("/proc/self/autogroup")  # of Linux: a session's niceness among other sessions
 
 
 @dataclass(frozen=True)
 class _Read:
-    """A request to read the whole state, or the changes of a batch, into a folder of a log."""
+    """A request to read the whole state, or the changes of a batch, into a folder of a log.
+
+    is_ahead: the batch is not committed yet.
+    """
 
     root: str
     folder: str
     batch: int
-    is_whole: bool
+    is_whole: bool = False
+    is_ahead: bool = False
 
     def change_files(self, epoch: int) -> ChangeFileWriter:
         """Return a writer of change files for an epoch."""
@@ -90,7 +98,15 @@ class ProcessReader(StateReader):
     def changes(self, writer: ChangeFiles, first: int, last: int) -> Iterator[tuple[int, EpochContent]]:
         """Write the changes of some batches, and yield them in order."""
         for batch in range(first, last + 1):
-            yield batch, self._read(_Read(writer.root, writer.folder, batch, is_whole=False))
+            yield batch, self._read(_Read(writer.root, writer.folder, batch))
+
+    def read_ahead(self, writer: ChangeFiles, batch: int) -> None:
+        """Have the child begin to read the changes of the next batch before its commit, if the child runs."""
+        child = self._child
+        if child is not None:
+            assert child.stdin is not None
+            with suppress(OSError, ValueError):  # the child has ended, or `close` has closed the pipe
+                _send(child.stdin, _Read(writer.root, writer.folder, batch, is_ahead=True))
 
     def pause_s(self, read_s: float) -> float:
         """Return the pause after the last read, as the child's reader wants it."""
@@ -190,6 +206,9 @@ class _ForwardingHandler(logging.Handler):
 
 def main() -> None:
     """Answer the parent's requests until it closes stdin."""
+    os.nice(NICENESS)
+    with suppress(OSError):
+        AUTOGROUP.write_text(str(NICENESS))
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
     logging.basicConfig(level=logging.INFO, handlers=[_ForwardingHandler(answers)])
@@ -197,7 +216,11 @@ def main() -> None:
     threading.Thread(target=_receive, args=(requests,), daemon=True).start()
     reading = _Reading(*requests.get())
     while True:
-        _send(answers, reading.answer(requests.get()))
+        request: _Read = requests.get()
+        if request.is_ahead:
+            reading.read_ahead(request)
+        else:
+            _send(answers, reading.answer(request))
 
 
 def _receive(requests: queue.SimpleQueue[Any]) -> None:
@@ -223,6 +246,11 @@ class _Reading:
     @cached_property
     def _reader(self) -> FilesReader:
         return FilesReader(Checkpoint.at(self._location), self._states)
+
+    def read_ahead(self, request: _Read) -> None:
+        """Begin to read a batch before its commit."""
+        with suppress(Exception):  # the read after the commit meets the same error, or none
+            self._reader.read_ahead(request, request.batch)
 
     def answer(self, request: _Read) -> object:
         """Read and write; return what is sent to the parent."""

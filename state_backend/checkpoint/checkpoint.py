@@ -109,6 +109,10 @@ class Checkpoint:
         """Tell whether a batch is committed, and not removed. Checks one file."""
         return self._files.size(f"commits/{batch}") is not None
 
+    def is_planned(self, batch: int) -> bool:
+        """Tell whether Spark has planned a batch, and not removed it. Checks one file."""
+        return self._files.size(f"offsets/{batch}") is not None
+
     def commit(self, batch: int) -> BatchCommit:
         """Return a batch's commit; PurgedVersionError if it has none."""
         path = f"commits/{batch}"

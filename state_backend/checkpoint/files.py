@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from state_backend.log.filesystems import Filesystem, open_filesystem
 from state_backend.model.errors import CheckpointUnavailableError, LogUnavailableError
 
 NUMBER = re.compile(r"\d{1,18}")
+
+# Of a local file: its device and number, its size, and the times of its last changes.
+FileIdentity = tuple[int, int, int, int, int]
 
 
 class CheckpointFiles:
@@ -53,6 +57,24 @@ class CheckpointFiles:
         """Return the size of a file in bytes; None if there is no such file."""
         with self._translated():
             return self._filesystem.size(path)
+
+    def identity(self, path: str) -> FileIdentity | None:
+        """Return the identity of a local file; None if there is no such file.
+
+        Another file that gets the path has another identity. The file is opened, because NFS may answer a look at a
+        path from its cache.
+        """
+        try:
+            file = os.open(self.name(path), os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise CheckpointUnavailableError(f"cannot read {self.name(path)}: {error}") from error
+        try:
+            found = os.fstat(file)
+        finally:
+            os.close(file)
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     def name(self, path: str) -> str:
         """Return a file's full name, for errors."""

@@ -29,13 +29,17 @@ class HdfsStore:
         self._folder = folder
         self._format = RowFormat(has_version=False, has_checksums=has_checksums, name=files.name(folder))
 
+    def name_of_changes(self, version: int, unique_id: str | None) -> str:
+        """Return the name of a version's delta."""
+        return f"{version}.delta"
+
     def has_changes(self, version: int, unique_id: str | None) -> bool:
         """Return True: this provider writes the changes of each version."""
         return True
 
     def changes(self, version: int, unique_id: str | None, id_before: Callable[[], str | None]) -> Iterator[Records]:
         """Yield the changes that made a version, in their order."""
-        return self._opened(f"{version}.delta")()
+        return self._opened(self.name_of_changes(version, unique_id))()
 
     def whole(self, version: int, unique_id: str | None) -> Iterator[Records]:
         """Yield the whole state as of a version: puts of distinct keys."""

@@ -36,9 +36,13 @@ class RocksDbStore:
         self._folder = folder
         self._format = RowFormat(has_version=True, has_checksums=has_checksums, name=files.name(folder))
 
+    def name_of_changes(self, version: int, unique_id: str | None) -> str:
+        """Return the name of a version's change log."""
+        return f"{_stem(version, unique_id)}.changelog"
+
     def has_changes(self, version: int, unique_id: str | None) -> bool:
         """Tell whether a version has a change log."""
-        return self._files.size(f"{self._folder}/{_stem(version, unique_id)}.changelog") is not None
+        return self._files.size(f"{self._folder}/{self.name_of_changes(version, unique_id)}") is not None
 
     def changes(self, version: int, unique_id: str | None, id_before: Callable[[], str | None]) -> Iterator[Records]:
         """Yield the changes that made a version, in their order.

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from state_backend.checkpoint.decoding import RowFormat, decoded, of_family
-from state_backend.checkpoint.files import CheckpointFiles
+from state_backend.checkpoint.files import CheckpointFiles, FileIdentity
 from state_backend.checkpoint.hdfs_store import HdfsStore
 from state_backend.checkpoint.metadata import BatchCommit
 from state_backend.checkpoint.records import Records
@@ -30,6 +30,9 @@ READS_AT_A_TIME = 16
 
 class StoreFiles(Protocol):
     """The files of one store in one partition. unique_id: that of a version's files, in checkpoint format 2."""
+
+    def name_of_changes(self, version: int, unique_id: str | None) -> str:
+        """Return the name of the file with the changes that made a version."""
 
     def has_changes(self, version: int, unique_id: str | None) -> bool:
         """Tell whether a file has the changes that made a version."""
@@ -93,6 +96,11 @@ class StateStore:
             return True
         partition = self.partitions[0]
         return self._open(partition).has_changes(batch + FIRST_VERSION, self._unique_id(partition, batch))
+
+    def identity_of_changes(self, partition: int, batch: int) -> FileIdentity | None:
+        """Return the identity of the file with a partition's changes in a batch, in format 1; None if it is missing."""
+        name = self._open(partition).name_of_changes(batch + FIRST_VERSION, None)
+        return self.files.identity(f"{self.folder(partition)}/{name}")
 
     def folder(self, partition: int) -> str:
         """Return the folder of a partition's files."""

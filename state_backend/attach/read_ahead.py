@@ -1,0 +1,139 @@
+"""Reads the changes of a batch before its commit, so that little is left to do after it.
+
+A task of Spark gives a state file its name when the file is complete, and Spark commits a batch after all of its tasks.
+So a thread reads each file when it appears, one partition after the other, and writes a change file. No epoch lists the
+change file before the commit. A batch that runs again replaces its state files. So what was read counts only if, after
+the commit, each name still belongs to the file that was read.
+
+Only local checkpoints are read ahead, because looking for a file in an object store costs a request. Column families of
+RocksDB are not, because their numbers are in another file; nor is checkpoint format 2, because the commit has the names
+of its files.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+
+from state_backend.attach.attachment import ChangeFiles
+from state_backend.attach.record_writer import RecordWriter
+from state_backend.checkpoint.checkpoint import Checkpoint, Layout
+from state_backend.checkpoint.files import FileIdentity
+from state_backend.checkpoint.metadata import BatchCommit
+from state_backend.checkpoint.stores import StateStore
+from state_backend.log.epochs import EpochContent
+
+logger = logging.getLogger("sparkis.attach")
+
+# The pause between two checks for a file is a PAUSE_PART-th of the time waited so far, within these limits (guess). A
+# check takes 50 us of processor time, with the thread's awakening.
+PAUSE_S_MIN = 0.01
+PAUSE_S_MAX = 0.1
+PAUSE_PART = 50
+WITHOUT_IDS = BatchCommit(None, {})
+
+
+class ReadAhead:
+    """A thread that reads the changes of one batch, and writes them as change files."""
+
+    def __init__(self, checkpoint: Checkpoint, records: RecordWriter, writer: ChangeFiles, batch: int) -> None:
+        self.place = (writer.folder, batch)
+        self._checkpoint = checkpoint
+        self._records = records
+        self._target = writer.change_files(batch)
+        self._batch = batch
+        self._is_committed = threading.Event()
+        self._is_stopped = False
+        self._layout: Layout | None = None
+        self._read: list[tuple[StateStore, int, FileIdentity]] = []
+        self._content: EpochContent | None = None
+        self._thread = threading.Thread(target=self._run, name=f"sparkis-read-ahead-{batch}", daemon=True)
+        self._thread.start()
+
+    def content(self, layout: Layout) -> EpochContent | None:
+        """Return what was written, once the batch is committed; None if the batch has to be read again.
+
+        layout: that of the committed batch.
+        """
+        self._is_committed.set()
+        self._thread.join()
+        if self._content is None or self._layout is None:
+            return None
+        is_same_plan = _stores(self._layout) == _stores(layout) and not self._checkpoint.commit(self._batch).ids
+        if is_same_plan and all(
+            store.identity_of_changes(partition, self._batch) == identity for store, partition, identity in self._read
+        ):
+            return self._content
+        logger.info("%s: batch %d ran again, so its state is read again", self._checkpoint.location, self._batch)
+        return None
+
+    def stop(self) -> None:
+        """End the thread; wait for it."""
+        self._is_stopped = True
+        self._is_committed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._wait_for_plan()
+            layout = self._checkpoint.layout(self._batch)
+            if not self._has_known_names(layout):
+                return
+            decoded = chain.from_iterable(
+                store.changes(self._appearing(store), self._batch) for store in _stores(layout)
+            )
+            self._content = self._records.write(self._target, decoded, is_whole=False)
+            self._layout = layout
+        except _GivenUp:
+            pass
+        except Exception as error:  # the read after the commit meets the same error, or none
+            logger.debug("%s: batch %d is read after its commit: %s", self._checkpoint.location, self._batch, error)
+
+    def _has_known_names(self, layout: Layout) -> bool:
+        """Tell whether the names of the files with the changes are known before the commit."""
+        is_format_1 = not self._checkpoint.commit(self._batch - 1).ids
+        return is_format_1 and all(state.family is None for state in layout.states)
+
+    def _wait_for_plan(self) -> None:
+        pauses = self._pauses()
+        while not self._checkpoint.is_planned(self._batch):
+            next(pauses)
+
+    def _appearing(self, store: StateStore) -> Iterator[int]:
+        """Yield the partitions of a store in order, each when its file is there."""
+        for partition in store.partitions:
+            pauses = self._pauses()
+            while (identity := store.identity_of_changes(partition, self._batch)) is None:
+                next(pauses)
+            if self._is_stopped:
+                raise _GivenUp
+            self._read.append((store, partition, identity))
+            yield partition
+
+    def _pauses(self) -> Iterator[None]:
+        """Pause once for each item; _GivenUp if the batch was committed before, so that there will be no other file."""
+        began_s = time.monotonic()
+        while not self._is_committed.is_set():
+            waited_s = time.monotonic() - began_s
+            self._is_committed.wait(min(PAUSE_S_MAX, max(PAUSE_S_MIN, waited_s / PAUSE_PART)))
+            if self._is_stopped:
+                break
+            yield
+        raise _GivenUp
+
+
+class _GivenUp(Exception):
+    """The batch is not read ahead."""
+
+
+def _stores(layout: Layout) -> list[StateStore]:
+    """Return the stores of a layout in a form that can be compared."""
+    return [replace(store, commit_of=_no_commit) for store in layout.stores]
+
+
+def _no_commit(batch: int) -> BatchCommit:
+    return WITHOUT_IDS
