@@ -51,7 +51,7 @@ class TrackingOptions:
             raise PlainError("A client can only redirect to a single other client")
         self.redirect = integer(word)
         if not self.redirect:
-            raise _no_such_client()
+            raise no_such_client()
 
     def check(self, current: TrackingState) -> None:
         """Raise PlainError for options that contradict each other, or the client's current mode."""
@@ -120,13 +120,14 @@ def client_tracking(context: CommandContext, switch: bytes, *words: bytes) -> Re
 
     def merge(responses: Sequence[bool]) -> Reply:
         if not any(responses):
-            raise _no_such_client()
+            raise no_such_client()
         return apply()
 
     return server.gather(is_client_here, options.redirect, merge)
 
 
-def _no_such_client() -> PlainError:
+def no_such_client() -> PlainError:
+    """Return the error for a REDIRECT to a client that is not connected."""
     return PlainError("The client ID you want redirect to does not exist")
 
 

@@ -15,10 +15,11 @@ from resp_server.forwarding.reply_stages import ReplyAggregator, ReplySink
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
+from resp_server.proxy.redirected_tracking import redirect_of, track_redirected
 from resp_server.push.clients import Clients
 from resp_server.push.keyspace_notifications import may_match_notifications
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
-from resp_server.session.session import RESP2, Session
+from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.upstream.connection import UpstreamRequest, unreachable
 from resp_server.upstream.pool import UpstreamPool
@@ -87,7 +88,6 @@ class SwapSubscriptions:
         if name in SUBSCRIBE:
             (session.subscriptions or Subscriptions()).check_limits(SUBSCRIBE[name], request[1:])
         if name == TRACKING:
-            _check_tracking(request, session)
             self._track(request, session, batch)
             return
         pool = self._pool_of(session)
@@ -124,11 +124,15 @@ class SwapSubscriptions:
 
     def _track(self, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Send CLIENT TRACKING to all nodes that have keys; the reply is the first error, or OK."""
-        upstream, packed, is_on = self._upstream_of(session), pack(request), request[2].upper() == b"ON"
+        is_on, redirect = request[2].upper() == b"ON", redirect_of(request, self._sessions)
+        upstream, packed = self._upstream_of(session), pack(request if is_on else request[:3])
         upstream.on_moved, upstream.on_push = self._forget_cached, self._push
         pools = upstream.masters
         if not pools:
             raise unreachable(self._url, "no node is known")
+        if is_on and redirect:
+            self._redirect(pools[0], request, session, batch)
+            return
         pinned = [each.pinned.pin(session.id, session.protocol) for each in pools]
 
         def confirm(is_confirmed: bool) -> None:
@@ -142,7 +146,16 @@ class SwapSubscriptions:
         joined = ReplyAggregator(len(pools), lambda replies: replies[0], confirmation, index, upstream.defer)
         for part, own in enumerate(pinned):
             own.is_tracking = is_on
+            listener = pools[part].pinned.listener_of(session.id)
+            if listener is not None:
+                listener.is_tracking = False
             own.send_request(UpstreamRequest(packed, joined, part, is_read=False), session.protocol)
+
+    def _redirect(self, pool: UpstreamPool, request: Request, session: Session, batch: ReplyBatch) -> None:
+        if self._url.is_cluster:
+            raise PlainError("CLIENT TRACKING cannot REDIRECT with a Redis Cluster as the upstream")
+        confirmation = _ConfirmationSink(self._answered, session.id, request, batch)
+        track_redirected(pool, request, session, confirmation, batch.expect(session.is_silent))
 
     def _is_tracking(self, session: Session) -> bool:
         own = (pool.pinned.get(session.id) for pool in self._upstream_of(session).pools)
@@ -175,14 +188,6 @@ class SwapSubscriptions:
 def is_about_keys(name: str, request: Request) -> bool:
     """Tell whether a request may subscribe to notifications of keys."""
     return any(may_match_notifications(SUBSCRIBE[name], each) for each in request[1:]) if name in SUBSCRIBE else False
-
-
-def _check_tracking(request: Request, session: Session) -> None:
-    """Raise PlainError for tracking whose invalidations would come over another connection than replies."""
-    if session.protocol == RESP2:
-        raise PlainError("CLIENT TRACKING through --upstream needs RESP3; send HELLO 3 first")
-    if b"REDIRECT" in map(bytes.upper, request[3:]):
-        raise PlainError("CLIENT TRACKING through --upstream cannot REDIRECT")
 
 
 def _confirmations(name: str, request: Request, session: Session) -> int:

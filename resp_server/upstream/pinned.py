@@ -39,14 +39,16 @@ CLIENT_ID = pack((b"CLIENT", b"ID"))
 MARK_WRITE = pack((b"SPUBLISH", b"sparkis:wait", b""))
 PING = pack((b"PING",))
 UNWATCH = pack((b"UNWATCH",))
+# Only RESP3 has pushes, and a connection in RESP2 would have to subscribe.
+LISTENER_PROTOCOL = 3
 
 
 class PinnedConnection(UpstreamConnection):
     """A connection of one client. It is opened once: when it is lost, its state at the upstream is lost, too.
 
-    watched: the keys that WATCH watches there. is_dirty: one of them has another owner now, so EXEC must run nothing.
-    is_monitor: MONITOR was sent. is_tracking: CLIENT TRACKING ON was sent. caching: the word of the CLIENT CACHING that
-    precedes the next request.
+    client: the client's id, or that of its listener. watched: the keys that WATCH watches there. is_dirty: one of them
+    has another owner now, so EXEC must run nothing. is_monitor: MONITOR was sent. is_tracking: CLIENT TRACKING ON was
+    sent. caching: the word of the CLIENT CACHING that precedes the next request.
     """
 
     def __init__(self, owner: PinnedConnections, client: int, protocol: int) -> None:
@@ -165,7 +167,7 @@ class PinnedConnection(UpstreamConnection):
         else:
             is_push = kind == b">"
         if is_push and not self._confirm(reply):
-            self._owner.on_push(self.client, reply)
+            self._owner.on_push(abs(self.client), reply)
         return is_push
 
     def _confirm(self, reply: RawReply) -> bool:
@@ -199,7 +201,7 @@ class PinnedConnection(UpstreamConnection):
         for request in lost:
             request.sink.fail(request.index, UnansweredError(reason))
         if holds_state:
-            self._owner.on_state_lost(self.client, reason)
+            self._owner.on_state_lost(abs(self.client), reason)
 
     def _send_own(self, packed: bytes, sink: UpstreamSink) -> None:
         self.add(UpstreamRequest(packed, sink, 0, is_read=False))
@@ -220,7 +222,8 @@ class PinnedConnections:
     """The connections of single clients, the least recently used one first.
 
     pool: gets the events of the connections. on_state_lost: called with a client whose connection was lost with its
-    state. on_push: called with a client and a frame that it gets without a request.
+    state. on_push: called with a client and a frame that it gets without a request. A client's listener, a second
+    connection that gets its invalidations, has the negative id of the client.
     """
 
     def __init__(self, pool: ConnectionEvents, count_max: int = PINNED_MAX) -> None:
@@ -257,14 +260,26 @@ class PinnedConnections:
                     f"max number of clients with an upstream connection of their own reached, {self.count_max}; "
                     "see --upstream-pinned"
                 )
-            self.release(idle.client)
+            self._close(idle.client)
         if self.breaker.is_open:
             raise unreachable(self.url, self.breaker.reason)
         made = self._of[client] = PinnedConnection(self, client, protocol)
         return made
 
+    def pin_listener(self, client: int) -> PinnedConnection:
+        """Return the second connection of a client, for its invalidations; PlainError as `pin`."""
+        return self.pin(-client, LISTENER_PROTOCOL)
+
+    def listener_of(self, client: int) -> PinnedConnection | None:
+        """Return the second connection of a client, if it has one."""
+        return self._of.get(-client)
+
     def release(self, client: int) -> None:
-        """Close the connection of a client that has left, or that needs none any more."""
+        """Close the connections of a client that has left, or that needs none any more."""
+        self._close(client)
+        self._close(-client)
+
+    def _close(self, client: int) -> None:
         found = self._of.pop(client, None)
         if found is not None:
             found.close()
@@ -272,7 +287,7 @@ class PinnedConnections:
     def stop(self) -> None:
         """Close all connections."""
         for client in list(self._of):
-            self.release(client)
+            self._close(client)
 
     @property
     def blocked(self) -> int:

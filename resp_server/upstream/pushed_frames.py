@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from resp_server.forwarding.raw_replies import RawReply, ReplyChunks
+from resp_server.forwarding.reply_splitter import FrameError
 
 CONFIRMATIONS = frozenset(prefix + verb for verb in (b"subscribe", b"unsubscribe") for prefix in (b"", b"p", b"s"))
 INVALIDATE = b"invalidate"
@@ -19,6 +20,9 @@ MESSAGES = frozenset([b"message", b"pmessage", b"smessage"])
 FIRST_WORD = re.compile(rb"[*>]\d+\r\n\$\d+\r\n([a-z-]+)\r\n")
 # Redis' clock is past its ninth digit since 2001.
 MONITOR_LINE = re.compile(rb"\+\d{10,}\.\d{6} \[")
+BULK = re.compile(rb"\$(\d+)\r\n")
+# A Redis sends the nil of RESP2 for a client of RESP2 that redirects to one of RESP3.
+NILS = (b"_\r\n", b"$-1\r\n")
 COUNT = re.compile(rb":(\d+)\r\n\Z")
 # Messages of these channels are about keys.
 OF_KEYSPACE, OF_KEYEVENT = re.compile(rb"__keyspace@(\d{1,9})__:"), re.compile(rb"__keyevent@(\d{1,9})__:")
@@ -55,7 +59,7 @@ def notified_key(frame: RawReply) -> tuple[bytes, bytes] | None:
     """Return the number of the database and the key of a keyspace notification; None for all other frames."""
     if not isinstance(frame, bytes) or b"\r\n__key" not in frame or first_word(frame) not in MESSAGES:
         return None
-    *_, channel, text = words_in(frame)
+    *_, channel, text = (b"", *words_in(frame))
     found = OF_KEYSPACE.match(channel)
     if found is not None:
         return found[1], channel[found.end() :]
@@ -64,21 +68,23 @@ def notified_key(frame: RawReply) -> tuple[bytes, bytes] | None:
 
 
 def invalidated_keys(frame: RawReply) -> Sequence[bytes] | None:
-    """Return the keys of an invalidation of RESP3; None: all keys. ValueError for another frame."""
+    """Return the keys of an invalidation; None: all keys. FrameError for another frame."""
     _, _, keys = (b"" if isinstance(frame, ReplyChunks) else frame).partition(b"\r\n" + INVALIDATE + b"\r\n")
     if not keys:
-        raise ValueError("it is no invalidation")
-    return None if keys == b"_\r\n" else words_in(keys)
+        raise FrameError("an invalidation without keys")
+    return None if keys in NILS else words_in(keys)
 
 
 def words_in(frame: bytes) -> Sequence[bytes]:
-    """Return the words of an array or a push of bulk strings."""
+    """Return the words of an array or a push of bulk strings; FrameError for another frame."""
     words, at = [], frame.index(b"\r\n") + 2
     while at < len(frame):
-        end = frame.index(b"\r\n", at)
-        size = int(frame[at + 1 : end])
-        words.append(frame[end + 2 : end + 2 + size])
-        at = end + 4 + size
+        head = BULK.match(frame, at)
+        if head is None:
+            raise FrameError("a message, or an invalidation, with a part that is no text")
+        start, size = head.end(), int(head[1])
+        words.append(frame[start : start + size])
+        at = start + size + 2
     return words
 
 

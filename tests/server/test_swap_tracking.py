@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from compat.conformance.wire import Connection, Reply, request
+from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.records import Change, Op
 from tests.server.swap import STATES, Swap
@@ -125,16 +126,98 @@ def test_broadcasts_are_those_of_both_sides(swap: Swap, client: Connection, dire
     publish(swap, b"job:speed:7", b"70")
 
 
-def test_what_cannot_be_tracked_in_order_is_refused(swap: Swap, client: Connection, direct: Connection) -> None:
-    assert client.call("CLIENT", "TRACKING", "ON", "REDIRECT", 1).plain.endswith(b"cannot REDIRECT")
+@pytest.fixture
+def listener(swap: Swap) -> Iterator[Connection]:
+    """A client of RESP2 to which others redirect."""
+    with swap.proxy.connect() as connection:
+        assert connection.call("SUBSCRIBE", "__redis__:invalidate").plain[0] == b"subscribe"
+        yield connection
+
+
+def is_message_of(message: Reply, *keys: bytes) -> bool:
+    return message.plain == [b"message", b"__redis__:invalidate", list(keys)]
+
+
+def id_of(swap: Swap, listener: Connection) -> int:
+    """Return the id of a subscriber: the only client with a subscription."""
+    with swap.proxy.connect() as other:
+        lines = other.call("CLIENT", "LIST", "TYPE", "pubsub").plain.decode().splitlines()
+    (line,) = lines
+    return int(line.split(" ")[0].removeprefix("id="))
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_redirected_invalidations_of_both_sides_are_messages_of_another_client(
+    swap: Swap, listener: Connection, direct: Connection, protocol: int
+) -> None:
+    with swap.proxy.connect() as client:
+        client.call("HELLO", protocol)
+        target = id_of(swap, listener)
+        assert client.call("CLIENT", "TRACKING", "ON", "REDIRECT", target).plain == b"OK"
+        assert client.call("CLIENT", "GETREDIR").plain == target
+        for number in range(2):
+            assert client.call("GET", "a").plain == (b"1" if number else None)
+            direct.call("SET", "a", "1")
+            assert is_message_of(listener.read(), b"a")
+        key, value = b"job:speed:%d" % protocol, b"%d0" % protocol
+        assert client.call("GET", key).plain == value
+        publish(swap, key, b"changed")
+        assert is_message_of(listener.read(), key)
+        publish(swap, key, value)
+        client.call("GET", "a")
+        direct.call("FLUSHALL")
+        assert listener.read().plain == [b"message", b"__redis__:invalidate", None]
+        client.call("GET", "b")
+        assert client.call("CLIENT", "TRACKING", "OFF").plain == b"OK"
+        direct.call("SET", "b", "1")
+        assert client.call("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "redirect", "REDIRECT", target).plain == b"OK"
+        direct.call("MSET", "b", "2", "redirect:1", "1")
+        assert is_message_of(listener.read(), b"redirect:1")
+
+
+def test_a_client_learns_that_the_client_it_redirects_to_has_left(
+    swap: Swap, client: Connection, direct: Connection
+) -> None:
+    with swap.proxy.connect() as target:
+        number = target.call("CLIENT", "ID").plain
+        assert client.call("CLIENT", "TRACKING", "ON", "REDIRECT", number).plain == b"OK"
+        client.call("GET", "a")
+    eventually(lambda: b"id=" in client.call("CLIENT", "LIST", "ID", number).plain, lambda is_there: not is_there)
+    direct.call("SET", "a", "1")
+    assert client.read().plain == [b"tracking-redir-broken", number]
+
+
+def test_the_connections_of_a_client_that_redirects_end_with_it(swap: Swap, listener: Connection) -> None:
+    before = int(swap.info()["upstream_pinned"])
+    with swap.proxy.connect() as client:
+        assert client.call("CLIENT", "TRACKING", "ON", "REDIRECT", id_of(swap, listener)).plain == b"OK"
+        assert int(swap.info()["upstream_pinned"]) == before + 2
+    eventually(lambda: int(swap.info()["upstream_pinned"]), lambda found: found == before)
+
+
+def test_what_cannot_be_tracked_is_refused(swap: Swap, client: Connection, direct: Connection) -> None:
+    assert client.call("CLIENT", "TRACKING", "ON", "REDIRECT", 10**9).raw == (
+        b"-ERR The client ID you want redirect to does not exist\r\n"
+    )
+    assert client.call("CLIENT", "TRACKING", "ON", "REDIRECT").plain == b"ERR syntax error"
     assert client.call("CLIENT", "TRACKING", "ON", "PREFIX", "a").raw == (
         b"-ERR PREFIX option requires BCAST mode to be enabled\r\n"
     )
     assert client.call("CLIENT", "TRACKING", "maybe").plain == b"ERR syntax error"
     assert client.call("CLIENT", "CACHING", "YES").is_error
-    with swap.proxy.connect() as other:
-        assert other.call("CLIENT", "TRACKING", "ON").plain.endswith(b"send HELLO 3 first")
-        assert other.call("CLIENT", "TRACKING", "OFF").plain == b"OK"
+
+
+def test_a_client_of_resp2_gets_no_invalidations_before_it_changes_to_resp3(swap: Swap, direct: Connection) -> None:
+    with swap.proxy.connect() as client:
+        assert client.call("CLIENT", "TRACKING", "ON").plain == b"OK"
+        client.call("GET", "a")
+        direct.call("SET", "a", "1")
+        assert client.call("GET", "b").plain is None
+        client.call("HELLO", 3)
+        client.call("GET", "a")
+        direct.call("SET", "a", "2")
+        assert is_of(client.read(), b"a")
+        assert client.call("CLIENT", "TRACKING", "OFF").plain == b"OK"
 
 
 def test_a_key_that_gets_another_owner_is_invalidated(swap: Swap, client: Connection, direct: Connection) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from resp_server.forwarding.raw_replies import ReplyChunks
+from resp_server.forwarding.reply_splitter import FrameError
 from resp_server.session.subscriptions import SubscriptionKind, message, subscription_reply
 from resp_server.upstream.pushed_frames import (
     confirmation_in,
     first_word,
     in_protocol,
+    invalidated_keys,
     is_monitor_line,
     notified_key,
     words_in,
@@ -51,6 +53,21 @@ def test_the_key_of_a_notification_is_found(
 def test_a_reply_is_no_notification() -> None:
     assert notified_key(b"*2\r\n$1\r\na\r\n$16\r\n__keyspace@0__:a\r\n") is None
     assert notified_key(ReplyChunks([message(CHANNEL, b"", b"__keyspace@0__:a", b"x" * 100, 2)])) is None
+
+
+@pytest.mark.parametrize("nil", [b"_\r\n", b"$-1\r\n"])
+def test_an_invalidation_has_keys_or_is_about_all(nil: bytes) -> None:
+    begin = b">2\r\n$10\r\ninvalidate\r\n"
+    assert invalidated_keys(begin + nil) is None
+    assert invalidated_keys(begin + b"*2\r\n$1\r\na\r\n$0\r\n\r\n") == [b"a", b""]
+
+
+@pytest.mark.parametrize("part", [b"$-1\r\n", b":-30\r\n", b"*1\r\n$1\r\na\r\n", b"#t\r\n"])
+def test_a_part_that_is_no_text_is_an_error(part: bytes) -> None:
+    with pytest.raises(FrameError):
+        words_in(b"*2\r\n$1\r\na\r\n" + part)
+    with pytest.raises(FrameError):
+        invalidated_keys(b">2\r\n$10\r\ninvalidate\r\n*1\r\n" + part)
 
 
 def test_words_and_kinds_are_read() -> None:
