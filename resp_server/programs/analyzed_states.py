@@ -1,4 +1,4 @@
-"""The states of a analysis: from a log, or from a server, in which keys can be looked up, too."""
+"""The states that an analysis of keys needs: from a log or from a server. A server also looks up keys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def states_of_server(server: Client) -> Iterator[AnalyzedState]:
 
 
 def compare(server: Client, rows: Sequence[AnalyzedKeys]) -> None:
-    """Look up the samples of each row that states may own in the states."""
+    """Count the samples that the server does not have, for each row of keys that states may own."""
     for row in rows:
         if row.owner is Owner.UPSTREAM or (row.rule is not None and row.rule.mapping is not None):
             continue

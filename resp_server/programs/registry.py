@@ -76,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Assign until a signal, or for a child until its standard input ends; return the exit code."""
+    """Assign slots until a signal, or for a child until its standard input ends; return the exit code."""
     try:
         event_loop.run(_run(options, token_of(options), certificates_of(server_files_of(options))))
     except FencedError as error:
@@ -86,7 +86,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 async def _run(options: argparse.Namespace, token: str, certificates: Certificates | None) -> None:
-    """Assign slots until shutdown; a standby registry waits until the leader fails, each time."""
+    """Assign slots until shutdown. While another registry leads, wait as its standby."""
     host = _advertised(options)
     raise_file_limit(CONNECTIONS_MAX + UNAUTHENTICATED_MAX)
     filesystem = open_filesystem(options.log)
@@ -122,7 +122,7 @@ async def _assign(
     certificates: Certificates | None,
     shutdown: asyncio.Task[bool],
 ) -> None:
-    """Be the log's registry until shutdown; FencedError when another registry has taken over."""
+    """Lead as the log's registry until shutdown; FencedError when another registry has taken over."""
     try:
         listener = socket.create_server(
             (options.bind, options.port), family=socket.AF_INET6 if ":" in options.bind else socket.AF_INET

@@ -1,4 +1,4 @@
-"""`sparkis state-server`: serves the slots that a registry assigns, of the jobs in its change logs. No Spark, no JVM.
+"""`sparkis state-server`: serves the slots that a registry assigns, for all jobs in its change logs.
 
 Its store folder contains the stores, and `member.json` with the server's id, its port and its desired slots, so that a
 restarted server is the same member.

@@ -152,7 +152,7 @@ async def _analyze(options: argparse.Namespace, states: Sequence[AnalyzedState])
         keys = await upstream.key_count()
         with ProgressBar("keys") as progress:
             for node in range(upstream.node_count):
-                # Each node gets its share, or what the nodes before it have left.
+                # Each node may use its share of `keys_max`, and what the nodes before it have not used.
                 until = options.keys_max * (node + 1) // upstream.node_count
                 async for portion in upstream.scan(node):
                     for key in portion:

@@ -14,7 +14,7 @@ from resp_server.programs.status import DEFAULT_URL, table
 from resp_server.proxy.rules_reload import RELOAD_S_MAX
 from state_backend.model.errors import SparkisError
 
-# A reload may watch for a copier first.
+# A reload may first watch for copiers, so its reply takes longer than others.
 REPLY_S_MAX = 2 * RELOAD_S_MAX
 SEVERAL = "Each proxy has owners of its own: run this command for each of them."
 

@@ -53,18 +53,18 @@ def add_copies_options(parser: argparse.ArgumentParser) -> None:
 
 
 async def delete_copies(options: argparse.Namespace) -> None:
-    """Delete the copies, after a question; print how many there were. SparkisError if anything is not clear."""
+    """Ask the user, delete the copies, and print their number; SparkisError if the owner of a key is not clear."""
     async with UpstreamCalls(upstream_of(options), options.upstream_timeout / MS_PER_S) as upstream:
         with ExitStack() as stack:
             proxies = [stack.enter_context(Client.from_url(url, tls=files_of(options))) for url in options.proxy]
             await _check_proxies(proxies, upstream)
-            copies = await _Walk(upstream, proxies).run("keys looked at")
+            copies = await _CopyScan(upstream, proxies).run("keys looked at")
             if not options.json:
                 print(_as_text(upstream.address, copies))
             deleted = 0
             if copies.deletable:
                 _ask(options, sum(copies.deletable.values()))
-                deletion = _Walk(upstream, proxies, deletes=True)
+                deletion = _CopyScan(upstream, proxies, deletes=True)
                 await deletion.run("keys looked at again")
                 deleted = deletion.deleted
             if options.json:
@@ -96,8 +96,8 @@ def _run_id(info: bytes | str) -> str:
     return found[1] if found else ""
 
 
-class _Walk:
-    """A walk over all keys. deletes: copies are deleted on the way. copies: what was found."""
+class _CopyScan:
+    """A scan of all keys. deletes: it deletes the copies. copies: the copies found so far."""
 
     def __init__(self, upstream: UpstreamCalls, proxies: Sequence[Client], *, deletes: bool = False) -> None:
         self._upstream, self._proxies, self._deletes = upstream, proxies, deletes
@@ -105,7 +105,7 @@ class _Walk:
         self.deleted = 0
 
     async def run(self, noun: str) -> Copies:
-        """Walk; SparkisError. A key that a state owns from the start to the end is found once, or more often."""
+        """Scan all keys; SparkisError. A key that exists during the whole scan is found at least once."""
         count, total = 0, await self._upstream.key_count()
         with ProgressBar(noun) as progress:
             for node in range(self._upstream.node_count):
@@ -137,7 +137,7 @@ class _Walk:
 
 
 def _ask(options: argparse.Namespace, count: int) -> None:
-    """Ask whether to delete so many keys; NoConsentError."""
+    """Ask whether to delete this many keys; NoConsentError if the answer is not yes."""
     if options.yes:
         return
     if not sys.stdin.isatty():

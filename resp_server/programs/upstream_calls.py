@@ -14,7 +14,7 @@ from resp_server.upstream.name_groups import FoundKey
 from resp_server.upstream.upstream import Upstream
 from state_backend.model.errors import SparkisError
 
-# The protocol, which every Redis has, and the number under which the upstream's connections know this program.
+# RESP2, which every Redis has, and the client number of this program at the upstream's connections.
 PROTOCOL = 2
 CLIENT = 0
 RETRY_S = 0.05
@@ -105,7 +105,7 @@ class UpstreamCalls:
 
 
 class _Replies:
-    """Takes the replies to some requests. all: all of them, once the last one is there."""
+    """Collects the replies to some requests. all: a future of the complete list."""
 
     def __init__(self, count: int) -> None:
         self.all: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()

@@ -37,8 +37,8 @@ STOP_TIMEOUT_S = 5.0
 # The applier of a job without a new epoch for this long ends until there is one (guess). Its process takes about 100 MB
 # of memory, and half a second to start.
 REST_AFTER_S = 60.0
-# A store that was full must be writable for this long before `has_room` is true: perhaps only the slots that were
-# dropped when it was full have made room (guess).
+# A store that was full must be writable for this long before `has_room` is true. The room may come only from slots
+# that were dropped when it was full (guess).
 ROOM_AFTER_S = 30.0
 # The limit of a line from an applier, which has the job's descriptors. asyncio's default of 64 KiB is too small for
 # many states.
@@ -126,7 +126,7 @@ class ApplierProcess:
         self._send_slots()
 
     def record_events(self, is_on: bool) -> None:
-        """Have the applier record the events of keys, or stop that."""
+        """Switch the applier's recording of key events on or off."""
         self._records_events = is_on
         self._send(b"events on\n" if is_on else b"events off\n")
 
@@ -333,7 +333,7 @@ class ApplierProcess:
                 reached.set_result(True)
 
     async def _open(self, event: ApplierEvent) -> None:
-        """Have a store served; the events that follow are about this store."""
+        """Serve a store. Later events of the applier are about this store."""
         self._is_served = False
         try:
             await self._catalog.open(self.name, {**event, "log": self.log})
@@ -439,7 +439,7 @@ class Appliers:
         self._recompute()
 
     def record_events(self, is_on: bool) -> None:
-        """Have the appliers record the events of keys, for keyspace notifications, or stop that."""
+        """Switch the appliers' recording of key events, for keyspace notifications, on or off."""
         self._records_events = is_on
         for applier in self._appliers.values():
             applier.record_events(is_on)

@@ -7,7 +7,8 @@
                                    the reason, and then nothing changes
     LEASE linger_s                 +OK; this connection has a driver's lease (see `driver_leases`); an error if the
                                    server already ends
-    STOP leases                    :0, and the server ends; if there are more leases: the number above, and it stays
+    STOP leases                    :0, and the server ends. With more leases than that: the number of the others, and
+                                   the server continues
 
 There are few connections and few requests. Each connection has a task, and its replies are in order.
 """

@@ -104,7 +104,7 @@ class Compactor:
         self._part_epoch: int | None = None  # the epoch at which a part is to be written
 
     def applied(self, epoch: Epoch) -> None:
-        """Take note of an applied epoch."""
+        """Record an applied epoch."""
         if self._applied is not None and epoch.previous != self._applied.ref:  # of another generation
             self._base = self._started = None
         self._applied = epoch

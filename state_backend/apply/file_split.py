@@ -15,7 +15,9 @@ Item = TypeVar("Item")
 def split_into_files(
     items: Iterable[Item], size_of: Callable[[Item], int], ends_of: Callable[[Item], tuple[object, object]]
 ) -> Iterator[Iterator[Item]]:
-    """Divide items among files; iterate over the items of each file. The caller consumes one file's before the next.
+    """Divide items among files; iterate over the items of each file.
+
+    The caller consumes the items of a file before it takes the next file.
 
     ends_of: the first and the last slot, or key, of an item. A file ends after `FILE_BYTES_MAX` bytes, but not between
     two items that share a slot or key.

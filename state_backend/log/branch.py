@@ -46,7 +46,7 @@ def copy(log: JobLog, source: CurrentGeneration, target: str, end: int | None) -
                 f"job {log.job!r}: files of generation {source.generation} are missing in the log "
                 f"{log.filesystem.root}; restore them from a copy"
             )
-        failed = plan  # if files were swept during the copy, the next plan is another one
+        failed = plan  # the next plan differs if files were swept during the copy
     return False
 
 

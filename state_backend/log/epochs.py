@@ -92,7 +92,7 @@ def rows_of_slots(run: pa.RecordBatch, slots: KeyGroups) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class EpochContent:
-    """The content of an epoch as `LogWriter.commit` takes it. replaces: the states whose full content they are."""
+    """The content of an epoch as `LogWriter.commit` takes it. replaces: the states whose full content this is."""
 
     files: Sequence[ChangeFile] = ()
     inline: Sequence[bytes] = ()

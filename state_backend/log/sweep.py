@@ -18,8 +18,8 @@ from state_backend.model.generations import first_term
 
 # How far back a log can be read: past states, and a reader that is behind (guess).
 RETENTION_MS = 3_600_000
-# Retained snapshots are at least this part of the retention apart, besides the two newest: where snapshots are frequent
-# the log has few of them, and the past reaches back by one more part (guess).
+# Retained snapshots, except the two newest, are at least this part of the retention apart. So a log with frequent
+# snapshots retains few of them, and its past reaches back by up to one more part (guess).
 PARTS_OF_RETENTION = 2
 
 
@@ -46,9 +46,9 @@ def sweep(log: JobLog, current: CurrentGeneration, at_ms: int, retention_ms: int
 
 
 def _spaced(snapshots: list[Epoch], apart_ms: int) -> list[Epoch]:
-    """Return the oldest snapshot, and each that is so much younger than the one chosen before.
+    """Return the oldest snapshot, then each one that is at least `apart_ms` younger than the last one returned.
 
-    What is chosen stays so when a sweep has removed others, or older ones.
+    A call after a sweep has removed other snapshots, or older ones, returns the rest of the same snapshots.
     """
     spaced: list[Epoch] = []
     for each in snapshots:
