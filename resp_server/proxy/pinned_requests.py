@@ -9,7 +9,9 @@ from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.session.session import Session
+from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.logins import Logins
+from resp_server.upstream.pinned import DISCARD
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.routed_commands import RoutedCommand
 
@@ -67,24 +69,25 @@ class PinnedRequests:
             return False
         if len(request) == 4 and request[3].upper() not in UNBLOCK_REASONS:
             return False
-        for pool in self._logins.pools:
-            blocked = pool.pinned.get(int(request[2]))
-            if blocked is not None and blocked.is_blocked:
-                blocked.with_upstream_id(_Unblock(request, session, batch, pool))
-                return True
-        return False
+        blocked = [(pool, pool.pinned.get(int(request[2]))) for pool in self._logins.pools]
+        found = [(pool, own) for pool, own in blocked if own is not None and own.is_blocked]
+        if not found:
+            return False
+        index = batch.expect(session.is_silent)
+        for number, (pool, own) in enumerate(found):  # WAIT is sent to all nodes of a Redis Cluster
+            own.with_upstream_id(_Unblock(request, session, batch if not number else DISCARD, index, pool))
+        return True
 
 
 class _Unblock:
     """A CLIENT UNBLOCK that waits for the blocked connection's id at the upstream."""
 
-    def __init__(self, request: Request, session: Session, batch: ReplyBatch, pool: UpstreamPool) -> None:
-        self._request, self._session, self._batch, self._pool = request, session, batch, pool
-        self._index = batch.expect(session.is_silent)
+    def __init__(self, request: Request, session: Session, sink: UpstreamSink, index: int, pool: UpstreamPool) -> None:
+        self._request, self._session, self._sink, self._index, self._pool = request, session, sink, index, pool
 
     def __call__(self, upstream_id: int | None) -> None:
         if upstream_id is None:
-            self._batch.put(self._index, NOT_BLOCKED)
+            self._sink.put(self._index, NOT_BLOCKED)
             return
         packed = pack((*self._request[:2], b"%d" % upstream_id, *self._request[3:]))
-        self._pool.send(self._session.id, self._session.protocol, packed, self._batch, self._index, is_read=False)
+        self._pool.send(self._session.id, self._session.protocol, packed, self._sink, self._index, is_read=False)

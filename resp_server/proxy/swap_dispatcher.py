@@ -34,12 +34,13 @@ from resp_server.proxy.pinned_requests import PinnedRequests
 from resp_server.proxy.rules_reload import RulesReload
 from resp_server.proxy.sentinel_replies import sentinel_reply
 from resp_server.proxy.shadow import Shadow
+from resp_server.proxy.subscription_parts import MONITOR
 from resp_server.proxy.swap_control import OwnershipControl
 from resp_server.proxy.swap_exec import OK, SwapExec, Watched
 from resp_server.proxy.swap_long_requests import LongRequests, is_long, portions_of
 from resp_server.proxy.swap_sending import SideSender
 from resp_server.proxy.swap_sides import OwnRequests
-from resp_server.proxy.swap_subscriptions import LISTENING, MONITOR, SwapSubscriptions, is_about_keys
+from resp_server.proxy.swap_subscriptions import LISTENING, SwapSubscriptions, is_about_keys
 from resp_server.proxy.swap_watch import watch_both
 from resp_server.proxy.transactions import StartableExec
 from resp_server.proxy.upstream_events import UpstreamEvents
@@ -246,11 +247,11 @@ class SwapDispatcher(SideSender):
             self._tracking.enqueue_resend(state, keys_read(command, request))
 
     def _own_pool(self, session: Session) -> UpstreamPool | None:
-        """Return the pool of the upstream's node for a client's subscriptions and MONITOR; None: no node is known."""
+        """Return the pool of the node that sends a client the messages of channels; None: no node is known."""
         upstream = self.upstream_of(session)
         for pool in upstream.pools:
             own = pool.pinned.get(session.id)
-            if own is not None and own.is_listening:
+            if own is not None and own.is_listening and own.is_for_messages:
                 return pool
         return upstream.message_pool
 

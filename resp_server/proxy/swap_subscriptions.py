@@ -8,6 +8,7 @@ states' keys. The upstream's frames go to the client unchanged, without notifica
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 from resp_server.forwarding.raw_replies import RawReply, is_error
 from resp_server.forwarding.reply_splitter import pack
@@ -16,28 +17,27 @@ from resp_server.protocol.errors import PlainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.proxy.redirected_tracking import redirect_of, track_redirected
+from resp_server.proxy.subscription_parts import MONITOR, SUBSCRIBE, UNSUBSCRIBE, SubscriptionPart, parts_of
 from resp_server.push.clients import Clients
 from resp_server.push.keyspace_notifications import may_match_notifications
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import Session
-from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
+from resp_server.session.subscriptions import Subscriptions
 from resp_server.upstream.connection import UpstreamRequest, unreachable
+from resp_server.upstream.pinned import PinnedConnection
 from resp_server.upstream.pool import UpstreamPool
-from resp_server.upstream.pushed_frames import INVALIDATE, first_word, in_protocol, invalidated_keys, notified_key
+from resp_server.upstream.pushed_frames import (
+    CONFIRMATIONS,
+    INVALIDATE,
+    first_word,
+    in_protocol,
+    invalidated_keys,
+    notified_key,
+)
 from resp_server.upstream.upstream import Upstream
 from resp_server.upstream.url import UpstreamUrl
 
-SUBSCRIBE = {
-    "subscribe": SubscriptionKind.CHANNEL,
-    "psubscribe": SubscriptionKind.PATTERN,
-    "ssubscribe": SubscriptionKind.SHARD,
-}
-UNSUBSCRIBE = {
-    "unsubscribe": SubscriptionKind.CHANNEL,
-    "punsubscribe": SubscriptionKind.PATTERN,
-    "sunsubscribe": SubscriptionKind.SHARD,
-}
-MONITOR, TRACKING = "monitor", "client|tracking"
+TRACKING = "client|tracking"
 RESET = pack((b"RESET",))
 LISTENING = frozenset([*SUBSCRIBE, *UNSUBSCRIBE, MONITOR, TRACKING])
 
@@ -69,14 +69,25 @@ class SwapSubscriptions:
 
     def needs_upstream(self, name: str, request: Request, session: Session) -> bool:
         """Tell whether a request, one of `LISTENING`, is for the upstream as well."""
-        pool = self._pool_of(session)
-        own = None if pool is None else pool.pinned.get(session.id)
+        own = self._pinned(session)
         if name == TRACKING:
             switch = request[2].upper()
             return switch == b"ON" or (switch == b"OFF" and self._is_tracking(session))
         if name == MONITOR:
-            return session.user.reads_all_keys and (own is None or not own.is_monitor)
-        return name in SUBSCRIBE or (own is not None and own.is_listening)
+            return session.user.reads_all_keys and not any(each.is_monitor for each in own)
+        return name in SUBSCRIBE or (
+            any(each.is_listening for each in own) and bool(self._parts(name, request, session))
+        )
+
+    def _pinned(self, session: Session) -> Sequence[PinnedConnection]:
+        own = (pool.pinned.get(session.id) for pool in self._upstream_of(session).pools)
+        return [each for each in own if each is not None]
+
+    def _parts(self, name: str, request: Request, session: Session) -> Sequence[SubscriptionPart]:
+        main = self._pool_of(session)
+        if main is None:
+            raise unreachable(self._url, "no node is known")
+        return parts_of(name, request, session, self._upstream_of(session), main)
 
     def was_confirmed(self, request: Request, session: Session) -> bool | None:
         """Return whether the upstream has confirmed a request, only once; None: it was not sent, or not answered."""
@@ -90,22 +101,23 @@ class SwapSubscriptions:
         if name == TRACKING:
             self._track(request, session, batch)
             return
-        pool = self._pool_of(session)
-        is_of_one_node = name in ("ssubscribe", MONITOR) or any(each.startswith(b"__key") for each in request[1:])
-        if self._url.is_cluster and name not in UNSUBSCRIBE and is_of_one_node:
-            raise PlainError(
-                f"command '{name}' is not available with a Redis Cluster as the upstream for this; only its channels "
-                "are the same at all nodes"
-            )
-        if pool is None:
-            raise unreachable(self._url, "no node is known")
-        self._upstream_of(session).on_push = self._push
-        pinned = pool.pinned.pin(session.id, session.protocol)
-        sink = _ConfirmationSink(self._answered, session.id, request, batch)
-        sent = UpstreamRequest(pack(request), sink, batch.expect(session.is_silent), is_read=False)
-        sent.confirmations = _confirmations(name, request, session)
-        pinned.is_monitor |= name == MONITOR
-        pinned.send_request(sent, session.protocol)
+        parts, upstream = self._parts(name, request, session), self._upstream_of(session)
+        pinned = [part.pool.pinned.pin(session.id, session.protocol) for part in parts]
+        upstream.on_push = self._push
+        sink = _PartsSink(
+            _ConfirmationSink(self._answered, session.id, request, batch),
+            batch.expect(session.is_silent),
+            len(parts),
+            upstream.checked,
+            partial(self._clients.cut, session.id, "it is subscribed at some nodes of the upstream only"),
+        )
+        for number, (part, own) in enumerate(zip(parts, pinned, strict=True)):
+            sent = UpstreamRequest(pack(part.request), sink, number, is_read=False)
+            sent.confirmations = part.confirmations
+            own.is_monitor |= name == MONITOR
+            own.is_for_messages |= part.is_main
+            own.is_at_all_masters |= part.is_at_all_masters
+            own.send_request(sent, session.protocol)
 
     def end(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Have the upstream end the subscriptions of a client that sends RESET; False: it has none there any more.
@@ -114,12 +126,14 @@ class SwapSubscriptions:
         """
         if self.was_confirmed(request, session) is not None:
             return False
-        pool = self._pool_of(session)
-        own = None if pool is None else pool.pinned.get(session.id)
-        if own is None or not own.is_listening:
+        own = [each for each in self._pinned(session) if each.is_listening]
+        if not own:
             return False
-        sink = _EndSink(self._answered, session.id, request, batch)
-        own.add(UpstreamRequest(RESET, sink, batch.expect(is_silent=True), is_read=False))
+        sink, index = _EndSink(self._answered, session.id, request, batch), batch.expect(is_silent=True)
+        defer = self._upstream_of(session).defer
+        joined = ReplyAggregator(len(own), lambda replies: replies[0], sink, index, defer, takes_errors=True)
+        for number, each in enumerate(own):
+            each.add(UpstreamRequest(RESET, joined, number, is_read=False))
         return True
 
     def _track(self, request: Request, session: Session, batch: ReplyBatch) -> None:
@@ -174,7 +188,11 @@ class SwapSubscriptions:
         session = self._sessions.get(client)
         if session is None:
             return
-        if first_word(frame) == INVALIDATE:
+        word = first_word(frame)
+        if word in CONFIRMATIONS:  # not of a request: the slot of a shard's channel has moved
+            self._clients.cut(client, "the slot of a channel has moved to another node of the upstream")
+            return
+        if word == INVALIDATE:
             self._on_invalidation(session, invalidated_keys(frame))
             return
         notified = notified_key(frame)
@@ -190,14 +208,41 @@ def is_about_keys(name: str, request: Request) -> bool:
     return any(may_match_notifications(SUBSCRIBE[name], each) for each in request[1:]) if name in SUBSCRIBE else False
 
 
-def _confirmations(name: str, request: Request, session: Session) -> int:
-    """Return how many frames confirm a request."""
-    if name in (MONITOR, TRACKING):
-        return 0
-    if len(request) > 1:
-        return len(request) - 1
-    subscriptions = session.subscriptions
-    return max(1, 0 if subscriptions is None else len(subscriptions.of(UNSUBSCRIBE[name])))
+class _PartsSink(ReplySink):
+    """Takes the replies of the nodes that get a request. checked: as `Upstream.checked`.
+
+    cut: disconnects the client, which is subscribed at some of the nodes only. The sink gets the first error, if any.
+    """
+
+    def __init__(
+        self,
+        sink: ReplySink,
+        index: int,
+        count: int,
+        checked: Callable[[RawReply], RawReply],
+        cut: Callable[[], None],
+    ) -> None:
+        self._sink, self._index, self._checked, self._cut = sink, index, checked, cut
+        self._missing, self._errors, self._is_over, self._count = count, list[RawReply](), False, count
+
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
+        reply = self._checked(reply)
+        if is_error(reply):
+            self._errors.append(reply)
+        self._missing -= 1
+        if self._missing or self._is_over:
+            return
+        if 0 < len(self._errors) < self._count:
+            self._cut()
+        self._sink.put(self._index, self._errors[0] if self._errors else b"")
+
+    def fail(self, index: int, error: Exception) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._sink.fail(self._index, error)
+        if self._count > 1:
+            self._cut()
 
 
 class _ConfirmationSink(ReplySink):

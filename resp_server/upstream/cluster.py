@@ -20,11 +20,11 @@ from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySin
 from resp_server.protocol.errors import PlainError, ReplyError, TryAgainError, internal_error
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import LongRequest, Request
-from resp_server.upstream.cluster_requests import Part, Plan, first_slot, plan_of
+from resp_server.upstream.cluster_requests import Part, Plan, first_slot, least_of, name_at, plan_of
 from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
-from resp_server.upstream.pool import WRITE_WAITS, UpstreamPool
+from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.role import AnyRole
-from resp_server.upstream.routed_commands import RoutedCommand
+from resp_server.upstream.routed_commands import WRITE_WAITS, RoutedCommand
 from resp_server.upstream.slot_table import Redirect, SlotTable, redirect_in
 from resp_server.upstream.url import Address, UpstreamUrl
 from state_backend.model.slots import SLOTS
@@ -74,6 +74,7 @@ class UpstreamCluster:
 
     def stop(self) -> None:
         """Close all connections."""
+        self._attempts += 1  # the request for the table fails, and is not sent again
         for timer in (self._refresh, self._retiring):
             if timer is not None:
                 timer.cancel()
@@ -158,7 +159,8 @@ class UpstreamCluster:
     ) -> None:
         """Send a blocking command over the client's own connection to a node; ReplyError if that is not possible."""
         if routed.name in WRITE_WAITS:
-            raise PlainError(f"command '{routed.name}' is not available with a Redis Cluster as the upstream")
+            self._wait(client, protocol, pack(request), sink, index)
+            return
         slot = first_slot(routed, request)
 
         def send() -> Steps[None]:
@@ -166,6 +168,21 @@ class UpstreamCluster:
             self._send_part(client, protocol, slot, packed, False, sink, index, is_blocking=True)
 
         send_in_steps(send(), sink, index, self.defer)
+
+    def _wait(self, client: int, protocol: int, packed: bytes, sink: ReplySink, index: int) -> None:
+        """Send WAIT or WAITAOF to all masters; the reply is the least of theirs.
+
+        SPUBLISH is no replicated write in a Redis Cluster, so the write before it is a key that expires at once.
+        """
+        masters = list(self._table.masters)
+        if not masters:
+            raise self._unreachable()
+        joined = ReplyAggregator(len(masters), least_of, sink, index, self.defer)
+        for number, address in enumerate(masters):
+            mark = pack((b"SET", name_at(self._table, address), b"", b"PX", b"1"))
+            self._node(address).send_blocking(
+                client, protocol, packed, joined, number, is_about_writes=True, mark_write=mark
+            )
 
     def for_database(self, number: int) -> UpstreamCluster:
         """Raise the error of a Redis Cluster, which has one database."""
@@ -243,6 +260,13 @@ class UpstreamCluster:
         slot = first_slot(routed, request)
         return self._node((None if slot is None else self._table.master_of(slot)) or masters[0])
 
+    def pool_of_slot(self, slot: int) -> UpstreamPool:
+        """Return the pool of the node that has a slot; ReplyError if none is known."""
+        address = self._table.master_of(slot)
+        if address is None:
+            raise self._unreachable()
+        return self._node(address)
+
     @property
     def message_pool(self) -> UpstreamPool | None:
         """The pool of a node that sends all messages of channels, as each node does; None: no node is known."""
@@ -309,14 +333,20 @@ class UpstreamCluster:
 
     def _refresh_later(self) -> None:
         if self._refresh is None:
-            self._refresh = self._loop.call_later(REFRESH_PAUSE_S, self._request_table)
+            self._request_table_in(REFRESH_PAUSE_S)
+
+    def _request_table_in(self, pause_s: float) -> None:
+        """Request the table after a pause, and not at the time that was set before."""
+        if self._refresh is not None:
+            self._refresh.cancel()
+        self._refresh = self._loop.call_later(pause_s, self._request_table)
 
     def _request_table(self) -> None:
         """Request the table from the next node; from another one if that does not reply in time."""
         candidates = list(dict.fromkeys([*self._table.masters, *self.url.seeds]))
         address = candidates[self._attempts % len(candidates)]
         self._attempts += 1
-        self._refresh = self._loop.call_later(REFRESH_S_MAX, self._request_table)
+        self._request_table_in(REFRESH_S_MAX)
         self._node(address).send(0, 2, CLUSTER_SLOTS, _TableSink(self, address), self._attempts, is_read=True)
 
     def take_table(self, number: int, table: SlotTable) -> None:
@@ -330,6 +360,8 @@ class UpstreamCluster:
             self._refresh.cancel()
         self._refresh, self._attempts = None, 0  # the next request goes to the first master
         before, self._table, self._error = self._table, table, ""
+        if not set(table.masters) <= set(before.masters):
+            self._cut_subscribers()
         if list(before.masters) != list(table.masters):
             logger.info("the masters of the upstream are %s", ", ".join(map(str, table.masters)))
             for number, address in enumerate(table.masters):
@@ -342,13 +374,17 @@ class UpstreamCluster:
             self._moved()
         self._retire()
 
+    def _cut_subscribers(self) -> None:
+        """Disconnect the clients that have subscribed at all masters: there is another one now."""
+        pinned = [each for node in self._nodes.values() for each in node.pinned if each.is_at_all_masters]
+        for client in {each.client for each in pinned}:
+            self.on_state_lost(client, "the upstream has another master, which it is not subscribed at")
+
     def request_table_again(self, number: int, reason: str) -> None:
         """Request the table from another node, after a pause."""
         if number == self._attempts:
             self._error = self._error and reason
-            if self._refresh is not None:
-                self._refresh.cancel()
-            self._refresh = self._loop.call_later(REFRESH_PAUSE_S, self._request_table)
+            self._request_table_in(REFRESH_PAUSE_S)
 
     def _retire(self) -> None:
         """Close the connections to nodes that are no masters, once their last replies have arrived."""
@@ -364,6 +400,8 @@ class UpstreamCluster:
             self._losses += node.losses
             self._outages += node.breaker.times_opened
             node.on_failed = _ignore
+            for client in [each.client for each in node.pinned if each.is_listening or each.is_monitor]:
+                self.on_state_lost(client, "the node that it is subscribed at is no master of the upstream any more")
             node.stop()
 
 

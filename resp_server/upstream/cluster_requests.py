@@ -6,6 +6,7 @@ key; if their keys are in several slots, that node replies CROSSSLOT. Commands w
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
 from functools import partial
@@ -15,8 +16,11 @@ from resp_server.command_table.key_specs import key_runs
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import array_in_order, items_of, sum_of_replies
 from resp_server.forwarding.reply_stages import Merge
+from resp_server.protocol.errors import PlainError
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.routed_commands import RoutedCommand
+from resp_server.upstream.slot_table import SlotTable
+from resp_server.upstream.url import Address
 from state_backend.model.slots import slot_of
 
 
@@ -45,6 +49,9 @@ JOINS: dict[str, Merge] = {
 }
 # One success is enough: other nodes may have nothing to do, as with SCRIPT KILL.
 ONE_SUCCEEDED = "response_policy:one_succeeded"
+NUMBER = re.compile(rb":(-?\d+)\r\n")
+# Names to try for a slot of a master: it may have few of them (guess: finds one slot in most cases).
+NAMES_MAX = 1 << 17
 # Keys of a request that are hashed in one step (guess: 0.2 ms).
 KEYS_AT_ONCE = 128
 
@@ -52,6 +59,23 @@ KEYS_AT_ONCE = 128
 def one_success(replies: Sequence[RawReply]) -> RawReply:
     """Return the first reply that is no error, if there is one."""
     return next((reply for reply in replies if not is_error(reply)), replies[0])
+
+
+def least_of(replies: Sequence[RawReply]) -> RawReply:
+    """Return the least number of several replies, or of each place of several arrays."""
+    rows = [[int(number) for number in NUMBER.findall(as_bytes(reply))] for reply in replies]
+    least = [b":%d\r\n" % min(numbers) for numbers in zip(*rows, strict=True)]
+    head = b"*%d\r\n" % len(least) if as_bytes(replies[0])[:1] == b"*" else b""
+    return head + b"".join(least)
+
+
+def name_at(table: SlotTable, master: Address) -> bytes:
+    """Return the name of a key whose slot a master has; PlainError if that is not found."""
+    for number in range(NAMES_MAX):
+        name = b"sparkis:wait:%d" % number
+        if table.master_of(slot_of(name)) == master:
+            return name
+    raise PlainError(f"the upstream's node {master} has too few slots for WAIT")
 
 
 class Part(NamedTuple):

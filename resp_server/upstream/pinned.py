@@ -27,6 +27,7 @@ from resp_server.upstream.pushed_frames import (
     confirmation_in,
     first_word,
     is_monitor_line,
+    is_of_channel,
 )
 from resp_server.upstream.role import RoleCheck
 from resp_server.upstream.tls import UpstreamTls
@@ -49,6 +50,9 @@ class PinnedConnection(UpstreamConnection):
     client: the client's id, or that of its listener. watched: the keys that WATCH watches there. is_dirty: one of them
     has another owner now, so EXEC must run nothing. is_monitor: MONITOR was sent. is_tracking: CLIENT TRACKING ON was
     sent. caching: the word of the CLIENT CACHING that precedes the next request.
+
+    is_for_messages: the client gets messages of channels from this node, not only notifications and those of shards.
+    is_at_all_masters: the client has subscribed at all masters of a Redis Cluster.
     """
 
     def __init__(self, owner: PinnedConnections, client: int, protocol: int) -> None:
@@ -62,6 +66,7 @@ class PinnedConnection(UpstreamConnection):
         self.watched: set[bytes] = set()
         self.is_dirty = False
         self.is_monitor = self.is_tracking = False
+        self.is_for_messages = self.is_at_all_masters = False
         self.caching = b""
         self._subscriptions = {False: 0, True: 0}  # confirmed ones; True: to shards
         self._send_own(CLIENT_ID, _IdSink(self))
@@ -115,17 +120,18 @@ class PinnedConnection(UpstreamConnection):
             self._send_own(pack((b"CLIENT", b"CACHING", self.caching)), DISCARD)
         self.add(request)
 
-    def send_wait(self, request: UpstreamRequest, protocol: int) -> None:
+    def send_wait(self, request: UpstreamRequest, protocol: int, mark_write: bytes = MARK_WRITE) -> None:
         """Send WAIT or WAITAOF, for all writes of the client, also for those over other connections.
 
         The upstream waits for this connection's writes, so the connection first sends a write of its own, which comes
-        after all of the client's. Redis before 7.2 accepts any command for this; Redis before 7.0 has no SPUBLISH.
+        after all of the client's: `mark_write`. Redis before 7.2 accepts any command for this; Redis before 7.0 has no
+        SPUBLISH.
         """
         if not self._has_marked_write:
             self._has_marked_write = True
             sink = _WaitSink(request.sink)
             request.sink = sink
-            self._send_own(MARK_WRITE, _MarkSink(sink))
+            self._send_own(mark_write, _MarkSink(sink))
             self._send_own(PING, DISCARD)
         self.send_request(request, protocol)
 
@@ -166,7 +172,7 @@ class PinnedConnection(UpstreamConnection):
             is_push = self.protocol == 2 and is_subscriber and first_word(reply) in (MESSAGES | CONFIRMATIONS)
         else:
             is_push = kind == b">"
-        if is_push and not self._confirm(reply):
+        if is_push and not self._confirm(reply) and (self.is_for_messages or not is_of_channel(reply)):
             self._owner.on_push(abs(self.client), reply)
         return is_push
 

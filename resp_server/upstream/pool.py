@@ -24,9 +24,9 @@ from resp_server.upstream.breaker import Breaker
 from resp_server.upstream.command_facts import facts_in
 from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
 from resp_server.upstream.hello import hello_fields
-from resp_server.upstream.pinned import PINNED_MAX, PinnedConnection, PinnedConnections
+from resp_server.upstream.pinned import MARK_WRITE, PINNED_MAX, PinnedConnection, PinnedConnections
 from resp_server.upstream.role import RoleCheck
-from resp_server.upstream.routed_commands import RoutedCommand
+from resp_server.upstream.routed_commands import WRITE_WAITS, RoutedCommand
 from resp_server.upstream.sentinel import MasterLocator
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import Address, UpstreamUrl
@@ -43,8 +43,6 @@ CONNECTIONS = 4
 # Bytes of long requests that wait for the upstream (guess: two of the longest).
 LONG_BYTES_MAX = 1 << 30
 COMMAND, HELLO, ROLE = pack((b"COMMAND",)), pack((b"HELLO",)), pack((b"ROLE",))
-# Blocking commands that wait for the connection's own writes. All others wait for keys.
-WRITE_WAITS = ("wait", "waitaof")
 
 
 class UpstreamPool:
@@ -239,13 +237,17 @@ class UpstreamPool:
         index: int,
         *,
         is_about_writes: bool = False,
+        mark_write: bytes = MARK_WRITE,
         is_asking: bool = False,
     ) -> None:
-        """Send a blocking command over the client's pinned connection. is_about_writes: it is WAIT or WAITAOF."""
+        """Send a blocking command over the client's pinned connection. is_about_writes: it is WAIT or WAITAOF.
+
+        mark_write: see `PinnedConnection.send_wait`.
+        """
         pinned = self.pinned.pin(client, protocol)
         request = UpstreamRequest(packed, sink, index, is_read=False, is_asking=is_asking, is_blocking=True)
         if is_about_writes:
-            pinned.send_wait(request, protocol)
+            pinned.send_wait(request, protocol, mark_write)
         else:
             pinned.send_request(request, protocol)
 
@@ -267,6 +269,10 @@ class UpstreamPool:
 
     def pool_of(self, routed: RoutedCommand, request: Request) -> UpstreamPool:
         """Return the pool of the node that has a request's keys."""
+        return self
+
+    def pool_of_slot(self, slot: int) -> UpstreamPool:
+        """Return the pool of the node that has a slot."""
         return self
 
     @property

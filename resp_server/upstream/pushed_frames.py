@@ -16,6 +16,7 @@ from resp_server.forwarding.reply_splitter import FrameError
 CONFIRMATIONS = frozenset(prefix + verb for verb in (b"subscribe", b"unsubscribe") for prefix in (b"", b"p", b"s"))
 INVALIDATE = b"invalidate"
 MESSAGES = frozenset([b"message", b"pmessage", b"smessage"])
+CHANNEL_MESSAGES = frozenset([b"message", b"pmessage"])  # the others are those of shards
 # The first word of a frame.
 FIRST_WORD = re.compile(rb"[*>]\d+\r\n\$\d+\r\n([a-z-]+)\r\n")
 # Redis' clock is past its ninth digit since 2001.
@@ -65,6 +66,11 @@ def notified_key(frame: RawReply) -> tuple[bytes, bytes] | None:
         return found[1], channel[found.end() :]
     found = OF_KEYEVENT.match(channel)
     return None if found is None else (found[1], text)
+
+
+def is_of_channel(frame: RawReply) -> bool:
+    """Tell whether a frame is a message of a channel, and no notification."""
+    return first_word(frame) in CHANNEL_MESSAGES and notified_key(frame) is None
 
 
 def invalidated_keys(frame: RawReply) -> Sequence[bytes] | None:

@@ -70,6 +70,9 @@ DENIED = frozenset(
         "sync",
     ]
 )
+# Blocking commands that wait for the connection's own writes. All others wait for keys. Redis before 7.2 does not flag
+# them as blocking.
+WRITE_WAITS = ("wait", "waitaof")
 # Subcommands of denied commands that only read.
 READS_OF_DENIED = frozenset(["module|help", "module|list"])
 # The compiled hop looks these up first.

@@ -20,7 +20,7 @@ from resp_server.upstream.key_matcher import Decision
 from resp_server.upstream.long_words import long_words, too_long, without_long_words
 from resp_server.upstream.mapped_names import ConvertReplies, FieldRead, StateName, field_read, with_names
 from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.routed_commands import RoutedCommand, RoutedCommands, Side
+from resp_server.upstream.routed_commands import WRITE_WAITS, RoutedCommand, RoutedCommands, Side
 from resp_server.upstream.rules import Owner, Rule, Writes
 from resp_server.upstream.shadow_compare import is_comparable
 from resp_server.upstream.state_writes import without_pairs, write_plan
@@ -140,7 +140,7 @@ class SwapRouter:
             is_own = any(word.lower() in OWN_SECTIONS for word in request[1:])
             return Route(Side.LOCAL if is_own else Side.UPSTREAM, routed)
         may_change = self._ownership.has_cached and routed.side is Side.UPSTREAM and "write" in routed.facts.flags
-        is_blocking = routed.side is Side.UPSTREAM and "blocking" in routed.facts.flags
+        is_blocking = routed.side is Side.UPSTREAM and ("blocking" in routed.facts.flags or routed.name in WRITE_WAITS)
         return Route(routed.side, routed, is_blocking=is_blocking, changed=None if may_change else ())
 
     def route_in_steps(self, request: Request, database: int = 0) -> Steps[Route | None]:

@@ -99,6 +99,9 @@ class Upstream(Protocol):
     def pool_of(self, routed: RoutedCommand, request: Request) -> UpstreamPool:
         """Return the pool of the node that has a request's keys, by the first one; ReplyError if none is known."""
 
+    def pool_of_slot(self, slot: int) -> UpstreamPool:
+        """Return the pool of the node that has a slot; ReplyError if none is known."""
+
     @property
     def message_pool(self) -> UpstreamPool | None:
         """The pool of a node that sends all messages of channels; None: no node is known."""

@@ -294,9 +294,112 @@ def test_messages_of_channels_arrive_from_any_node(cluster: RedisCluster, proxy:
         assert other.call("PUBLISH", "news", "y").plain == 1
         assert client.read().plain == [b"message", b"news", b"y"]
     assert client.call("SET", "{s}1", "v").plain == client.call("SET", "{u}1", "v").plain == b"OK"
-    for line in ("SSUBSCRIBE news", "MONITOR", "PSUBSCRIBE __keyspace@0__:*"):
-        assert b"is not available with a Redis Cluster" in client.call(*line.split()).plain
     assert client.call("UNSUBSCRIBE").plain == [b"unsubscribe", b"news", 0]
+
+
+NAMES_OF_NODES = ("a", "b", "c")  # each is in a slot of another node
+
+
+@pytest.fixture
+def notifying(cluster: RedisCluster) -> None:
+    assert len({cluster.master_of(name).port for name in NAMES_OF_NODES}) == 3
+    for node in cluster.nodes:
+        cluster.call(node, "CONFIG", "SET", "notify-keyspace-events", "KEA")
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_notifications_arrive_from_all_nodes_and_messages_once(
+    cluster: RedisCluster, proxy: Running, client: Connection, notifying: None, protocol: int
+) -> None:
+    client.call("HELLO", protocol)
+    client.send(request("SUBSCRIBE", "news", "__keyspace@0__:b") + request("PSUBSCRIBE", "*"))
+    assert [client.read().plain[2] for _ in range(3)] == [1, 2, 3]
+    with proxy.connect() as other:
+        for name in NAMES_OF_NODES:
+            assert other.call("SET", name, "1").plain == b"OK"
+            events = [
+                (b"pmessage", b"__keyspace@0__:" + name.encode(), b"set"),
+                (b"pmessage", b"__keyevent@0__:set", name.encode()),
+            ]
+            if name == "b":
+                events.append((b"message", b"__keyspace@0__:b", b"set"))
+            found = [client.read().plain for _ in events]
+            assert sorted((each[0], *each[-2:]) for each in found) == sorted(events)
+        assert other.call("PUBLISH", "news", "x").plain == 2
+        found = [client.read().plain for _ in range(2)]
+        assert sorted(found) == [[b"message", b"news", b"x"], [b"pmessage", b"*", b"news", b"x"]]
+        client.send(request("UNSUBSCRIBE") + request("PUNSUBSCRIBE"))
+        assert sorted(client.read().plain[2] for _ in range(3)) == [0, 1, 2]
+        for name in NAMES_OF_NODES:
+            assert other.call("DEL", name).plain == 1
+            assert cluster.call(cluster.master_of(name), "PUBSUB", "NUMPAT") == b"0"
+        assert other.call("PUBLISH", "news", "y").plain == 0
+    assert client.call("PING").plain == b"PONG"
+
+
+def test_channels_of_shards_are_those_of_their_slots_masters(
+    cluster: RedisCluster, proxy: Running, client: Connection
+) -> None:
+    client.call("HELLO", 3)
+    client.send(request("SSUBSCRIBE", *NAMES_OF_NODES))
+    assert [client.read().plain for _ in range(3)] == [[b"ssubscribe", b"abc"[at : at + 1], at + 1] for at in range(3)]
+    with proxy.connect() as other:
+        for name in NAMES_OF_NODES:
+            assert other.call("SPUBLISH", name, "x").plain == 1
+            assert client.read().plain == [b"smessage", name.encode(), b"x"]
+            assert cluster.call(cluster.master_of(name), "SPUBLISH", name, "y") == b"1"
+            assert client.read().plain == [b"smessage", name.encode(), b"y"]
+        assert client.call("SUNSUBSCRIBE", "b").plain == [b"sunsubscribe", b"b", 2]
+        assert [other.call("SPUBLISH", name, "x").plain for name in NAMES_OF_NODES] == [1, 0, 1]
+
+
+def test_a_client_whose_channel_has_moved_is_disconnected_and_subscribes_again(
+    cluster: RedisCluster, proxy: Running, client: Connection
+) -> None:
+    client.call("HELLO", 3)
+    assert client.call("SET", "{moved}1", "v").plain == b"OK"
+    assert client.call("SSUBSCRIBE", "moved").plain == [b"ssubscribe", b"moved", 1]
+    target = next(node for node in cluster.nodes if node is not cluster.master_of("moved"))
+    with cluster.begin_move("moved", target) as source:
+        cluster.move_key(source, "{moved}1", target)
+    cluster.end_move("moved", target)
+    assert client.read_to_end() == b""
+    with proxy.connect() as again, proxy.connect() as other:
+        again.call("HELLO", 3)
+        eventually(lambda: not again.call("SSUBSCRIBE", "moved").is_error)
+        assert other.call("SPUBLISH", "moved", "x").plain == 1
+        assert again.read().plain == [b"smessage", b"moved", b"x"]
+
+
+def test_monitor_shows_the_requests_at_all_nodes(cluster: RedisCluster, proxy: Running, client: Connection) -> None:
+    assert client.call("MONITOR").plain == b"OK"
+    for name in NAMES_OF_NODES:
+        cluster.call(cluster.master_of(name), "GET", name)
+        line = client.read().raw
+        while b'"GET"' not in line:
+            line = client.read().raw
+        assert line.endswith(b'"GET" "%b"\r\n' % name.encode())
+
+
+def test_wait_waits_for_all_masters(cluster: RedisCluster, proxy: Running, client: Connection) -> None:
+    with ExitStack() as stack:
+        monitors = [stack.enter_context(cluster.master_of(name).connect()) for name in NAMES_OF_NODES]
+        for each in monitors:
+            assert each.call("MONITOR").plain == b"OK"
+        assert client.call("SET", "a", "1").plain == b"OK"
+        assert client.call("WAIT", "0", "100").plain == 0
+        for each in monitors:  # a write on the client's own connection, after its writes over others
+            while b'"SET" "sparkis:wait:' not in (line := each.read().raw):
+                assert line
+            while b'"WAIT" "0" "100"' not in (line := each.read().raw):
+                assert line
+    client.send(request("CLIENT", "ID") + request("WAIT", "1", "0"))
+    own = client.read().plain
+    with proxy.connect() as other:
+        eventually(lambda: other.call("CLIENT", "UNBLOCK", own).plain == 1)
+    assert client.read().plain == 0
+    assert client.call("GET", "a").plain == b"1"
+    assert client.call("WAIT", "x", "0").plain == b"ERR value is not an integer or out of range"
 
 
 def test_a_slot_moves_while_its_keys_are_read_and_written(cluster: RedisCluster, proxy: Running) -> None:

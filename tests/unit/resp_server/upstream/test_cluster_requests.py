@@ -7,11 +7,13 @@ import pytest
 from resp_server.commands import command_table
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, result_of
 from resp_server.protocol.request_parser import Request
-from resp_server.upstream.cluster_requests import Plan, plan_of
+from resp_server.upstream.cluster_requests import Plan, least_of, name_at, plan_of
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.routing import SwapRouter
-from state_backend.model.slots import slot_of
+from resp_server.upstream.slot_table import SlotTable
+from resp_server.upstream.url import Address
+from state_backend.model.slots import SLOTS, slot_of
 
 ROUTER = SwapRouter(command_table(), Ownership())
 A, B, C = slot_of(b"a"), slot_of(b"b"), slot_of(b"c")
@@ -100,3 +102,15 @@ def test_one_master_that_kills_its_script_is_enough() -> None:
     found = plan("SCRIPT KILL")
     replies: list[RawReply] = [b"-NOTBUSY none\r\n", b"+OK\r\n"]
     assert found.takes_errors and merged(found, *replies) == b"+OK\r\n"  # type: ignore[arg-type]
+
+
+def test_the_least_of_several_masters_is_the_reply_to_wait() -> None:
+    assert least_of([b":2\r\n", b":1\r\n", b":3\r\n"]) == b":1\r\n"
+    assert least_of([b"*2\r\n:1\r\n:2\r\n", b"*2\r\n:0\r\n:3\r\n"]) == b"*2\r\n:0\r\n:2\r\n"
+
+
+def test_a_name_of_a_masters_slot_is_found() -> None:
+    one, other = Address("a", 1), Address("b", 1)
+    table = SlotTable([one] * (SLOTS - 8) + [other] * 8)
+    for master in (one, other):
+        assert table.master_of(slot_of(name_at(table, master))) == master
