@@ -40,7 +40,7 @@ class FieldRules(NamedTuple):
         found = []
         for rule in self.rules:
             assert rule.mapping is not None
-            prefix = rule.mapping.name_start(key)
+            prefix = rule.mapping.name_prefix(key)
             if prefix is not None and is_prefix_needed(prefix, rule.mapping.only_field is not None):
                 found.append(rule)
         return NamedHash(key, found) if found else None

@@ -215,7 +215,7 @@ class FieldListeners:
             return None
         fields, reads_all, found = dict(self._channels.get(key, {})), False, []
         for rule in rules:
-            prefix = rule.mapping.name_start(key) if rule.mapping is not None and rule.name in self._prefixes else None
+            prefix = rule.mapping.name_prefix(key) if rule.mapping is not None and rule.name in self._prefixes else None
             if prefix is None or rule.mapping is None:
                 continue
             found.append(rule)

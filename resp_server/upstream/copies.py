@@ -1,4 +1,4 @@
-"""Which keys of an upstream are copies that may be deleted, by what all proxies say of their owners. Pure."""
+"""Decides which copies of keys at an upstream may be deleted, by the owners that all proxies report. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLES_MAX = 2
 
 
 class UnclearOwnerError(SparkisError):
-    """The proxies do not say the same of a key, or no state is known that has it."""
+    """The proxies disagree about a key, or no known state has it."""
 
 
 class KeyOwner(NamedTuple):
@@ -44,7 +44,7 @@ class Copies:
         self.examples: dict[str, list[bytes]] = {}
 
     def add(self, key: bytes, owners: Sequence[KeyOwner]) -> bool:
-        """Count a key, by what each proxy says of it; tell whether it may be deleted. UnclearOwnerError."""
+        """Count a key, with its owner at each proxy; tell whether it may be deleted. UnclearOwnerError."""
         first, *others = owners
         if any(each != first for each in others):
             raise UnclearOwnerError(

@@ -16,7 +16,7 @@ from resp_server.upstream.name_groups import FoundKey, NameGroups
 from resp_server.upstream.rules import Owner, Rule
 from state_backend.model.descriptor import KeyFormat
 
-# Keys of each row that are examined one by one: their types, and whether the states have them.
+# The number of keys of each row whose types, and existence in the states, are read.
 SAMPLES_MAX = 100
 SHOWN_CHARACTERS_MAX = 60
 
@@ -33,7 +33,7 @@ class AnalyzedState(NamedTuple):
 class AnalyzedKeys:
     """Keys of one rule, of one state, or of one group. keys: a key format. state: the state that has such keys.
 
-    types: of the samples. compared: samples that were looked for in the states; absent: those that they do not have.
+    types: of the samples. compared: samples that were looked up in the states; absent: those that the states lack.
     """
 
     keys: str
@@ -139,7 +139,7 @@ def _both(one: AnalyzedKeys, other: AnalyzedKeys) -> str:
 
 
 def _state_of(rule: Rule, states: Sequence[AnalyzedState]) -> AnalyzedState | None:
-    """Return the state whose keys a rule is about, if all are of one state, and it has no other names for them."""
+    """Return the only state that has the keys of a rule by the same names; None if there is not exactly one."""
     if rule.mapping is not None:
         return None
     found = [each for each in states if covers(rule.keys, KeyFormat.parse(each.key_format))]

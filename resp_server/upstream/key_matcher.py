@@ -125,7 +125,7 @@ def _plain_side(rule: Rule) -> PlainSide:
 
 
 class _Candidate(NamedTuple):
-    """A key format. order: the lowest one that covers a key decides. matches: None: its first literal is enough."""
+    """A key format. order: the lowest one that covers a key decides. matches: None if the prefix is enough."""
 
     order: int
     matches: Callable[[bytes], object] | None
@@ -135,7 +135,7 @@ class _Candidate(NamedTuple):
 class _Alternatives:
     """Key formats in order: the first one that covers a key decides.
 
-    They are found by the literal texts with which they begin and end, so that a key is compared with few of them. One
+    They are found by their prefixes and suffixes, so that a key is compared with few of them. One
     regular expression for all would take a time that grows with the square of their number (measured: 1 ms with 1,000).
     """
 

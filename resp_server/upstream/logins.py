@@ -54,7 +54,7 @@ class Logins:
         return chain.from_iterable(each.pools for each in self)
 
     def of(self, client: int) -> Databases:
-        """Return the databases as a client's user has them."""
+        """Return the databases over the connections of a client's login."""
         return self._of.get(client, self.own)
 
     def open(self, client: int, login: Login, then: Callable[[], bytes], sink: UpstreamSink, index: int) -> None:

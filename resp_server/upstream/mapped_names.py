@@ -20,7 +20,7 @@ NO_VALUES: Mapping[str, bytes] = {}
 
 
 class StateName(NamedTuple):
-    """Where a state has the value of a key. field: None for the whole key."""
+    """The place of a key's value in a state. field: None for the whole key."""
 
     key: bytes
     field: bytes | None
@@ -56,17 +56,17 @@ class NameMapping:
         """The only field with a name; None: all fields that fit, or whole keys."""
         return None if self.field is None or self.field.columns else self.field.prefix
 
-    def name_start(self, state_key: bytes) -> bytes | None:
-        """Return how the names of a hash's fields begin; None: its fields have no names."""
+    def name_prefix(self, state_key: bytes) -> bytes | None:
+        """Return the prefix of the names of a hash's fields; None: its fields have no names."""
         values = _values(self._of_state_key, self.state_key, state_key)
         if values is None:
             return None
-        start = self.keys.prefix
+        prefix = self.keys.prefix
         for column, literal in zip(self.keys.columns, self.keys.literals[1:], strict=True):
             if column not in values:
                 break
-            start += values[column] + literal.encode()
-        return start
+            prefix += values[column] + literal.encode()
+        return prefix
 
     def mistakes(self) -> list[str]:
         """Return what is wrong with the placeholders."""
@@ -118,7 +118,7 @@ def _text(key_format: KeyFormat, values: Mapping[str, bytes]) -> bytes:
     return b"".join(parts)
 
 
-# Makes the reply to a client's request of the replies to the reads in its place.
+# Turns the replies to the reads of a state into the reply to the client's request.
 ConvertReplies = Callable[[Sequence[RawReply]], RawReply]
 
 
@@ -155,7 +155,7 @@ def _type_of(replies: Sequence[RawReply]) -> RawReply:
 
 
 def _earlier_end(replies: Sequence[RawReply]) -> RawReply:
-    """Return when a field ends: it expires itself, or with the whole hash. A missing key is as a missing field."""
+    """Return the earlier expiry of a field and its hash. A missing key counts as a missing field."""
     of_field, of_key = map(as_bytes, replies)
     if of_field[:1] == b"-":
         return of_field

@@ -20,7 +20,7 @@ VARIES = "<>"
 # Of one place in a name; of the first place, which names the applications (guesses).
 PARTS_MAX = 12
 FIRST_PARTS_MAX = 64
-# So many names that are alike up to their last part are one group (guess).
+# More names than this that differ only in their last part are one group (guess).
 SINGLE_NAMES_MAX = 3
 # Levels of the tree; what is behind the last one varies. A longer name is cut (guesses).
 LEVELS_MAX = 24
@@ -58,7 +58,7 @@ class _Part:
         self.following: dict[str, _Part] = {}
 
     def follow(self, text: str) -> _Part:
-        """Return the part that stands for a text here."""
+        """Return the following part for a text; add it if it is missing."""
         is_literal = NO_LITERAL.search(text) is None
         shape = ID.sub(VARIES, text) if is_literal else VARIES
         if VARIES in self.following:

@@ -36,7 +36,7 @@ from state_backend.model.errors import SparkisError
 logger = logging.getLogger("sparkis.proxy")
 
 VERSION = 2
-# Keys that a log line, or INFO, gives as examples.
+# The number of keys that a log line, or INFO, gives as examples.
 EXAMPLES_MAX = 3
 
 # By job and state: each format that the state has had.
@@ -281,7 +281,7 @@ class Ownership:
         self._new = {each: found for each, found in self._new.items() if each not in new}
 
     def _change(self) -> None:
-        """Write the file, then let the change count."""
+        """Write the file, then apply the change."""
         self._write()
         self._recompile()
 
@@ -310,7 +310,7 @@ class Ownership:
                 os.fsync(file.fileno())
             os.replace(new, self._path)
             self.error = ""
-        except OSError as error:  # the owners count all the same; INFO and the log say that a restart forgets them
+        except OSError as error:  # the owners apply, although the file lacks them; INFO and the log say so
             self.error = str(error)
             logger.error("the owners of keys cannot be written to %s: %s", self._path, error)
 

@@ -21,11 +21,11 @@ from resp_server.upstream.url import Address, UpstreamUrl
 
 logger = logging.getLogger("sparkis.proxy")
 
-# The pauses between questions: normally; and at least, after a failure (guess: a failover takes a second or more).
+# The pause between two requests to sentinels, and the shortest one after a failure (guess: a failover takes a second).
 POLL_S, PAUSE_S = 1.0, 0.1
-# The time limit of a question.
+# The time limit of a request to a sentinel.
 ASK_S_MAX = 1.0
-# A reply to such a question is short.
+# The limit of a reply from a sentinel.
 REPLY_BYTES_MAX = 4096
 
 
@@ -54,7 +54,7 @@ class MasterLocator:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, pool: MovablePool) -> None:
-        """Move a pool to the master, now and later."""
+        """Move a pool to the master now, and after each failover."""
         self._pools.append(pool)
         if self._master is not None:
             pool.move(self._master)
@@ -117,7 +117,7 @@ class MasterLocator:
         self._number += 1
 
     async def _ask(self, sentinel: Address) -> Address | None:
-        """Return the address of the master by the word of a sentinel; None: it knows no such master."""
+        """Ask a sentinel for the address of the master; None if it knows no such master."""
         url, tls = self._url, self._tls
         context, name = (None, None) if tls is None else (tls.context(), tls.server_name or sentinel.host)
         reader, writer = await asyncio.open_connection(

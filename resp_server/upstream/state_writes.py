@@ -20,14 +20,14 @@ SETEX_WORDS = 4
 
 
 class WritePlan(NamedTuple):
-    """What happens to a write: the position of a key that refuses it, if one does; the positions of dropped keys."""
+    """The effect of a write. refused: the position of a key that refuses it. dropped: the positions of dropped keys."""
 
     refused: int | None
     dropped: Sequence[int]
 
 
 def write_plan(name: str, request: Request, owned: Sequence[tuple[int, Decision]]) -> WritePlan:
-    """Return what happens to a write. owned: the positions of the states' keys, with their decisions."""
+    """Return the effect of a write. owned: the positions of the states' keys, with their decisions."""
     is_plain = is_plain_set(name, request)
     dropped = []
     for at, decision in owned:

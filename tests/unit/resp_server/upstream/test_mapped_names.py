@@ -55,7 +55,7 @@ def test_a_field_that_no_clients_key_means_has_no_name() -> None:
     ],
 )
 def test_the_names_of_a_hash_s_fields_begin_with_what_its_key_says(made: NameMapping, start: bytes) -> None:
-    assert made.name_start(b"golden:7") == start and made.name_start(b"other:7") is None
+    assert made.name_prefix(b"golden:7") == start and made.name_prefix(b"other:7") is None
 
 
 @given(st.sampled_from([b"1", b"1/2", b"\xff"]), st.sampled_from([b"f", b"f/g", b""]))
@@ -63,7 +63,7 @@ def test_each_name_of_a_field_begins_so_and_means_the_field(account: bytes, fiel
     made = mapping("d/<a>/<b>", "golden:<a>", "<b>")
     hash_ = b"golden:" + account
     name = made.key_of(StateName(hash_, field))
-    start = made.name_start(hash_)
+    start = made.name_prefix(hash_)
     assert name is None or (start is not None and name.startswith(start))
     assert name is None or made.state_name_of(name) == (hash_, field)
 
