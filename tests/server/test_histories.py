@@ -22,6 +22,7 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from state_backend.model.slots import SLOTS, slot_of
 from tests.server.nodes import HALVES, Nodes
+from tests.server.test_history_processes import readers_of
 
 STATES = [
     StateDescriptor("value", key="k", value="v"),
@@ -194,17 +195,10 @@ def test_replies_of_a_pipeline_keep_their_order(cluster: Cluster, at: str) -> No
         assert client.read().plain == b"5"
 
 
-def readers(server: Running) -> list[int]:
-    """Return the processes of a server that read histories."""
-    tasks = Path(f"/proc/{server.process.pid}/task").glob("*/children")
-    children = [child for task in tasks for child in task.read_text().split()]
-    return sorted(int(each) for each in children if b"history_reader" in Path(f"/proc/{each}/cmdline").read_bytes())
-
-
 def stopped_reader(client: Connection, server: Running, others: Collection[int] = ()) -> int:
     """Stop the process that will read the next history, and return its id."""
     assert not client.call("STATE", "HISTORY", KEY).is_error  # it is idle then
-    (reader,) = set(readers(server)) - set(others)
+    (reader,) = readers_of(server.process.pid) - set(others)
     os.kill(reader, signal.SIGSTOP)
     return reader
 
@@ -221,9 +215,9 @@ def test_a_server_reads_few_histories_at_a_time_and_none_for_clients_that_have_l
             busy = f"-TRYAGAIN {HISTORIES_MAX} histories are being read here already; retry in a moment\r\n"
             assert another.call("STATE", "HISTORY", KEY).raw.decode() == busy
             clients[0].__exit__()
-            eventually(lambda: readers(server), lambda found: found == sorted(stopped[1:]))
-            assert len(history(another, KEY)) == EPOCHS
-    eventually(lambda: set(readers(server)).isdisjoint(stopped))
+            eventually(lambda: readers_of(server.process.pid) == set(stopped[1:]))
+            eventually(lambda: len(another.call("STATE", "HISTORY", KEY).value) == EPOCHS)
+    eventually(lambda: readers_of(server.process.pid).isdisjoint(stopped))
 
 
 def test_a_proxy_queues_few_histories_of_a_server_and_other_requests_do_not_wait(cluster: Cluster) -> None:

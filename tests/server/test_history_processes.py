@@ -42,11 +42,19 @@ def on_a_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[...,
     return run
 
 
+def readers_of(process: int) -> set[int]:
+    """Return the child processes of a process that read histories."""
+    tasks = Path(f"/proc/{process}/task").glob("*/children")
+    found = set()
+    for child in (child for task in tasks for child in task.read_text().split()):
+        with suppress(OSError):  # it may just have ended
+            if b"history_reader" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.add(int(child))
+    return found
+
+
 def children() -> set[int]:
-    """Return the processes of this one that read histories."""
-    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    found = [child for task in tasks for child in task.read_text().split()]
-    return {int(each) for each in found if b"history_reader" in Path(f"/proc/{each}/cmdline").read_bytes()}
+    return readers_of(os.getpid())
 
 
 async def read(reader: Histories, asked: HistoryRequest) -> Any:
