@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from state_backend.checkpoint.checkpoint import Checkpoint
+from state_backend.checkpoint.files import CheckpointFiles
 from state_backend.checkpoint.inspection import inspect
 from state_backend.checkpoint.states import Unread
 from state_backend.log.inspection import facts_of_log, is_log, lines_of
-from state_backend.model.errors import SparkisError
+from state_backend.model.errors import CheckpointError, SparkisError
 from state_backend.progress_bar import ProgressBar
 
 DESCRIPTION = (
@@ -20,6 +21,9 @@ DESCRIPTION = (
     "change log: states, epochs, snapshots, sizes and writers. Needs no Spark and no server."
 )
 COLUMNS = ("OPERATOR", "STATE", "ROWS", "BYTES", "PARTITIONS", "SKEW", "TYPE", "KEYS OF sparkis attach")
+# Of a folder that cannot be inspected: how many names in it are shown, and how many are tried.
+NAMES_SHOWN = 8
+NAMES_TRIED = 50
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -40,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         if is_log(options.location):
             return _print_log(options)
+        _check_is_checkpoint(CheckpointFiles.at(options.location))
         with ProgressBar("partitions") as progress:
             facts = inspect(Checkpoint.at(options.location), options.batch, progress.show, counts=not options.no_counts)
     except SparkisError as error:
@@ -47,6 +52,24 @@ def run(options: argparse.Namespace) -> int:
         return 1
     print(json.dumps(facts, indent=1) if options.json else "\n".join(_lines(facts, options.partitions)))
     return 0
+
+
+def _check_is_checkpoint(files: CheckpointFiles) -> None:
+    """Raise CheckpointError, with what is there and which folders in it can be inspected, if it is no checkpoint."""
+    if files.size("metadata") is not None:
+        return
+    names = sorted(files.names(""))
+    shown = ", ".join([*names[:NAMES_SHOWN], *(["..."] if len(names) > NAMES_SHOWN else [])])
+    inside = [name for name in names[:NAMES_TRIED] if _can_inspect(files, name)]
+    hint = f"; inspect {' or '.join(map(files.name, inside))}" if inside else ""
+    raise CheckpointError(
+        f"{files.location} is neither a query's checkpoint, which has a file `metadata`, nor the root of a change log "
+        f"with a job: {f'it has {shown}' if names else 'it is empty, or does not exist'}{hint}"
+    )
+
+
+def _can_inspect(files: CheckpointFiles, name: str) -> bool:
+    return files.size(f"{name}/metadata") is not None or is_log(files.name(name))
 
 
 def _print_log(options: argparse.Namespace) -> int:

@@ -107,7 +107,14 @@ def test_what_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFix
         ),
         (("get", folder, "all", "--state", "x"), "has no state 'x'; its states: aggregation"),
         (("get", folder, "all", "--batch", 9), "offsets/9 is gone"),
-        (("inspect", tmp_path), "is not the checkpoint of a query"),
+        (
+            ("inspect", tmp_path),
+            (
+                "is neither a query's checkpoint, which has a file `metadata`, nor the root of a change log with a job: "
+                f"it has checkpoint; inspect {tmp_path}/checkpoint"
+            ),
+        ),
+        (("inspect", tmp_path / "none"), "it is empty, or does not exist"),
         (("inspect", "nfs://x/y"), "nfs: is not supported"),
     ):
         code, output, errors = run(capsys, *arguments)
