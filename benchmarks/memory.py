@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from benchmarks import processes
+from benchmarks import processes, resting_jobs
 from benchmarks.options import Options
 from benchmarks.reads import uniform
 from benchmarks.results import Row, compared_row, single_row
@@ -37,7 +37,7 @@ COMPACT_TIMEOUT_S = COMPACT_PAUSE_S + 60.0
 
 
 def run(options: Options) -> Iterator[Row]:
-    """Yield the memory and disk per key, and the memory of the processes."""
+    """Yield the memory and disk per key, the memory of the processes, and that of many small jobs."""
     keys = max(1000, int(KEYS * options.scale))
     with both(keys, has_maps_and_lists=False) as (ours, peer):
         for server in (ours, peer):
@@ -47,6 +47,7 @@ def run(options: Options) -> Iterator[Row]:
                     wait_until_at_rest(server)
                     found = Footprint.measure(server, peer)
         yield from found.rows(keys, RedisFootprint.measure(peer))
+    yield from resting_jobs.rows(options)
 
 
 @contextmanager
