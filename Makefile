@@ -95,8 +95,8 @@ chaos: setup-test ## kill, pause, move and disconnect processes of a cluster on 
 conformance: setup-test ## compare sparkis with a real redis-server, by real clients and random commands; writes the tables of docs/clients.md
 	@$(RUN) python -m compat.conformance --page docs/clients.md $(ARGS)
 
-programs: setup-test ## run real programs at a redis-server and through a proxy with --upstream; writes the tables of docs/swap.md
-	@$(RUN) python -m compat.swap_programs --page docs/swap.md $(ARGS)
+programs: setup-test ## run real programs at a redis-server and through a proxy with --upstream; writes the tables of docs/swap-programs.md
+	@$(RUN) python -m compat.swap_programs --page docs/swap-programs.md $(ARGS)
 
 fuzz: setup ## send random bytes in random chunks, guided by coverage; ARGS="--seconds 600"
 	@$(RUN) python -m compat.fuzz $(ARGS)

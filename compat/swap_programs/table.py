@@ -1,4 +1,4 @@
-"""The tables of docs/swap.md, from the results of a run."""
+"""The tables of docs/swap-programs.md, from the results of a run."""
 
 from __future__ import annotations
 
