@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from compat.conformance.wire import LAST_COMMAND, LAST_REPLY, Connection, Reply, Words, replies_in, requests
+from compat.conformance.wire import LAST_COMMAND, LAST_REPLY, Connection, Reply, Words, replies_in, request, requests
 from tests.server.swap import ABSENT, VALUES, Swap
 
 KEYS = ["s", "n", "h", "l", "set", "z", "x", "other", "job:speed", "dash/7", "{a}b"]
@@ -44,24 +44,56 @@ WAIT 0 0|WAIT W -1
 XREAD BLOCK 1 STREAMS K K 0 $|XREAD BLOCK -1 STREAMS K 0|XREADGROUP GROUP g W BLOCK 1 COUNT 1 STREAMS K >
 EVAL return_redis.call('get',KEYS[1]) 1 K|EVAL return_{1,'two',{ok='fine'},false} 0|EVAL return_ARGV[1] W K
 EVALSHA ffff 0|FCALL nope 1 K
+SETEX K 1000 W|SETEX K 0 W|SETEX K W|PSETEX K 100000 W|BITPOS K 1|BITPOS K 0 W|BITPOS K 1 0 -1 BIT
+GEOADD K 15.1 37.5 b 13.3 38.1 a|GEOHASH K a W b|GEOSEARCH K FROMMEMBER a BYRADIUS 300 km ASC WITHDIST WITHCOORD
+GEOSEARCH K FROMLONLAT 15 37 BYBOX 400 400 km DESC COUNT 3 WITHHASH|GEOSEARCH K FROMLONLAT W 37 BYRADIUS 9 m
+GEOSEARCHSTORE K K FROMLONLAT 15 37 BYRADIUS 300 km ASC STOREDIST
+ZINTER 2 K K WITHSCORES|ZINTER 2 K K WEIGHTS 2 W|ZUNION 2 K K|ZUNION 2 K K AGGREGATE MAX WITHSCORES|ZINTERCARD 2 K K
+ZREVRANGE K 0 W WITHSCORES|ZREVRANGEBYSCORE K +inf W|ZREVRANGEBYLEX K + -|ZRANDMEMBER nokey
+XGROUP CREATECONSUMER K g W|XCLAIM K g b 0 5-1|XCLAIM K g b 0 5-1 7-1 FORCE JUSTID|XAUTOCLAIM K g c 0 0 COUNT 2
+XAUTOCLAIM K g c 0 W JUSTID|XINFO GROUPS K|XSETID K 9-1
+FUNCTION LOAD REPLACE LIBRARY|FUNCTION LOAD LIBRARY|FCALL read 1 K|FCALL_RO read 1 K|FCALL read 2 K K
+FUNCTION DELETE lib
+EVAL_RO return_redis.call('get',KEYS[1]) 1 K|EVAL_RO return_redis.call('set',KEYS[1],'x') 1 K|EVALSHA_RO ffff 1 K
+DUMP K|RESTORE K 0 DUMPED|RESTORE K 0 DUMPED REPLACE|RESTORE K -1 DUMPED|RESTORE K 0 W
+RESTORE K 0 DUMPED ABSTTL IDLETIME 5
 PUBLISH W W|PUBSUB NUMSUB W|SCRIPT EXISTS W|TIME x|ECHO W|CONFIG GET maxmemory|FUNCTION LIST|LOLWUT VERSION x
 OBJECT HELP x
 GET|SET K|MGET|HSET K a|NOSUCH W|ZADD K|LPUSH|XADD K|DEL|INCR K W|OBJECT NOPE K|XGROUP NOPE K
 """.replace("\n", "|").strip("|")
 LINES = TEMPLATES.split("|")
+# These change the connection, so they are not for transactions.
+OF_CONNECTIONS = (
+    """
+SELECT 0|SELECT W|SELECT -1|SELECT 99|CLIENT SETNAME W|CLIENT SETNAME a_{b}|CLIENT GETNAME|CLIENT NO-EVICT W
+CLIENT GETREDIR|CLIENT NO-EVICT on|CLIENT TRACKINGINFO|CLIENT CACHING yes|CLIENT UNBLOCK 99999999|CLIENT UNBLOCK W
+CLIENT LIST ID 99999999
+CLIENT KILL 1.1.1.1:1|CLIENT KILL ID 99999999|CLIENT NOPE|CLIENT|CLIENT PAUSE W x|CLIENT REPLY W|CLIENT TRACKING off
+""".replace("\n", "|")
+    .strip("|")
+    .split("|")
+)
+LIBRARY = (
+    b"#!lua name=lib\nredis.register_function{function_name='read', flags={'no-writes'}, callback=function(keys)\n"
+)
+LIBRARY += b"return redis.call('get', keys[1]) end}"
+DUMPED = b"\x00\x03abc\n\x00\xd9\xac0=Ar\xa2\xe2"  # the string `abc`, by redis-server 7.0
+GIVEN = {"LIBRARY": LIBRARY, "DUMPED": DUMPED}
 
 
 @st.composite
-def words(draw: st.DrawFn) -> Words:
+def words(draw: st.DrawFn, lines: Sequence[str] = LINES) -> Words:
     """Draw a request."""
-    parts = draw(st.sampled_from(LINES)).split(" ")
     chosen = {"K": st.sampled_from(KEYS), "W": st.sampled_from(WORDS)}
-    return [
-        (
-            draw(chosen[part]) if part in chosen else part.replace("_", " ") if "'" in part or "{" in part else part
-        ).encode()
-        for part in parts
-    ]
+
+    def word(part: str) -> bytes:
+        if part in GIVEN:
+            return GIVEN[part]
+        if part in chosen:
+            return draw(chosen[part]).encode()
+        return (part.replace("_", " ") if "'" in part or "{" in part else part).encode()
+
+    return [word(part) for part in draw(st.sampled_from(lines)).split(" ")]
 
 
 # Requests about states, and their replies in RESP2: None is nil.
@@ -123,7 +155,8 @@ def replies_after(
 ) -> list[Reply]:
     """Return the replies to a pipeline after `before` at an empty upstream."""
     with swap.upstream.connect() as connection:
-        connection.call("FLUSHALL")
+        connection.send(request("FLUSHALL") + request("FUNCTION", "FLUSH"))
+        assert [connection.read().plain for _ in range(2)] == [b"OK", b"OK"]
     if before:
         exchanged(port, before)
     return replies_at(port, pipeline, cuts, is_new=is_new)
