@@ -130,5 +130,5 @@ def _lines(content: bytes, name: str, versions: tuple[str, ...]) -> tuple[str, l
 def _parsed(name: str, parse: Callable[[], Parsed]) -> Parsed:
     try:
         return parse()
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+    except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise damaged(name, "it is not what Spark writes") from None

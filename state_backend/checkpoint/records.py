@@ -148,7 +148,7 @@ def _header(parts: Iterator[bytes], name: str) -> tuple[bytes, Iterator[bytes], 
     try:
         items = json.loads(head[2 : 2 + size])
         lineage = [(int(item["version"]), str(item["checkpointUniqueId"])) for item in items]
-    except (ValueError, KeyError, TypeError):
+    except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError):
         raise damaged(name, "its lineage is not what Spark writes") from None
     return head[2 + size :], parts, version, lineage
 

@@ -99,7 +99,7 @@ def _encoding(text: str, name: str, family: str, columns: int) -> KeyEncoding:
             )
         ordinals = tuple(int(each) for each in given.get("orderingOrdinals", ()))
         found = KeyEncoding(KeyForm(form), int(given.get("numColsPrefixKey", 0)), ordinals)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise damaged(name, f"the encoding of the keys of {family!r} is not what Spark writes") from None
     if not 0 <= found.prefix_columns <= columns or any(not 0 <= each < columns for each in ordinals):
         raise damaged(name, f"the encoding of the keys of {family!r} names columns that are not there")

@@ -74,7 +74,7 @@ class SharedFile:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class SnapshotZip:
     """The zip of a version: its members, its shared files, and the numbers of its column families."""
 
     name: str
@@ -83,7 +83,7 @@ class Snapshot:
     families: dict[str, int]
 
 
-def read_snapshot(files: CheckpointFiles, folder: str, zip_name: str) -> Snapshot:
+def read_snapshot_zip(files: CheckpointFiles, folder: str, zip_name: str) -> SnapshotZip:
     """Return the snapshot in a zip of a store's folder."""
     path = f"{folder}/{zip_name}"
     name = files.name(path)
@@ -113,7 +113,7 @@ def read_snapshot(files: CheckpointFiles, folder: str, zip_name: str) -> Snapsho
             for each in given.get("logFiles") or ()
         ]
         families = {str(family): int(number) for family, number in (given.get("columnFamilyMapping") or {}).items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise damaged(name, "its metadata is not what Spark writes") from None
     for each in shared:
         if not (LOCAL_NAME.fullmatch(each.local_name) and REMOTE_NAME.fullmatch(each.name)):
@@ -122,7 +122,7 @@ def read_snapshot(files: CheckpointFiles, folder: str, zip_name: str) -> Snapsho
     for names in ([each.path for each in shared], [each.local_name for each in shared]):
         if len(set(names)) != len(names):
             raise damaged(name, "its metadata names a file twice")
-    return Snapshot(name, members, tuple(shared), families)
+    return SnapshotZip(name, members, tuple(shared), families)
 
 
 def _check_directory(content: pa.Buffer, name: str) -> None:
@@ -153,7 +153,7 @@ def _members(archive: zipfile.ZipFile, name: str) -> dict[str, bytes]:
     return members
 
 
-def snapshot_records(files: CheckpointFiles, snapshot: Snapshot) -> Iterator[Records]:
+def snapshot_records(files: CheckpointFiles, snapshot: SnapshotZip) -> Iterator[Records]:
     """Yield all pairs of a snapshot as puts. Needs the disk space of its files while it runs."""
     if find_spec("rocksdict") is None:
         raise UnsupportedStateError(f"{snapshot.name} is a snapshot of RocksDB, and to read it sparkis needs {EXTRA}")
@@ -162,7 +162,7 @@ def snapshot_records(files: CheckpointFiles, snapshot: Snapshot) -> Iterator[Rec
 
 
 @contextmanager
-def _unpacked(files: CheckpointFiles, snapshot: Snapshot, folder: Path) -> Iterator[None]:
+def _unpacked(files: CheckpointFiles, snapshot: SnapshotZip, folder: Path) -> Iterator[None]:
     for member, content in snapshot.members.items():
         (folder / member).write_bytes(content)
     for each in snapshot.shared:
@@ -177,7 +177,7 @@ def _unpacked(files: CheckpointFiles, snapshot: Snapshot, folder: Path) -> Itera
     yield
 
 
-def _pairs(folder: str, snapshot: Snapshot) -> Iterator[bytes]:
+def _pairs(folder: str, snapshot: SnapshotZip) -> Iterator[bytes]:
     """Yield the output of the child process, which has the form of a delta file."""
     # -P: the modules beside the script are not importable by their names.
     script = str(Path(__file__).with_name("rocksdb_process.py"))

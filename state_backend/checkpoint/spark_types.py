@@ -62,7 +62,7 @@ PATTERNS = (
     (re.compile(r"interval (day|hour|minute|second)( to (hour|minute|second))?"), pa.duration("us")),
     (re.compile(r"interval (year|month)( to month)?"), pa.int32()),
 )
-DECIMAL = re.compile(r"decimal\((\d+), *(-?\d+)\)")
+DECIMAL = re.compile(r"decimal\((\d{1,2}), *(-?\d{1,2})\)")
 # Schemas nest no deeper than this; deeper ones are damage.
 DEPTH_MAX = 64
 VARIANT = SIMPLE["variant"]

@@ -107,12 +107,19 @@ def test_damaged_metadata_is_an_error(folder: Path, file: str) -> None:
             read_all(folder)
 
 
-@pytest.mark.parametrize("job", ["hdfs-aggregation", "hdfs-types", "hdfs-zstd", "hdfs-snappy", "rocksdb-join"])
-def test_damaged_files_are_an_error_or_other_rows(job: str, tmp_path: Path) -> None:
+# By job: how often something is damaged. Where there are snapshots of RocksDB, each read starts a process.
+FLIPS = dict.fromkeys(("hdfs-aggregation", "hdfs-types", "hdfs-zstd", "hdfs-snappy", "rocksdb-join"), 150)
+FLIPS |= dict.fromkeys(("format2-aggregation", "hdfs-checksums", "rocksdb-checksums"), 100)
+FLIPS |= dict.fromkeys(("transform", "transform-checksums", "join4"), 8)
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("job", FLIPS)
+def test_damaged_files_are_an_error_or_other_rows(job: str, times: int, tmp_path: Path) -> None:
     folder = unpack(NEWEST, job, tmp_path / "checkpoint")
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    chance = random.Random(job)
-    for _ in range(150):
+    chance = random.Random(f"{job}{times}")
+    for _ in range(times * FLIPS[job]):
         path = chance.choice(files)
         content = bytearray(path.read_bytes())
         for _ in range(chance.randint(1, 3)):
