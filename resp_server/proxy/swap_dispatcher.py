@@ -23,6 +23,7 @@ from resp_server.protocol.errors import NoPermError, PlainError
 from resp_server.protocol.replies import Reply, encode
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.proxy.applications import Applications
+from resp_server.proxy.asked_keys import KeyQuestions
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.proxy.cached_reads import CachedReads
 from resp_server.proxy.client_login import LoginRequest, login_in
@@ -103,6 +104,7 @@ class SwapDispatcher(SideSender):
         server.is_single_node = upstream.url.is_cluster  # its clients may be cluster clients
         applications.on_key_formats = self._learn
         self._pinned = PinnedRequests(self._logins)
+        self._questions = KeyQuestions(upstream, self.router.asked)
         self._cache = ResultCache(time.monotonic)
         self.cached = CachedReads(self._cache)
         self._key_changes = KeyChanges(upstream, self._upstream_changed)
@@ -286,9 +288,16 @@ class SwapDispatcher(SideSender):
         if not session.is_authenticated:
             return Taken.NO  # the error is a server's: it does not reveal the owner of a key
         if not is_long(request):
-            return self._take_routed(context, self.router.route(request, session.next_db), request, batch)
-        route = self._long.route_of(context, request, batch)
-        return route if isinstance(route, Taken) else self._take_routed(context, route, request, batch)
+            try:
+                route = self.router.route(request, session.next_db)
+            except PlainError as error:
+                if not self.router.needs_question(request):
+                    raise
+                self._questions.ask(request, error, session, batch)
+                return Taken.IN_NEXT_BATCH
+            return self._take_routed(context, route, request, batch)
+        decided = self._long.route_of(context, request, batch)
+        return decided if isinstance(decided, Taken) else self._take_routed(context, decided, request, batch)
 
     def _take_routed(self, context: CommandContext, route: Route | None, request: Request, batch: ReplyBatch) -> Taken:
         session = context.session
@@ -325,6 +334,8 @@ class SwapDispatcher(SideSender):
         if route.side is Side.ALL_KEYS:
             self._query_keyspace(routed.name, request, session, batch)
             return Taken.YES
+        if routed.is_subscription:
+            self._subscriptions.begin_module_subscription(routed.name, session)
         if route.is_blocking:
             sink = self.cached.changing(route.changed, session, batch)
             with self.cached.sending(sink):
@@ -365,6 +376,7 @@ class SwapDispatcher(SideSender):
         self._pinned.leave(session)
         self.cached.leave(session)
         self._logins.leave(session.id)
+        self._questions.leave(session)
         self._subscriptions.leave(session)
 
     def _shared_connection(self, client: int, protocol: int) -> UpstreamConnection | NodeConnections | None:
@@ -378,6 +390,8 @@ class SwapDispatcher(SideSender):
         if routed.name == "watch":
             return Taken.NO  # the general path refuses it
         self.router.commands.check_form(routed, request)
+        if routed.is_subscription:
+            raise PlainError(f"command '{routed.name}' of a module, which may subscribe, cannot be in a transaction")
         if not is_long(request):
             self.check_rights(context, routed, request)
         if route.side is Side.SELECT and self._pinned.listens(context.session):

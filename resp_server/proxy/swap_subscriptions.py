@@ -21,7 +21,7 @@ from resp_server.proxy.subscription_parts import MONITOR, SUBSCRIBE, UNSUBSCRIBE
 from resp_server.push.clients import Clients
 from resp_server.push.keyspace_notifications import may_match_notifications
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
-from resp_server.session.session import Session
+from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import Subscriptions
 from resp_server.upstream.connection import UpstreamRequest, unreachable
 from resp_server.upstream.pinned import PinnedConnection
@@ -118,6 +118,20 @@ class SwapSubscriptions:
             own.is_for_messages |= part.is_main
             own.is_at_all_masters |= part.is_at_all_masters
             own.send_request(sent, session.protocol)
+
+    def begin_module_subscription(self, name: str, session: Session) -> None:
+        """Prepare the client's connection for a module's command that may subscribe it; PlainError in RESP2.
+
+        In RESP2 the frames of a module cannot be told from replies.
+        """
+        if session.protocol == RESP2:
+            raise PlainError(f"command '{name}' of a module, which may subscribe, needs RESP3; send HELLO 3 first")
+        upstream, pool = self._upstream_of(session), self._pool_of(session)
+        if pool is None:
+            raise unreachable(self._url, "no node is known")
+        upstream.on_push = self._push
+        own = pool.pinned.pin(session.id, session.protocol)
+        own.has_module_subscription = own.is_for_messages = True
 
     def end(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Have the upstream end the subscriptions of a client that sends RESET; False: it has none there any more.

@@ -51,6 +51,7 @@ class PinnedConnection(UpstreamConnection):
     has another owner now, so EXEC must run nothing. is_monitor: MONITOR was sent. is_tracking: CLIENT TRACKING ON was
     sent. caching: the word of the CLIENT CACHING that precedes the next request.
 
+    has_module_subscription: a module's command may have subscribed it.
     is_for_messages: the client gets messages of channels from this node, not only notifications and those of shards.
     is_at_all_masters: the client has subscribed at all masters of a Redis Cluster.
     """
@@ -65,7 +66,7 @@ class PinnedConnection(UpstreamConnection):
         self._has_marked_write = False
         self.watched: set[bytes] = set()
         self.is_dirty = False
-        self.is_monitor = self.is_tracking = False
+        self.is_monitor = self.is_tracking = self.has_module_subscription = False
         self.is_for_messages = self.is_at_all_masters = False
         self.caching = b""
         self._subscriptions = {False: 0, True: 0}  # confirmed ones; True: to shards
@@ -81,7 +82,8 @@ class PinnedConnection(UpstreamConnection):
     @property
     def holds_state(self) -> bool:
         """Tell whether the connection has state: watched or tracked keys, subscriptions, or MONITOR."""
-        return bool(self.watched) or self.is_monitor or self.is_tracking or self.is_listening
+        has_subscription = self.is_listening or self.has_module_subscription
+        return bool(self.watched) or self.is_monitor or self.is_tracking or has_subscription
 
     @property
     def is_listening(self) -> bool:

@@ -92,7 +92,6 @@ class Side(Enum):
     ALL_KEYS = auto()  # both: a command about all keys
     SELECT = auto()  # the proxy; the upstream says whether it has the database
     BY_SECTIONS = auto()  # INFO: the sections decide
-    NOT_YET = auto()  # an error
     MAPPED = auto()  # the states, by a request with the states' names of the keys
     PREFERRED = auto()  # the states if they have the only key, otherwise the upstream
     DROPPED = auto()  # the proxy: a write that gets OK and is not run
@@ -103,7 +102,8 @@ class Side(Enum):
 class RoutedCommand(NamedTuple):
     """How one command is routed. command: None: it is not in the command table.
 
-    single_key_at: the position of the only key; 0: the command has no key, or may have several.
+    single_key_at: the position of the only key; 0: the command has no key, or may have several. asks_keys: only the
+    upstream knows the keys of a request. is_subscription: the upstream may send frames without a request from then on.
     """
 
     name: str
@@ -112,6 +112,8 @@ class RoutedCommand(NamedTuple):
     command: Command | None = None
     is_read: bool = False
     single_key_at: int = 0
+    asks_keys: bool = False
+    is_subscription: bool = False
 
 
 class PlainCommand(NamedTuple):
@@ -175,7 +177,7 @@ class RoutedCommands:
             facts = routed.facts
             has_fixed_keys = facts.first_key == 1 and facts.step == 1 and facts.last_key in (1, -1)
             is_plain = has_fixed_keys and len(facts.key_specs) == 1 and "not_key" not in facts.key_specs[0]["flags"]
-            if is_plain and not {"blocking", "movablekeys"} & set(facts.flags):
+            if is_plain and not routed.asks_keys and not {"blocking", "movablekeys"} & set(facts.flags):
                 found.append(PlainCommand(name, routed.is_read, facts.last_key == -1))
         return found
 
@@ -192,10 +194,9 @@ class RoutedCommands:
             return None
         container = name.partition("|")[0]
         side = Side.UPSTREAM
+        asks_keys = command is None and ("movablekeys" in facts.flags or not tells_all_keys(facts))
         if (name in DENIED or container in DENIED) and name not in READS_OF_DENIED:
             side = Side.DENIED
-        elif _subscribes(facts, is_ours=command is not None):
-            side = Side.NOT_YET
         elif name in LOCAL or container in LOCAL:
             side = Side.LOCAL
         elif name in ALL_KEYS:
@@ -204,13 +205,15 @@ class RoutedCommands:
             side = Side.SELECT
         elif name == "info":
             side = Side.BY_SECTIONS
-        elif facts.key_specs:
+        elif facts.key_specs or asks_keys:
             side = Side.BY_KEYS
         flags = facts.key_specs[0]["flags"] if len(facts.key_specs) == 1 else ("not_key",)
         is_fixed = "not_key" not in flags and "|" not in name and "movablekeys" not in facts.flags
         is_single = is_fixed and 0 < facts.first_key == facts.last_key
         is_read = "readonly" in facts.flags
-        return RoutedCommand(name, side, facts, command, is_read, facts.first_key if is_single else 0)
+        is_subscription = side is Side.UPSTREAM and _subscribes(facts, is_ours=command is not None)
+        single_key_at = facts.first_key if is_single and not asks_keys else 0
+        return RoutedCommand(name, side, facts, command, is_read, single_key_at, asks_keys, is_subscription)
 
     def _facts(self, name: str, command: Command | None) -> Facts | None:
         container, _, sub = name.partition("|")

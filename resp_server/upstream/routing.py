@@ -15,7 +15,6 @@ from resp_server.forwarding.raw_replies import Steps
 from resp_server.protocol.errors import LoadingError, PlainError, client_text
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.session.transaction import WATCHED_KEYS_MAX
-from resp_server.upstream.command_facts import tells_all_keys
 from resp_server.upstream.key_matcher import Decision
 from resp_server.upstream.long_words import long_words, too_long, without_long_words
 from resp_server.upstream.mapped_names import ConvertReplies, FieldRead, StateName, field_read, with_names
@@ -40,6 +39,9 @@ KEYS_AT_ONCE = 256
 SEARCHED_WORDS_MAX = 1 << 15
 # Decisions about states' keys that are kept of a long request that is not split: no command on states takes more keys.
 OTHERS_MAX = 4097
+# Requests whose keys the upstream has told, and the words of the longest (guesses: a few MB, and as many as a request
+# may have that is not routed in steps).
+ASKED_MAX, ASKED_WORDS_MAX = 1024, 1024
 # Keys of a long request that are compared with the states' values, where a rule says so (guess: enough to compare).
 SHADOWED_KEYS_MAX = 1024
 # Keys that an error names.
@@ -98,11 +100,37 @@ class Shadowed(NamedTuple):
     convert: ConvertReplies | None = None
 
 
+class AskedKeys:
+    """The keys of requests that the upstream has told, by the words of the request; the latest ones."""
+
+    def __init__(self) -> None:
+        self._keys: dict[Request, Sequence[bytes]] = {}
+
+    def learn(self, request: Request, keys: Sequence[bytes]) -> None:
+        """Take the keys of a request."""
+        if len(self._keys) >= ASKED_MAX:
+            del self._keys[next(iter(self._keys))]
+        self._keys[tuple(request)] = keys
+
+    def positions(self, name: str, request: Request) -> Sequence[int]:
+        """Return the positions of a request's keys; PlainError if they are not known."""
+        words = tuple(request)
+        keys = None if len(request) > ASKED_WORDS_MAX else self._keys.get(words)
+        if keys is None:
+            raise PlainError(f"the upstream does not say where the keys of '{name}' are, so it is not passed on")
+        return sorted({words.index(key, 1) for key in keys})
+
+    def has(self, request: Request) -> bool:
+        """Tell whether the keys of a request are known."""
+        return tuple(request) in self._keys
+
+
 class SwapRouter:
-    """Decides which side answers a request. commands: what is known of each command."""
+    """Decides which side answers a request. commands: what is known of each command. asked: keys that were asked."""
 
     def __init__(self, table: CommandTable, ownership: Ownership) -> None:
         self.commands = RoutedCommands(table)
+        self.asked = AskedKeys()
         self._ownership = ownership
 
     def route(self, request: Request, database: int = 0) -> Route | None:
@@ -132,16 +160,21 @@ class SwapRouter:
             if routed.command is not None:
                 routed.command.check_arity(request)
             return Route(Side.ALL_KEYS, routed)
-        if routed.side is Side.NOT_YET:
-            raise not_yet(routed.name)
         if routed.side is Side.DENIED:
             raise PlainError(f"command '{routed.name}' is not passed on to the upstream")
         if routed.side is Side.BY_SECTIONS:
             is_own = any(word.lower() in OWN_SECTIONS for word in request[1:])
             return Route(Side.LOCAL if is_own else Side.UPSTREAM, routed)
         may_change = self._ownership.has_cached and routed.side is Side.UPSTREAM and "write" in routed.facts.flags
-        is_blocking = routed.side is Side.UPSTREAM and ("blocking" in routed.facts.flags or routed.name in WRITE_WAITS)
+        is_blocking = routed.side is Side.UPSTREAM and (
+            "blocking" in routed.facts.flags or routed.name in WRITE_WAITS or routed.is_subscription
+        )
         return Route(routed.side, routed, is_blocking=is_blocking, changed=None if may_change else ())
+
+    def needs_question(self, request: Request) -> bool:
+        """Tell whether the upstream has to be asked where the keys of a request are."""
+        routed = self.commands.of(request)
+        return routed is not None and routed.asks_keys and not self.asked.has(request)
 
     def route_in_steps(self, request: Request, database: int = 0) -> Steps[Route | None]:
         """Return the route of a request, in steps if it is long. A long read of both sides has `Side.PORTIONS`."""
@@ -364,8 +397,8 @@ class SwapRouter:
 
     def _positions(self, routed: RoutedCommand, request: Request, *, is_long: bool = False) -> Sequence[int]:
         """Return the positions of keys, sorted unless `is_long`: to sort many would take too long."""
-        if routed.command is None and not tells_all_keys(routed.facts):
-            raise PlainError(f"the upstream does not say where the keys of '{routed.name}' are, so it is not passed on")
+        if routed.asks_keys:
+            return self.asked.positions(routed.name, request)
         runs = [positions for positions, flags in key_runs(routed.facts, request) or () if "not_key" not in flags]
         if len(runs) == 1:
             return runs[0]
@@ -437,11 +470,6 @@ def _state_names(request: Request, others: Sequence[tuple[int, Decision]]) -> Ma
         if decision.rule is not None and decision.rule.mapping is not None:
             found[at] = decision.rule.mapping.state_name_of(request[at])
     return found
-
-
-def not_yet(name: str) -> PlainError:
-    """Return the error for a command that the proxy does not forward yet."""
-    return PlainError(f"command '{name}' is not available through --upstream yet")
 
 
 def _is_nonblocking_read(routed: RoutedCommand, request: Request) -> bool:

@@ -194,6 +194,15 @@ def test_a_command_whose_keys_the_upstream_does_not_tell_is_not_passed_on() -> N
     )
     with pytest.raises(PlainError, match=r"does not say where the keys of 'mod\.do' are"):
         side("MOD.DO a", made)
+    assert made.needs_question([b"MOD.DO", b"a"]) and not made.needs_question([b"GET", b"a"])
+    made.asked.learn([b"MOD.DO", b"a"], [b"a"])
+    made.asked.learn([b"MOD.DO", b"a", b"job:speed:1"], [b"job:speed:1"])
+    assert side("MOD.DO a", made) is Side.UPSTREAM and not made.needs_question([b"MOD.DO", b"a"])
+    with pytest.raises(PlainError, match="key 'job:speed:1' is owned"):
+        side("MOD.DO a job:speed:1", made)
+    for number in range(1024):
+        made.asked.learn([b"MOD.DO", b"%d" % number], [])
+    assert made.needs_question([b"MOD.DO", b"a"])
 
 
 def test_rows_of_redis_before_7_tell_the_first_key_the_last_and_the_step() -> None:
@@ -223,14 +232,18 @@ def test_spellings_without_end_are_not_remembered() -> None:
     assert len(made.commands._routed) <= 1024
 
 
-def test_a_modules_command_that_subscribes_is_not_available_yet() -> None:
+def test_commands_that_hold_a_connection_need_one_of_the_clients_own() -> None:
     made = router()
     made.commands.take_facts(
-        {"mod.listen": Facts("", "", flags=["pubsub"]), "mod.wait": Facts("", "", flags=["blocking"])}
+        {
+            "mod.listen": Facts("", "", flags=["pubsub"]),
+            "mod.wait": Facts("", "", flags=["blocking"]),
+            "wait": Facts("", "", flags=["noscript"]),  # as Redis 7.0 has it
+        }
     )
-    with pytest.raises(PlainError, match="is not available through --upstream yet"):
-        side("MOD.LISTEN", made)
-    assert made.route([b"MOD.WAIT"]).is_blocking  # type: ignore[union-attr]
+    for line in ("MOD.LISTEN", "MOD.WAIT", "WAIT 1 0"):
+        route = made.route(line.encode().split(b" "))
+        assert route is not None and route.is_blocking and route.routed.is_subscription == (line == "MOD.LISTEN")
 
 
 KEYS = 3 * KEYS_AT_ONCE
