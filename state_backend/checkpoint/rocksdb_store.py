@@ -22,7 +22,7 @@ from state_backend.checkpoint.files import CheckpointFiles
 from state_backend.checkpoint.frames import decompressed
 from state_backend.checkpoint.overlay import laid_over
 from state_backend.checkpoint.records import Records, change_log_records, lineage_of
-from state_backend.checkpoint.snapshots import Snapshot, read_snapshot, snapshot_records
+from state_backend.checkpoint.snapshots import SnapshotZip, read_snapshot_zip, snapshot_records
 from state_backend.model.errors import PurgedVersionError
 
 ZIP = re.compile(r"(\d{1,18})(?:_[\w-]+)?\.zip")
@@ -114,8 +114,8 @@ class RocksDbStore:
     def _zips(self) -> list[str]:
         return [name for name in self._files.names(self._folder) if ZIP.fullmatch(name)]
 
-    def _snapshot(self, name: str) -> Snapshot:
-        return read_snapshot(self._files, self._folder, name)
+    def _snapshot(self, name: str) -> SnapshotZip:
+        return read_snapshot_zip(self._files, self._folder, name)
 
     def _gone(self, name: str) -> PurgedVersionError:
         return PurgedVersionError(

@@ -14,7 +14,7 @@ import pytest
 from state_backend.checkpoint import snapshots
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.checkpoint.files import CheckpointFiles
-from state_backend.checkpoint.snapshots import read_snapshot
+from state_backend.checkpoint.snapshots import read_snapshot_zip
 from state_backend.model.errors import CheckpointDamagedError, CheckpointError, PurgedVersionError
 from tests.golden_checkpoints import NEWEST, unpack
 
@@ -159,7 +159,7 @@ def test_a_process_that_is_silent_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_missing_or_changed_sst_file_is_an_error(folder: Path) -> None:
-    [file] = read_snapshot(CheckpointFiles.at(str(folder)), "state/0/1", "5.zip").shared[:1]
+    [file] = read_snapshot_zip(CheckpointFiles.at(str(folder)), "state/0/1", "5.zip").shared[:1]
     content = (folder / file.path).read_bytes()
     (folder / file.path).write_bytes(content + b"x")
     with pytest.raises(CheckpointDamagedError, match=r"\.sst is damaged: it has \d+ bytes"):
