@@ -27,7 +27,7 @@ PROVIDER_SETTING = "spark.sql.streaming.stateStore.providerClass"
 MISSING_FILE = "java.io.FileNotFoundException"
 
 
-class Checkpoint:
+class SparkCheckpoint:
     """The checkpoint of one query. Thread-safe. Each call reads the files again."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
@@ -153,7 +153,7 @@ class Checkpoint:
         return CheckpointError(f"the checkpoint {self.location} cannot be read: {_reason(error)}")
 
 
-class ClientCheckpoint(Checkpoint):
+class ClientCheckpoint(SparkCheckpoint):
     """A checkpoint that a client of Spark Connect reads, from storage that the client can reach."""
 
     def __init__(self, location: str) -> None:
@@ -189,9 +189,9 @@ def qualified(session: SparkSession | None, location: str) -> str:
     return location if default.getScheme() == "file" else str(path.makeQualified(default, path).toString())
 
 
-def checkpoint_at(session: SparkSession, location: str) -> Checkpoint:
+def checkpoint_at(session: SparkSession, location: str) -> SparkCheckpoint:
     """Return the checkpoint at a location, read through the session's Hadoop or by the client."""
-    return ClientCheckpoint(location) if is_connect(session) else Checkpoint(session, location)
+    return ClientCheckpoint(location) if is_connect(session) else SparkCheckpoint(session, location)
 
 
 def _unsupported_path(location: str) -> DescriptorError:

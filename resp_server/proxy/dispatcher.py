@@ -50,7 +50,15 @@ from resp_server.proxy.chunked_request import ChunkedRequest, pack_in_steps
 from resp_server.proxy.compiled import hop
 from resp_server.proxy.job_queries import JobQueries, server_sections, text_in
 from resp_server.proxy.keyspace_queries import KeyspaceQuery
-from resp_server.proxy.request_policy import SPLIT, Part, RequestPolicy, policy_of, single_key_at, split_by_slot, within
+from resp_server.proxy.request_policy import (
+    SPLIT,
+    RequestPolicy,
+    TargetRequest,
+    policy_of,
+    single_key_at,
+    split_by_slot,
+    within,
+)
 from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.tracking_recorder import TrackingRecorder
@@ -568,7 +576,7 @@ class ProxyDispatcher(Dispatcher):
     def _send_parts(
         self,
         command: Command,
-        parts: Sequence[Part],
+        parts: Sequence[TargetRequest],
         merge: Merge,
         session: Session,
         batch: ReplySink,

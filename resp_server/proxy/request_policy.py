@@ -91,7 +91,7 @@ def single_key_at(command: Command) -> int:
     return facts.first_key if is_simple and facts.first_key > 0 and "movablekeys" not in facts.flags else 0
 
 
-class Part(NamedTuple):
+class TargetRequest(NamedTuple):
     """The part of a request for one target. target: the slot of its keys, or (application, slot)."""
 
     target: Hashable
@@ -100,7 +100,7 @@ class Part(NamedTuple):
 
 def split_by_slot(
     facts: Facts, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
-) -> tuple[list[Part], Merge] | None:
+) -> tuple[list[TargetRequest], Merge] | None:
     """Return the parts of a request and the function that merges their replies; CrossSlotError if it cannot be split.
 
     target_of: returns the target of a key; may raise. None if the request is malformed: then the proxy itself replies
@@ -111,13 +111,13 @@ def split_by_slot(
         try:
             next(steps)
         except StopIteration as end:
-            found: tuple[list[Part], Merge] | None = end.value
+            found: tuple[list[TargetRequest], Merge] | None = end.value
             return found
 
 
 def split_in_steps(
     facts: Facts, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
-) -> Steps[tuple[list[Part], Merge] | None]:
+) -> Steps[tuple[list[TargetRequest], Merge] | None]:
     """Do the same as `split_by_slot`, in steps."""
     keys = [key for key, _ in keys_of(facts, request) or ()]
     if not keys:
@@ -128,12 +128,12 @@ def split_in_steps(
         if not place % KEYS_AT_ONCE:
             yield
     if len(places) == 1:
-        return [Part(next(iter(places)), request)], _only
+        return [TargetRequest(next(iter(places)), request)], _only
     if SPLIT not in facts.tips:
         raise CrossSlotError
     parts = []
     for target, some in places.items():
-        parts.append(Part(target, (request[0], *(keys[place] for place in some))))
+        parts.append(TargetRequest(target, (request[0], *(keys[place] for place in some))))
         if not len(parts) % KEYS_AT_ONCE:
             yield
     return parts, sum_of_replies if SUMMED in facts.tips else partial(array_in_order, places=list(places.values()))

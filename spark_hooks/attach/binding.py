@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from spark_hooks.attach.operators import OperatorState, operator_states
 from spark_hooks.attach.rows import BoundState, buffers_of
 from spark_hooks.attach.spark_reader import ChangesMissingError
-from spark_hooks.checkpoint import Checkpoint
+from spark_hooks.checkpoint import SparkCheckpoint
 from state_backend.attach.aggregates import PlannedFunction, planned_of
 from state_backend.attach.files_reader import CHANGELOG_SETTING
 from state_backend.attach.states import AttachedState, matching
@@ -28,7 +28,7 @@ def reading_session(spark: SparkSession) -> SparkSession:
 
 def bind(
     session: SparkSession,
-    checkpoint: Checkpoint,
+    checkpoint: SparkCheckpoint,
     batch: int,
     job: str,
     requested: Sequence[AttachedState],
@@ -59,7 +59,7 @@ def _matching(found: Sequence[OperatorState], requested: AttachedState) -> Opera
     return found[matching(list(map(str, found)), places, requested)]
 
 
-def check_changes(checkpoint: Checkpoint, batch: int, states: Sequence[BoundState]) -> None:
+def check_changes(checkpoint: SparkCheckpoint, batch: int, states: Sequence[BoundState]) -> None:
     """Raise ChangesMissingError if RocksDB stores only snapshots: to find changes would take all of the state."""
     if not checkpoint.uses_rocksdb(batch):
         return

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from spark_hooks.checkpoint import Checkpoint
+from spark_hooks.checkpoint import SparkCheckpoint
 from state_backend.checkpoint.states import JOIN, OPERATORS, TRANSFORMS, VARIABLES, StateForm
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import CheckpointError, DescriptorError
@@ -49,20 +49,20 @@ class OperatorState:
         assert isinstance(kind, T.StructType)
         return kind
 
-    def snapshot(self, spark: SparkSession, checkpoint: Checkpoint, batch: int) -> DataFrame:
+    def snapshot(self, spark: SparkSession, checkpoint: SparkCheckpoint, batch: int) -> DataFrame:
         """Return the full state as of a batch."""
         return self._read(spark, checkpoint, batchId=batch)
 
-    def changes(self, spark: SparkSession, checkpoint: Checkpoint, first: int, last: int) -> DataFrame:
+    def changes(self, spark: SparkSession, checkpoint: SparkCheckpoint, first: int, last: int) -> DataFrame:
         """Return the changes of some batches; all changes of a key are in one partition, in their original order."""
         return self._read(spark, checkpoint, readChangeFeed="true", changeStartBatchId=first, changeEndBatchId=last)
 
-    def _read(self, spark: SparkSession, checkpoint: Checkpoint, **options: str | int) -> DataFrame:
+    def _read(self, spark: SparkSession, checkpoint: SparkCheckpoint, **options: str | int) -> DataFrame:
         given = {name: str(value) for name, value in options.items()}
         return spark.read.format("statestore").options(**dict(self.options), **given).load(checkpoint.location)
 
 
-def operator_states(spark: SparkSession, checkpoint: Checkpoint, batch: int) -> list[OperatorState]:
+def operator_states(spark: SparkSession, checkpoint: SparkCheckpoint, batch: int) -> list[OperatorState]:
     """Return the readable states of a query as of a committed batch."""
     try:
         rows = spark.read.format("state-metadata").load(checkpoint.location).collect()
@@ -114,7 +114,7 @@ def _variable(described: dict[str, Any]) -> dict[str, str]:
     return {"stateVarName": str(described["stateName"])}
 
 
-def _schema(spark: SparkSession, checkpoint: Checkpoint, batch: int, options: dict[str, str]) -> T.StructType:
+def _schema(spark: SparkSession, checkpoint: SparkCheckpoint, batch: int, options: dict[str, str]) -> T.StructType:
     try:
         reader = spark.read.format("statestore").options(batchId=str(batch), **options)
         return reader.load(checkpoint.location).schema

@@ -26,7 +26,7 @@ from pyspark.sql import types as T
 
 from spark_hooks.attach.operators import OperatorState
 from spark_hooks.attach.results import field_of, renamed, with_results
-from spark_hooks.checkpoint import Checkpoint
+from spark_hooks.checkpoint import SparkCheckpoint
 from spark_hooks.publish.columns import CAST_TYPES, NESTED_TYPES, TEXT_TYPES, check_columns
 from spark_hooks.publish.layout import Layout, check_layout
 from spark_hooks.sessions import current_session
@@ -271,7 +271,7 @@ class BoundState:
         requested: AttachedState,
         job: str,
         spark: SparkSession,
-        checkpoint: Checkpoint,
+        checkpoint: SparkCheckpoint,
         batch: int,
         planned: Sequence[PlannedFunction] | None = None,
     ) -> Self:
@@ -296,12 +296,14 @@ class BoundState:
         names = self._roles.names(self.source).all
         return (*names, *(name for name in self.expressions if name not in names))
 
-    def snapshot(self, spark: SparkSession, checkpoint: Checkpoint, batch: int, partitions: int) -> DataFrame:
+    def snapshot(self, spark: SparkSession, checkpoint: SparkCheckpoint, batch: int, partitions: int) -> DataFrame:
         """Return the full state as of a batch, in the layout of a task."""
         rows = self.source.snapshot(spark, checkpoint, batch).coalesce(partitions)
         return self.layout.rows_in_place(self._named_rows(rows, batch), BATCH)
 
-    def changes(self, spark: SparkSession, checkpoint: Checkpoint, first: int, last: int, partitions: int) -> DataFrame:
+    def changes(
+        self, spark: SparkSession, checkpoint: SparkCheckpoint, first: int, last: int, partitions: int
+    ) -> DataFrame:
         """Return the changes of some batches in the layout of a task, sorted by batch and key."""
         rows = self.source.changes(spark, checkpoint, first, last).coalesce(partitions)
         return self.layout.rows_in_place(self._named_rows(rows, None), BATCH)

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from spark_hooks.attach.binding import bind, reading_session
 from spark_hooks.attach.options import described, follow, job_of, log_of, pairs, states_of
 from spark_hooks.attach.start import attach
-from spark_hooks.checkpoint import Checkpoint
+from spark_hooks.checkpoint import SparkCheckpoint
 from spark_hooks.end_signal import EndSignal
 from spark_hooks.own_spark import start_spark
 from state_backend.attach.attachment import Attachment
@@ -53,7 +53,7 @@ def _attach(options: argparse.Namespace) -> Attachment:
 
 def _list(spark: SparkSession, options: argparse.Namespace) -> None:
     session = reading_session(spark)
-    checkpoint = Checkpoint(session, options.checkpoint)
+    checkpoint = SparkCheckpoint(session, options.checkpoint)
     batch = checkpoint.newest()
     if batch is None:
         raise CheckpointError(

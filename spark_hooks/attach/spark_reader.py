@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_hooks.attach.rows import BoundState
 from spark_hooks.attach.task import RESULT, BatchesTask
-from spark_hooks.checkpoint import Checkpoint
+from spark_hooks.checkpoint import SparkCheckpoint
 from spark_hooks.publish import task
 from spark_hooks.serving import placement
 from spark_hooks.sessions import describe_jobs, is_stopped, parallelism_of
@@ -38,7 +38,7 @@ class SparkReader(StateReader):
     batches_max = BATCHES_MAX
 
     def __init__(
-        self, session: SparkSession, checkpoint: Checkpoint, states: Sequence[BoundState], job: str, log: str
+        self, session: SparkSession, checkpoint: SparkCheckpoint, states: Sequence[BoundState], job: str, log: str
     ) -> None:
         self.descriptors = tuple(state.descriptor for state in states)
         self.identities = {state.descriptor.name: state.identity for state in states}

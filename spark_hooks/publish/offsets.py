@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_hooks.checkpoint import Checkpoint
+from spark_hooks.checkpoint import SparkCheckpoint
 from spark_hooks.sessions import execution_of
 from state_backend.model.errors import SparkisError
 
@@ -53,7 +53,7 @@ class OffsetLog:
             return None
 
         try:
-            return Checkpoint(self._session, self._location).text(name)
+            return SparkCheckpoint(self._session, self._location).text(name)
         except SparkisError:
             return None
 

@@ -37,10 +37,10 @@ def as_bytes(column: pa.Array, form: str) -> pa.Array:
 
 def _float_text(column: pa.Array) -> pa.Array:
     scalar = np.float32 if column.type == pa.float32() else np.float64
-    return _rewrite(column.cast(pa.string()), lambda text: float_text(scalar(text)))
+    return _rewrite(column.cast(pa.string()), lambda text: numpy_float_text(scalar(text)))
 
 
-def float_text(number: np.floating[Any]) -> str:
+def numpy_float_text(number: np.floating[Any]) -> str:
     """Return the shortest text of a number, for numbers that Arrow writes with an exponent."""
     if number == 0 or 1e-7 <= abs(number) < 1e21:
         return np.format_float_positional(number, unique=True, trim="-")

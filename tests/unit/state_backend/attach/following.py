@@ -20,7 +20,7 @@ from state_backend.attach.start import attach_files
 from state_backend.attach.states import AttachedState
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.checkpoint.states import State, StateForm, state_names
-from state_backend.codec.column_text import float_text
+from state_backend.codec.column_text import numpy_float_text
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.terms import Description
 from state_backend.model.descriptor import Kind
@@ -224,7 +224,7 @@ def text(value: Any) -> bytes:
     if isinstance(value, bool):
         return b"true" if value else b"false"
     if isinstance(value, float):
-        return float_text(np.float64(value)).encode() if value == value else b"NaN"
+        return numpy_float_text(np.float64(value)).encode() if value == value else b"NaN"
     if isinstance(value, bytes):
         return value
     if isinstance(value, datetime):
