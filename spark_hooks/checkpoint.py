@@ -28,7 +28,7 @@ MISSING_FILE = "java.io.FileNotFoundException"
 
 
 class SparkCheckpoint:
-    """The checkpoint of one query. Thread-safe. Each call reads the files again."""
+    """The checkpoint of one query, read through Spark's filesystems. Thread-safe. Each call reads the files again."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         jvm: Any = spark._jvm
