@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
+from state_backend.attach.folder_watch import FolderWatch
 from state_backend.checkpoint.states import lasting_name
 from state_backend.codec.row_encoding import RowError
 from state_backend.log.catch_up import CatchUp
@@ -39,13 +40,12 @@ logger = logging.getLogger("sparkis.attach")
 
 OnMismatch = Literal["refuse", "replace"]
 
-# The pauses between two checks for the next commit, which is one file. A check takes microseconds on a local disk. On
-# an object store it costs money, so the progress of the query is checked in between, if the query runs in this driver.
-POLL_INTERVAL_LOCAL_S = 0.01
+# The time between two listings of all commits, which show whether the checkpoint was set back. Between them, checks
+# look for the next commit, one file. On an object store each check costs money, so there are pauses, in which the
+# progress of the query is checked, if it runs in this driver.
+LISTING_INTERVAL_LOCAL_S = 1.0
 POLL_INTERVAL_REMOTE_S = 1.0
 PROGRESS_INTERVAL_S = 0.1
-# The number of checks between two listings of all commits, which show whether the checkpoint was set back.
-CHECKS_PER_LISTING = 100
 CHECKS_PER_LISTING_REMOTE = 10
 HEARTBEAT_INTERVAL_S = 1.0
 # A failed read is retried after pauses that double from the first to the longest (guess).
@@ -209,6 +209,7 @@ class Attachment:
         self._catch_up_timeout_s = catch_up_timeout_s
         self._hooks = hooks
         self._stopping = threading.Event()
+        self._watch = FolderWatch()
         self._batch_committed = threading.Condition()
         self._check_source(on_mismatch)
         self._writer = self._open()
@@ -266,6 +267,7 @@ class Attachment:
     def stop(self) -> None:
         """Stop following the checkpoint, after the current read. The state in the log stays readable."""
         self._stopping.set()
+        self._watch.wake()
         self._reader.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(STOP_TIMEOUT_S)
@@ -399,21 +401,32 @@ class Attachment:
         """Wait until the next batch is committed, or until it is time to list all commits."""
         last = self._writer.last
         batch = 0 if last is None else last.epoch + 1
-        if self._checkpoint.is_local:
-            interval_s, checks = POLL_INTERVAL_LOCAL_S, CHECKS_PER_LISTING
-        else:
-            interval_s, checks = POLL_INTERVAL_REMOTE_S, CHECKS_PER_LISTING_REMOTE
         if last is not None:
             self._reader.read_ahead(self._writer, batch)
-        for _ in range(checks):
-            self._wait_for_progress(interval_s)
+        if self._checkpoint.is_local:
+            self._wait_for_file(batch)
+            return
+        for _ in range(CHECKS_PER_LISTING_REMOTE):
+            self._wait_for_progress(POLL_INTERVAL_REMOTE_S)
             if self._stopping.is_set() or self._checkpoint.is_committed(batch):
+                return
+
+    def _wait_for_file(self, batch: int) -> None:
+        """Wait for the commit of a batch on a local disk."""
+        self._watch.watch(f"{self._checkpoint.location.removeprefix('file:')}/commits")
+        if self._checkpoint.is_committed(batch):
+            return
+        ends_s = time.monotonic() + LISTING_INTERVAL_LOCAL_S
+        while not self._stopping.is_set() and (remaining_s := ends_s - time.monotonic()) > 0:
+            self._watch.wait(remaining_s)
+            if self._checkpoint.is_committed(batch):
+                self._watch.found()
                 return
 
     def _wait_for_progress(self, timeout_s: float) -> None:
         """Wait for a time; end earlier when the query reports progress, if it runs in this driver."""
         progress = self._hooks.progress
-        if progress is None or timeout_s <= PROGRESS_INTERVAL_S:
+        if progress is None:
             self._stopping.wait(timeout_s)
             return
         ends_s, before = time.monotonic() + timeout_s, progress()

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from state_backend.attach.attachment import ChangeFiles, StateReader
+from state_backend.attach.folder_watch import FolderWatch
 from state_backend.attach.read_ahead import ReadAhead
 from state_backend.attach.record_writer import RecordWriter
 from state_backend.attach.rows import BoundState
@@ -49,6 +50,7 @@ class FilesReader(StateReader):
         self._compares_snapshots = False
         self._newest: Layout | None = None  # the last one that was read
         self._ahead: ReadAhead | None = None
+        self._watch = FolderWatch()  # of the thread that reads ahead
 
     def snapshot(self, writer: ChangeFiles, batch: int) -> EpochContent:
         """Write the whole state as of a batch."""
@@ -92,7 +94,7 @@ class FilesReader(StateReader):
         if is_remote or self._compares_snapshots or self._ahead_of(writer, batch) is not None:
             return
         self.close()
-        self._ahead = ReadAhead(self._checkpoint, self._writer, writer, batch)
+        self._ahead = ReadAhead(self._checkpoint, self._writer, writer, batch, self._watch)
 
     def _ahead_of(self, writer: ChangeFiles, batch: int) -> ReadAhead | None:
         ahead = self._ahead

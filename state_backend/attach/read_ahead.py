@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
+from typing import TypeVar
 
 from state_backend.attach.attachment import ChangeFiles
+from state_backend.attach.folder_watch import FolderWatch
 from state_backend.attach.record_writer import RecordWriter
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
 from state_backend.checkpoint.files import FileIdentity
@@ -29,24 +31,23 @@ from state_backend.log.epochs import EpochContent
 
 logger = logging.getLogger("sparkis.attach")
 
-# The pause between two checks for a file is a PAUSE_PART-th of the time waited so far, within these limits (guess). A
-# check takes 50 us of processor time, with the thread's awakening.
-PAUSE_S_MIN = 0.01
-PAUSE_S_MAX = 0.1
-PAUSE_PART = 50
+Found = TypeVar("Found")
 WITHOUT_IDS = BatchCommit(None, {})
 
 
 class ReadAhead:
-    """A thread that reads the changes of one batch, and writes them as change files."""
+    """A thread that reads the changes of one batch, and writes them as change files. watch: for this thread only."""
 
-    def __init__(self, checkpoint: Checkpoint, records: RecordWriter, writer: ChangeFiles, batch: int) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, records: RecordWriter, writer: ChangeFiles, batch: int, watch: FolderWatch
+    ) -> None:
         self.place = (writer.folder, batch)
         self._checkpoint = checkpoint
         self._records = records
         self._target = writer.change_files(batch)
         self._batch = batch
-        self._is_committed = threading.Event()
+        self._watch = watch
+        self._is_committed = False
         self._is_stopped = False
         self._layout: Layout | None = None
         self._read: list[tuple[StateStore, int, FileIdentity]] = []
@@ -59,7 +60,8 @@ class ReadAhead:
 
         layout: that of the committed batch.
         """
-        self._is_committed.set()
+        self._is_committed = True
+        self._watch.wake()
         self._thread.join()
         if self._content is None or self._layout is None:
             return None
@@ -74,7 +76,7 @@ class ReadAhead:
     def stop(self) -> None:
         """End the thread; wait for it."""
         self._is_stopped = True
-        self._is_committed.set()
+        self._watch.wake()
         self._thread.join()
 
     def _run(self) -> None:
@@ -99,31 +101,30 @@ class ReadAhead:
         return is_format_1 and all(state.family is None for state in layout.states)
 
     def _wait_for_plan(self) -> None:
-        pauses = self._pauses()
-        while not self._checkpoint.is_planned(self._batch):
-            next(pauses)
+        if not self._checkpoint.is_planned(self._batch):
+            self._awaited(self._checkpoint.plans_folder, lambda: self._checkpoint.is_planned(self._batch) or None)
 
     def _appearing(self, store: StateStore) -> Iterator[int]:
         """Yield the partitions of a store in order, each when its file is there."""
         for partition in store.partitions:
-            pauses = self._pauses()
-            while (identity := store.identity_of_changes(partition, self._batch)) is None:
-                next(pauses)
+            look = partial(store.identity_of_changes, partition, self._batch)
+            identity = look() or self._awaited(store.files.name(store.folder(partition)), look)
             if self._is_stopped:
                 raise _GivenUp
             self._read.append((store, partition, identity))
             yield partition
 
-    def _pauses(self) -> Iterator[None]:
-        """Pause once for each item; _GivenUp if the batch was committed before, so that there will be no other file."""
-        began_s = time.monotonic()
-        while not self._is_committed.is_set():
-            waited_s = time.monotonic() - began_s
-            self._is_committed.wait(min(PAUSE_S_MAX, max(PAUSE_S_MIN, waited_s / PAUSE_PART)))
-            if self._is_stopped:
-                break
-            yield
-        raise _GivenUp
+    def _awaited(self, folder: str, look: Callable[[], Found | None]) -> Found:
+        """Wait for a file in a folder; _GivenUp if it is missing after the commit, or the thread is to end."""
+        self._watch.watch(folder)
+        while True:
+            is_last = self._is_committed or self._is_stopped
+            if (found := look()) is not None:
+                self._watch.found()
+                return found
+            if is_last:
+                raise _GivenUp
+            self._watch.wait()
 
 
 class _GivenUp(Exception):

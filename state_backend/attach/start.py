@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from state_backend.attach.aggregates import PlannedFunction, planned_of
 from state_backend.attach.attachment import (
-    POLL_INTERVAL_LOCAL_S,
     Attachment,
     FollowedCheckpoint,
     OnMismatch,
@@ -18,6 +17,7 @@ from state_backend.attach.attachment import (
 )
 from state_backend.attach.columns import buffers_of, columns_of, is_aggregation, source_of, variable_of
 from state_backend.attach.files_reader import FilesReader, FollowedFiles
+from state_backend.attach.folder_watch import PAUSE_S
 from state_backend.attach.rows import BoundState
 from state_backend.attach.states import AttachedState, matching
 from state_backend.checkpoint.checkpoint import Checkpoint
@@ -87,7 +87,7 @@ def wait_for_batch(checkpoint: FollowedCheckpoint, is_ended: Callable[[], bool],
                 f"{checkpoint.location} has no committed micro-batch after {timeout_s:g} s; attach when the query has "
                 f"finished one"
             )
-        time.sleep(POLL_INTERVAL_LOCAL_S)
+        time.sleep(PAUSE_S)
     return newest
 
 

@@ -109,6 +109,11 @@ class Checkpoint:
         """Tell whether a batch is committed, and not removed. Checks one file."""
         return self._files.size(f"commits/{batch}") is not None
 
+    @property
+    def plans_folder(self) -> str:
+        """The folder in which batches are planned."""
+        return self._files.name("offsets")
+
     def is_planned(self, batch: int) -> bool:
         """Tell whether Spark has planned a batch, and not removed it. Checks one file."""
         return self._files.size(f"offsets/{batch}") is not None

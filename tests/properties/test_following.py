@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from compat.examples import examples
 from compat.waiting import eventually
-from state_backend.attach import attachment, read_ahead
+from state_backend.attach import attachment, folder_watch
 from state_backend.attach.attachment import Attachment
 from state_backend.attach.start import attach_files
 from state_backend.checkpoint.frames import LZ4, LZ4_HEADER, LZ4_SEED, LZ4_STORED
@@ -39,10 +39,9 @@ CHANGES = st.dictionaries(st.sampled_from(KEYS), st.one_of(st.none(), st.integer
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the attachment look for set-backs after each pause, and read what a try has written before it fails."""
-    monkeypatch.setattr(attachment, "CHECKS_PER_LISTING", 1)
-    monkeypatch.setattr(attachment, "POLL_INTERVAL_LOCAL_S", 0.005)
+    monkeypatch.setattr(attachment, "LISTING_INTERVAL_LOCAL_S", 0.005)
     monkeypatch.setattr(attachment, "RETRY_PAUSE_S", 0.01)
-    monkeypatch.setattr(read_ahead, "PAUSE_S_MIN", 0.001)
+    monkeypatch.setattr(folder_watch, "PAUSE_S", 0.001)
 
 
 class Following(RuleBasedStateMachine):
