@@ -69,8 +69,14 @@ class WrittenCheckpoint:
     def write_changes(self, batch: int, numbers: npt.NDArray[np.int64], value: int | None = None) -> None:
         """Write the changes of a batch: new values of some keys. value: their counts, if not the batch's number + 1."""
         for partition in range(self._partitions):
-            chosen = numbers[numbers % self._partitions == partition]
-            self._write(f"state/0/{partition}/{batch + 1}.delta", chosen, batch if value is None else value - 1)
+            self.write_partition(batch, partition, numbers, value)
+
+    def write_partition(
+        self, batch: int, partition: int, numbers: npt.NDArray[np.int64], value: int | None = None
+    ) -> None:
+        """Write the changes of a batch in one partition, as one task does."""
+        chosen = numbers[numbers % self._partitions == partition]
+        self._write(f"state/0/{partition}/{batch + 1}.delta", chosen, batch if value is None else value - 1)
 
     def plan(self, batch: int, settings: Mapping[str, str] | None = None) -> None:
         """Write a batch's offsets, as Spark does before it runs the batch."""
