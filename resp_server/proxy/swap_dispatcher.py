@@ -100,6 +100,7 @@ class SwapDispatcher(SideSender):
         for cluster in applications.each:
             cluster.on_changed = self._states_changed
         self.router = SwapRouter(self._table, ownership)
+        self.router.own_database = upstream.url.database
         upstream.on_facts, upstream.on_hello = self._take_facts, self._take_hello
         server.is_single_node = upstream.url.is_cluster  # its clients may be cluster clients
         applications.on_key_formats = self._learn

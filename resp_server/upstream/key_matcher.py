@@ -74,6 +74,7 @@ class KeyMatcher:
         for database in {0, *(rule.database for rule in rules)}:
             by_rule = [(rule.keys, Decision(rule.answering, "", rule)) for rule in rules if rule.database == database]
             self._deciders[database] = _Alternatives(by_rule if database else by_rule + by_format).decide
+        self._with_states = {rule.database for rule in rules if rule.has_state_keys} | ({0} if by_format else set())
         self.patterns = [(glob_of(rule.keys), _plain_side(rule)) for rule in rules if not rule.database]
         self.patterns += [(glob_of(key_format), PlainSide.STATES) for key_format, _ in by_format]
         # On the path of each request, in database 0.
@@ -83,6 +84,10 @@ class KeyMatcher:
     def databases(self) -> Collection[int]:
         """The databases for which there are rules, and 0."""
         return self._deciders.keys()
+
+    def has_states(self, database: int) -> bool:
+        """Tell whether keys of a database are answered by states, for all or some names."""
+        return database in self._with_states
 
     def decider(self, database: int) -> Callable[[bytes], Decision]:
         """Return the function that decides about the keys of a database."""

@@ -15,6 +15,7 @@ from resp_server.command_table.table import Command, CommandTable
 from resp_server.protocol.errors import PlainError, unknown_command, unknown_subcommand, wrong_arity
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.command_facts import tells_all_keys
+from resp_server.upstream.other_databases import NAMES as OTHER_DATABASES
 
 # The proxy answers these: they are about the connection, its user, or this process. Some also go to the upstream.
 LOCAL = frozenset(
@@ -177,7 +178,12 @@ class RoutedCommands:
             facts = routed.facts
             has_fixed_keys = facts.first_key == 1 and facts.step == 1 and facts.last_key in (1, -1)
             is_plain = has_fixed_keys and len(facts.key_specs) == 1 and "not_key" not in facts.key_specs[0]["flags"]
-            if is_plain and not routed.asks_keys and not {"blocking", "movablekeys"} & set(facts.flags):
+            if (
+                is_plain
+                and not routed.asks_keys
+                and name not in OTHER_DATABASES
+                and not {"blocking", "movablekeys"} & set(facts.flags)
+            ):
                 found.append(PlainCommand(name, routed.is_read, facts.last_key == -1))
         return found
 

@@ -18,6 +18,8 @@ from resp_server.session.transaction import WATCHED_KEYS_MAX
 from resp_server.upstream.key_matcher import Decision
 from resp_server.upstream.long_words import long_words, too_long, without_long_words
 from resp_server.upstream.mapped_names import ConvertReplies, FieldRead, StateName, field_read, with_names
+from resp_server.upstream.other_databases import NAMES as OTHER_DATABASES
+from resp_server.upstream.other_databases import OtherKey, is_number, other_key
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.routed_commands import WRITE_WAITS, RoutedCommand, RoutedCommands, Side
 from resp_server.upstream.rules import Owner, Rule, Writes
@@ -126,11 +128,15 @@ class AskedKeys:
 
 
 class SwapRouter:
-    """Decides which side answers a request. commands: what is known of each command. asked: keys that were asked."""
+    """Decides which side answers a request. commands: what is known of each command. asked: keys that were asked.
+
+    own_database: the upstream's number of the clients' database 0.
+    """
 
     def __init__(self, table: CommandTable, ownership: Ownership) -> None:
         self.commands = RoutedCommands(table)
         self.asked = AskedKeys()
+        self.own_database = 0
         self._ownership = ownership
 
     def route(self, request: Request, database: int = 0) -> Route | None:
@@ -152,6 +158,8 @@ class SwapRouter:
                 positions: Sequence[int] = (routed.single_key_at,)
             else:
                 positions = self._positions(routed, request)
+            if routed.name in OTHER_DATABASES and (other := other_key(routed.name, request)) is not None:
+                return self._over_databases(routed, request, other, database)
             decide = self._ownership.matcher.decider(database) if database else self._ownership.decide
             others = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
             return self._by_keys(routed, request, positions, others, database, long_at)
@@ -165,6 +173,8 @@ class SwapRouter:
         if routed.side is Side.BY_SECTIONS:
             is_own = any(word.lower() in OWN_SECTIONS for word in request[1:])
             return Route(Side.LOCAL if is_own else Side.UPSTREAM, routed)
+        if routed.name == "swapdb":
+            self._check_swap(request)
         may_change = self._ownership.has_cached and routed.side is Side.UPSTREAM and "write" in routed.facts.flags
         is_blocking = routed.side is Side.UPSTREAM and (
             "blocking" in routed.facts.flags or routed.name in WRITE_WAITS or routed.is_subscription
@@ -233,6 +243,30 @@ class SwapRouter:
         if routed.name in SPLIT:
             return Route(Side.PORTIONS, routed, others_at)
         return self._by_keys(routed, request, positions, others, database, long_at)
+
+    def _over_databases(self, routed: RoutedCommand, request: Request, other: OtherKey, database: int) -> Route:
+        """Return the route of a MOVE or COPY to another database: the first key is in the selected one."""
+        number = self._client_number(other.number)
+        found = self._ownership.matcher.decider(number)(request[other.at])
+        if found.owner is Owner.STATE and write_plan(routed.name, request, [(other.at, found)]).refused is not None:
+            raise self._refusal(request, other.at, found, number)
+        source = self._ownership.matcher.decider(database)(request[1])
+        others = [] if source.owner is Owner.UPSTREAM else [(1, source)]
+        route = self._by_keys(routed, request, (1,), others, database, ())
+        return route._replace(changed=None if self._ownership.has_cached else ())
+
+    def _check_swap(self, request: Request) -> None:
+        """Raise PlainError for a SWAPDB that would put keys of the upstream under the names of states' keys."""
+        self._check_known()
+        for word in request[1:3]:
+            if is_number(word) and self._ownership.matcher.has_states(self._client_number(int(word))):
+                raise PlainError(
+                    f"database {int(word)} has keys of states, which would hide the upstream's; use others"
+                )
+
+    def _client_number(self, number: int) -> int:
+        """Return the number by which clients select a database of the upstream. -1: they cannot."""
+        return 0 if number == self.own_database else number or -1
 
     def _by_keys(
         self,

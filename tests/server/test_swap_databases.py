@@ -128,6 +128,28 @@ def test_a_transaction_runs_in_its_database(client: Connection) -> None:
     assert [client.read().plain for _ in range(4)][3] is None
 
 
+def test_keys_of_states_in_another_database_are_not_written_from_this_one(swap: MovedSwap, client: Connection) -> None:
+    in_two, in_zero = (
+        b"ERR key '%b' is owned by state %b" % row
+        for row in ((b"dash/7/apdex", b"job:apdex"), (b"job:speed:1", b"job:speed"))
+    )
+    client.call("MSET", "dash/7/apdex", "mine", "other", "mine")
+    assert client.call("MOVE", "dash/7/apdex", "2").plain == in_two
+    assert client.call("COPY", "other", "dash/7/apdex", "DB", "2").plain == in_two
+    assert client.call("COPY", "other", "dash/7/apdex", "REPLACE").plain == 1  # in database 0 it is the upstream's
+    assert client.call("COPY", "other", "job:speed:1", "DB", "5", "REPLACE").plain == 1
+    assert client.call("COPY", "job:speed:1", "other", "DB", "5").plain == in_zero
+    assert client.call("COPY", "other", "x", "DB", "2", "REPLACE").plain == 1
+    client.call("SELECT", "5")
+    assert client.call("GET", "job:speed:1").plain == b"mine"
+    assert client.call("MOVE", "job:speed:1", "0").plain == in_zero
+    assert client.call("MOVE", "job:speed:1", "6").plain == 1
+    for databases in (("5", "0"), ("2", "5")):
+        assert b"has keys of states" in client.call("SWAPDB", *databases).plain
+    assert client.call("SWAPDB", "5", "6").plain == b"OK" and client.call("GET", "job:speed:1").plain == b"mine"
+    assert client.call("MOVE", "job:speed:1", "x").plain == b"ERR value is not an integer or out of range"
+
+
 def test_a_blocking_command_waits_in_its_database(swap: MovedSwap, client: Connection) -> None:
     client.call("SELECT", "1")
     client.send(b"BLPOP queue 0\r\n")

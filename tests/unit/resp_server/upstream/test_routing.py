@@ -50,7 +50,7 @@ def side(line: str, made: SwapRouter | None = None) -> Side:
         ),
         *(
             (line, Side.UPSTREAM)
-            for line in ("SORT a BY job:speed:*", "SWAPDB 0 1", "SCRIPT LOAD x", "FCALL f 1 a", "OBJECT")
+            for line in ("SORT a BY job:speed:*", "SWAPDB 2 1", "SCRIPT LOAD x", "FCALL f 1 a", "OBJECT")
         ),
         *(
             (line, Side.STATES)
@@ -309,7 +309,7 @@ def router_with_cache() -> SwapRouter:
         ("SET page:1 x", 0, [b"page:1"]),
         ("RENAME page:1 b", 0, [b"page:1", b"b"]),
         ("EVAL x 2 page:1 b c", 0, [b"page:1", b"b"]),
-        *((line, 0, None) for line in ("EVAL x 0", "FLUSHALL", "SWAPDB 0 1")),
+        *((line, 0, None) for line in ("EVAL x 0", "FLUSHALL", "SWAPDB 2 1")),
     ],
 )
 def test_replies_that_may_be_cached_and_keys_that_may_change(
