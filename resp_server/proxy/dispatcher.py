@@ -203,11 +203,16 @@ class ProxyDispatcher(Dispatcher):
             if later is not None or must_wait or session.is_closing or perf_counter_ns() >= ends_ns:
                 break
         del requests[:answered]
+        return self._finish(batch, later, session.protocol, out)
+
+    @staticmethod
+    def _finish(batch: ReplyBatch, later: Sliced | None, protocol: int, out: list[bytes]) -> IncompleteReply | None:
+        """Return the batch if it lacks replies of servers; else output its replies, and return the one that comes later."""
         if batch.missing:
             if later is None:
                 batch.seal()
             else:
-                batch.end_with(SlicedEncoder(later, session.protocol))
+                batch.end_with(SlicedEncoder(later, protocol))
             return batch
         out += map(as_bytes, batch.replies())
         return later
