@@ -234,6 +234,7 @@ def _make_server(
             *swap,
             is_strict=options.transactions == "strict",
             has_client_logins=options.upstream_auth == "client",
+            allowed=options.upstream_allow or (),
         )
 
     if swap is not None:

@@ -11,6 +11,7 @@ from resp_server.programs.command_line import Mistakes, whole_number
 from resp_server.upstream.ownership import Ownership, OwnershipError
 from resp_server.upstream.pinned import PINNED_MAX
 from resp_server.upstream.pool import CONNECTIONS, TIMEOUT_S
+from resp_server.upstream.routed_commands import DENIED, NEVER_ALLOWED
 from resp_server.upstream.rules import RulesFile
 from resp_server.upstream.tls import PREFIX, UpstreamTls
 from resp_server.upstream.upstream import Upstream, upstream_at
@@ -109,6 +110,23 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
         help="with --upstream: proxy: all requests run as the URL's user; client: each client logs in at the upstream, "
         "which checks its AUTH (default %(default)s)",
     )
+    parser.add_argument(
+        "--upstream-allow",
+        type=_denied_command,
+        action="append",
+        metavar="COMMAND",
+        help="with --upstream: pass a command on to the upstream that is refused otherwise, such as 'CONFIG SET'; may "
+        "be repeated",
+    )
+
+
+def _denied_command(text: str) -> str:
+    """Return the name of a command that may be allowed, such as `config|set`; ArgumentTypeError."""
+    name = "|".join(text.lower().split())
+    if name not in DENIED - NEVER_ALLOWED:
+        names = ", ".join(sorted(each.replace("|", " ").upper() for each in DENIED - NEVER_ALLOWED))
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {names}")
+    return name
 
 
 def swap_of(options: argparse.Namespace) -> tuple[Upstream, Ownership] | None:

@@ -7,7 +7,7 @@ client gets all replies in its order. The sides have no common order (see `docs/
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -87,6 +87,7 @@ class SwapDispatcher(SideSender):
         *,
         is_strict: bool = False,
         has_client_logins: bool = False,
+        allowed: Collection[str] = (),
     ) -> None:
         super().__init__(server, applications)
         self.is_strict = is_strict
@@ -99,7 +100,7 @@ class SwapDispatcher(SideSender):
         self.mapped = MappedKeys(ownership)
         for cluster in applications.each:
             cluster.on_changed = self._states_changed
-        self.router = SwapRouter(self._table, ownership)
+        self.router = SwapRouter(self._table, ownership, allowed)
         self.router.own_database = upstream.url.database
         upstream.on_facts, upstream.on_hello = self._take_facts, self._take_hello
         server.is_single_node = upstream.url.is_cluster  # its clients may be cluster clients

@@ -6,7 +6,7 @@ upstream if none of them has it. The facts of a command are those in the upstrea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -71,6 +71,8 @@ DENIED = frozenset(
         "sync",
     ]
 )
+# They would end or change a connection that clients share, or occupy the upstream while one client thinks.
+NEVER_ALLOWED = frozenset(["psync", "replconf", "script|debug", "sync"])
 # Blocking commands that wait for the connection's own writes. All others wait for keys. Redis before 7.2 does not flag
 # them as blocking.
 WRITE_WAITS = ("wait", "waitaof")
@@ -126,10 +128,10 @@ class PlainCommand(NamedTuple):
 
 
 class RoutedCommands:
-    """How all commands are routed, by the name as typed."""
+    """How all commands are routed, by the name as typed. allowed: those of `DENIED` that the upstream gets."""
 
-    def __init__(self, table: CommandTable) -> None:
-        self._table = table
+    def __init__(self, table: CommandTable, allowed: Collection[str] = ()) -> None:
+        self._table, self._allowed = table, allowed
         self._upstream_facts: Mapping[str, Facts] = {}
         self._routed: dict[bytes, RoutedCommand | None] = {}
 
@@ -201,9 +203,11 @@ class RoutedCommands:
         container = name.partition("|")[0]
         side = Side.UPSTREAM
         asks_keys = command is None and ("movablekeys" in facts.flags or not tells_all_keys(facts))
-        if (name in DENIED or container in DENIED) and name not in READS_OF_DENIED:
+        is_denied = (name in DENIED or container in DENIED) and name not in READS_OF_DENIED
+        is_allowed = is_denied and (name in self._allowed or container in self._allowed)
+        if is_denied and not is_allowed:
             side = Side.DENIED
-        elif name in LOCAL or container in LOCAL:
+        elif (name in LOCAL or container in LOCAL) and not is_allowed:
             side = Side.LOCAL
         elif name in ALL_KEYS:
             side = Side.ALL_KEYS

@@ -130,11 +130,12 @@ class AskedKeys:
 class SwapRouter:
     """Decides which side answers a request. commands: what is known of each command. asked: keys that were asked.
 
+    allowed: see `RoutedCommands`.
     own_database: the upstream's number of the clients' database 0.
     """
 
-    def __init__(self, table: CommandTable, ownership: Ownership) -> None:
-        self.commands = RoutedCommands(table)
+    def __init__(self, table: CommandTable, ownership: Ownership, allowed: Collection[str] = ()) -> None:
+        self.commands = RoutedCommands(table, allowed)
         self.asked = AskedKeys()
         self.own_database = 0
         self._ownership = ownership

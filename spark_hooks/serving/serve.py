@@ -84,6 +84,7 @@ def serve(
     upstream_timeout_ms: int | None = None,
     upstream_connections: int | None = None,
     upstream_pinned: int | None = None,
+    upstream_allow: Sequence[str] | None = None,
     upstream_tls_ca_cert_file: str | Path | None = None,
     upstream_tls_cert_file: str | Path | None = None,
     upstream_tls_key_file: str | Path | None = None,
@@ -140,6 +141,7 @@ def serve(
         upstream_timeout_ms: The silence of the upstream after which it counts as failed. Default: 10000.
         upstream_connections: The shared connections to the upstream for each protocol version. Default: 4.
         upstream_pinned: The most connections to the upstream that one client has alone. Default: 1000.
+        upstream_allow: Commands for the upstream that are refused otherwise, such as `CONFIG SET` (docs/swap.md).
         upstream_tls_ca_cert_file: The CA of the upstream's certificate. Default: the CAs that this machine trusts.
         upstream_tls_cert_file: The certificate to present to the upstream.
         upstream_tls_key_file: The key of that certificate.
@@ -185,6 +187,7 @@ def serve(
             "upstream-timeout": upstream_timeout_ms,
             "upstream-connections": upstream_connections,
             "upstream-pinned": upstream_pinned,
+            "upstream-allow": upstream_allow,
             "upstream-tls-ca-cert-file": upstream_tls_ca_cert_file,
             "upstream-tls-cert-file": upstream_tls_cert_file,
             "upstream-tls-key-file": upstream_tls_key_file,

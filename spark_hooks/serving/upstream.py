@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentError, ArgumentParser
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,12 +26,12 @@ class UpstreamOptions:
     def of(
         cls,
         url: str | None,
-        given: Mapping[str, str | int | Path | None],
+        given: Mapping[str, str | int | Path | Sequence[str] | None],
         password: str | None = None,
         acl_file: str | None = None,
     ) -> UpstreamOptions:
         """Validate arguments, by the names of their options without `--`; ValueError has all mistakes."""
-        arguments = [f"--{name}={value}" for name, value in given.items() if value is not None]
+        arguments = [f"--{name}={each}" for name, value in given.items() for each in _values(value)]
         parser = ArgumentParser(exit_on_error=False)
         add_upstream_options(parser)
         try:
@@ -48,6 +48,13 @@ class UpstreamOptions:
         """Return the environment of the process, with this URL in place of an inherited one."""
         others = {name: value for name, value in inherited.items() if name != VARIABLE}
         return others if self.url is None else others | {VARIABLE: self.url}
+
+
+def _values(value: str | int | Path | Sequence[str] | None) -> Sequence[object]:
+    """Return the values of an option, one for each time that it is given."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str | int | Path) else value
 
 
 def _argument(option: re.Match[str]) -> str:

@@ -122,6 +122,21 @@ def test_what_harms_the_upstreams_host_is_not_passed_on(client: Connection, line
     assert reply.is_error and reply.plain.endswith(b"is not passed on to the upstream"), reply
 
 
+def test_what_is_allowed_is_passed_on(swap: Swap) -> None:
+    allowed = ("--upstream-allow", "config set", "--upstream-allow", "ACL  SETUSER", "--upstream-allow", "DEBUG")
+    proxy = swap.start_at(f"redis://127.0.0.1:{swap.upstream.port}", *allowed)
+    with proxy.connect() as client, swap.upstream.connect() as direct:
+        eventually(lambda: not client.call("GET", "nobody's").is_error)
+        assert client.call("CONFIG", "SET", "lua-time-limit", "4999").plain == b"OK"
+        assert direct.call("CONFIG", "GET", "lua-time-limit").plain == [b"lua-time-limit", b"4999"]
+        assert client.call("ACL", "SETUSER", "made", "on", "nopass").plain == b"OK"
+        assert b"made" in direct.call("ACL", "USERS").plain and b"made" not in client.call("ACL", "USERS").plain
+        assert client.call("DEBUG", "SLEEP", "0").raw == direct.call("DEBUG", "SLEEP", "0").raw
+        for line in ("ACL DELUSER made", "SHUTDOWN", "SCRIPT DEBUG YES"):
+            assert client.call(*line.split()).plain.endswith(b"is not passed on to the upstream")
+        direct.call("ACL", "DELUSER", "made")
+
+
 def test_a_client_may_list_the_upstreams_modules(client: Connection) -> None:
     assert client.call("MODULE", "LIST").plain == []
 
