@@ -207,7 +207,7 @@ class ProxyDispatcher(Dispatcher):
 
     @staticmethod
     def _finish(batch: ReplyBatch, later: Sliced | None, protocol: int, out: list[bytes]) -> IncompleteReply | None:
-        """Return the batch if it lacks replies of servers; else output its replies, and return the one that comes later."""
+        """Return the batch if it lacks replies of servers; else output its replies, and return the later one."""
         if batch.missing:
             if later is None:
                 batch.seal()
