@@ -26,6 +26,7 @@ from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.model.slots import slot_of
 from state_backend.native import compiled_module
+from state_backend.store.changed_keys import EXPIRY_BATCHES_MAX
 from state_backend.store.slot_ownership import Loading, SlotOwnership
 from state_backend.store.store import EpochChanges, LongValue
 
@@ -541,6 +542,19 @@ def test_expired_keys_are_listed_by_the_batches_since_a_reader_s(tmp_path: Path)
         expired = [snapshot.expired_since(batches) for batches in range(5)]
     assert expired[0] is not None and sorted(expired[0]) == [b"100", b"200", b"300"]
     assert expired[1:] == [[b"200", b"300"], [b"300"], [], None]
+    store.close()
+
+
+def test_the_oldest_batches_of_expired_keys_are_removed(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    times = range(100, 100 + 3 * EXPIRY_BATCHES_MAX)
+    store.apply(epoch_of(0, [put(b"%d" % at, expire_at_ms=at) for at in times]), STATES)
+    sizes = set()
+    for at in times:
+        store.expire(at, 1)
+        sizes.add(entries(store, "meta"))
+    assert store.applied.expiry_batches == len(times)
+    assert len(sizes) <= EXPIRY_BATCHES_MAX
     store.close()
 
 
