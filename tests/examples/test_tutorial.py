@@ -1,11 +1,16 @@
-"""docs/tutorial.md runs line by line, in one bash, and prints what stands there."""
+"""docs/tutorial.md runs line by line, in one bash, and prints what stands there: its story in every run.
+
+Its installation, which downloads half a gigabyte, is slow.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -19,7 +24,6 @@ from tests.examples.example import ROOT, environment
 pytestmark = pytest.mark.spark
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
-# The test runs with the packages that are there.
 INSTALL, STORY = PAGE.split("\n## Some data\n")
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (.*\n(?:> .*\n)*)((?:(?!\$ ).*\n)*)", re.MULTILINE)
@@ -40,6 +44,7 @@ VARIABLE = {
     "WRITER": r"host \S+, pid \d+",
     "TIME": r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z",
     "BYTES": r"\b\d+(?= bytes\b)",
+    "PACKAGE": r"(?<=[a-z0-9]-)\d+(\.\d+)+(?= |\n)",
     "CORE": r"\b(compiled|python)(?= core$)",
 }
 
@@ -83,7 +88,7 @@ def comparable(printed: str) -> str:
 class Shell:
     """One bash, in a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._port = str(free_port())
         self._folder = folder
         self._bash = subprocess.Popen(
@@ -93,8 +98,7 @@ class Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # FAKETTY: redis-cli prints as it does on a terminal.
-            env=environment(XDG_CACHE_HOME=str(folder / "cache"), FAKETTY="1", TMPDIR=str(folder)),
+            env=environment,
         )
         self._run("set -m\n")  # as in an interactive shell, jobs are process groups
 
@@ -132,7 +136,8 @@ class Shell:
 
 
 def test_the_page_prints_what_its_commands_print(tmp_path: Path) -> None:
-    shell = Shell(tmp_path)
+    # FAKETTY: redis-cli prints as it does on a terminal.
+    shell = Shell(tmp_path, environment(XDG_CACHE_HOME=str(tmp_path / "cache"), FAKETTY="1", TMPDIR=str(tmp_path)))
     try:
         for step in steps(STORY):
             if isinstance(step, File):
@@ -148,3 +153,19 @@ def test_the_packages_of_a_server_are_those_that_it_depends_on() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {re.match(r"[\w-]+", each)[0] for each in [*project["dependencies"], project["name"]]}  # type: ignore[index]
     assert {package.rpartition("-")[0] for package in light.split()} == named
+
+
+@pytest.mark.slow
+def test_the_installation_prints_what_the_page_shows(tmp_path: Path) -> None:
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "VIRTUAL"))}
+    shell = Shell(tmp_path, bare | {"HOME": str(tmp_path), "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
+    clone, *rest = steps(INSTALL)
+    assert isinstance(clone, Typed) and clone.command == "git clone https://github.com/sparkis/sparkis\n"
+    ignored = shutil.ignore_patterns(".venv", ".git", "build", "node_modules", "*.so", "*.cpp")
+    shutil.copytree(ROOT, tmp_path / "sparkis", ignore=ignored)
+    try:
+        for step in rest:
+            assert isinstance(step, Typed)
+            shell.type(step)
+    finally:
+        shell.end()
