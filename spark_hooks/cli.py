@@ -9,10 +9,11 @@ import argparse
 import os
 import select
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from sparkis import __version__
 
@@ -45,7 +46,7 @@ def _is_output_closed() -> bool:
 def _run(arguments: list[str] | None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     chosen = next((word for word in given if not word.startswith("-")), None)
-    parser = argparse.ArgumentParser(prog="sparkis", description=DESCRIPTION)
+    parser = Parser(prog="sparkis", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"sparkis {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for each in COMMANDS:
@@ -57,9 +58,34 @@ def _run(arguments: list[str] | None) -> int:
                 command.formatter_class = argparse.RawDescriptionHelpFormatter
             subcommand.add_options(command)
             command.set_defaults(run=subcommand.run)
-    options = parser.parse_args(given or ["--help"])
+    if chosen is not None and chosen not in commands.choices:
+        parser.error(f"{chosen!r} is not a command{_nearest(chosen, commands.choices)}")
+    options, unknown = parser.parse_known_args(given or ["--help"])
+    if unknown:
+        commands.choices[options.command].refuse(unknown)
     code: int = options.run(options)
     return code
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, and which takes no part of an option's name for the option."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with a message."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Exit because of words that are no options, with the nearest option of the first one."""
+        name = unknown[0].partition("=")[0]
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{_nearest(name, self._option_string_actions)}")
+
+
+def _nearest(word: str, names: Iterable[str]) -> str:
+    found = get_close_matches(word, names, 1)
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 class Subcommand(NamedTuple):

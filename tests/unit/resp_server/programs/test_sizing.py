@@ -153,10 +153,10 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--keys", "many"], "'many' is not a number such as 500, 10k, 71M\n"),
-        (["--keys", "1/s"], "'1/s' is not a number such as 500, 10k, 71M\n"),
-        (["--updates", "5/day"], "'5/day' is not a number such as 500, 10k, 71M or 71M/min\n"),
-        (["--epoch", "0"], "'0' is not a number of seconds up to 86400\n"),
+        (["--keys", "many"], "'many' is not a number such as 500, 10k, 71M"),
+        (["--keys", "1/s"], "'1/s' is not a number such as 500, 10k, 71M"),
+        (["--updates", "5/day"], "'5/day' is not a number such as 500, 10k, 71M or 71M/min"),
+        (["--epoch", "0"], "'0' is not a number of seconds up to 86400"),
     ],
 )
 def test_a_wrong_number_is_refused_with_an_example(
@@ -164,4 +164,4 @@ def test_a_wrong_number_is_refused_with_an_example(
 ) -> None:
     with pytest.raises(SystemExit):
         main([*COMMAND, *words])
-    assert capsys.readouterr().err.endswith(said)
+    assert capsys.readouterr().err.endswith(f"{said}; see sparkis size --help\n")

@@ -56,4 +56,4 @@ def test_what_is_not_there_is_named(log: Path, tmp_path: Path, capsys: pytest.Ca
     assert main(["inspect", str(log), "--job", "c"]) == 1
     assert "has no job 'c'; jobs: a, b" in capsys.readouterr().err
     assert main(["inspect", str(tmp_path)]) == 1
-    assert "is not the checkpoint of a query" in capsys.readouterr().err
+    assert "is neither a query's checkpoint" in capsys.readouterr().err

@@ -1,0 +1,35 @@
+"""Mistakes on a command line of `sparkis` are one line, with the nearest name."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_hooks.cli import main
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["serv"], "sparkis: 'serv' is not a command (did you mean serve?); see sparkis --help"),
+        (["moon"], "sparkis: 'moon' is not a command; see sparkis --help"),
+        # The beginning of an option's name is not the option.
+        (
+            ["serve", "--log", ".", "--prot", "7380"],
+            "sparkis serve: unrecognized arguments: --prot 7380 (did you mean --port?); see sparkis serve --help",
+        ),
+        (
+            ["status", "--ulr=x"],
+            "sparkis status: unrecognized arguments: --ulr=x (did you mean --url?); see sparkis status --help",
+        ),
+        (["serve"], "sparkis serve: the following arguments are required: --log; see sparkis serve --help"),
+        (
+            ["serve", "--log", ".", "--port", "99999"],
+            "sparkis serve: argument --port: '99999' is not a port from 0 to 65535; see sparkis serve --help",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(words)
+    assert exit.value.code == 2
+    assert capsys.readouterr().err == f"{told}\n"
