@@ -1,12 +1,14 @@
 """The cost of an attachment: the delay from a micro-batch to a client's read, and the slowdown of the query.
 
 The query is a running maximum: each micro-batch changes as many keys as it has rows, a fifth of all keys. There are two
-runs for each number of changes and each of the two readers, both with and without the attachment in turns:
+runs for each number of changes and each way to read them, both with and without the attachment in turns:
 
     steady      a micro-batch at a fixed interval: its duration, and the delay from the end of its last task (from
                 Spark's event log) until a client that polls without a pause gets the new value of a key
     rate        micro-batches without a pause, as fast as the cores allow; with the reader alone, whose log has no
-                server, and with a server and its applier
+                server, and with a server and its applier; not for the comparison of snapshots, which makes pauses
+
+The ways to read are those of `WAYS`; the slow ones are measured at 20,000 changes, and with --full at all numbers.
 
 All processes share the machine: the query, the attachment's child process or its Spark jobs and Python workers, the
 applier and the server.
@@ -20,8 +22,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from itertools import pairwise, product
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -45,11 +47,38 @@ KEYS_PER_CHANGE = 5
 WARM_UP_BATCHES = 12
 TIMEOUT_S = 120.0
 BUDGET_ALONE = 0.95
-READERS: tuple[Reader, ...] = ("files", "spark")
+# How often the ways that are compared with the default one are measured: they take long.
+COMPARED_ROUNDS_MAX = 2
+PREFIX = "spark.sql.streaming.stateStore."
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 WITHOUT = "without the attachment"
 STEPS = ("task end", "Spark's commit", "epoch", "read")
 
 Times = Mapping[str, Mapping[int, float]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to read changes. name: that in rows; settings: those of the query."""
+
+    name: str
+    reader: Reader
+    is_compared: bool = True
+    has_rates: bool = True
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+FILES = Way("by files", "files", is_compared=False)
+WAYS = (
+    FILES,
+    Way("by Spark", "spark"),
+    Way(
+        "by files, RocksDB without change log",
+        "files",
+        has_rates=False,
+        settings={f"{PREFIX}providerClass": ROCKSDB, f"{PREFIX}rocksdb.changelogCheckpointing.enabled": "false"},
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +88,7 @@ class Case:
     batches      micro-batches in a steady round, with and without the attachment; interval_ms: the time between two
     turn_s       the duration of a round of the rate, with and without the attachment
     rounds_max   the maximum number of rounds, as some take long
+    is_compared  whether the slow ways are measured, too
     budget_ms    the median delay from Spark's commit to a read, on an idle machine, without Spark; None: no budget
     """
 
@@ -67,6 +97,7 @@ class Case:
     interval_ms: int
     turn_s: float
     rounds_max: int
+    is_compared: bool = False
     budget_ms: float | None = None
 
     @property
@@ -76,39 +107,43 @@ class Case:
 
 
 CASES = (
-    Case(1_000, batches=6, interval_ms=500, turn_s=1.5, rounds_max=5),
-    Case(20_000, batches=6, interval_ms=1_000, turn_s=2.5, rounds_max=5, budget_ms=100.0),
+    Case(1_000, batches=10, interval_ms=500, turn_s=1.5, rounds_max=3),
+    Case(20_000, batches=6, interval_ms=1_000, turn_s=2.5, rounds_max=5, is_compared=True, budget_ms=100.0),
     Case(200_000, batches=2, interval_ms=4_000, turn_s=5.0, rounds_max=2, budget_ms=1_000.0),
 )
 
 
 def run(options: Options) -> Iterator[Row]:
     """Yield the query's rate with and without the attachment, then the delay and its steps."""
-    found: list[tuple[Case, Reader, str, Times]] = []
+    found: list[tuple[Case, Way, str, Times]] = []
+    cases = [
+        (case, way) for case in CASES for way in WAYS if not way.is_compared or case.is_compared or options.is_full
+    ]
     with temporary_folder() as folder:
         events = folder / "events"
         events.mkdir()
         with local_spark.session(**EVENT_LOG, spark__eventLog__dir=events.as_uri()) as spark:
-            for case, reader in product(CASES, READERS):
-                scene = Scene(spark, folder / f"{case.job}-{reader}", case, reader, options)
+            for number, (case, way) in enumerate(cases):
+                scene = Scene(spark, folder / f"{number}", case, way, options)
                 try:
-                    found.append((case, reader, *scene.steady()))
+                    found.append((case, way, *scene.steady()))
                     yield scene.duration()
-                    yield from scene.rates()
+                    if way.has_rates:
+                        yield from scene.rates()
                 finally:
                     scene.close()
-        for case, reader, query_id, times in found:
-            yield from _delay_rows(case, reader, {"task end": task_ends(events, query_id), **times})
+        for case, way, query_id, times in found:
+            yield from _delay_rows(case, way, {"task end": task_ends(events, query_id), **times})
 
 
 class Scene:
     """A query, its attachment, and a server."""
 
-    def __init__(self, spark: SparkSession, folder: Path, case: Case, reader: Reader, options: Options) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, case: Case, way: Way, options: Options) -> None:
         self._spark = spark
         self._folder = folder
         self._case = case
-        self._reader = reader
+        self._way = way
         self._options = options
         self._pairs: list[tuple[float, float]] = []
         folder.mkdir()
@@ -133,6 +168,15 @@ class Scene:
         # The marker is key 0, which every micro-batch changes.
         key = F.when(number % changes == 0, 0).otherwise(number % (changes * KEYS_PER_CHANGE))
         greatest = rows.groupBy(key.alias("key")).agg(F.max("value"))
+        for name, value in self._way.settings.items():
+            self._spark.conf.set(name, value)
+        try:
+            return self._started(greatest, interval_ms)
+        finally:
+            for name in self._way.settings:
+                self._spark.conf.unset(name)
+
+    def _started(self, greatest: DataFrame, interval_ms: int) -> StreamingQuery:
         return (
             greatest.writeStream.outputMode("update")
             .format("noop")
@@ -143,7 +187,7 @@ class Scene:
         )
 
     def _attach(self, query: StreamingQuery, log: Path | None = None) -> Attachment:
-        attachment = sparkis.attach(query, log=log or self._log, state=STATE, reader=self._reader)
+        attachment = sparkis.attach(query, log=log or self._log, state=STATE, reader=self._way.reader)
         if not attachment.wait(timeout_s=TIMEOUT_S):
             raise BenchmarkError(f"the attachment did not reach the query's last batch within {TIMEOUT_S:g} s")
         return attachment
@@ -237,7 +281,7 @@ class Scene:
         """Return the duration of a batch of the steady query, with and without the attachment."""
         case = self._case
         return compared_row(
-            f"a batch of the job, {case.changes:,} changes, {_by(self._reader)}",
+            f"a batch of the job, {case.changes:,} changes, {self._way.name}",
             "attach",
             self._pairs,
             unit="ms",
@@ -248,15 +292,16 @@ class Scene:
 
     @property
     def _rounds(self) -> int:
-        return min(self._options.rounds, self._case.rounds_max)
+        rounds_max = COMPARED_ROUNDS_MAX if self._way.is_compared else self._case.rounds_max
+        return min(self._options.rounds, rounds_max)
 
     def _report(self, text: str) -> None:
-        self._options.report(f"attach, {self._case.changes:,} changes, {_by(self._reader)}: {text}")
+        self._options.report(f"attach, {self._case.changes:,} changes, {self._way.name}: {text}")
 
     def rates(self) -> Iterator[Row]:
         """Yield the query's rows per second with and without the attachment: the reader alone, and with a server."""
         logs = {"with a server": self._log}
-        if self._reader == "files":
+        if self._way.reader == "files":
             logs = {"the reader alone": self._folder / "alone"} | logs
         query = self._start(0)
         try:
@@ -284,7 +329,7 @@ class Scene:
             pairs.append((attached, detached))
         has_budget = beside == "the reader alone" and self._case.budget_ms is not None
         return compared_row(
-            f"the job's own rate, {self._case.changes:,} changes a batch, {_by(self._reader)}, {beside}",
+            f"the job's own rate, {self._case.changes:,} changes a batch, {self._way.name}, {beside}",
             "attach",
             pairs,
             unit="rows/s",
@@ -318,20 +363,16 @@ def _first_reads(read: Mapping[int, float], batches: Sequence[int]) -> dict[int,
     return found
 
 
-def _by(reader: Reader) -> str:
-    return "by files" if reader == "files" else "by Spark"
-
-
-def _delay_rows(case: Case, reader: Reader, times: Times) -> Iterator[Row]:
+def _delay_rows(case: Case, way: Way, times: Times) -> Iterator[Row]:
     batches = sorted(set.intersection(*(set(times[step]) for step in STEPS)))
     expected = len(times["Spark's commit"])
     if len(batches) < expected * 0.9:
         raise BenchmarkError(
             f"{case.changes:,} changes: only {len(batches)} of {expected} batches were seen at every step"
         )
-    of = f"{case.changes:,} changes a batch, {_by(reader)}"
+    of = f"{case.changes:,} changes a batch, {way.name}"
     note = f"{len(batches)} batches, one each {case.interval_ms / 1e3:g} s"
-    for start, budget in (("Spark's commit", case.budget_ms if reader == "files" else None), ("task end", None)):
+    for start, budget in (("Spark's commit", case.budget_ms if way is FILES else None), ("task end", None)):
         delays = [times["read"][batch] - times[start][batch] for batch in batches]
         yield percentile_row(f"{start} to read, {of}, p50", "attach", delays, 0.5, budget=budget, note=note)
         yield percentile_row(f"{start} to read, {of}, p99", "attach", delays, 0.99, note=note)

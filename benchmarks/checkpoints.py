@@ -52,9 +52,9 @@ class WrittenCheckpoint:
         self._partitions = partitions
         self._codec = pa.Codec("lz4_raw")
         for name in ("offsets", "commits", "state/0/_metadata", "state/0/0/_metadata"):
-            (folder / name).mkdir(parents=True)
+            (folder / name).mkdir(parents=True, exist_ok=True)
         for partition in range(1, partitions):
-            (folder / f"state/0/{partition}").mkdir()
+            (folder / f"state/0/{partition}").mkdir(exist_ok=True)
         (folder / "metadata").write_text(json.dumps({"id": "7a6e8c52-91c2-4b12-9d0e-2f0b6d1e3c11"}))
         (folder / "state/0/_metadata/metadata").write_text("v1\n" + json.dumps(OPERATOR))
         (folder / "state/0/0/_metadata/schema").write_bytes(_schema())

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from benchmarks.checkpoints import WrittenCheckpoint, key_of
 from benchmarks.delay import percentile_row
@@ -34,6 +35,8 @@ from benchmarks.servers import BenchmarkError, temporary_folder
 from compat.waiting import eventually
 from resp_server.net import children
 from resp_server.net.client import Client
+from state_backend.attach.record_writer import RecordWriter
+from state_backend.attach.start import bind
 from state_backend.checkpoint.checkpoint import Checkpoint
 
 PART = "state_files"
@@ -41,6 +44,7 @@ JOB, STATE = "attached", "aggregation"
 PARTITIONS = 16
 KEYS = 1_000_000
 MANY_KEYS = 10_000_000
+ENCODED = 200_000
 WARM_UP_BATCHES = 3
 TIMEOUT_S = 300.0
 POLL_PAUSE_S = 0.001
@@ -75,6 +79,7 @@ def run(options: Options) -> Iterator[Row]:
             yield from _delay(folder / f"delay{case.changes}", case, keys, options)
         yield from _whole(folder / "whole", keys, options)
         yield _decoding(folder / "whole" / "checkpoint", keys, options)
+        yield _encoding(folder / "whole" / "checkpoint", keys, options)
         if options.is_full:
             yield from _whole(folder / "many", MANY_KEYS, options)
 
@@ -168,13 +173,7 @@ def _has_epoch(log: Path) -> bool:
 def _decoding(folder: Path, keys: int, options: Options) -> Row:
     """Return the rate at which one core makes Arrow columns of a whole state's files."""
     (store,) = Checkpoint.at(str(folder)).layout(0).stores
-    rates = []
-    for _ in range(options.rounds):
-        began_s = time.process_time()
-        rows = sum(batch.num_rows for _, batch in store.whole(store.partitions, 0))
-        if rows != keys:
-            raise BenchmarkError(f"{rows} rows were decoded, and there are {keys}")
-        rates.append(rows / (time.process_time() - began_s))
+    rates = _rates(lambda: (batch for _, batch in store.whole(store.partitions, 0)), keys, options)
     return single_row(
         "rows decoded per second and core",
         PART,
@@ -183,6 +182,39 @@ def _decoding(folder: Path, keys: int, options: Options) -> Row:
         better="more",
         note="a text as key, three numbers; from LZ4 files to Arrow",
     )
+
+
+def _encoding(folder: Path, keys: int, options: Options) -> Row:
+    """Return the rate at which one core makes change records of a batch's files."""
+    checkpoint = Checkpoint.at(str(folder))
+    records = RecordWriter(bind(checkpoint, JOB, ()))
+    (store,) = checkpoint.layout(0).stores
+    written = WrittenCheckpoint(folder, PARTITIONS)
+    written.plan(1)
+    changed = np.arange(0, keys, max(1, keys // ENCODED))
+    written.write_changes(1, changed)
+    written.commit(1)
+    rates = _rates(lambda: records.runs(store.changes(store.partitions, 1), is_whole=False), len(changed), options)
+    return single_row(
+        "changes made into change records per second and core",
+        PART,
+        rates,
+        unit="rows/s",
+        better="more",
+        note="the same rows; from LZ4 files to sorted change records",
+    )
+
+
+def _rates(read: Callable[[], Iterable[pa.RecordBatch]], expected: int, options: Options) -> list[float]:
+    """Return the rows per second of processor time in each round, after one that does not count."""
+    rates = []
+    for _ in range(1 + options.rounds):
+        began_s = time.process_time()
+        rows = sum(batch.num_rows for batch in read())
+        if rows != expected:
+            raise BenchmarkError(f"{rows} rows were read, and there are {expected}")
+        rates.append(rows / (time.process_time() - began_s))
+    return rates[1:]
 
 
 def _checkpoint(folder: Path, keys: int) -> WrittenCheckpoint:

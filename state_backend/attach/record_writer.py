@@ -28,7 +28,7 @@ class RecordWriter:
 
     def write(self, target: ChangeFileWriter, decoded: Decoded, *, is_whole: bool) -> EpochContent:
         """Write rows. is_whole: no key is repeated; otherwise the last row of a key counts."""
-        runs = self._runs(decoded, is_whole=is_whole)
+        runs = self.runs(decoded, is_whole=is_whole)
         files: list[ChangeFile] = []
         inline: list[bytes] = []
         rows = 0
@@ -40,7 +40,8 @@ class RecordWriter:
             rows += part.rows
         return EpochContent(files, inline, rows)
 
-    def _runs(self, decoded: Decoded, *, is_whole: bool) -> Iterator[pa.RecordBatch]:
+    def runs(self, decoded: Decoded, *, is_whole: bool) -> Iterator[pa.RecordBatch]:
+        """Yield rows as sorted runs of change records. is_whole: as in `write`."""
         for run in in_runs(self._encoded(decoded)):
             ordered = sorted_by_position(run)
             positions = positions_in(ordered)
