@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
 from time import sleep
@@ -17,10 +17,12 @@ import pytest
 import redis
 from pyspark.sql import SparkSession
 
-from compat.waiting import eventually
+from compat.waiting import WAIT_S_MAX, eventually
+from state_backend.apply.replay import read_snapshot
+from state_backend.attach.start import attach_files
 from state_backend.log.change_log import ChangeLog
-from tests.spark.attaching import SCHEMA, SEED, shown, some_rows, whole
-from tests.spark.micro_batches import Batches
+from tests.spark.attaching import SCHEMA, SEED, rocksdb, shown, some_rows, whole
+from tests.spark.micro_batches import Batches, Settings
 from tests.spark.processes import Command, served
 from tests.spark.processes import sparkis as command
 
@@ -130,6 +132,80 @@ def test_kills_of_either_side_at_random_moments(spark: SparkSession, batches: Ca
         redis.Redis.from_url(url, decode_responses=True) as client,
     ):
         eventually(lambda: seen_by(client), lambda found: found == expected)
+
+
+DIES_AT = 2
+NEVER = -1
+
+
+@contextmanager
+def dying(
+    rows: Batches, checkpoint: Path, run: int, dies_at: int, settings: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a query that kills itself between the state and the commit of a batch."""
+    driver = Path(__file__).with_name("dying.py")
+    arguments = [rows.folder, checkpoint, str(run), str(dies_at), json.dumps(settings)]
+    with subprocess.Popen(
+        [sys.executable, driver, *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def values_in(log: Path) -> dict[str, tuple[int, int]]:
+    """Return the count and the greatest run of each key, as clients read them."""
+    with read_snapshot(str(log), JOB) as snapshot:
+        fields = {change.key.decode(): dict(snapshot.map_pairs(change.key)) for change in snapshot.changes()}
+    return {key: (int(found[b"count"]), int(found[b"max"])) for key, found in fields.items()}
+
+
+@pytest.mark.parametrize("store", [{}, rocksdb(), rocksdb("2")], ids=["hdfs", "rocksdb", "format2"])
+def test_a_query_that_dies_between_the_state_and_the_commit_of_a_batch(
+    spark: SparkSession, batches: Callable[[str], Batches], settings: Settings, tmp_path: Path, store: dict[str, str]
+):
+    settings(store)
+    rows, checkpoint, log = batches(SCHEMA), tmp_path / "checkpoint", tmp_path / "log"
+    for batch in range(DIES_AT + 1):
+        rows.add({"k": "each", "n": batch}, {"k": f"of {batch}", "n": batch})
+    files = list[Path]()
+    with ExitStack() as running:
+        process = running.enter_context(dying(rows, checkpoint, 1, DIES_AT, store))
+        eventually(lambda: (checkpoint / "commits/0").exists())
+        attachment = running.enter_context(attach_files(str(checkpoint), job=JOB, log=str(log)))
+        assert process.wait(WAIT_S_MAX) == -signal.SIGKILL
+        assert not (checkpoint / f"commits/{DIES_AT}").exists()
+        for partition in (0, 1):
+            files += (checkpoint / f"state/0/{partition}").glob(f"{DIES_AT + 1}[._]*")
+        assert {path.parent.name for path in files} == {"0", "1"}, "each task has written its state"
+        assert attachment.wait(DIES_AT - 1, WAIT_S_MAX)
+        committed = {"killed:aggregation:each": (2, 1)} | {f"killed:aggregation:of {each}": (1, 1) for each in (0, 1)}
+        assert (attachment.batch, values_in(log)) == (DIES_AT - 1, committed)
+        # The same batch again: its state differs from that of the try that died.
+        rows.add({"k": "last", "n": 3})
+        running.enter_context(dying(rows, checkpoint, 2, NEVER, store))
+        eventually(lambda: (checkpoint / f"commits/{DIES_AT + 1}").exists())
+        assert attachment.wait(DIES_AT + 1, WAIT_S_MAX)
+        expected = {
+            f"killed:aggregation:{row.key.k}": (row.value["count"], row.value["max"])
+            for row in whole(spark, checkpoint, DIES_AT + 1)
+        }
+        assert values_in(log) == expected
+        assert expected == committed | {
+            "killed:aggregation:each": (3, 2),
+            f"killed:aggregation:of {DIES_AT}": (1, 2),
+            "killed:aggregation:last": (1, 2),
+        }
+    found = ChangeLog(str(log)).job(JOB)
+    current = found.current()
+    assert current is not None
+    numbers = found.numbers(current.generation)
+    assert numbers == list(range(numbers[0], DIES_AT + 2)), "each batch is one epoch of one generation"
 
 
 def seen_by(client: redis.Redis) -> dict[str, str]:
