@@ -35,7 +35,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
        PYSPARK_PYTHON="$(CURDIR)/$(VENV_PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster bench soak chaos conformance programs fuzz fuzz-native mutation demo example commands errors docs release lock clean
+.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster bench soak chaos conformance programs fuzz fuzz-native mutation demo example commands errors metrics docs release lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,7 @@ test-versions: setup-test ## run the tests marked versions with other versions o
 	done; [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
 test-slow: setup-test ## run the slow tests, which make test leaves out, many rounds of the kill tests, many examples of the properties
+	@sh scripts/program.sh prometheus prometheus
 	@$(RUN) SPARKIS_KILL_ROUNDS=$(SPARKIS_KILL_ROUNDS) python -m pytest -m "kill or slow" $(ARGS)
 	@$(RUN) SPARKIS_EXAMPLES=$(SPARKIS_EXAMPLES) python -m pytest $(ARGS) tests/properties
 
@@ -119,6 +120,9 @@ commands: $(READY) ## write docs/commands.md from the command table
 
 errors: $(READY) ## write docs/errors.md from the errors in the sources
 	$(VENV_PYTHON) scripts/errors_page.py
+
+metrics: $(READY) ## write the tables of docs/metrics.md from the declarations
+	$(VENV_PYTHON) scripts/metrics_page.py
 
 docs: $(DOCS)/.ready ## build the site of the docs and the API in build/site; a broken link is an error
 	@$(DOCS)/bin/python scripts/pages.py build/pages

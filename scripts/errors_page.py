@@ -38,6 +38,7 @@ SECTIONS = {
     ),
     "Proxies and upstreams": ("resp_server/forwarding", "resp_server/proxy", "resp_server/upstream"),
     "Command lines and the start of servers": (
+        "resp_server/exporter",
         "resp_server/metrics",
         "resp_server/native",
         "resp_server/net",

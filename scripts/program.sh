@@ -1,6 +1,7 @@
 #!/bin/sh
-# Install a program with apt-get, as root or with sudo, if it is missing: redis-server, which many tests start and compare sparkis with, or
-# nutcracker (twemproxy), the peer of the benchmarks of the proxy. The system's service is neither started nor enabled.
+# Install a program with apt-get, as root or with sudo, if it is missing: redis-server, which many tests start and compare sparkis with,
+# nutcracker (twemproxy), the peer of the benchmarks of the proxy, or prometheus, for a slow test (300 MB). The system's service is
+# neither started nor enabled.
 set -eu
 
 program=$1  # Debian's package has the same name

@@ -261,6 +261,7 @@ COMMANDS = (
         "diff", "show which keys differ between two past moments of a job", _of("state_backend.history.difference")
     ),
     Command("status", "list the jobs and states of a server", _of("resp_server.programs.status")),
+    Command("health", "tell whether a server is ready, by an exit code", _of("resp_server.programs.health")),
     Command("size", "estimate servers, memory, disk and network for a load", _of("resp_server.programs.size")),
     Command(
         "compact", "write snapshots into a change log, and remove superseded files", _of("state_backend.apply.compact")

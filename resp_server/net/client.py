@@ -28,6 +28,10 @@ class ClientError(SparkisError):
     """The server cannot be reached, or its reply is an error."""
 
 
+class ErrorReplyError(ClientError):
+    """The server's reply is an error."""
+
+
 class Client:
     """One connection, for one thread. timeout_s: the limit of connecting, and of each wait for bytes."""
 
@@ -101,7 +105,7 @@ class Client:
         except OSError as error:
             raise ClientError(f"{self.address} did not reply to {words[0]!s}: {reason_of(error)}") from None
         if isinstance(reply, ClientError):
-            raise ClientError(f"{self.address}: {reply}")
+            raise ErrorReplyError(f"{self.address}: {reply}")
         return reply
 
     def _hint(self) -> str:

@@ -9,11 +9,20 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from resp_server.net.addresses import PORT_MAX
 from state_backend.model.errors import SparkisError
 
+LOOPBACK = "127.0.0.1"
 LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class Address(NamedTuple):
+    """Where to listen; port 0: any free one."""
+
+    host: str
+    port: int
 
 
 class CommandLineError(ValueError):
@@ -104,6 +113,25 @@ def whole_number(first: int, last: int, what: str) -> Callable[[str], int]:
 
 # The type of --port; 0: any free port.
 tcp_port = whole_number(0, PORT_MAX, "a port")
+
+
+def http_address(text: str) -> Address:
+    """Parse the value of --metrics."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or len(port) > len(str(PORT_MAX)) or int(port) > PORT_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not [HOST:]PORT, such as 9379 or 10.0.0.1:9379")
+    return Address(host.strip("[]") or LOOPBACK, int(port))
+
+
+def seconds(text: str) -> float:
+    """Parse a number of seconds."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
+    return number
 
 
 def message_of(error: Exception) -> str:

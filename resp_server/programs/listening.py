@@ -23,6 +23,7 @@ from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
 from resp_server.net.listeners import LOOPBACK
 from resp_server.net.tls import CA_OPTION, TlsFiles, add_tls_options, files_of, server_context
 from resp_server.programs.command_line import Mistakes, add_level_option, tcp_port, whole_number
+from resp_server.programs.metrics_options import add_metrics_options
 from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
 
 logger = logging.getLogger("sparkis.server")
@@ -55,6 +56,7 @@ def add_listening_options(
     _add_client_limits(parser)
     add_level_option(parser)
     add_tls_options(parser)
+    add_metrics_options(parser)
 
 
 def _add_user_options(parser: argparse.ArgumentParser) -> None:

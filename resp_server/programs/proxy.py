@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
+from resp_server.exporter.proxy_source import ProxySource
 from resp_server.net import event_loop
 from resp_server.net.addresses import host_and_port
 from resp_server.net.listeners import raise_file_limit
@@ -27,6 +28,7 @@ from resp_server.programs.listening import (
     report_ports,
     until_shutdown,
 )
+from resp_server.programs.metrics_options import check_metrics, listener_of
 from resp_server.programs.upstream_options import add_upstream_options, swap_of
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
@@ -119,6 +121,8 @@ def serve(options: argparse.Namespace) -> None:
     with mistakes.noted():
         sources = _sources(options)
     with mistakes.noted():
+        check_metrics(options)
+    with mistakes.noted():
         swap = swap_of(options)
     mistakes.raise_if_any()
     password = config.server_password or config.password
@@ -192,8 +196,11 @@ async def answer_clients(
         swap[0].start()
     if isinstance(server.dispatcher, SwapDispatcher):
         server.dispatcher.start()
+    upstream_fields = server.context.state_servers if swap is not None else None
+    metrics = listener_of(options, ProxySource(server, applications, upstream_fields))
     source_tasks: list[asyncio.Task[None]] = []
     try:
+        await metrics.start()
         for source in sources:
             source.begin()
             source_tasks.append(asyncio.create_task(source.follow()))
@@ -205,15 +212,19 @@ async def answer_clients(
         lifeline = supervised.get("lifeline")
         watches_input = options.child and unused is None
         ends = [until_shutdown(watches_input=watches_input, users=server, lifeline=lifeline, reload=reload)]
+        if isinstance(server.dispatcher, SwapDispatcher) and options.copiers == "refuse":
+            ends.append(server.dispatcher.control.end_at_copier())
         if unused is not None:
             ends.append(unused.wait())
         await next(asyncio.as_completed(ends))
+        metrics.drain()
     finally:
         for task in source_tasks:
             task.cancel()
         await server.stop()
         relay.stop()
         applications.stop()
+        await metrics.stop()
         logger.info("ended")
 
 

@@ -11,6 +11,7 @@ import sys
 from ipaddress import ip_address
 
 from resp_server.cluster.topology import NODES_MAX
+from resp_server.exporter.registry_source import RegistrySource
 from resp_server.net import event_loop
 from resp_server.net.addresses import address_of
 from resp_server.net.client import Client
@@ -18,6 +19,7 @@ from resp_server.net.listeners import cannot_listen, raise_file_limit
 from resp_server.net.tls import Certificates, add_tls_options, certificates_of, server_files_of
 from resp_server.programs.command_line import Program, add_level_option, tcp_port, whole_number
 from resp_server.programs.listening import until_shutdown
+from resp_server.programs.metrics_options import add_metrics_options, check_metrics, listener_of
 from resp_server.registry.record import FencedError, RegistryLease
 from resp_server.registry.service import CONNECTIONS_MAX, Registry
 from resp_server.registry.standby import ANSWER_S_MAX, Connect, wait_for_absence
@@ -72,11 +74,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_token_option(parser)
     add_tls_options(parser)
     add_level_option(parser)
+    add_metrics_options(parser, has_jobs=False)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
 
 
 def serve(options: argparse.Namespace) -> int:
     """Assign slots until a signal, or for a child until its standard input ends; return the exit code."""
+    check_metrics(options)
     try:
         event_loop.run(_run(options, token_of(options), certificates_of(server_files_of(options))))
     except FencedError as error:
@@ -92,8 +96,12 @@ async def _run(options: argparse.Namespace, token: str, certificates: Certificat
     filesystem = open_filesystem(options.log)
     filesystem.make_folder("")
     shutdown = asyncio.create_task(until_shutdown(watches_input=options.child))
+    source = RegistrySource()
+    metrics = listener_of(options, source)
+    shutdown.add_done_callback(lambda _: metrics.drain())
     await asyncio.sleep(0)  # installs the signal handlers before the start is announced
     try:
+        await metrics.start()
         while not shutdown.done():
             if options.standby:
                 logger.info("standing by for the registry of %s", filesystem.root)
@@ -104,13 +112,14 @@ async def _run(options: argparse.Namespace, token: str, certificates: Certificat
                     return
                 absence.result()
             try:
-                await _assign(options, host, filesystem, token, certificates, shutdown)
+                await _assign(options, host, filesystem, token, certificates, shutdown, source)
             except FencedError as error:
                 if not options.standby:
                     raise
                 logger.warning("%s; this registry is a standby again", error)
     finally:
         shutdown.cancel()
+        await metrics.stop()
         logger.info("ended")
 
 
@@ -121,6 +130,7 @@ async def _assign(
     token: str,
     certificates: Certificates | None,
     shutdown: asyncio.Task[bool],
+    source: RegistrySource,
 ) -> None:
     """Lead as the log's registry until shutdown; FencedError when another registry has taken over."""
     try:
@@ -134,6 +144,7 @@ async def _assign(
     lease = await asyncio.to_thread(RegistryLease.acquire, filesystem, address, options.replicas)
     registry = Registry(lease, token, certificates)
     await registry.start(listener)
+    source.registry = registry
     running = asyncio.create_task(registry.run())
     try:
         logger.info("started registry @ %s, term %d", address, registry.term)
@@ -143,6 +154,7 @@ async def _assign(
         if running.done():
             running.result()
     finally:
+        source.registry = None
         running.cancel()
         await registry.stop()
 

@@ -24,6 +24,7 @@ from typing import BinaryIO
 from resp_server.cluster.single_node import single_node_topology
 from resp_server.cluster.topology_source import TopologyFile, TopologySource
 from resp_server.config import ServerConfig
+from resp_server.exporter.sources import ServerSource, WorkersSource
 from resp_server.net import event_loop
 from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.listeners import raise_file_limit
@@ -38,6 +39,7 @@ from resp_server.programs.listening import (
     report_ports,
     until_shutdown,
 )
+from resp_server.programs.metrics_options import check_metrics, listener_of
 from resp_server.programs.supervisor import SUPERVISED, supervise
 from resp_server.programs.upstream_options import add_upstream_options, swap_of
 from resp_server.serving.appliers import Appliers
@@ -156,6 +158,8 @@ def serve(options: argparse.Namespace) -> int:
         check_logs(roots)
     with mistakes.noted():
         config = config_of(options)
+    with mistakes.noted():
+        check_metrics(options)
     with mistakes.noted():
         swap = swap_of(options)
     moments = None
@@ -332,7 +336,10 @@ async def _serve(
         control = ControlListener(appliers, topology_source, token, certificates_of(config.tls), driver_leases)
     loading: asyncio.Task[None] | None = None
     topology_task: asyncio.Task[None] | None = None
+    server.set_loading(True)
+    metrics = listener_of(options, WorkersSource(server) if isinstance(server, Workers) else ServerSource(server))
     try:
+        await metrics.start()
         if options.cluster is not None:
             file = TopologyFile(Path(options.cluster), options.cluster_node, topology_source)
             file.read()
@@ -359,6 +366,7 @@ async def _serve(
         if driver_leases is not None:
             ends.append(driver_leases.wait_for_end())
         await next(asyncio.as_completed(ends))
+        metrics.drain()
         remove_record(options.record)
     finally:
         for task in (loading, topology_task):
@@ -369,6 +377,7 @@ async def _serve(
         await server.stop()
         await appliers.stop()
         remove_store(options.record)
+        await metrics.stop()
         logger.info("ended")
     is_unused = driver_leases is not None and driver_leases.has_ended
     return UNUSED_CODE if is_unused and options.behind_proxy else 0

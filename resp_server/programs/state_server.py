@@ -23,12 +23,14 @@ from pathlib import Path
 from resp_server.cluster.topology import NODE_ID
 from resp_server.cluster.topology_source import TopologySource
 from resp_server.config import ServerConfig
+from resp_server.exporter.sources import ServerSource
 from resp_server.net import event_loop
 from resp_server.net.addresses import PORT_MAX, host_and_port
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import certificates_of
 from resp_server.programs.command_line import Program
 from resp_server.programs.listening import add_listening_options, config_of, load_users, until_shutdown
+from resp_server.programs.metrics_options import check_metrics, listener_of
 from resp_server.programs.serve import check_logs, store_folder
 from resp_server.registry.client import AdvertisedAddress, RegistryClient
 from resp_server.registry.report import DRAIN_S_MAX
@@ -195,6 +197,7 @@ def serve(options: argparse.Namespace) -> None:
     check_logs(roots)
     if options.port is not None and options.ports is not None:
         raise ValueError("--port and --ports are both given; give one of them")
+    check_metrics(options)
     token = token_of(options)
     config = config_of(options)
     with store_folder(options.store, roots) as folder:
@@ -233,9 +236,11 @@ async def _serve(
         certificates=certificates_of(config.tls),
     )
     appliers.on_change = registry_client.report_soon
+    metrics = listener_of(options, ServerSource(server, lambda: len(appliers.missing_slots)))
     tasks: list[asyncio.Task[None]] = []
     shutdown = asyncio.create_task(until_shutdown(watches_input=options.child, users=server))
     try:
+        await metrics.start()
         await appliers.start()
         tasks.append(asyncio.create_task(_open(server, appliers, identity_file.is_assigned)))
         tasks.append(asyncio.create_task(registry_client.run()))
@@ -244,6 +249,7 @@ async def _serve(
         if options.child:
             print(json.dumps({"host": display_host, "port": port or server.port}), flush=True)
         await asyncio.wait([shutdown, asyncio.create_task(ended.wait())], return_when=asyncio.FIRST_COMPLETED)
+        metrics.drain()
         if shutdown.done() and shutdown.result():
             await registry_client.drain(DRAIN_S_MAX)
     finally:
@@ -251,6 +257,7 @@ async def _serve(
             task.cancel()
         await server.stop()
         await appliers.stop()
+        await metrics.stop()
         logger.info("ended")
 
 

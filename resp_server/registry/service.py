@@ -23,11 +23,12 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from resp_server.cluster.topology import NODES_MAX, Topology
 from resp_server.net.awake import AwakeClock
@@ -36,6 +37,7 @@ from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import OK, Push, Reply, encode
 from resp_server.protocol.request_parser import Request
 from resp_server.registry.assignment import Assignment
+from resp_server.registry.moved_slots import MovedSlots
 from resp_server.registry.record import FencedError, RegistryLease
 from resp_server.registry.report import DRAIN_S_MAX, Report, ReportError
 from resp_server.registry.sharding import Member
@@ -63,6 +65,24 @@ TICK_S = 0.05
 # Directives are sent after the topology is stored, or after this time.
 SAVE_S_MAX = 0.5
 CHECK_EVERY_S = 1.0
+# The conditions of servers, for metrics.
+CONDITIONS = ("connected", "silent", "draining", "away")
+
+
+class RegistryStatus(NamedTuple):
+    """What a registry knows, for metrics.
+
+    servers: their number by condition. slots: the number of slots of each server that has some. moving_slots: slots
+    that servers are to get, and have not loaded yet. moved_slots, failovers: since the registry took over.
+    """
+
+    term: int
+    topology_version: int
+    servers: Mapping[str, int]
+    slots: Mapping[str, int]
+    moving_slots: int
+    moved_slots: int
+    failovers: int
 
 
 class RegistryConnection:
@@ -166,11 +186,28 @@ class Registry:
         self._unsaved = asyncio.Event()
         self._last_members: dict[str, Member] | None = None
         self._settles_at_s: float | None = None
+        self._moves = MovedSlots()
 
     @property
     def term(self) -> int:
         """The term: registries of one log are numbered by it."""
         return self._term
+
+    def status(self) -> RegistryStatus:
+        """Return what the registry knows now."""
+        topology, members = self._assignment.topology, self._members.values()
+        missing = [
+            self._assignment.desired_slots(name) - member.report.owned_slots for name, member in self._members.items()
+        ]
+        return RegistryStatus(
+            self._term,
+            -1 if topology is None else topology.version,
+            dict.fromkeys(CONDITIONS, 0) | Counter(_condition(member) for member in members),
+            {} if topology is None else {node.address: len(node.slots) for node in topology.masters if node.slots},
+            sum(map(len, missing)),
+            self._moves.slots,
+            self._moves.failovers,
+        )
 
     async def start(self, listener: socket.socket) -> None:
         """Accept connections."""
@@ -247,10 +284,12 @@ class Registry:
         current = {name: member.to_member(now_s, has_jobs=has_jobs) for name, member in admitted.items()}
         if current == self._last_members:
             return False
+        before = self._assignment.topology
         is_new = self._assignment.update({name: member.to_member(now_s) for name, member in admitted.items()})
         self._last_members = None if is_new else current
         topology = self._assignment.topology
         if is_new and topology is not None:
+            self._moves.count(before, topology, {name for name, member in admitted.items() if member.is_alive})
             nodes = ", ".join(f"{node.address} {node.slots or 'none'}" for node in topology.masters[:10])
             logger.info("version %d of the topology: %s", topology.version, nodes)
         return is_new
@@ -453,6 +492,14 @@ class Registry:
                 }
             )
         return rows
+
+
+def _condition(member: MemberState) -> str:
+    if member.peer is None:
+        return "away"
+    if member.is_silent:
+        return "silent"
+    return "draining" if member.is_ending or member.report.is_draining else "connected"
 
 
 def _send(servers: Iterable[MemberState], push: Push) -> None:

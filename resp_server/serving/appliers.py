@@ -103,6 +103,8 @@ class ApplierProcess:
         self._rest: ApplierEvent | None = None  # the last line of a process that ended because the job rests
         self._woken = asyncio.Event()
         self._newest_epoch: tuple[int, int] | None = None
+        # The epochs that the processes of this job have applied, and the time in ns; `_former`: those that have ended.
+        self._applied = self._former_applied = (0, 0)
         self._recent_epochs: deque[tuple[int, int]] = deque(maxlen=RECENT_EPOCHS)
         self.opened = asyncio.Event()
         self._waiting: set[tuple[int, asyncio.Future[bool]]] = set()
@@ -222,6 +224,7 @@ class ApplierProcess:
             command += ["--moment", *map(str, self._moment)]
         command += ["--verified"] if self._has_rested else []
         self._is_store_trusted, self._has_rested = True, False
+        self._former_applied = self._applied
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
@@ -261,7 +264,11 @@ class ApplierProcess:
         elif event["event"] == "damaged":
             self._hide()
         else:
+            epochs, spent_ns = self._former_applied
+            self._applied = (epochs + event["applied_epochs"], spent_ns + event["apply_ns"])
             fields = {
+                "applied_epochs": self._applied[0],
+                "apply_ns": self._applied[1],
                 "committed_epoch": event.get("committed", -1),
                 "committed_clock_ms": event.get("committed_clock_ms", 0),
                 "recent_epochs": self._recent_epochs_with(event),
@@ -412,6 +419,11 @@ class Appliers:
     def owned_slots(self) -> KeyGroups:
         """The desired slots that every served job owns, so reads of them can be answered; none before `catch_up`."""
         return self._owned_slots
+
+    @property
+    def missing_slots(self) -> KeyGroups:
+        """The desired slots that are not owned yet."""
+        return self._desired - self._owned_slots
 
     @property
     def resting(self) -> Collection[str]:

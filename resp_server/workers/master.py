@@ -173,9 +173,14 @@ class Workers(JobCatalog):
         self._stats = Stats()
         self._is_loading = True
         self._run_id = secrets.token_hex(20)
-        self._started_ms = now_ms()
+        self.started_ms = now_ms()
         self.port = config.port
         self.tls_port = 0
+
+    @property
+    def clients_max(self) -> int:
+        """The limit of connected clients."""
+        return self._config.clients_max
 
     # -- the server as a whole ----------------------------------------------------------------------------------------
 
@@ -349,7 +354,7 @@ class Workers(JobCatalog):
             "count": self._count,
             "config": asdict(replace(self._config, limits=limits)),
             "run_id": self._run_id,
-            "started_ms": self._started_ms,
+            "started_ms": self.started_ms,
             "level": logging.getLogger().level,
         }
 
@@ -460,16 +465,26 @@ class Workers(JobCatalog):
         """Send a worker's query to all others, and return their responses; late ones are left out."""
         self._run_in_background(self._relay_query(requester, line))
 
-    async def _relay_query(self, requester: _Worker, line: Line) -> None:
-        query = {"event": "query", "name": line["name"], "argument": line["argument"]}
+    async def query(self, name: str, workers_max: int | None = None) -> list[Any]:
+        """Return the responses of all workers, or of a few, to a query; late ones are left out."""
+        return await self._responses(self._serving[:workers_max], name, None)
+
+    async def _responses(self, workers: Sequence[_Worker], name: str, argument: Any) -> list[Any]:
+        query = {"event": "query", "name": name, "argument": argument}
 
         async def request(worker: _Worker) -> list[Any]:
             try:
                 return [await worker.request(query, RESPONSE_S_MAX)]
             except WorkerError as error:
-                logger.warning("%s; %s is answered without it", error, line["name"])
+                logger.warning("%s; %s is answered without it", error, name)
                 return []
 
+        responses = [each for some in await asyncio.gather(*map(request, workers)) for each in some]
+        if name == "process stats":
+            responses.append(ProcessStats.of_this_process(self._stats).to_json())
+        return responses
+
+    async def _relay_query(self, requester: _Worker, line: Line) -> None:
         if line["name"] == "configure":
             self._configured |= line["argument"]
             if "password" in line["argument"]:
@@ -478,7 +493,5 @@ class Workers(JobCatalog):
         if line["name"] == "reset statistics":
             self._stats.reset()
         others = [worker for worker in self._serving if worker is not requester]
-        responses = [each for some in await asyncio.gather(*map(request, others)) for each in some]
-        if line["name"] == "process stats":
-            responses.append(ProcessStats.of_this_process(self._stats).to_json())
+        responses = await self._responses(others, line["name"], line["argument"])
         requester.send({"event": "responses", "id": line["id"], "responses": responses})

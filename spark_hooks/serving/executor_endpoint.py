@@ -18,6 +18,7 @@ import secrets
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,6 +66,7 @@ class ClusterOptions:
     bind           the address that the registry listens on
     registry_port  0: any free port
     tls            the files of all processes; each has them on its own host
+    metrics_arguments  of the proxy
     """
 
     host: str
@@ -78,6 +80,7 @@ class ClusterOptions:
     tls: TlsFiles | None = None
     client_options: ClientOptions = field(default_factory=ClientOptions)
     upstream: UpstreamOptions = field(default_factory=UpstreamOptions)
+    metrics_arguments: Sequence[str] = ()
 
 
 class ExecutorsEndpoint(endpoints.ServedEndpoint):
@@ -271,7 +274,7 @@ def _proxy_command(options: ClusterOptions, registry: str, port: int, bind: list
     command = [sys.executable, "-m", "resp_server.programs.proxy", "--child", "--registry", registry]
     command += ["--port", str(port), "--bind", *bind, "--loglevel", "warning"]
     command += [*placement.tls_arguments(options.tls), *options.client_options.arguments()]
-    return [*command, *options.upstream.arguments]
+    return [*command, *options.upstream.arguments, *options.metrics_arguments]
 
 
 def _local_address(bound: str) -> str:

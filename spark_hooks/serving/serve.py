@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -21,9 +22,11 @@ from resp_server.acl.rate_limits import RateLimit
 from resp_server.acl.users import Users
 from resp_server.commands import command_table
 from resp_server.config import ServerConfig
+from resp_server.exporter.exposition import check_installed
 from resp_server.net import children
-from resp_server.net.addresses import PORT_MAX
+from resp_server.net.addresses import PORT_MAX, address_of
 from resp_server.net.tls import TlsFiles, server_context
+from resp_server.programs.command_line import http_address
 from resp_server.programs.serve import WORKERS_MAX
 from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
 from spark_hooks.serving import endpoints
@@ -64,6 +67,7 @@ def serve(
     store: str | Path | None = None,
     role: str = "master",
     workers: int = 1,
+    metrics: int | str | None = None,
     linger: float | None = LINGER_S,
     tls_cert_file: str | Path | None = None,
     tls_key_file: str | Path | None = None,
@@ -112,6 +116,8 @@ def serve(
         role: With placement `driver`: the role that the server reports: `master`, or `slave`, by which clients see
             that it is read-only.
         workers: With placement `driver`: the number of processes that serve the port; each can use a core.
+        metrics: The port, or `HOST:PORT`, at which the server, or the proxy beside the driver, answers `/metrics`,
+            `/livez` and `/readyz` by HTTP (docs/metrics.md); needs `sparkis[metrics]`. Default: none.
         linger: With placement `driver`: how many seconds the server stays after this driver was killed or has crashed,
             or, if `port` was chosen, after its exit; None: for ever. The next `sparkis.serve` of the log on this
             machine takes the server over. `endpoint.stop()` and `sparkis stop --log ...` end it at once.
@@ -174,6 +180,7 @@ def serve(
     root = open_filesystem(chosen).root
     check_writable(root)
     hosts = [bind] if isinstance(bind, str) else list(bind)
+    metrics_arguments = _metrics_arguments(metrics)
     tls = _tls(spark, tls_cert_file, tls_key_file, tls_ca_cert_file, tls_auth_clients)
     client_options = _client_options(spark, password, acl_file, rate_limits, notify_keyspace_events)
     upstream_options = UpstreamOptions.of(
@@ -216,6 +223,7 @@ def serve(
             server_bind,
             server_host,
             registry_port,
+            metrics_arguments,
         )
         endpoint = _serve_beside_executors(spark, root, options, port, hosts)
     else:
@@ -230,7 +238,19 @@ def serve(
         if upstream is not None and role != "master":
             raise ValueError(f"role={role!r} has no effect with upstream, which has a role itself; leave it out")
         endpoint = _serve_beside_driver(
-            spark, root, port, hosts, password, tls, client_options, upstream_options, store, role, workers, linger_s
+            spark,
+            root,
+            port,
+            hosts,
+            password,
+            tls,
+            client_options,
+            upstream_options,
+            store,
+            role,
+            workers,
+            linger_s,
+            metrics_arguments,
         )
     spark.conf.set(LOG_SETTING, root)
     return endpoint
@@ -281,6 +301,18 @@ def _client_options(
     return ClientOptions(file, tuple(texts), letters)
 
 
+def _metrics_arguments(metrics: int | str | None) -> list[str]:
+    """Return the options of a server for the argument `metrics`; ValueError, or MissingExtraError without the extra."""
+    if metrics is None:
+        return []
+    try:
+        host, port = http_address(str(metrics))
+    except ArgumentTypeError as error:
+        raise ValueError(f"metrics={metrics!r}: {error}") from None
+    check_installed()
+    return ["--metrics", address_of(host, port)]
+
+
 def _tls(
     spark: SparkSession,
     cert: str | Path | None,
@@ -321,6 +353,7 @@ def _cluster_options(
     server_bind: str | None,
     server_host: str | None,
     registry_port: int | None,
+    metrics_arguments: Sequence[str],
 ) -> ClusterOptions:
     """Validate the options of placement `executors`: arguments, then settings, then defaults."""
     copies = _number("replicas", _option(spark, replicas, "replicas", "0"), REPLICAS_MAX)
@@ -340,6 +373,7 @@ def _cluster_options(
         tls=tls,
         client_options=client_options,
         upstream=upstream,
+        metrics_arguments=tuple(metrics_arguments),
     )
 
 
@@ -374,10 +408,11 @@ def _serve_beside_driver(
     role: str,
     workers: int,
     linger_s: float,
+    metrics_arguments: Sequence[str],
 ) -> ServedEndpoint:
     command = [sys.executable, "-m", "resp_server.programs.serve", "--log", root, "--bind", *hosts, "--role", role]
     command += ["--loglevel", "warning", "--workers", str(workers), *tls_arguments(tls), *client_options.arguments()]
-    command += upstream.arguments
+    command += [*upstream.arguments, *metrics_arguments]
     environment = with_passwords(upstream.environment(children.environment()), password, None)
     host = "127.0.0.1" if hosts[0] == "0.0.0.0" else hosts[0]
     permanent_store = None if store is None else str(Path(store).expanduser())

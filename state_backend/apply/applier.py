@@ -10,8 +10,8 @@ The process ends at the end of the input. It writes one JSON object per line to 
         readers open this store from now on, and close the store of the job's former name
     {"event": "status", "committed", "committed_clock_ms", "term", "applied", "changes", "is_stale", "error", ...}
         when one of these changed; `applied` is the last visible epoch, `term` its writer's term, `changes` the number
-        of its changes in all slots; `is_full`: the error is a full store; `is_incomplete`, `slots` and the rest are as
-        in "open"
+        of its changes in all slots; `applied_epochs` and `apply_ns`: the epochs that this process applied, and the time
+        in which it did; `is_full`: the error is a full store; `is_incomplete`, `slots` and the rest are as in "open"
     {"event": "damaged"}
         the store of the readers is damaged: they close it, and wait for another one
     {"event": "rest", "path", "generation", "log_term", "applied", "is_stale", "wake_at_ms", ...}
@@ -168,6 +168,8 @@ class Applier:
         self._compact_after_s = 0.0
         self._changed = 0  # changes since free memory was released
         self._epoch_changes = self._visible_changes = 0  # changes of the last epoch, of all slots
+        self._applied_epochs = self._apply_ns = 0  # by this process
+        self._visible_applied = (0, 0)
         self._idle_from_s = 0.0
         self._busy_at_s = time.monotonic()
         self._log_term = 0
@@ -468,7 +470,10 @@ class Applier:
         self._store.clear_stale_readers()
         # A store that readers do not have yet records no events.
         self._store.records_events = self._records_events and self._store.path == self._readers_store
+        began_ns = time.perf_counter_ns()
         self._changed += self._store.apply(changes, self._description.all_states)
+        self._applied_epochs += 1
+        self._apply_ns += time.perf_counter_ns() - began_ns
         if self._compactor is not None:
             self._compactor.applied(epoch)
             self._compactor.write_part_if_due(self._log, current, epoch, self._store)
@@ -601,6 +606,8 @@ class Applier:
             "committed": max(self._visible.epoch, self._last_number() if error else -1),
             "committed_clock_ms": self._visible.clock_ms,
             "changes": self._visible_changes,
+            "applied_epochs": self._visible_applied[0],
+            "apply_ns": self._visible_applied[1],
             "is_stale": is_stale,
             "error": error,
             "is_full": is_full,
@@ -614,6 +621,7 @@ class Applier:
         """Set what reports say about the store that readers have, or are about to open."""
         assert self._store is not None
         self._visible, self._visible_changes = self._store.applied, self._epoch_changes
+        self._visible_applied = (self._applied_epochs, self._apply_ns)
         self._visible_slots = self._store.slot_ownership.owned
         if self._description is not None:
             # The description is None at first: readers may get a store before the log has an epoch.

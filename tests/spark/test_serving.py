@@ -11,12 +11,14 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import redis
 from pyspark.sql import SparkSession
 
 import sparkis as public
+from compat.conformance.servers import free_port
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.native import CORE
 from resp_server.programs import stop
@@ -248,7 +250,8 @@ def test_a_store_of_its_own_is_kept(spark: SparkSession, batches: Make, tmp_path
 def test_a_batch_that_was_waited_for_can_be_read_from_every_worker(spark: SparkSession, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 0})
-    endpoint = public.serve(spark, log=tmp_path / "log", workers=2)
+    metrics = free_port()
+    endpoint = public.serve(spark, log=tmp_path / "log", workers=2, metrics=metrics)
     try:
         query = begin(rows, "job", tmp_path / "checkpoint", wait_for_visibility=True)
         for value in range(1, 4):
@@ -257,6 +260,10 @@ def test_a_batch_that_was_waited_for_can_be_read_from_every_worker(spark: SparkS
             for _ in range(4):  # new connections go to the workers in turn
                 with redis.Redis.from_url(endpoint.url) as client:
                     assert client.get("job:s:a") == b"%d" % value
+        with urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=WAIT_S_MAX) as reply:
+            counted = reply.read().decode()
+        assert 'sparkis_command_duration_seconds_count{group="string"} 12.0' in counted
+        assert 'sparkis_job_stale{job_name="job"} 0.0' in counted
     finally:
         endpoint.stop()
 
@@ -294,16 +301,20 @@ def test_serving_a_log_from_executors_again_returns_its_servers_and_other_option
     eventually(first.members, bool)
     processes = placing.all_processes(first)
     assert public.serve(spark, log=f"file://{tmp_path}/log", placement="executors") is first
-    with public.serve(spark, log=tmp_path / "log", placement="executors", ports="7400-7499") as second:
+    metrics = f"127.0.0.1:{free_port()}"
+    with public.serve(spark, log=tmp_path / "log", placement="executors", ports="7400-7499", metrics=metrics) as second:
         assert endpoints.of_log(str(tmp_path / "log")) == [second]
         eventually(lambda: [pid for pid in processes if placing.is_running(pid)], lambda left: left == [])
         assert isinstance(second, ExecutorsEndpoint)
         eventually(second.members, bool)
+        with urlopen(f"http://{metrics}/metrics", timeout=WAIT_S_MAX) as reply:
+            assert "\nsparkis_proxy_slots_unserved " in reply.read().decode()
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
+        ({"metrics": "nowhere"}, "metrics='nowhere': 'nowhere' is not [HOST:]PORT, such as 9379 or 10.0.0.1:9379"),
         ({"placement": "nowhere"}, "placement='nowhere': give one of 'driver', 'executors'"),
         ({"replicas": 1}, "replicas=1 has no effect with placement='driver'; leave it out"),
         ({"ports": "7400-7500"}, "ports='7400-7500' has no effect with placement='driver'"),

@@ -60,7 +60,8 @@ def test_the_image_starts_a_server_with_options_that_exist() -> None:
 
 def test_the_image_runs_as_a_user_without_rights_and_asks_whether_it_is_healthy() -> None:
     assert instruction("USER") == f"{USER}:{USER}" and f"--uid {USER}" in CONTAINERFILE
-    assert "/opt/sparkis/healthcheck.py" in instruction("HEALTHCHECK")
+    words = json.loads(instruction("HEALTHCHECK").partition(" CMD ")[2])
+    assert words[0] == "sparkis" and options_of(words[1:]).url == "redis://127.0.0.1:7379"
 
 
 def test_the_image_has_every_package_and_no_compiler() -> None:
@@ -86,8 +87,10 @@ def test_a_pod_starts_a_command_with_options_that_exist(workload: dict[str, Any]
     named = set(re.findall(r"\$\((\w+)\)", " ".join(container["args"])))
     assert named <= variables
     options = options_of([re.sub(r"\$\(\w+\)", "10.0.0.1", word) for word in container["args"]])
-    (port,) = [each["containerPort"] for each in container["ports"]]
-    assert options.port == port
+    port, metrics = (each["containerPort"] for each in container["ports"])
+    assert options.port == port and options.metrics == ("0.0.0.0", metrics)
+    annotations = workload["spec"]["template"]["metadata"]["annotations"]
+    assert annotations == {"prometheus.io/scrape": "true", "prometheus.io/port": str(metrics)}
 
 
 @pytest.mark.parametrize("workload", workloads())
@@ -103,15 +106,11 @@ def test_a_pod_has_no_more_rights_than_it_needs(workload: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("workload", workloads())
-def test_a_pod_s_probes_ask_its_own_port(workload: dict[str, Any]) -> None:
+def test_a_pod_s_probes_ask_whether_it_lives_and_whether_it_is_ready(workload: dict[str, Any]) -> None:
     container = container_of(workload)
-    probes = [container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe") if name in container]
-    if "--standby" in container["args"]:  # it listens only while it has taken over
-        assert probes == []
-        return
-    (port,) = [each["containerPort"] for each in container["ports"]]
-    asked = [each["tcpSocket"]["port"] if "tcpSocket" in each else int(each["exec"]["command"][-1]) for each in probes]
-    assert asked == [port] * 3
+    assert [each["name"] for each in container["ports"]][1:] == ["metrics"]
+    asked = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")]
+    assert asked == [{"path": path, "port": "metrics"} for path in ("/livez", "/readyz", "/livez")]
 
 
 @pytest.mark.parametrize("workload", workloads())

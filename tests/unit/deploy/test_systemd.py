@@ -58,8 +58,13 @@ def test_an_option_that_does_not_exist_is_noticed() -> None:
 
 @pytest.mark.parametrize("name", UNITS)
 def test_a_unit_listens_on_loopback_until_somebody_chooses_an_address(name: str) -> None:
-    bind = options_of(command_of(name)[1:]).bind
-    assert bind in ("127.0.0.1", ["127.0.0.1"])
+    options = options_of(command_of(name)[1:])
+    assert options.bind in ("127.0.0.1", ["127.0.0.1"]) and options.metrics.host == "127.0.0.1"
+
+
+def test_units_of_one_machine_have_ports_of_their_own() -> None:
+    ports = [options_of(command_of(name)[1:]).metrics.port for name in UNITS]
+    assert len(set(ports)) == len(ports)
 
 
 @pytest.mark.parametrize("name", UNITS)

@@ -1,0 +1,88 @@
+"""Where the values of a proxy's scrape come from: the proxy itself, and its servers' STATE JOBS. On the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from resp_server.commands.info import process_stats
+from resp_server.exporter.samples import add_clients, add_listed_jobs, add_process, add_state_cluster, add_upstream
+from resp_server.exporter.scrape import Scrape
+from resp_server.exporter.sources import Facts
+from resp_server.metrics.process_stats import ProcessStats
+from resp_server.proxy.applications import JOBS, Applications
+from resp_server.proxy.job_merge import Row, merged_jobs, rows_in
+from resp_server.proxy.requests import BackgroundSink, ServerRequest
+from resp_server.proxy.state_cluster import StateCluster
+from resp_server.serving.server import Server
+from state_backend.model.slots import SLOTS
+
+# A server that does not list its jobs in this time is left out of a scrape.
+LISTING_S_MAX = 2.0
+
+
+class ProxySource:
+    """A proxy. upstream_fields: INFO's fields about its upstream; None: it has none."""
+
+    def __init__(
+        self, server: Server, applications: Applications, upstream_fields: Callable[[], Mapping[str, object]] | None
+    ) -> None:
+        self._context = server.context
+        self._applications = applications
+        self._upstream_fields = upstream_fields
+
+    async def scrape(self) -> Scrape:
+        scrape, context = Scrape(), self._context
+        total = ProcessStats.from_json(process_stats.respond(context, None))
+        add_process(scrape, total, context.process.started_ms)
+        add_clients(scrape, total, context.config.clients_max)
+        add_listed_jobs(scrape, await self._listed_jobs())
+        for cluster in self._applications.each:
+            add_state_cluster(scrape, cluster.info_fields(), SLOTS - sum(cluster.slots.counts.values()))
+        if self._upstream_fields is not None:
+            add_upstream(scrape, self._upstream_fields())
+        return scrape
+
+    async def facts(self) -> Facts:
+        is_known = all(cluster.slots.is_complete for cluster in self._applications.each)
+        if self._upstream_fields is not None:  # the upstream's keys are answered without states, too
+            is_known = bool(self._upstream_fields()["ownership_known"])
+        lags_ms = {job["name"]: job["lag_ms"] for job in await self._listed_jobs()}
+        return Facts(is_loading=not is_known, lags_ms=lags_ms)
+
+    async def _listed_jobs(self) -> Sequence[Mapping[str, Any]]:
+        """Return the rows of STATE JOBS, one for each job, of all servers that answer for slots, and in time."""
+        listed = [
+            _list_jobs(cluster, address)
+            for cluster in self._applications.each
+            for address in sorted({cluster.active_server(master) for master in cluster.slots.counts})
+        ]
+        return merged_jobs([jobs for jobs in await asyncio.gather(*listed) if jobs is not None])
+
+
+async def _list_jobs(cluster: StateCluster, address: str) -> Sequence[Row] | None:
+    sink = _JobsSink()
+    cluster.send(ServerRequest(JOBS, 0, 2, cluster.deadline_s(), sink, 0, address, is_long=True))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LISTING_S_MAX):
+            return await sink.jobs
+    return None
+
+
+class _JobsSink(BackgroundSink):
+    """Takes a server's reply to STATE JOBS; `jobs` is None for an error."""
+
+    def __init__(self) -> None:
+        self.jobs: asyncio.Future[Sequence[Row] | None] = asyncio.get_running_loop().create_future()
+
+    def receive(self, reply: bytes) -> None:
+        self._resolve(None if reply[:1] == b"-" else rows_in(reply))
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._resolve(None)
+
+    def _resolve(self, jobs: Sequence[Row] | None) -> None:
+        if not self.jobs.done():
+            self.jobs.set_result(jobs)

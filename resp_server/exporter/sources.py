@@ -1,0 +1,83 @@
+"""Where the values of a scrape come from: a server, or its workers. Runs on the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from resp_server.commands.info import process_stats
+from resp_server.commands.job_facts import job_facts
+from resp_server.exporter.samples import add_clients, add_process, add_server
+from resp_server.exporter.scrape import Scrape
+from resp_server.metrics.process_stats import ProcessStats
+from resp_server.serving.server import Server
+from resp_server.workers.master import Workers
+
+
+class Facts(NamedTuple):
+    """What readiness depends on.
+
+    is_loading: clients may not come yet. lags_ms: of each job, how much older the epoch that clients read is than the
+    committed one; None: they read none yet.
+    """
+
+    is_loading: bool
+    lags_ms: Mapping[str, int | None]
+
+
+class Source(Protocol):
+    """A program whose metrics and health are asked for."""
+
+    async def scrape(self) -> Scrape:
+        """Return all values."""
+
+    async def facts(self) -> Facts:
+        """Return what readiness depends on."""
+
+
+class ServerSource:
+    """A server of one process. loading: counts slots that it has to load."""
+
+    def __init__(self, server: Server, loading: Callable[[], int] | None = None) -> None:
+        self._context = server.context
+        self._loading = loading
+
+    async def scrape(self) -> Scrape:
+        scrape, context = Scrape(), self._context
+        total = ProcessStats.from_json(process_stats.respond(context, None))
+        facts = job_facts.respond(context, None)
+        add_process(scrape, total, context.process.started_ms)
+        add_clients(scrape, total, context.config.clients_max)
+        add_server(scrape, facts)
+        if self._loading is not None:
+            scrape.add("slots_loading", self._loading())
+            scrape.add("topology_version", facts["topology_version"])
+        return scrape
+
+    async def facts(self) -> Facts:
+        return _facts_of(job_facts.respond(self._context, None))
+
+
+class WorkersSource:
+    """A server with workers: the sum of all processes. All workers have the same jobs, so one is asked for them."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+
+    async def scrape(self) -> Scrape:
+        scrape, workers = Scrape(), self._workers
+        rows = await workers.query("process stats")
+        total = ProcessStats.total(map(ProcessStats.from_json, rows))
+        add_process(scrape, total, workers.started_ms)
+        add_clients(scrape, total, workers.clients_max)
+        for facts in (await workers.query("job facts", workers_max=1))[:1]:
+            add_server(scrape, facts)
+        return scrape
+
+    async def facts(self) -> Facts:
+        found = await self._workers.query("job facts", workers_max=1)
+        return _facts_of(found[0]) if found else Facts(is_loading=True, lags_ms={})
+
+
+def _facts_of(facts: Mapping[str, Any]) -> Facts:
+    return Facts(is_loading=facts["is_loading"], lags_ms={job["name"]: job["lag_ms"] for job in facts["jobs"]})

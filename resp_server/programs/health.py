@@ -1,0 +1,108 @@
+"""`sparkis health`: whether a server is ready for clients, or alive, as an exit code for probes."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import sys
+from urllib.parse import urlsplit
+
+from resp_server.net.children import PASSWORD_VARIABLE
+from resp_server.net.client import Client, ErrorReplyError
+from resp_server.net.tls import add_tls_options, files_of
+from resp_server.programs.command_line import http_address, seconds
+from state_backend.model.errors import SparkisError
+
+READY, NOT_READY, NO_ANSWER = 0, 1, 3
+DEFAULT_URL = "redis://127.0.0.1:7379"
+# A server delays a reply for up to a second before it is LOADING.
+TIMEOUT_S = 4.0
+BODY_BYTES_MAX = 64 << 10
+
+DESCRIPTION = "Ask a server whether clients may come, or whether it is alive; the exit code is the answer."
+EXAMPLES = """\
+exit codes: 0 yes; 1 it answers, and says no (the reason is printed); 2 the command line is wrong; 3 nobody answers
+
+examples:
+  SPARKIS_PASSWORD=secret sparkis health --url redis://127.0.0.1:7379 --lag-max 30
+  sparkis health --metrics 127.0.0.1:9379
+  sparkis health --metrics 127.0.0.1:9379 --live
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    server = parser.add_mutually_exclusive_group()
+    server.add_argument(
+        "--url",
+        default=DEFAULT_URL,
+        help="ask by PING: redis[s]://[[user]:password@]host[:port] (default %(default)s); the password may be in "
+        f"{PASSWORD_VARIABLE}",
+    )
+    server.add_argument(
+        "--metrics", type=http_address, metavar="[HOST:]PORT", help="ask /readyz of a server's --metrics instead"
+    )
+    parser.add_argument("--live", action="store_true", help="ask only whether the process answers")
+    parser.add_argument(
+        "--lag-max",
+        type=seconds,
+        metavar="SECONDS",
+        help="with --url: say no if a job's clients read an epoch that is older than the committed one by more than "
+        "this (--metrics: the server's --ready-lag-max decides)",
+    )
+    parser.add_argument(
+        "--timeout", type=seconds, default=TIMEOUT_S, metavar="SECONDS", help="the wait for an answer (default 4)"
+    )
+    add_tls_options(parser, for_server=False)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ask, and print why the answer is no; return the exit code."""
+    try:
+        reason = _reason_by_http(options) if options.metrics is not None else _reason_by_redis(options)
+    except ErrorReplyError as error:
+        reason = str(error)
+    except (SparkisError, OSError, http.client.HTTPException) as error:
+        print(f"sparkis health: {error}", file=sys.stderr)
+        return NO_ANSWER
+    if reason:
+        print(f"sparkis health: {reason}", file=sys.stderr)
+    return NOT_READY if reason else READY
+
+
+def _reason_by_http(options: argparse.Namespace) -> str:
+    """Return why the answer is no; empty: it is yes. OSError, HTTPException if there is none."""
+    connection = http.client.HTTPConnection(options.metrics.host, options.metrics.port, timeout=options.timeout)
+    try:
+        connection.request("GET", "/livez" if options.live else "/readyz")
+        response = connection.getresponse()
+        body = response.read(BODY_BYTES_MAX).decode("utf-8", "replace").strip()
+    finally:
+        connection.close()
+    return "" if response.status == http.client.OK else body or f"status {response.status}"
+
+
+def _reason_by_redis(options: argparse.Namespace) -> str:
+    """Return why the answer is no; empty: it is yes. SparkisError, OSError if there is none."""
+    password = os.environ.get(PASSWORD_VARIABLE)
+    with Client.from_url(options.url, options.timeout, files_of(options)) as client:
+        if password and urlsplit(options.url).password is None:
+            client.call("AUTH", password)
+        try:
+            client.call("PING")
+        except ErrorReplyError:
+            if options.live:
+                return ""  # an error, such as LOADING, is an answer
+            raise
+        if options.live or options.lag_max is None:
+            return ""
+        client.call("HELLO", "3")
+        lags = client.call("STATE", "LAG")
+    behind = [lag for lag in lags if lag["lag_ms"] is None or lag["lag_ms"] > options.lag_max * 1000]
+    return "; ".join(
+        f"job {lag['job']}: no epoch is visible yet"
+        if lag["lag_ms"] is None
+        else f"job {lag['job']}: {lag['lag_ms'] / 1000:g} s behind"
+        for lag in behind
+    )

@@ -1,0 +1,95 @@
+"""`sparkis health` at real servers: its exit codes, which probes use, among them the image's health check."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from compat.conformance.servers import Running, free_port
+from resp_server.exporter.listener import MetricsListener
+from resp_server.exporter.sources import ServerSource
+from tests.server.conftest import NOW_MS
+
+
+def health(*arguments: str, password: str = "") -> tuple[int, str]:
+    """Return the exit code, and what is printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sparkis", "health", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"SPARKIS_PASSWORD": password},
+        check=False,
+    )
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+def url_of(port: int, password: str = "") -> str:
+    return f"redis://{password}127.0.0.1:{port}"
+
+
+def test_a_server_that_serves_is_healthy(sparkis: Running) -> None:
+    assert health("--url", url_of(sparkis.port)) == (0, "")
+    assert health("--url", url_of(sparkis.port), "--lag-max", "60") == (0, "")
+
+
+def test_a_server_with_a_password_is_healthy_for_who_has_it(locked_sparkis: Running) -> None:
+    url = url_of(locked_sparkis.port)
+    assert health("--url", url, password="s3cret pass") == (0, "")
+    assert health("--url", url_of(locked_sparkis.port, ":s3cret%20pass@"), password="wrong") == (0, "")
+    code, said = health("--url", url, password="wrong")
+    assert code == 1 and "WRONGPASS" in said and "wrong" not in said.replace("WRONGPASS", "")
+    code, said = health("--url", url)
+    assert code == 1 and "NOAUTH" in said
+    assert health("--url", url, "--live") == (0, "")
+
+
+def test_a_server_that_loads_its_jobs_is_alive_and_not_ready(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resp_server.execution.loading_waits.LOADING_WAIT_S", 0.05)
+    served = serve()
+    served.call(lambda: served.server.set_loading(True))
+    code, said = health("--url", url_of(served.server.port))
+    assert code == 1 and "LOADING" in said
+    assert health("--url", url_of(served.server.port), "--live") == (0, "")
+    served.call(lambda: served.server.set_loading(False))
+    assert health("--url", url_of(served.server.port)) == (0, "")
+
+
+def test_a_server_whose_job_lags_more_than_it_may_is_not_ready(serve: Callable[..., Any]) -> None:
+    served = serve()
+    jobs = served.server.context.keyspace.jobs
+    behind = replace(jobs["job"], committed_epoch=5, committed_clock_ms=NOW_MS + 7000)
+    served.call(lambda: jobs.update(job=behind))
+    assert health("--url", url_of(served.server.port)) == (0, "")
+    assert health("--url", url_of(served.server.port), "--lag-max", "7") == (0, "")
+    code, said = health("--url", url_of(served.server.port), "--lag-max", "6.5")
+    assert (code, said) == (1, "sparkis health: job job: 7 s behind")
+
+
+def test_the_listener_of_metrics_is_asked_without_a_redis_client(serve: Callable[..., Any]) -> None:
+    served = serve(password="secret")
+    listener = MetricsListener(ServerSource(served.server), ("127.0.0.1", 0))
+    served.run(listener.start())
+    try:
+        assert health("--metrics", f"127.0.0.1:{listener.port}") == (0, "")
+        served.call(listener.drain)
+        assert health("--metrics", str(listener.port)) == (1, "sparkis health: draining")
+        assert health("--metrics", str(listener.port), "--live") == (0, "")
+    finally:
+        served.run(listener.stop())
+
+
+def test_nobody_is_another_answer_than_no() -> None:
+    port = free_port()
+    code, said = health("--url", url_of(port))
+    assert code == 3 and f"cannot connect to 127.0.0.1:{port}" in said
+    code, said = health("--metrics", str(port))
+    assert code == 3 and said
+    assert health("--metrics", "no port")[0] == health("--lag-max", "-1")[0] == 2
