@@ -72,7 +72,7 @@ class Scrape:
 
     def _labels(self, metric: Metric, labels: dict[str, str]) -> LabelValues:
         if labels.keys() != set(metric.labels):
-            raise ValueError(f"{metric.name} has the labels {metric.labels}, not {tuple(labels)}")
+            raise TypeError(f"{metric.name} has the labels {metric.labels}, not {tuple(labels)}")
         bounded: dict[str, str] = {}
         for name in metric.labels:
             bounded[name] = self._bounded(name, labels[name], bounded)

@@ -52,7 +52,7 @@ def test_the_bound_of_states_is_one_for_each_job() -> None:
 def test_a_metric_has_the_labels_that_it_declares() -> None:
     with pytest.raises(KeyError):
         Scrape().add("no_such_metric", 1)
-    with pytest.raises(ValueError, match=r"sparkis_job_keys has the labels \('job_name',\), not \('state',\)"):
+    with pytest.raises(TypeError, match=r"sparkis_job_keys has the labels \('job_name',\), not \('state',\)"):
         Scrape().add("job_keys", 1, state="s")
 
 
